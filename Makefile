@@ -42,8 +42,9 @@ demo: $(DEMO)/.ready ## run the demonstration on the core alone, then with Spark
 
 test: setup venv lint types layers debug hashseeds suite ## all that must hold: lint, types, layers, tests
 
-lint: venv ## ruff: style, mistakes, banned calls
+lint: venv ## ruff: format, style, mistakes, banned calls
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: venv ## mypy --strict
 	$(BIN)/mypy

@@ -1,4 +1,5 @@
-"""aioflow: a stateful stream processor that lives inside an asyncio service. Flink's StreamTask runtime, rebuilt for Python.
+"""aioflow: a stateful stream processor that lives inside an asyncio service. Flink's StreamTask
+runtime, rebuilt for Python.
 
     import aioflow as af
     flow = af.Flow("wordcount")
@@ -31,34 +32,47 @@ _HOMES = {
     "cluster.restart": "RestartPolicy exponential_delay failure_rate fixed_delay no_restart",
     "core.elements": "MAX_WATERMARK",
     "core.errors": (
-        "AioflowError Broken CancellationTimeout CheckpointError Closed GraphError InsufficientBuffers JobCanceled JobError JobFailed "
-        "JobNotRunning LocalProtocolError MailboxClosed MalformedInput NoResourceAvailable NotAuthenticated ProducerFailed ProtocolError "
+        "AioflowError Broken CancellationTimeout CheckpointError Closed GraphError "
+        "InsufficientBuffers JobCanceled JobError JobFailed "
+        "JobNotRunning LocalProtocolError MailboxClosed MalformedInput NoResourceAvailable "
+        "NotAuthenticated ProducerFailed ProtocolError "
         "RemoteError "
         "RemoteProtocolError RestoreError StateError TypeNotSupported"
     ),
     "core.expression_roots": "col left lit right when",
     "core.expressions": "Expr",
     "core.functions": (
-        "AggregateFunction BroadcastProcessFunction CheckpointedFunction CoProcessFunction Failed FilterFunction FlatMapFunction "
-        "Function KeyedBroadcastProcessFunction KeyedCoProcessFunction KeyedProcessFunction MapFunction OutputTag Pair ProcessContext "
-        "ProcessFunction ProcessWindowFunction RuntimeContext TimerService TriggerResult WindowContext WindowResult"
+        "AggregateFunction BroadcastProcessFunction CheckpointedFunction CoProcessFunction Failed "
+        "FilterFunction FlatMapFunction "
+        "Function KeyedBroadcastProcessFunction KeyedCoProcessFunction KeyedProcessFunction "
+        "MapFunction OutputTag Pair ProcessContext "
+        "ProcessFunction ProcessWindowFunction RuntimeContext TimerService TriggerResult "
+        "WindowContext WindowResult"
     ),
     "core.injection": "Resource resource use",
     "core.retry": "Retry",
     "core.scope": "current_scope",
     "core.state_descriptors": (
-        "AggregatingStateDescriptor ListStateDescriptor MapStateDescriptor ReducingStateDescriptor ValueStateDescriptor"
+        "AggregatingStateDescriptor ListStateDescriptor MapStateDescriptor "
+        "ReducingStateDescriptor ValueStateDescriptor"
     ),
     "core.states": "AggregatingState ListState MapState ReducingState ValueState",
     "core.type_registry": "register_type",
     "monitoring.app": "monitor_app",
     "network.security": "TlsFiles",
-    "operators.aggregates": "agg collect count distinct first last max max_by mean min min_by sum top",
+    "operators.aggregates": (
+        "agg collect count distinct first last max max_by mean min min_by sum top"
+    ),
     "operators.sink": "Committer Sink SinkWriter",
     "operators.source": "Source SourceContext SourceReader Split",
-    "operators.triggers": "Trigger continuous early on_count on_processing_time on_watermark purging",
+    "operators.triggers": (
+        "Trigger continuous early on_count on_processing_time on_watermark purging"
+    ),
     "operators.watermarks": "WatermarkStrategy",
-    "operators.windowing": "Evictor GlobalWindow TimeWindow global_window keep_last keep_within session sliding tumbling",
+    "operators.windowing": (
+        "Evictor GlobalWindow TimeWindow global_window keep_last keep_within session sliding "
+        "tumbling"
+    ),
     "spark.failures": "SparkError",
     "spark.runner": "Spark",
     "spark.session": "SparkBridge",

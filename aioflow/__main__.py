@@ -1,4 +1,7 @@
-"""`python -m aioflow` is `aioflow`. Ctrl-C while it is still being loaded ends it as quietly as later."""
+"""`python -m aioflow` is `aioflow`.
+
+Ctrl-C while it is still being loaded ends it as quietly as later.
+"""
 
 import sys
 

@@ -1,1 +1,4 @@
-"""Benchmarks: each `bench_*.py` is a program that prints a table and JSON. How to read them stands in README.md."""
+"""Benchmarks: each `bench_*.py` is a program that prints a table and JSON.
+
+How to read them stands in README.md.
+"""

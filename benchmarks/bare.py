@@ -1,4 +1,5 @@
-"""The limit: the same work in one bare `for` loop, without an engine. What an engine adds is its ratio to these.
+"""The limit: the same work in one bare `for` loop, without an engine. What an engine adds is its
+ratio to these.
 
 Each takes its pool and the number of records, and gives (number of outputs, checksum).
 """
@@ -45,7 +46,9 @@ def w1json(path: Path) -> Result:
 
 
 def w2(events: Events, n: int) -> Result:
-    """Count and sum of each user in tumbling windows of 10 s; a window fires when the watermark (greatest time - 1 s) passes it."""
+    """Count and sum of each user in tumbling windows of 10 s; a window fires when the watermark
+    (greatest time - 1 s) passes it.
+    """
     users, lateness, values = events.users, events.lateness_ms, events.values
 
     def stream() -> Iterator[Event]:
@@ -103,7 +106,9 @@ def _windows(stream: Iterable[Event], n: int) -> Result:
 
 
 def w3fn(n: int) -> Result:
-    """Map, filter, map, flat_map: four functions called for each record, as an engine that is given functions must."""
+    """Map, filter, map, flat_map: four functions called for each record, as an engine that is
+    given functions must.
+    """
     spread = lambda x: (x * 31 + 7) & 0x7FFF_FFFF  # noqa: E731
     keep = lambda x: x & 3 != 0  # noqa: E731
     pair = lambda x: (x & 1023, x)  # noqa: E731
@@ -119,7 +124,9 @@ def w3fn(n: int) -> Result:
 
 
 def w4(words: list[str], events: Events, n: int) -> Result:
-    """The greatest count of a word in each window of 10 s, sliding by 2 s: counted in slices of 2 s, which windows share."""
+    """The greatest count of a word in each window of 10 s, sliding by 2 s: counted in slices of
+    2 s, which windows share.
+    """
     lateness = events.lateness_ms
     slices: dict[int, dict[str, int]] = {}
     outputs = checksum = highest = 0

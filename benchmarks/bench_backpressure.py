@@ -1,11 +1,14 @@
-"""A sink ten times slower than its source, over two worker processes: what waits in between, and what the rest of the connection notices.
+"""A sink ten times slower than its source, over two worker processes: what waits in between, and
+what the rest of the connection notices.
 
     python benchmarks/bench_backpressure.py [--seconds 10]
 
-`free` is the rate of source -> key_by -> sink without a brake. Then the sink of one pipeline is throttled to a tenth of that, while a
-second one runs beside it over the same connections, its source at a steady rate. Printed are: the records in flight (made and not yet
-sunk, counted where they are made and sunk) against what the pools allow, memory of the workers, the rates of both sources, and how long
-the control connection takes to answer a query of state. The neighbour's rate is compared with the same job without the brake's pipeline.
+`free` is the rate of source -> key_by -> sink without a brake. Then the sink of one pipeline is
+throttled to a tenth of that, while a second one runs beside it over the same connections, its
+source at a steady rate. Printed are: the records in flight (made and not yet sunk, counted where
+they are made and sunk) against what the pools allow, memory of the workers, the rates of both
+sources, and how long the control connection takes to answer a query of state. The neighbour's rate
+is compared with the same job without the brake's pipeline.
 """
 
 from __future__ import annotations
@@ -33,12 +36,19 @@ NEIGHBOUR_RATE = 20_000
 PAYLOAD = "x" * 100
 GOALS = {"neighbour": 0.9, "control_ms": 100.0}
 
-IN_FLIGHT_MAX = PARALLELISM * PARALLELISM * BATCH_RECORDS_MAX * (PERMITS_PER_SUBPARTITION + 2) + PARALLELISM * BATCH_RECORDS_MAX * 2
-"""Records that the pools allow: for each channel its permits, the open batch and one slice more; for each consumer what it has in hand."""
+IN_FLIGHT_MAX = (
+    PARALLELISM * PARALLELISM * BATCH_RECORDS_MAX * (PERMITS_PER_SUBPARTITION + 2)
+    + PARALLELISM * BATCH_RECORDS_MAX * 2
+)
+"""Records that the pools allow: for each channel its permits, the open batch and one slice more;
+for each consumer what it has in hand.
+"""
 
 
 class Counter:
-    """Counts calls in a file of its own for each process, so that others can add them up at any moment."""
+    """Counts calls in a file of its own for each process, so that others can add them up at any
+    moment.
+    """
 
     def __init__(self, directory: str, name: str) -> None:
         self._place = directory, name
@@ -54,14 +64,18 @@ class Counter:
             made.write_bytes(bytes(8))
             with made.open("r+b") as file:
                 self._memory = mmap.mmap(file.fileno(), 8)
-            made.rename(made.with_name(made.name[1:]))  # From now on it is added up: never while it is empty.
+            made.rename(
+                made.with_name(made.name[1:])
+            )  # From now on it is added up: never while it is empty.
         self._count += 1
         self._memory[:] = struct.pack("=q", self._count)
         return value
 
     @staticmethod
     def total(directory: str, name: str) -> int:
-        return sum(struct.unpack("=q", path.read_bytes())[0] for path in Path(directory).glob(f"{name}-*"))
+        return sum(
+            struct.unpack("=q", path.read_bytes())[0] for path in Path(directory).glob(f"{name}-*")
+        )
 
 
 class MadeRow(Counter):
@@ -79,17 +93,27 @@ def row_key(row: tuple[int, str]) -> int:
     return row[0]
 
 
-def braked(flow: af.Flow, directory: str, count: int | None, per_s: int | None) -> af.DataStream[Any]:
+def braked(
+    flow: af.Flow, directory: str, count: int | None, per_s: int | None
+) -> af.DataStream[Any]:
     """The pipeline whose sink may be slow."""
-    rows = flow.source(af.io.datagen(MadeRow(directory, "made"), count=count, splits=PARALLELISM), name="fast")
+    rows = flow.source(
+        af.io.datagen(MadeRow(directory, "made"), count=count, splits=PARALLELISM), name="fast"
+    )
     keyed = rows.key_by(row_key)
     stream = keyed.throttle(per_s // PARALLELISM) if per_s else keyed.map(tuple)
     return stream.map(Counter(directory, "sunk"))
 
 
 def neighbour(flow: af.Flow, directory: str) -> af.DataStream[Any]:
-    rows = flow.source(af.io.datagen(int, rate=NEIGHBOUR_RATE, splits=PARALLELISM), name="neighbour")
-    return rows.key_by(lambda i: i % 100).count(name="counted", uid="counted").map(Counter(directory, "near"))
+    rows = flow.source(
+        af.io.datagen(int, rate=NEIGHBOUR_RATE, splits=PARALLELISM), name="neighbour"
+    )
+    return (
+        rows.key_by(lambda i: i % 100)
+        .count(name="counted", uid="counted")
+        .map(Counter(directory, "near"))
+    )
 
 
 def memory_mb(pids: list[int]) -> float:
@@ -101,7 +125,9 @@ def nothing(value: Any) -> None:
     """A sink."""
 
 
-async def run(seconds: float, per_s: int | None, *, with_braked: bool, with_neighbour: bool) -> dict[str, Any]:
+async def run(
+    seconds: float, per_s: int | None, *, with_braked: bool, with_neighbour: bool
+) -> dict[str, Any]:
     """One job for so long, looked at from outside; what the start makes is left out."""
     flow = af.Flow("back pressure", parallelism=PARALLELISM)
     answers: list[float] = []
@@ -138,16 +164,26 @@ async def run(seconds: float, per_s: int | None, *, with_braked: bool, with_neig
         "per_s": {name: round(rate) for name, rate in rates.items() if rate},
         "in_flight_max": max(in_flight) if with_braked else 0,
         "memory_mb": [round(job_memory[0], 1), round(max(job_memory), 1)],
-        "control_ms": {"p50": round(answers[len(answers) // 2], 2), "max": round(answers[-1], 2)} if answers else {},
+        "control_ms": {"p50": round(answers[len(answers) // 2], 2), "max": round(answers[-1], 2)}
+        if answers
+        else {},
     }
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     free = await run(options.seconds / 2, None, with_braked=True, with_neighbour=False)
     alone = await run(options.seconds, None, with_braked=False, with_neighbour=True)
-    slow = await run(options.seconds, max(PARALLELISM, free["per_s"]["sunk"] // 10), with_braked=True, with_neighbour=True)
+    slow = await run(
+        options.seconds,
+        max(PARALLELISM, free["per_s"]["sunk"] // 10),
+        with_braked=True,
+        with_neighbour=True,
+    )
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} {platform.release()}",
+        "machine": (
+            f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} "
+            f"{platform.release()}"
+        ),
         "load_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "free": free,
@@ -161,12 +197,17 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=10.0)
     report = asyncio.run(measure(parser.parse_args(arguments)))
     for name in ("free", "neighbour_alone", "slow_sink"):
         print(f"{name:16} {report[name]}")
-    print(f"in flight: at most {report['slow_sink']['in_flight_max']:,} of {report['in_flight_allowed']:,} records")
+    print(
+        f"in flight: at most {report['slow_sink']['in_flight_max']:,} of "
+        f"{report['in_flight_allowed']:,} records"
+    )
     print(json.dumps(report))
     return report
 

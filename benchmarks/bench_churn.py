@@ -1,18 +1,23 @@
-"""Keys that come and go at full speed, with a checkpoint each second: whether checkpoints keep up, and memory stays.
+"""Keys that come and go at full speed, with a checkpoint each second: whether checkpoints keep up,
+and memory stays.
 
     python benchmarks/bench_churn.py [--seconds 60] [--only timers ttl ...] [--state heap rocksdb] [--workers 0 2] [--push] [--pairs 2]
 
-About 20,000 keys live at any time, and each lives for a fraction of a second: at full speed more keys come and go between two checkpoints
-than there ever are. Flows: `timers` (each key has a value and a timer that clears it, 20 keys a millisecond), `fine` (the same, each timer
-at a time of its own), `processing` (timers of the clock), `ttl`, `sessions` (50,000 users), `joins` (an interval join of two streams),
-`tumbling`, and to compare `million` (1,000,000 keys that stay, of which few change).
+About 20,000 keys live at any time, and each lives for a fraction of a second: at full speed more
+keys come and go between two checkpoints than there ever are. Flows: `timers` (each key has a value
+and a timer that clears it, 20 keys a millisecond), `fine` (the same, each timer at a time of its
+own), `processing` (timers of the clock), `ttl`, `sessions` (50,000 users), `joins` (an interval
+join of two streams), `tumbling`, and to compare `million` (1,000,000 keys that stay, of which few
+change).
 
-For each: the duration of each checkpoint, how many completed, the mean of the last third over that of the first (`drift`), resident memory
-over time, and records a CPU second. With `--pairs` the same flow runs in turns without checkpoints and with one each second; `throughput`
-is the ratio of records a CPU second. Each run is a process of its own, with its workers counted in.
+For each: the duration of each checkpoint, how many completed, the mean of the last third over that
+of the first (`drift`), resident memory over time, and records a CPU second. With `--pairs` the same
+flow runs in turns without checkpoints and with one each second; `throughput` is the ratio of
+records a CPU second. Each run is a process of its own, with its workers counted in.
 
-On a machine that is busy with others a second is less than a second of work, and a checkpoint each second costs more than on an idle
-one. With `--cpu` all seconds are those of CPU time of the process and its workers: of a run, between two checkpoints, and of a checkpoint.
+On a machine that is busy with others a second is less than a second of work, and a checkpoint each
+second costs more than on an idle one. With `--cpu` all seconds are those of CPU time of the process
+and its workers: of a run, between two checkpoints, and of a checkpoint.
 """
 
 from __future__ import annotations
@@ -104,7 +109,10 @@ class Stays(af.KeyedProcessFunction[int, Record, int]):
 
 
 class Every:
-    """Emits one result for every `FLUSH` elements. The result counts each element `weight` times."""
+    """Emits one result for every `FLUSH` elements.
+
+    The result counts each element `weight` times.
+    """
 
     def __init__(self, weight: int = 1) -> None:
         self.count = 0
@@ -144,7 +152,9 @@ def million(i: int) -> Record:
 
 
 class Sources:
-    """The flow, and what it reads: as fast as it can, or what is pushed into the first of its sources."""
+    """The flow, and what it reads: as fast as it can, or what is pushed into the first of its
+    sources.
+    """
 
     def __init__(self, flow: af.Flow, splits: int, push: Any) -> None:
         self.flow = flow
@@ -205,7 +215,19 @@ FLOWS: dict[str, Callable[[Sources], Any]] = {
     "tumbling": _tumbling,
     "million": _million,
 }
-SHOWN = ["flow", "state", "workers", "completed", "took_ms", "unfinished_ms", "drift", "bytes", "rss_mb", "records_per_s", "throughput"]
+SHOWN = [
+    "flow",
+    "state",
+    "workers",
+    "completed",
+    "took_ms",
+    "unfinished_ms",
+    "drift",
+    "bytes",
+    "rss_mb",
+    "records_per_s",
+    "throughput",
+]
 BY_DEFAULT = ["timers", "ttl", "sessions", "joins"]
 
 
@@ -237,7 +259,15 @@ def rss_mb(pids: list[int]) -> float:
 
 
 async def run(
-    name: str, state: Any, workers: int, seconds: float, every: str | None, *, push: bool = False, cpu: bool = False, warm_up: float = 3.0
+    name: str,
+    state: Any,
+    workers: int,
+    seconds: float,
+    every: str | None,
+    *,
+    push: bool = False,
+    cpu: bool = False,
+    warm_up: float = 3.0,
 ) -> dict[str, Any]:
     """One run, of which the first `warm_up` seconds do not count."""
     asked: list[float] = []
@@ -248,19 +278,28 @@ async def run(
         seen += elements
 
     splits = max(1, workers)
-    sources = Sources(af.Flow(f"churn-{name}", parallelism=splits), splits, af.io.push() if push else None)
+    sources = Sources(
+        af.Flow(f"churn-{name}", parallelism=splits), splits, af.io.push() if push else None
+    )
     FLOWS[name](sources).sink(count)
     with tempfile.TemporaryDirectory() as directory:
         options: dict[str, Any] = {"state": state, "stop_timeout": "60s"}
         if workers:
             options["workers"] = workers
         if every is not None:
-            options |= {"checkpoints": Path(directory, "store").as_uri(), "every": "1h" if cpu else every}
+            options |= {
+                "checkpoints": Path(directory, "store").as_uri(),
+                "every": "1h" if cpu else every,
+            }
         async with sources.flow.run(**options) as job:
             producer = asyncio.create_task(_produce(job.input(sources.pushed))) if push else None
             pids = processes()
-            clock = (lambda: cpu_s(pids)) if cpu else monotonic  # It is read often; to look for processes is dear.
-            asking = asyncio.create_task(_ask(job, clock, asked)) if cpu and every is not None else None
+            clock = (
+                (lambda: cpu_s(pids)) if cpu else monotonic
+            )  # It is read often; to look for processes is dear.
+            asking = (
+                asyncio.create_task(_ask(job, clock, asked)) if cpu and every is not None else None
+            )
             begun = clock()
             rows: list[tuple[float, int, float, float]] = []
             records: dict[int, CheckpointRecord] = {}
@@ -279,9 +318,17 @@ async def run(
                     await asyncio.wait([task])
             await job.cancel()
             now_ms = int(time() * 1000)
-            unfinished = [now_ms - record.trigger_timestamp for record in records.values() if record.status is CheckpointStatus.IN_PROGRESS]
+            unfinished = [
+                now_ms - record.trigger_timestamp
+                for record in records.values()
+                if record.status is CheckpointStatus.IN_PROGRESS
+            ]
     in_order = [records[number] for number in sorted(records)]
-    took = [[record.end_to_end_duration, record.checkpointed_size] for record in in_order if record.status is CheckpointStatus.COMPLETED]
+    took = [
+        [record.end_to_end_duration, record.checkpointed_size]
+        for record in in_order
+        if record.status is CheckpointStatus.COMPLETED
+    ]
     first, last = next(row for row in rows if row[0] >= warm_up), rows[-1]
     durations = [round(1000 * s) for s in asked] if cpu else [ms for ms, _ in took]
     third = max(1, len(durations) // 3)
@@ -321,13 +368,45 @@ def one(options: argparse.Namespace) -> None:
     name, state, workers, every = options.run
     with asyncio.Runner(loop_factory=loop_factory("uvloop")) as runner:
         every = None if every == "never" else every
-        row = runner.run(run(name, state, int(workers), options.seconds, every, push=options.push, cpu=options.cpu))
+        row = runner.run(
+            run(
+                name,
+                state,
+                int(workers),
+                options.seconds,
+                every,
+                push=options.push,
+                cpu=options.cpu,
+            )
+        )
     print(json.dumps(row))
 
 
-def spawned(name: str, state: str, workers: int, every: str | None, options: argparse.Namespace, *, push: bool) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.bench_churn", "--run", name, state, str(workers), every or "never"]
-    command += ["--seconds", str(options.seconds), *(["--push"] if push else []), *(["--cpu"] if options.cpu else [])]
+def spawned(
+    name: str,
+    state: str,
+    workers: int,
+    every: str | None,
+    options: argparse.Namespace,
+    *,
+    push: bool,
+) -> dict[str, Any]:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.bench_churn",
+        "--run",
+        name,
+        state,
+        str(workers),
+        every or "never",
+    ]
+    command += [
+        "--seconds",
+        str(options.seconds),
+        *(["--push"] if push else []),
+        *(["--cpu"] if options.cpu else []),
+    ]
     root = Path(__file__).resolve().parent.parent
     done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True)
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -335,30 +414,52 @@ def spawned(name: str, state: str, workers: int, every: str | None, options: arg
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--every", default="1s")
     parser.add_argument("--only", nargs="+", choices=list(FLOWS), default=BY_DEFAULT)
-    parser.add_argument("--state", nargs="+", choices=["heap", "rocksdb"], default=["heap", "rocksdb"])
+    parser.add_argument(
+        "--state", nargs="+", choices=["heap", "rocksdb"], default=["heap", "rocksdb"]
+    )
     parser.add_argument("--workers", nargs="+", type=int, default=[0, 2])
-    parser.add_argument("--push", action="store_true", help="elements that the program pushes, in one process")
-    parser.add_argument("--pairs", type=int, default=0, help="runs with and without checkpoints, in turns")
-    parser.add_argument("--cpu", action="store_true", help="seconds of CPU time: on a machine that is busy with others")
+    parser.add_argument(
+        "--push", action="store_true", help="elements that the program pushes, in one process"
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=0, help="runs with and without checkpoints, in turns"
+    )
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="seconds of CPU time: on a machine that is busy with others",
+    )
     parser.add_argument("--run", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.run:
         one(options)
         return {}
     report: dict[str, Any] = {**environment(), "unit": "ms, MB, records a CPU second", "rows": []}
-    kinds = [(name, state, workers) for name in options.only for state in options.state for workers in options.workers]
+    kinds = [
+        (name, state, workers)
+        for name in options.only
+        for state in options.state
+        for workers in options.workers
+    ]
     for name, state, workers in kinds:
         if options.push and workers:
             continue
         row = spawned(name, state, workers, options.every, options, push=options.push)
         ratios = []
         for number in range(options.pairs):
-            pair = {every: spawned(name, state, workers, every, options, push=options.push) for every in _turn(number, options.every)}
-            ratios.append(round(pair[options.every]["records_per_cpu_s"] / pair[None]["records_per_cpu_s"], 3))
+            pair = {
+                every: spawned(name, state, workers, every, options, push=options.push)
+                for every in _turn(number, options.every)
+            }
+            ratios.append(
+                round(pair[options.every]["records_per_cpu_s"] / pair[None]["records_per_cpu_s"], 3)
+            )
         row["throughput"] = ratios
         report["rows"].append(row)
         print_rows([row], SHOWN)

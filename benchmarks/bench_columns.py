@@ -2,9 +2,11 @@
 
     python benchmarks/bench_columns.py [--records 200000] [--factor 20] [--rounds 5] [--only w1 ...]
 
-The flow is one and the same program of expressions; rows come from a list of dicts, columns from an Arrow table of the same records,
-strings as strings. A figure is the slope between a run of `--records` and one of a quarter of them (columns: `--factor` times as many), so
-that starting and ending count for nothing. Both forms run in turns; their results are compared before anything is timed.
+The flow is one and the same program of expressions; rows come from a list of dicts, columns from an
+Arrow table of the same records, strings as strings. A figure is the slope between a run of
+`--records` and one of a quarter of them (columns: `--factor` times as many), so that starting and
+ending count for nothing. Both forms run in turns; their results are compared before anything is
+timed.
 
     w1  running count per word, 10,000 words        w3  three selects and a filter
     w2  count and sum per user, windows of 10 s     w4  count per word, windows of 10 s sliding by 2 s
@@ -37,7 +39,11 @@ def word_count(stream: Any) -> Any:
 
 
 def users(stream: Any) -> Any:
-    return stream.key_by(e.user).window(af.tumbling("10s")).aggregate(af.agg(n=af.count(), total=af.sum(e.value)))
+    return (
+        stream.key_by(e.user)
+        .window(af.tumbling("10s"))
+        .aggregate(af.agg(n=af.count(), total=af.sum(e.value)))
+    )
 
 
 def stateless(stream: Any) -> Any:
@@ -52,10 +58,22 @@ def hot_words(stream: Any) -> Any:
 
 def pairs(stream: Any) -> Any:
     few, others = stream.filter(e.value < 31), stream.filter(e.value >= 31)
-    return few.join(others).where(e.user).equal_to(e.user).window(af.tumbling("10s")).select(word=af.left.word, value=af.right.value)
+    return (
+        few.join(others)
+        .where(e.user)
+        .equal_to(e.user)
+        .window(af.tumbling("10s"))
+        .select(word=af.left.word, value=af.right.value)
+    )
 
 
-WORKLOADS: dict[str, Callable[[Any], Any]] = {"w1": word_count, "w2": users, "w3": stateless, "w4": hot_words, "join": pairs}
+WORKLOADS: dict[str, Callable[[Any], Any]] = {
+    "w1": word_count,
+    "w2": users,
+    "w3": stateless,
+    "w4": hot_words,
+    "join": pairs,
+}
 
 
 def make_table(count: int) -> Any:
@@ -101,12 +119,16 @@ def check(name: str, table: Any) -> None:
     part = table.slice(0, COMPARED)
     by_rows = asyncio.run(flow_of(name, part.to_pylist()).collect())
     # In a join the order depends on which side was ahead.
-    if sorted(map(repr, asyncio.run(flow_of(name, af.io.arrow(part)).collect()))) != sorted(map(repr, by_rows)):
+    if sorted(map(repr, asyncio.run(flow_of(name, af.io.arrow(part)).collect()))) != sorted(
+        map(repr, by_rows)
+    ):
         raise SystemExit(f"{name}: rows and columns give different results")
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=int, default=200_000)
     parser.add_argument("--factor", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
@@ -121,16 +143,22 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         pairs = []
         for _ in range(options.rounds):
             by_rows = slope(name, lambda count: rows[:count], options.records)
-            by_columns = slope(name, lambda count: af.io.arrow(table.slice(0, count)), options.records * options.factor)
+            by_columns = slope(
+                name,
+                lambda count: af.io.arrow(table.slice(0, count)),
+                options.records * options.factor,
+            )
             pairs.append((by_rows, by_columns))
         ratios = [by_rows / by_columns for by_rows, by_columns in pairs]
-        lines.append({
-            "workload": name,
-            "rows": round(median(pair[0] for pair in pairs)),
-            "columns": round(median(pair[1] for pair in pairs)),
-            "rows / columns": round(median(ratios), 1),
-            "spread": [round(min(ratios), 1), round(max(ratios), 1)],
-        })
+        lines.append(
+            {
+                "workload": name,
+                "rows": round(median(pair[0] for pair in pairs)),
+                "columns": round(median(pair[1] for pair in pairs)),
+                "rows / columns": round(median(ratios), 1),
+                "spread": [round(min(ratios), 1), round(max(ratios), 1)],
+            }
+        )
     report["workloads"] = lines
     print_rows(lines, ["workload", "rows", "columns", "rows / columns", "spread"])
     print(json.dumps(report))

@@ -1,16 +1,21 @@
-"""aioflow beside other engines: the same work over the same data, alternating in one run, answers compared before anything is said.
+"""aioflow beside other engines: the same work over the same data, alternating in one run, answers
+compared before anything is said.
 
     python benchmarks/bench_engines.py [--only w1 w2] [--records 2000000] [--rounds 5] [--out build/bench]
 
-Writes engines.json, engines.md and a plot for each workload into the directory `--out`. Every figure is steady state, behind the first 30 %
-of the outputs. Ratios are to Flink Java (without it, to the bare loop) and of one round each: the median, with the least and the greatest;
-by CPU time of all the engine's processes, and by the clock. Where others use the machine, only the first one says something. CPU time
-by itself hides an engine that cannot use both processors, so on an idle machine read the second one.
+Writes engines.json, engines.md and a plot for each workload into the directory `--out`. Every
+figure is steady state, behind the first 30 % of the outputs. Ratios are to Flink Java (without it,
+to the bare loop) and of one round each: the median, with the least and the greatest; by CPU time of
+all the engine's processes, and by the clock. Where others use the machine, only the first one says
+something. CPU time by itself hides an engine that cannot use both processors, so on an idle machine
+read the second one.
 
-The start of processes is in no figure. Rates need some seconds of work, so --records is a lower limit for the Java engine, which takes four
-times as many until its compiler has settled, and for columns, which get 16 times as many, and 64 times for w3, where eight million would be
-over within a second (2 GB of files, and a minute of the bare loop for what w3 must give); slow engines get fewer. Windows give all that
-they hold at once, 100,000 records each: with fewer than two million records w2 and w2json are decided by where the first 30 % end.
+The start of processes is in no figure. Rates need some seconds of work, so --records is a lower
+limit for the Java engine, which takes four times as many until its compiler has settled, and for
+columns, which get 16 times as many, and 64 times for w3, where eight million would be over within a
+second (2 GB of files, and a minute of the bare loop for what w3 must give); slow engines get fewer.
+Windows give all that they hold at once, 100,000 records each: with fewer than two million records
+w2 and w2json are decided by where the first 30 % end.
 """
 
 from __future__ import annotations
@@ -71,9 +76,13 @@ def installed(data: Path) -> tuple[list[Engine], dict[str, str]]:
     return there, missing
 
 
-def compare(workload: str, engines: list[Engine], options: argparse.Namespace, answers: Answers) -> list[Told]:
+def compare(
+    workload: str, engines: list[Engine], options: argparse.Namespace, answers: Answers
+) -> list[Told]:
     """One row for each engine; all of them take their turn in each round."""
-    told: dict[str, list[Told]] = {engine.name: [] for engine in engines if workload in engine.workloads}
+    told: dict[str, list[Told]] = {
+        engine.name: [] for engine in engines if workload in engine.workloads
+    }
     for number in range(options.rounds):
         for engine in engines:
             if workload not in engine.workloads:
@@ -81,13 +90,23 @@ def compare(workload: str, engines: list[Engine], options: argparse.Namespace, a
             records = engine.records(workload, options.records)
             expected = answers.of(workload, records)
             more: Told = {"every_s": 1.0} if workload == "w6" else {}
-            one = run(engine, options.data, options.timeout, workload=workload, records=records, outputs=expected[0], **more)
+            one = run(
+                engine,
+                options.data,
+                options.timeout,
+                workload=workload,
+                records=records,
+                outputs=expected[0],
+                **more,
+            )
             check(engine, workload, records, one, expected)
             told[engine.name].append(one)
             rates = f"{one['steady_per_cpu_s']:,} a CPU s, {one['steady_per_s']:,} a s"
             print(f"{workload} round {number + 1}: {engine.name} {rates}", flush=True)
     base = told.get(BAR) or told.get(BARE) or next(iter(told.values()))
-    return [{"workload": workload, "engine": name, **summary(runs, base)} for name, runs in told.items()]
+    return [
+        {"workload": workload, "engine": name, **summary(runs, base)} for name, runs in told.items()
+    ]
 
 
 def summary(runs: list[Told], base: list[Told]) -> Told:
@@ -102,35 +121,63 @@ def summary(runs: list[Told], base: list[Told]) -> Told:
 
 
 def latencies(engines: list[Engine], options: argparse.Namespace) -> list[Told]:
-    """W5: the best of the rounds for each engine and rate, and the worst beside it. All of them take their turn in each round."""
+    """W5: the best of the rounds for each engine and rate, and the worst beside it.
+
+    All of them take their turn in each round.
+    """
     rows = []
     for rate in RATES:
-        told: dict[str, list[Told]] = {engine.name: [] for engine in engines if "w5" in engine.workloads}
+        told: dict[str, list[Told]] = {
+            engine.name: [] for engine in engines if "w5" in engine.workloads
+        }
         for number in range(options.rounds):
             for engine in engines:
                 if "w5" in engine.workloads:
-                    one = run(engine, options.data, options.timeout, workload="w5", rate=rate, seconds=options.seconds)
+                    one = run(
+                        engine,
+                        options.data,
+                        options.timeout,
+                        workload="w5",
+                        rate=rate,
+                        seconds=options.seconds,
+                    )
                     told[engine.name].append(one)
-                    print(f"w5 {rate:,}/s round {number + 1}: {engine.name} p50 {one['p50_ms']} ms, p99 {one['p99_ms']} ms", flush=True)
+                    print(
+                        f"w5 {rate:,}/s round {number + 1}: {engine.name} p50 {one['p50_ms']} ms, "
+                        f"p99 {one['p99_ms']} ms",
+                        flush=True,
+                    )
         for name, runs in told.items():
             best = min(runs, key=lambda one: one["p99_ms"])
             worst = max(one["p99_ms"] for one in runs)
-            rows.append({"workload": "w5", "engine": name, "rate": rate, **best, "worst_p99_ms": worst})
+            rows.append(
+                {"workload": "w5", "engine": name, "rate": rate, **best, "worst_p99_ms": worst}
+            )
     return rows
 
 
 def markdown(report: Told) -> str:
     """The tables of docs/benchmarks.md."""
-    lines = ["| workload | engine | records a CPU s | ratio by CPU (spread) | records a s | ratio by the clock (spread) | peak MB |"]
+    lines = [
+        "| workload | engine | records a CPU s | ratio by CPU (spread) | records a s | ratio by "
+        "the clock (spread) | peak MB |"
+    ]
     lines.append("| --- | --- | ---: | --- | ---: | --- | ---: |")
     for row in report["engines"]:
         cells = [row["workload"], row["engine"]]
         for short in ("cpu", "wall"):
             least, greatest = row[f"{short}_spread"]
-            cells += [f"{row[f'{short}_per_s']:,}", f"{row[f'{short}_ratio']:.2f} ({least:.2f} - {greatest:.2f})"]
+            cells += [
+                f"{row[f'{short}_per_s']:,}",
+                f"{row[f'{short}_ratio']:.2f} ({least:.2f} - {greatest:.2f})",
+            ]
         lines.append(f"| {' | '.join(cells)} | {row['peak_mb']:,} |")
     if report["latency"]:
-        lines += ["", "| records a s | engine | p50 ms | p90 ms | p99 ms | worst p99 ms |", "| ---: | --- | ---: | ---: | ---: | ---: |"]
+        lines += [
+            "",
+            "| records a s | engine | p50 ms | p90 ms | p99 ms | worst p99 ms |",
+            "| ---: | --- | ---: | ---: | ---: | ---: |",
+        ]
         for row in report["latency"]:
             cells = [row["p50_ms"], row["p90_ms"], row["p99_ms"], row["worst_p99_ms"]]
             lines.append(f"| {row['rate']:,} | {row['engine']} | {' | '.join(map(str, cells))} |")
@@ -145,31 +192,56 @@ def write(report: Told, out: Path) -> None:
     for workload in dict.fromkeys(row["workload"] for row in report["engines"]):
         rows = [row for row in report["engines"] if row["workload"] == workload]
         drawn = [(row["engine"], row["cpu_ratio"], *row["cpu_spread"]) for row in rows]
-        (out / f"{workload}.svg").write_text(bars(f"{workload}: {WORKLOADS[workload]}", drawn, f"x {report['base']}, by CPU"))
+        (out / f"{workload}.svg").write_text(
+            bars(f"{workload}: {WORKLOADS[workload]}", drawn, f"x {report['base']}, by CPU")
+        )
 
 
 def main(arguments: list[str] | None = None) -> Told:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
-    parser.add_argument("--engines", nargs="+", metavar="TEXT", help="only those whose name holds one of these, and the bare loop")
+    parser.add_argument(
+        "--engines",
+        nargs="+",
+        metavar="TEXT",
+        help="only those whose name holds one of these, and the bare loop",
+    )
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=5, help="of each latency run")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one run of one engine")
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, help="seconds for one run of one engine"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
-    parser.add_argument("--data", type=Path, help="where pools and files of JSON lines are kept; default: in --out")
+    parser.add_argument(
+        "--data", type=Path, help="where pools and files of JSON lines are kept; default: in --out"
+    )
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     options.data = (options.data or options.out / "data").resolve()
     write_pools(options.data)
     engines, missing = installed(options.data)
     if options.engines:
-        engines = [engine for engine in engines if engine.name == BARE or any(text in engine.name for text in options.engines)]
+        engines = [
+            engine
+            for engine in engines
+            if engine.name == BARE or any(text in engine.name for text in options.engines)
+        ]
     answers = Answers(options.data, options.timeout)
-    rows = [row for workload in TIMED if workload in options.only for row in compare(workload, engines, options, answers)]
+    rows = [
+        row
+        for workload in TIMED
+        if workload in options.only
+        for row in compare(workload, engines, options, answers)
+    ]
     report: Told = {
         **environment(),
-        "unit": "records a CPU second and a second behind the warm-up; ratios to `base`, median [least, greatest]; ms",
+        "unit": (
+            "records a CPU second and a second behind the warm-up; ratios to `base`, median "
+            "[least, greatest]; ms"
+        ),
         "rounds": options.rounds,
         "base": BAR if any(engine.name == BAR for engine in engines) else BARE,
         "goals": GOALS,

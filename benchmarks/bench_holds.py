@@ -1,10 +1,13 @@
-"""How long the loop is held at most while much falls due at once: windows and timers of a million keys.
+"""How long the loop is held at most while much falls due at once: windows and timers of a million
+keys.
 
     python benchmarks/bench_holds.py [--keys 1000000] [--only tumbling instant] [--collector python]
 
-Beside each flow a plain task of the same loop asks for its turn, again and again: what it waits for is the longest that mail, a heartbeat
-or a request of the service can wait. By the CPU time of the thread, which others on the machine do not change. The garbage collector is
-set as in a worker process, unless it is asked for as Python sets it; its longest collection stands beside each figure, and is part of it.
+Beside each flow a plain task of the same loop asks for its turn, again and again: what it waits for
+is the longest that mail, a heartbeat or a request of the service can wait. By the CPU time of the
+thread, which others on the machine do not change. The garbage collector is set as in a worker
+process, unless it is asked for as Python sets it; its longest collection stands beside each figure,
+and is part of it.
 """
 
 from __future__ import annotations
@@ -67,14 +70,18 @@ def sliding(keys: int) -> af.Flow:
     """Windows of 600 slices, each with its share of the keys."""
     flow = af.Flow("sliding")
     made = stream(flow, lambda i: (i % max(1, keys // 100), i * 1_200_000 // keys), keys)
-    made.window(af.sliding("10m", "1s")).aggregate(af.agg(n=af.count(), t=af.sum(second))).sink(ignore)
+    made.window(af.sliding("10m", "1s")).aggregate(af.agg(n=af.count(), t=af.sum(second))).sink(
+        ignore
+    )
     return flow
 
 
 def sessions(keys: int) -> af.Flow:
     """The sessions of all keys end."""
     flow = af.Flow("sessions")
-    stream(flow, ending(keys, 2 * INSTANT), keys + 1).window(af.session("5s")).aggregate(af.count()).sink(ignore)
+    stream(flow, ending(keys, 2 * INSTANT), keys + 1).window(af.session("5s")).aggregate(
+        af.count()
+    ).sink(ignore)
     return flow
 
 
@@ -178,11 +185,18 @@ def held(name: str, keys: int, collector: Collector | None) -> dict[str, Any]:
     gc.freeze()
     with collecting(holds), asyncio.Runner(loop_factory=loop_factory("uvloop")) as runner:
         seconds = runner.run(execute())
-    return {"flow": name, "hold_ms": round(holds.longest, 1), "collection_ms": round(holds.collection, 1), "cpu_s": round(seconds, 2)}
+    return {
+        "flow": name,
+        "hold_ms": round(holds.longest, 1),
+        "collection_ms": round(holds.collection, 1),
+        "cpu_s": round(seconds, 2),
+    }
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--only", nargs="+", default=list(FLOWS), choices=list(FLOWS))
     parser.add_argument("--collector", choices=["worker", "python"], default="worker")
@@ -192,13 +206,22 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         gc.set_threshold(*COLLECTED_AFTER)
         gc.callbacks.append(collector.hear)
     try:
-        rows = [held(name, options.keys, collector if options.collector == "worker" else None) for name in options.only]
+        rows = [
+            held(name, options.keys, collector if options.collector == "worker" else None)
+            for name in options.only
+        ]
     finally:
         if options.collector == "worker":
             gc.callbacks.remove(collector.hear)
         gc.set_threshold(*before)
         gc.unfreeze()
-    report = {**environment(), "unit": "ms of the thread's CPU time", "goal_ms": GOAL_MS, "keys": options.keys, "holds": rows}
+    report = {
+        **environment(),
+        "unit": "ms of the thread's CPU time",
+        "goal_ms": GOAL_MS,
+        "keys": options.keys,
+        "holds": rows,
+    }
     print_rows(rows, ["flow", "hold_ms", "collection_ms", "cpu_s"])
     print(json.dumps(report))
     return report

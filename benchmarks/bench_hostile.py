@@ -1,18 +1,23 @@
-"""What strangers at its ports cost a job that runs: none is let in, no descriptor is left behind, and CPU time a record stays.
+"""What strangers at its ports cost a job that runs: none is let in, no descriptor is left behind,
+and CPU time a record stays.
 
     python -m benchmarks.bench_hostile [--connections 10000] [--rounds 4] [--seconds 20]
 
-A keyed count without end over two worker processes runs through phases of peace and of attack in turn, so that what else the machine does
-shows as much in one as in the other. Another process attacks: it connects to the data ports of the workers and to the control port with
-garbage, HTTP, TLS, a wrong key, the right key in a wrong role, a replayed handshake, and as peers that send a byte now and then. Compared
-are CPU seconds of the workers a million records, in which every connection is paid too. A connection is *let in* when it gets any byte
-behind the 64 of the handshake, or is still open when the listener's time for strangers is over.
+A keyed count without end over two worker processes runs through phases of peace and of attack in
+turn, so that what else the machine does shows as much in one as in the other. Another process
+attacks: it connects to the data ports of the workers and to the control port with garbage, HTTP,
+TLS, a wrong key, the right key in a wrong role, a replayed handshake, and as peers that send a byte
+now and then. Compared are CPU seconds of the workers a million records, in which every connection
+is paid too. A connection is *let in* when it gets any byte behind the 64 of the handshake, or is
+still open when the listener's time for strangers is over.
 
-The attacking process takes caches and a part of a processor, too, and so makes the workers' instructions dearer whatever they do with its
-connections; and a rented processor changes its speed from one second to the next. So the workers run a plain loop of the same user work
-every few thousand records (`pace.py`), on which both fall as well: `equal_ratio` compares CPU time in units of that loop, every connection
-included, and `cpu_ratio` plain CPU seconds. What the connections themselves cost is measured by a flow at rest under the same attack, too,
-and given as a share of the CPU time that the job under attack took (`own_share`).
+The attacking process takes caches and a part of a processor, too, and so makes the workers'
+instructions dearer whatever they do with its connections; and a rented processor changes its speed
+from one second to the next. So the workers run a plain loop of the same user work every few
+thousand records (`pace.py`), on which both fall as well: `equal_ratio` compares CPU time in units
+of that loop, every connection included, and `cpu_ratio` plain CPU seconds. What the connections
+themselves cost is measured by a flow at rest under the same attack, too, and given as a share of
+the CPU time that the job under attack took (`own_share`).
 """
 
 from __future__ import annotations
@@ -60,13 +65,17 @@ TALLIED = "=qqd"
 """Records of the job, records of the plain loop, seconds of the latter."""
 
 ROOT = Path(__file__).parents[1]
-HELLO = FrameEncoder().encode(FrameType.HELLO, NO_CHANNEL, 0, b"mallory") + FrameEncoder().encode(FrameType.HEARTBEAT, NO_CHANNEL, 1)
+HELLO = FrameEncoder().encode(FrameType.HELLO, NO_CHANNEL, 0, b"mallory") + FrameEncoder().encode(
+    FrameType.HEARTBEAT, NO_CHANNEL, 1
+)
 KINDS = ("garbage", "http", "tls", "silence", "wrong key", "wrong role", "replay", "slow")
 
 
 @dataclass
 class Workers:
-    """The worker processes of a flow that this program runs, and the secret that they were given."""
+    """The worker processes of a flow that this program runs, and the secret that they were
+    given.
+    """
 
     pids: list[int] = field(default_factory=list)
     secret: bytes = b""
@@ -134,7 +143,11 @@ class Attacker:
 
         async def one_after_the_other() -> None:
             for turn in turns:
-                await self._attack(KINDS[turn % len(KINDS)], self._ports[turn // len(KINDS) % len(self._ports)], turn)
+                await self._attack(
+                    KINDS[turn % len(KINDS)],
+                    self._ports[turn // len(KINDS) % len(self._ports)],
+                    turn,
+                )
 
         for port in self._ports:
             await self._record(port)
@@ -172,14 +185,20 @@ class Attacker:
             case "tls":
                 writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500))
             case "wrong key" | "wrong role":
-                secret, role = (b"x" * 32, PeerRole.DATA) if kind == "wrong key" else (self._secret, PeerRole.METRICS)
+                secret, role = (
+                    (b"x" * 32, PeerRole.DATA)
+                    if kind == "wrong key"
+                    else (self._secret, PeerRole.METRICS)
+                )
                 writer.write(ClientHandshake(secret, role, nonce).start())
                 writer.write(bytes(32) + HELLO)
             case "replay":
                 writer.write(self._recorded[port] + HELLO)
             case "slow":
                 for byte in ClientHandshake(self._secret, PeerRole.DATA, nonce).start()[:8]:
-                    if writer.is_closing():  # Sent away already; asyncio would complain in the terminal about each further byte.
+                    # Sent away already; asyncio would complain in the terminal about each further
+                    # byte.
+                    if writer.is_closing():
                         break
                     writer.write(bytes([byte]))
                     await asyncio.sleep(0.2)
@@ -206,7 +225,11 @@ def attack(ports: list[int], count: int) -> dict[str, Any]:
     """The process that attacks; the secret comes by its standard input."""
     attacker = Attacker(ports, sys.stdin.buffer.read())
     asyncio.run(attacker.run(count))
-    return {"made": dict(attacker.made), "refused": dict(attacker.refused), "let_in": attacker.let_in[:10]}
+    return {
+        "made": dict(attacker.made),
+        "refused": dict(attacker.refused),
+        "let_in": attacker.let_in[:10],
+    }
 
 
 def plain_loop(records: int) -> None:
@@ -218,7 +241,9 @@ def plain_loop(records: int) -> None:
 
 
 class Tally:
-    """Lets records through and counts them, and the plain loop beside them, in a file of its own for each process."""
+    """Lets records through and counts them, and the plain loop beside them, in a file of its own
+    for each process.
+    """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -233,9 +258,15 @@ class Tally:
         self._count += 1
         if self._count % TALLY_STEP == 0:
             if self._file is None:
-                self._file = os.open(Path(self._directory, f"{os.getpid()}-{id(self)}"), os.O_CREAT | os.O_WRONLY)
+                self._file = os.open(
+                    Path(self._directory, f"{os.getpid()}-{id(self)}"), os.O_CREAT | os.O_WRONLY
+                )
             self._pace.sample()
-            os.pwrite(self._file, struct.pack(TALLIED, self._count, self._pace.records, self._pace.cpu_s), 0)
+            os.pwrite(
+                self._file,
+                struct.pack(TALLIED, self._count, self._pace.records, self._pace.cpu_s),
+                0,
+            )
         return value
 
 
@@ -257,17 +288,25 @@ def tallied(directory: str) -> list[Tallied]:
     for path in sorted(Path(directory).iterdir()):
         if content := path.read_bytes():
             records, paced, pace_s = struct.unpack(TALLIED, content)
-            workers.append(Tallied(records, paced, pace_s, cpu_s([int(path.name.partition("-")[0])]) - pace_s))
+            workers.append(
+                Tallied(records, paced, pace_s, cpu_s([int(path.name.partition("-")[0])]) - pace_s)
+            )
     return workers
 
 
 def cost(before: list[Tallied], after: list[Tallied]) -> tuple[float, float]:
-    """CPU seconds a million records in between, and CPU time a record in records of the plain loop."""
+    """CPU seconds a million records in between, and CPU time a record in records of the plain
+    loop.
+    """
     records = used = equal = 0.0
     for begun, ended in zip(before, after, strict=True):
         records += ended.records - begun.records
         used += ended.cpu_s - begun.cpu_s
-        equal += (ended.cpu_s - begun.cpu_s) * (ended.paced - begun.paced) / (ended.pace_s - begun.pace_s)
+        equal += (
+            (ended.cpu_s - begun.cpu_s)
+            * (ended.paced - begun.paced)
+            / (ended.pace_s - begun.pace_s)
+        )
     return used * 1e6 / records, equal / records
 
 
@@ -287,9 +326,19 @@ def nothing(value: Any) -> None:
 async def attacked(workers: Workers, count: int) -> dict[str, Any]:
     """Attacks the flow from another process, and sees that no descriptor is left."""
     before, begun = workers.descriptors, monotonic()
-    command = [sys.executable, str(Path(__file__)), "--attack", *map(str, workers.ports), "--connections", str(count)]
+    command = [
+        sys.executable,
+        str(Path(__file__)),
+        "--attack",
+        *map(str, workers.ports),
+        "--connections",
+        str(count),
+    ]
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        *command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     out, _ = await process.communicate(workers.secret)
     report: dict[str, Any] = json.loads(out.splitlines()[-1])
@@ -306,7 +355,9 @@ async def attacked(workers: Workers, count: int) -> dict[str, Any]:
 async def cpu_s_a_connection(count: int) -> float:
     """CPU seconds that the workers of a flow at rest spend on a stranger's connection."""
     flow = af.Flow("at-rest", parallelism=PARALLELISM)
-    flow.source(af.io.datagen(make_key, rate=PARALLELISM, splits=PARALLELISM)).key_by(identity).count().sink(nothing)
+    flow.source(af.io.datagen(make_key, rate=PARALLELISM, splits=PARALLELISM)).key_by(
+        identity
+    ).count().sink(nothing)
     with watched_workers() as workers:
         async with flow.run(workers=PARALLELISM) as job:
             await asyncio.sleep(REST_S)  # Imports and the first connections are over.
@@ -336,7 +387,10 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         async with flow.run(workers=PARALLELISM) as job:
             while True:  # Other processes count.
                 workers_now = tallied(directory)
-                if len(workers_now) == PARALLELISM and sum(worker.records for worker in workers_now) > WARM_UP_RECORDS:
+                if (
+                    len(workers_now) == PARALLELISM
+                    and sum(worker.records for worker in workers_now) > WARM_UP_RECORDS
+                ):
                     break
                 await asyncio.sleep(0.05)
             for phase in range(2 * options.rounds + 1):
@@ -350,14 +404,23 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                     shares.append(a_connection * a_round / (cpu_s(workers.pids) - cpu))
             await job.cancel()
     cpu_ratios, equal_ratios = [
-        sorted(2 * war[i][unit] / (peace[i][unit] + peace[i + 1][unit]) for i in range(options.rounds)) for unit in (0, 1)
+        sorted(
+            2 * war[i][unit] / (peace[i][unit] + peace[i + 1][unit]) for i in range(options.rounds)
+        )
+        for unit in (0, 1)
     ]
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} {platform.release()}",
+        "machine": (
+            f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} "
+            f"{platform.release()}"
+        ),
         "load_before": round(load, 2),
         "python": platform.python_version(),
         "connections": options.connections,
-        "unit": "CPU time of the workers: seconds a million records, and in records of the plain loop; ratios: attack to peace",
+        "unit": (
+            "CPU time of the workers: seconds a million records, and in records of the plain "
+            "loop; ratios: attack to peace"
+        ),
         "peace": [[round(figure, 3) for figure in phase] for phase in peace],
         "attack": [[round(figure, 3) for figure in phase] for phase in war],
         "cpu_ratios": [round(ratio, 3) for ratio in cpu_ratios],
@@ -373,13 +436,19 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a phase of peace")
     parser.add_argument("--attack", type=int, nargs="+", metavar="PORT", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    report = attack(options.attack, options.connections) if options.attack else asyncio.run(measure(options))
+    report = (
+        attack(options.attack, options.connections)
+        if options.attack
+        else asyncio.run(measure(options))
+    )
     print(json.dumps(report))
     return report
 

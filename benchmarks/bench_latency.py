@@ -1,16 +1,19 @@
-"""How long a record takes from the source to the sink, over a keyed exchange and a running count, at a steady rate.
+"""How long a record takes from the source to the sink, over a keyed exchange and a running count,
+at a steady rate.
 
     python benchmarks/bench_latency.py [--rates 10000 50000] [--seconds 5] [--loops uvloop asyncio cpu] [--keys 1000000]
 
-A record is the time at which it was made; the sink subtracts that. No setting is changed from one rate to the other. Timers of both loops
-tick in milliseconds, so records are made in bursts of (rate / 1000), as they come from a socket too; a record counts from when it was made.
-The same again with a checkpoint each second of a state of --keys keys, of which each record changes one; the first, which writes all of
-them, is not counted. Absolute times, so the machine should be idle; "one turn" is what a loop takes to run a callback, as calibration, and
-"loop_percent" how much of a processor the thread of the loop took meanwhile: where it did not get what it needed, that is what is measured.
---loops=cpu is a loop whose clock counts the CPU time of its thread (`cpu_clock`): what the work of this process alone makes a record wait,
-on a machine that is not idle.
-A process that keeps a million accumulators is held up by Python's garbage collector each time that walks all of them. --collector=worker
-lets it collect as aioflow's worker processes do.
+A record is the time at which it was made; the sink subtracts that. No setting is changed from one
+rate to the other. Timers of both loops tick in milliseconds, so records are made in bursts of (rate
+/ 1000), as they come from a socket too; a record counts from when it was made. The same again with
+a checkpoint each second of a state of --keys keys, of which each record changes one; the first,
+which writes all of them, is not counted. Absolute times, so the machine should be idle; "one turn"
+is what a loop takes to run a callback, as calibration, and "loop_percent" how much of a processor
+the thread of the loop took meanwhile: where it did not get what it needed, that is what is
+measured. --loops=cpu is a loop whose clock counts the CPU time of its thread (`cpu_clock`): what
+the work of this process alone makes a record wait, on a machine that is not idle. A process that
+keeps a million accumulators is held up by Python's garbage collector each time that walks all of
+them. --collector=worker lets it collect as aioflow's worker processes do.
 """
 
 from __future__ import annotations
@@ -52,7 +55,10 @@ class Load:
         self.wall_s, self.cpu_s = time.perf_counter_ns() / 1e9, thread_time()
 
     def end(self) -> None:
-        self.wall_s, self.cpu_s = time.perf_counter_ns() / 1e9 - self.wall_s, thread_time() - self.cpu_s
+        self.wall_s, self.cpu_s = (
+            time.perf_counter_ns() / 1e9 - self.wall_s,
+            thread_time() - self.cpu_s,
+        )
 
     @property
     def percent(self) -> int:
@@ -64,7 +70,9 @@ async def measure(rate: int, count: int) -> list[int]:
     latencies: list[int] = []
     flow = af.Flow("latency")
     (
-        flow.source(af.io.datagen(lambda i: (i % KEYS, time.perf_counter_ns()), rate=rate, count=count))
+        flow.source(
+            af.io.datagen(lambda i: (i % KEYS, time.perf_counter_ns()), rate=rate, count=count)
+        )
         .key_by(lambda record: record[0])
         .aggregate(af.agg(n=af.count(), made=af.last(lambda record: record[1])))
         .sink(lambda row: latencies.append(time.perf_counter_ns() - row[1]["made"]))
@@ -74,9 +82,14 @@ async def measure(rate: int, count: int) -> list[int]:
 
 
 async def measure_with_checkpoints(
-    rate: int, seconds: float, keys: int, load: Load | None = None, collector: Collector | None = None
+    rate: int,
+    seconds: float,
+    keys: int,
+    load: Load | None = None,
+    collector: Collector | None = None,
 ) -> list[int]:
-    """The same while a checkpoint of `keys` keys is taken each second, after the first one, which writes all of them.
+    """The same while a checkpoint of `keys` keys is taken each second, after the first one, which
+    writes all of them.
 
     `collector`: as a worker process has one.
     """
@@ -85,7 +98,9 @@ async def measure_with_checkpoints(
     filled, all_there, enough = 0, asyncio.Event(), asyncio.Event()
     flow = af.Flow("latency")
     there: Any = flow.source(af.io.datagen(lambda i: (i, 0), count=keys))
-    coming: Any = flow.source(af.io.datagen(lambda i: (i * 2_654_435_761 % keys, time.perf_counter_ns()), rate=rate))
+    coming: Any = flow.source(
+        af.io.datagen(lambda i: (i * 2_654_435_761 % keys, time.perf_counter_ns()), rate=rate)
+    )
 
     def arrived(row: Any) -> None:
         nonlocal filled
@@ -102,7 +117,9 @@ async def measure_with_checkpoints(
     made.aggregate(af.agg(n=af.count(), made=af.last(lambda record: record[1]))).sink(arrived)
     collecting = None if collector is None else asyncio.create_task(collector.collect())
     with tempfile.TemporaryDirectory() as directory:
-        async with flow.run(checkpoints=Path(directory, "store").as_uri(), every="1s", stop_timeout="60s") as job:
+        async with flow.run(
+            checkpoints=Path(directory, "store").as_uri(), every="1s", stop_timeout="60s"
+        ) as job:
             await all_there.wait()
             await job.checkpoint()
             latencies.clear()
@@ -138,11 +155,22 @@ def summary(nanoseconds: list[int]) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", type=int, nargs="+", default=[10_000, 50_000], help="records a second")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rates", type=int, nargs="+", default=[10_000, 50_000], help="records a second"
+    )
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--loops", nargs="+", default=["uvloop", "asyncio"], choices=["uvloop", "asyncio", "cpu"])
-    parser.add_argument("--keys", type=int, default=1_000_000, help="in the state of the runs with checkpoints; 0: none of these")
+    parser.add_argument(
+        "--loops", nargs="+", default=["uvloop", "asyncio"], choices=["uvloop", "asyncio", "cpu"]
+    )
+    parser.add_argument(
+        "--keys",
+        type=int,
+        default=1_000_000,
+        help="in the state of the runs with checkpoints; 0: none of these",
+    )
     parser.add_argument("--collector", choices=["python", "worker"], default="python")
     options = parser.parse_args(arguments)
     before, collector = gc.get_threshold(), Collector(time.perf_counter_ns)
@@ -155,8 +183,16 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         if options.collector == "worker":
             gc.callbacks.remove(collector.hear)
         gc.set_threshold(*before)
-    report = {**environment(), "unit": "ms, records per second", "collector": options.collector, "latency": rows}
-    print_rows(rows, ["what", "loop", "rate", "records", "p50_ms", "p90_ms", "p99_ms", "max_ms", "loop_percent"])
+    report = {
+        **environment(),
+        "unit": "ms, records per second",
+        "collector": options.collector,
+        "latency": rows,
+    }
+    print_rows(
+        rows,
+        ["what", "loop", "rate", "records", "p50_ms", "p90_ms", "p99_ms", "max_ms", "loop_percent"],
+    )
     print(json.dumps(report))
     return report
 
@@ -180,7 +216,16 @@ def run(options: argparse.Namespace, collector: Collector | None) -> list[dict[s
             load.begin()
             turns = runner.run(one_turn())
             load.end()
-            rows.append({"what": "one turn", "loop": loop, "rate": 0, "records": 0, **summary(turns), "loop_percent": load.percent})
+            rows.append(
+                {
+                    "what": "one turn",
+                    "loop": loop,
+                    "rate": 0,
+                    "records": 0,
+                    **summary(turns),
+                    "loop_percent": load.percent,
+                }
+            )
             for rate in options.rates:
                 count = max(1, int(rate * options.seconds))
                 load.begin()
@@ -188,11 +233,25 @@ def run(options: argparse.Namespace, collector: Collector | None) -> list[dict[s
                 load.end()
                 assert len(latencies) == count, f"{len(latencies)} of {count} records arrived"
                 counted = latencies[int(count * WARM_UP) :]
-                row = {"what": "source to sink", "loop": loop, "rate": rate, "records": len(counted), **summary(counted)}
+                row = {
+                    "what": "source to sink",
+                    "loop": loop,
+                    "rate": rate,
+                    "records": len(counted),
+                    **summary(counted),
+                }
                 rows.append({**row, "loop_percent": load.percent})
             for rate in options.rates if options.keys else ():
-                counted = runner.run(measure_with_checkpoints(rate, options.seconds, options.keys, load, collector))
-                row = {"what": "with checkpoints", "loop": loop, "rate": rate, "records": len(counted), **summary(counted)}
+                counted = runner.run(
+                    measure_with_checkpoints(rate, options.seconds, options.keys, load, collector)
+                )
+                row = {
+                    "what": "with checkpoints",
+                    "loop": loop,
+                    "rate": rate,
+                    "records": len(counted),
+                    **summary(counted),
+                }
                 rows.append({**row, "loop_percent": load.percent})
     return rows
 

@@ -2,11 +2,12 @@
 
     python benchmarks/bench_monitor.py [--seconds 10] [--rounds 3] [--parallelism 4] [--loops uvloop asyncio]
 
-"answers": time from request to the end of the body, over kept connections, asked one after the other by a process of its own, while
-every task of the job is at full load. "scrapes": CPU time of the process with ten scrapes of /metrics a second, less that without, over
-wall time, beside a job that stands still. "readers": records for each CPU second of the whole process with a hundred requests a second,
-as a ratio to without, in alternating rounds. Wall times are absolute: they say something on a machine with an idle processor for the
-asking process.
+"answers": time from request to the end of the body, over kept connections, asked one after the
+other by a process of its own, while every task of the job is at full load. "scrapes": CPU time of
+the process with ten scrapes of /metrics a second, less that without, over wall time, beside a job
+that stands still. "readers": records for each CPU second of the whole process with a hundred
+requests a second, as a ratio to without, in alternating rounds. Wall times are absolute: they say
+something on a machine with an idle processor for the asking process.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def loaded(parallelism: int, *, waits: bool = False) -> af.Flow:
             yield 0
 
     source = flow.source(nothing if waits else numbers, name="numbers")
-    source.rebalance().map(lambda n: n % KEYS, name="keys").key_by(lambda key: key).count().sink(af.io.blackhole())
+    source.rebalance().map(lambda n: n % KEYS, name="keys").key_by(lambda key: key).count().sink(
+        af.io.blackhole()
+    )
     return flow
 
 
@@ -88,7 +91,15 @@ def paths_of(job: af.Job) -> list[str]:
 
     base = f"/jobs/{job.id}"
     last = f"{base}/vertices/{vertex_hex(job.graph.vertices[-1])}"
-    return [base, "/jobs/overview", f"{last}/backpressure", f"{last}/metrics", f"{base}/checkpoints", "/metrics", "/aioflow/asyncio"]
+    return [
+        base,
+        "/jobs/overview",
+        f"{last}/backpressure",
+        f"{last}/metrics",
+        f"{base}/checkpoints",
+        "/metrics",
+        "/aioflow/asyncio",
+    ]
 
 
 async def answers(parallelism: int, seconds: float) -> dict[str, Any]:
@@ -99,7 +110,14 @@ async def answers(parallelism: int, seconds: float) -> dict[str, Any]:
     def at(share: float) -> float:
         return round(took[min(len(took) - 1, int(len(took) * share))] * 1000, 2)
 
-    return {"what": "answers", "requests": len(took), "p50_ms": at(0.5), "p90_ms": at(0.9), "p99_ms": at(0.99), "max_ms": at(1.0)}
+    return {
+        "what": "answers",
+        "requests": len(took),
+        "p50_ms": at(0.5),
+        "p90_ms": at(0.9),
+        "p99_ms": at(0.99),
+        "max_ms": at(1.0),
+    }
 
 
 async def scrapes(parallelism: int, seconds: float) -> dict[str, Any]:
@@ -115,7 +133,12 @@ async def scrapes(parallelism: int, seconds: float) -> dict[str, Any]:
             shares.append((process_time() - used) / (perf_counter() - wall))
         count = len(job.metrics())
     idle, asked = shares
-    return {"what": "scrapes", "metrics": count, "idle_percent": round(idle * 100, 3), "percent": round((asked - idle) * 100, 3)}
+    return {
+        "what": "scrapes",
+        "metrics": count,
+        "idle_percent": round(idle * 100, 3),
+        "percent": round((asked - idle) * 100, 3),
+    }
 
 
 async def readers(parallelism: int, seconds: float, rounds: int) -> dict[str, Any]:
@@ -124,7 +147,11 @@ async def readers(parallelism: int, seconds: float, rounds: int) -> dict[str, An
     async with running(loaded(parallelism)) as job:
 
         def records() -> float:
-            return sum(value for name, value in job.metrics().items() if name.startswith("count") and name.endswith(").numRecordsIn"))
+            return sum(
+                value
+                for name, value in job.metrics().items()
+                if name.startswith("count") and name.endswith(").numRecordsIn")
+            )
 
         paths = paths_of(job)[:4]
         for _ in range(rounds):
@@ -146,11 +173,15 @@ async def readers(parallelism: int, seconds: float, rounds: int) -> dict[str, An
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--parallelism", type=int, default=4)
-    parser.add_argument("--loops", nargs="+", default=["uvloop", "asyncio"], choices=["uvloop", "asyncio"])
+    parser.add_argument(
+        "--loops", nargs="+", default=["uvloop", "asyncio"], choices=["uvloop", "asyncio"]
+    )
     options = parser.parse_args(arguments)
     rows = []
     for loop in options.loops:
@@ -161,7 +192,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         ):
             with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
                 rows.append({"loop": loop, **runner.run(work)})
-    report = {**environment(), "unit": "ms, percent of one processor, ratio of records for each CPU second", "monitor": rows}
+    report = {
+        **environment(),
+        "unit": "ms, percent of one processor, ratio of records for each CPU second",
+        "monitor": rows,
+    }
     for what in ("answers", "scrapes", "readers"):
         found = [row for row in rows if row["what"] == what]
         print_rows(found, list(found[0]))

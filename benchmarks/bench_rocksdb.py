@@ -1,10 +1,12 @@
-"""What state in RocksDB costs beside the heap: an access, hot and cold, and a snapshot beside the job that goes on.
+"""What state in RocksDB costs beside the heap: an access, hot and cold, and a snapshot beside the
+job that goes on.
 
     python benchmarks/bench_rocksdb.py [--keys 1000000] [--rounds 5]
 
-Accesses are ratios of CPU time between the two backends, which alternate in one process. Snapshots are taken on a loop with real threads
-and files. While everything and a savepoint are written, between two slices come as many updates as 50,000 a second make in the time of the
-slice; none beside the increments. A hold is the time of one slice.
+Accesses are ratios of CPU time between the two backends, which alternate in one process. Snapshots
+are taken on a loop with real threads and files. While everything and a savepoint are written,
+between two slices come as many updates as 50,000 a second make in the time of the slice; none
+beside the increments. A hold is the time of one slice.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from aioflow.state.rocksdb import RocksDB
 from benchmarks.bench_throughput import environment, print_rows
 
 GOALS = {"hold_ms": 20, "increment_percent": 5}
-"""At most: one slice at a million keys; an increment of 1 % of the keys, of the bytes of everything."""
+"""At most: one slice at a million keys; an increment of 1 % of the keys, of the bytes of
+everything.
+"""
 
 BATCH = 256
 UPDATES_A_SECOND = 50_000
@@ -50,13 +54,21 @@ class Discarded:
 
 
 def new_backend(choice: Any, host: SystemHost) -> KeyedStateBackend:
-    return create_keyed_backend(choice, max_parallelism=128, key_group_range=KeyGroupRange(0, 127), now_ms=lambda: 0, host=host)
+    return create_keyed_backend(
+        choice,
+        max_parallelism=128,
+        key_group_range=KeyGroupRange(0, 127),
+        now_ms=lambda: 0,
+        host=host,
+    )
 
 
 def hot(host: SystemHost, rounds: int) -> list[dict[str, Any]]:
     """Ten thousand keys that stay in memory, after a first checkpoint would have begun tracking."""
     backends = {"heap": new_backend("heap", host), "rocksdb": new_backend("rocksdb", host)}
-    batches = [[f"key-{(start * 7919 + i * 31) % 10_000}" for i in range(BATCH)] for start in range(40)]
+    batches = [
+        [f"key-{(start * 7919 + i * 31) % 10_000}" for i in range(BATCH)] for start in range(40)
+    ]
     values, aggregate = list(range(BATCH)), Count(None, None)
     count = BATCH * len(batches)
 
@@ -105,13 +117,20 @@ def cold(host: SystemHost, keys: int) -> list[dict[str, Any]]:
         return (process_time_ns() - begun) / len(numbers)
 
     rows = [{"access": "new key, evicting another", "us": round(touch(order) / 1_000, 2)}]
-    rows.append({"access": "cold key, evicting another", "us": round(touch(order[: keys // 2]) / 1_000, 2)})
+    rows.append(
+        {"access": "cold key, evicting another", "us": round(touch(order[: keys // 2]) / 1_000, 2)}
+    )
     backend.close()
     return rows
 
 
 async def snapshot(
-    backend: KeyedStateBackend, number: int, keys: int, before: KeyedStateHandle | None, rate: int = UPDATES_A_SECOND, **kind: bool
+    backend: KeyedStateBackend,
+    number: int,
+    keys: int,
+    before: KeyedStateHandle | None,
+    rate: int = UPDATES_A_SECOND,
+    **kind: bool,
 ) -> tuple[Any, Any]:
     """One completed checkpoint while `rate` updates a second go on."""
     state = backend.get_state(ValueStateDescriptor("v"))
@@ -176,7 +195,9 @@ async def snapshots(host: SystemHost, keys: int) -> list[dict[str, Any]]:
     change(range(keys))
     handle, row = await snapshot(backend, 1, keys, None)
     rows = [{"snapshot": "everything", **row}]
-    handle, _ = await snapshot(backend, 2, keys, handle, 0)  # Takes up what was updated beside the first.
+    handle, _ = await snapshot(
+        backend, 2, keys, handle, 0
+    )  # Takes up what was updated beside the first.
     choose, sizes = random.Random(2), []
     for number in range(3, 15):
         change(choose.sample(range(keys), keys // 100))
@@ -199,20 +220,39 @@ async def measure(keys: int, rounds: int) -> dict[str, Any]:
         print_rows(accesses, ["access", "rocksdb_ns", "heap_ns", "ratio"])
         print_rows(misses, ["access", "us"])
         written = await snapshots(host, keys)
-        columns = ["bytes", "percent", "files", "slices", "begin_ms", "hold_p50_ms", "hold_p99_ms", "hold_max_ms", "cpu_max_ms", "seconds"]
-        print_rows([{name: row.get(name, "") for name in ("snapshot", *columns)} for row in written], ["snapshot", *columns])
+        columns = [
+            "bytes",
+            "percent",
+            "files",
+            "slices",
+            "begin_ms",
+            "hold_p50_ms",
+            "hold_p99_ms",
+            "hold_max_ms",
+            "cpu_max_ms",
+            "seconds",
+        ]
+        print_rows(
+            [{name: row.get(name, "") for name in ("snapshot", *columns)} for row in written],
+            ["snapshot", *columns],
+        )
     finally:
         await host.close()
     return {"accesses": accesses, "misses": misses, "snapshots": written}
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
     report = {
-        **environment(), "unit": "ns and us an access, CPU time; ms a slice, wall time", "goals": GOALS, "keys": options.keys,
+        **environment(), "unit": (
+            "ns and us an access, CPU time; ms "
+            "a slice, wall time"
+        ), "goals": GOALS, "keys": options.keys,
         "directory": tempfile.gettempdir(), **asyncio.run(measure(options.keys, options.rounds)),
     }  # fmt: skip
     print(json.dumps(report))

@@ -1,10 +1,11 @@
-"""What a record costs as the work grows: more keys, longer chains, more channels, more tasks in one loop, larger batches and records,
-windows of more slices.
+"""What a record costs as the work grows: more keys, longer chains, more channels, more tasks in one
+loop, larger batches and records, windows of more slices.
 
     python benchmarks/bench_scaling.py [--records 300000] [--rounds 3] [--only keys chain] [--large] [--out build/bench]
 
-CPU nanoseconds a record, the best of the rounds, on uvloop; JSON, and a plot of each curve in --out. A curve should be flat, or its
-slope should be explained in README.md. --large adds the ends that take minutes and gigabytes: ten million keys.
+CPU nanoseconds a record, the best of the rounds, on uvloop; JSON, and a plot of each curve in
+--out. A curve should be flat, or its slope should be explained in README.md. --large adds the ends
+that take minutes and gigabytes: ten million keys.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def ignore(_row: Any) -> None:
 def keys(n: int, size: int) -> Made:
     """Running count of `size` keys, each met equally often in an order without locality."""
     flow = af.Flow("keys")
-    flow.source(af.io.datagen(lambda i: i * 2654435761 % size, count=n)).key_by(lambda x: x).count().sink(ignore)
+    flow.source(af.io.datagen(lambda i: i * 2654435761 % size, count=n)).key_by(
+        lambda x: x
+    ).count().sink(ignore)
     return flow, {}
 
 
@@ -58,7 +61,9 @@ def unfused(n: int, size: int) -> Made:
     """`size` tasks in a row, each one map behind an exchange: what a chain saves."""
     flow = af.Flow("unfused")
     source = flow.source(af.io.datagen(lambda i: i, count=n))
-    reduce(lambda stream, _: stream.map(lambda x: x + 1).start_new_chain(), range(size), source).sink(ignore)
+    reduce(
+        lambda stream, _: stream.map(lambda x: x + 1).start_new_chain(), range(size), source
+    ).sink(ignore)
     return flow, {}
 
 
@@ -71,21 +76,27 @@ def channels(n: int, size: int) -> Made:
 
 
 def tasks(n: int, size: int) -> Made:
-    """`size` tasks in one loop, each a source with a map and a sink that share the records among them."""
+    """`size` tasks in one loop, each a source with a map and a sink that share the records among
+    them.
+    """
     flow = af.Flow("tasks", parallelism=size, max_parallelism=max(128, size))
     flow.source(af.io.datagen(lambda i: i, count=n, splits=size)).map(lambda x: x + 1).sink(ignore)
     return flow, {}
 
 
 def record_bytes(n: int, size: int) -> Made:
-    """Records of `size` bytes over a keyed exchange in one process, which hands them on and copies nothing."""
+    """Records of `size` bytes over a keyed exchange in one process, which hands them on and
+    copies nothing.
+    """
     flow = af.Flow("bytes")
     flow.source(af.io.datagen(lambda i: bytes(size), count=n)).key_by(len).count().sink(ignore)
     return flow, {}
 
 
 def wire_ns(n: int, size: int) -> float:
-    """Writing and reading batches of records of `size` bytes as frames between processes hold them: as many as fit into 32 KiB, or one."""
+    """Writing and reading batches of records of `size` bytes as frames between processes hold
+    them: as many as fit into 32 KiB, or one.
+    """
     codec = Codec()
     a_batch = max(1, min(1024, 32_768 // size))
     batch = RecordBatch([bytes(size)] * a_batch)
@@ -98,7 +109,9 @@ def wire_ns(n: int, size: int) -> float:
 def batches(n: int, size: int) -> Made:
     """Running count at batches of at most `size` records: what a batch costs, whatever is in it."""
     flow = af.Flow("batches")
-    flow.source(af.io.datagen(lambda i: i % 10_000, count=n)).key_by(lambda x: x).count().sink(ignore)
+    flow.source(af.io.datagen(lambda i: i % 10_000, count=n)).key_by(lambda x: x).count().sink(
+        ignore
+    )
     return flow, {"tasks": replace(TaskOptions(), batch_records_max=size)}
 
 
@@ -107,11 +120,19 @@ SLICE_KEYS = 2_000
 
 
 def slices(n: int, size: int) -> Made:
-    """Windows of `size` slices, each of which has a record of all keys. The cost is that of a result: they are more."""
+    """Windows of `size` slices, each of which has a record of all keys.
+
+    The cost is that of a result: they are more.
+    """
     flow = af.Flow("slices")
     times: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda row: row[1])
-    events = flow.source(af.io.datagen(lambda i: (i % SLICE_KEYS, i // SLICE_KEYS * SLIDE_MS), count=n), watermarks=times)
-    windows = events.key_by(lambda row: row[0]).window(af.sliding(f"{size * SLIDE_MS}ms", f"{SLIDE_MS}ms"))
+    events = flow.source(
+        af.io.datagen(lambda i: (i % SLICE_KEYS, i // SLICE_KEYS * SLIDE_MS), count=n),
+        watermarks=times,
+    )
+    windows = events.key_by(lambda row: row[0]).window(
+        af.sliding(f"{size * SLIDE_MS}ms", f"{SLIDE_MS}ms")
+    )
     windows.aggregate(af.agg(n=af.count(), last=af.max(lambda row: row[1]))).sink(ignore)
     return flow, {}
 
@@ -130,12 +151,22 @@ CURVES: dict[str, tuple[Callable[[int, int], Any], list[int]]] = {
 """Flow (or cost) by (records, size), and the sizes."""
 
 LARGE = {"keys": [10_000_000]}
-ACROSS = {"keys": "keys", "slices": "slices a window", "batches": "records a batch", "bytes": "bytes a record", "wire": "bytes a record"}
-"""What the sizes of a curve are; of the others, how many there are of what gives them their name."""
+ACROSS = {
+    "keys": "keys",
+    "slices": "slices a window",
+    "batches": "records a batch",
+    "bytes": "bytes a record",
+    "wire": "bytes a record",
+}
+"""What the sizes of a curve are; of the others, how many there are of what gives them their
+name.
+"""
 
 
 def records_of(name: str, n: int, size: int) -> int:
-    """Each key is met three times at least, each task has a thousand records; large records are few."""
+    """Each key is met three times at least, each task has a thousand records; large records are
+    few.
+    """
     if name == "keys":
         return max(n, 3 * size)
     if name == "tasks":
@@ -151,7 +182,9 @@ def counted(name: str, n: int, size: int) -> int:
 def cost_ns(name: str, n: int, size: int) -> float:
     """CPU nanoseconds a record of one run, from its start to its end."""
     make = CURVES[name][0]
-    return wire_ns(n, size) if make is wire_ns else cpu_s(make(n, size)) / counted(name, n, size) * 1e9
+    return (
+        wire_ns(n, size) if make is wire_ns else cpu_s(make(n, size)) / counted(name, n, size) * 1e9
+    )
 
 
 def cpu_s(made: Made) -> float:
@@ -176,12 +209,16 @@ def curve(name: str, n: int, rounds: int, sizes: list[int] | None = None) -> lis
     rows = []
     for size, measured in costs.items():
         least, greatest = round(min(measured)), round(max(measured))
-        rows.append({"curve": name, "size": size, "ns_per_record": least, "spread": [least, greatest]})
+        rows.append(
+            {"curve": name, "size": size, "ns_per_record": least, "spread": [least, greatest]}
+        )
     return rows
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=int, default=300_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=list(CURVES), choices=list(CURVES))
@@ -191,11 +228,23 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for name in options.only:
-        drawn = curve(name, options.records, options.rounds, [*CURVES[name][1], *(LARGE.get(name, []) if options.large else [])])
+        drawn = curve(
+            name,
+            options.records,
+            options.rounds,
+            [*CURVES[name][1], *(LARGE.get(name, []) if options.large else [])],
+        )
         line = [(row["size"], max(1, row["ns_per_record"])) for row in drawn]
-        (options.out / f"{name}.svg").write_text(plots.curve(f"CPU time a record: {name}", {name: line}, ACROSS.get(name, name), "ns"))
+        (options.out / f"{name}.svg").write_text(
+            plots.curve(f"CPU time a record: {name}", {name: line}, ACROSS.get(name, name), "ns")
+        )
         rows += drawn
-    report = {**environment(), "unit": "CPU ns a record; best of the rounds [least, greatest]", "records": options.records, "scaling": rows}
+    report = {
+        **environment(),
+        "unit": "CPU ns a record; best of the rounds [least, greatest]",
+        "records": options.records,
+        "scaling": rows,
+    }
     print_rows(rows, ["curve", "size", "ns_per_record", "spread"])
     print(json.dumps(report))
     return report

@@ -1,15 +1,18 @@
-"""Rows between Spark and this process: over our channels, against what PySpark has for it; by wall time and by CPU, alternating in one run.
+"""Rows between Spark and this process: over our channels, against what PySpark has for it; by wall
+time and by CPU, alternating in one run.
 
     python benchmarks/bench_spark.py [--rows 1000000] [--rounds 3] [--master local[2]]
 
-`in`: a DataFrame of four columns (long, string, double, timestamp) comes here as Arrow, through `FrameReading` and through `toArrow()`.
-`out`: Arrow batches of the same rows go to Parquet, through a spool and a job that fetches them, as a sink commits them, and through
-`createDataFrame(table)`. `flow in` and `flow out` are flows of a fifth as many rows, as Python values. CPU is that of this process, of the
-Java process and of its Python workers together.
+`in`: a DataFrame of four columns (long, string, double, timestamp) comes here as Arrow, through
+`FrameReading` and through `toArrow()`. `out`: Arrow batches of the same rows go to Parquet, through
+a spool and a job that fetches them, as a sink commits them, and through `createDataFrame(table)`.
+`flow in` and `flow out` are flows of a fifth as many rows, as Python values. CPU is that of this
+process, of the Java process and of its Python workers together.
 
-`lag` is the longest time for which the event loop did not turn meanwhile. It has two parts: `held` is the most CPU that this process spent
-between two turns, on the loop or with the interpreter's lock; the rest is waiting for a core, which another process that does nothing else
-(`beside`) does too.
+`lag` is the longest time for which the event loop did not turn meanwhile. It has two parts: `held`
+is the most CPU that this process spent between two turns, on the loop or with the interpreter's
+lock; the rest is waiting for a core, which another process that does nothing else (`beside`) does
+too.
 """
 
 from __future__ import annotations
@@ -43,7 +46,10 @@ GOALS = {"in": 0.8, "out": 2.0}
 """Our rows a second over PySpark's."""
 LAG_GOALS_MS = {"in": 50.0, "out": 100.0}
 
-COLUMNS = "id, concat('user-', CAST(id % 1000 AS STRING)) AS user, id * 0.5D AS amount, timestamp_millis(1700000000000 + id) AS ts"
+COLUMNS = (
+    "id, concat('user-', CAST(id % 1000 AS STRING)) AS user, id * 0.5D AS amount, "
+    "timestamp_millis(1700000000000 + id) AS ts"
+)
 SCHEMA = "id bigint, user string, amount double, ts timestamp"
 PARTITIONS = 4
 TICK_S = 0.005
@@ -52,7 +58,9 @@ BEGUN = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def cpu_of_all() -> float:
-    """CPU seconds of this process and everything that it started, Java and Spark's Python workers included."""
+    """CPU seconds of this process and everything that it started, Java and Spark's Python
+    workers included.
+    """
     ticks, me = 0, os.getpid()
     parents: dict[int, int] = {}
     spent: dict[int, int] = {}
@@ -75,7 +83,9 @@ def cpu_of_all() -> float:
 
 
 class Lag:
-    """The longest time between two turns of the loop, beyond what was asked for, and the most CPU of this process between two, in ms."""
+    """The longest time between two turns of the loop, beyond what was asked for, and the most
+    CPU of this process between two, in ms.
+    """
 
     def __init__(self) -> None:
         self.worst_ms = 0.0
@@ -104,7 +114,9 @@ def watch_beside(answers: Connection) -> None:
             worst_s = 0.0
 
 
-async def timed(rows: int, work: Callable[[], Awaitable[int]], beside: Connection) -> dict[str, float]:
+async def timed(
+    rows: int, work: Callable[[], Awaitable[int]], beside: Connection
+) -> dict[str, float]:
     beside.send(True)
     beside.recv()
     lag = Lag()
@@ -119,7 +131,9 @@ async def timed(rows: int, work: Callable[[], Awaitable[int]], beside: Connectio
     return {"rows_per_s": rows / wall, "cpu_us_per_row": cpu / rows * 1e6} | lags
 
 
-async def measure(master: str, rows: int, rounds: int, directory: str, beside: Connection) -> dict[str, list[dict[str, float]]]:
+async def measure(
+    master: str, rows: int, rounds: int, directory: str, beside: Connection
+) -> dict[str, list[dict[str, float]]]:
     host = SystemHost()
     found: dict[str, list[dict[str, float]]] = {}
     async with SparkBridge(master) as spark:
@@ -143,7 +157,9 @@ async def measure(master: str, rows: int, rounds: int, directory: str, beside: C
         table: Any = await spark.call(frame.toArrow)
         batches = table.to_batches(max_chunksize=10_000)
 
-        sink = af.io.spark(spark, into=f"{directory}/ours", schema=SCHEMA, spool=f"{directory}/spool")
+        sink = af.io.spark(
+            spark, into=f"{directory}/ours", schema=SCHEMA, spool=f"{directory}/spool"
+        )
 
         async def ours_out() -> int:
             spool = Spool(host, f"{directory}/spool")
@@ -170,18 +186,27 @@ async def measure(master: str, rows: int, rounds: int, directory: str, beside: C
                 count += 1
 
             flow = af.Flow("in")
-            flow.source(af.io.spark(spark, lambda session: session.read.parquet(stored).where("id % 5 = 0"))).sink(take)
+            flow.source(
+                af.io.spark(spark, lambda session: session.read.parquet(stored).where("id % 5 = 0"))
+            ).sink(take)
             await flow.execute()
             return count
 
         async def flow_out() -> int:
             flow = af.Flow("out")
-            made = flow.source(range(few)).map(lambda n: {"id": n, "user": "user", "amount": n * 0.5, "ts": BEGUN})
+            made = flow.source(range(few)).map(
+                lambda n: {"id": n, "user": "user", "amount": n * 0.5, "ts": BEGUN}
+            )
             made.sink(af.io.spark(spark, into=f"{directory}/flow", schema=SCHEMA))
             await flow.execute()
             return few
 
-        works = {"in ours": ours_in, "in theirs": theirs_in, "out ours": ours_out, "out theirs": theirs_out}
+        works = {
+            "in ours": ours_in,
+            "in theirs": theirs_in,
+            "out ours": ours_out,
+            "out theirs": theirs_out,
+        }
         flows = {"in flow": flow_in, "out flow": flow_out}
         for number in range(rounds + 1):  # The first warms Java up.
             for name, work in (works | flows).items():
@@ -193,29 +218,60 @@ async def measure(master: str, rows: int, rounds: int, directory: str, beside: C
 
 
 def report(found: dict[str, list[dict[str, float]]], rows: int, master: str) -> None:
-    print(f"{'':12} {'rows/s':>12} {'us CPU/row':>11} {'lag ms':>8} {'held ms':>8} {'beside ms':>10}")
+    print(
+        f"{'':12} {'rows/s':>12} {'us CPU/row':>11} {'lag ms':>8} {'held ms':>8} {'beside ms':>10}"
+    )
     for name, results in found.items():
         middle = {key: median(result[key] for result in results) for key in results[0]}
         speed = f"{middle['rows_per_s']:12,.0f} {middle['cpu_us_per_row']:11.2f}"
-        print(f"{name:12} {speed} {middle['lag_ms']:8.1f} {middle['held_ms']:8.1f} {middle['beside_ms']:10.1f}")
+        print(
+            f"{name:12} {speed} {middle['lag_ms']:8.1f} {middle['held_ms']:8.1f} "
+            f"{middle['beside_ms']:10.1f}"
+        )
     ratios: dict[str, dict[str, float]] = {}
     for way, goal in GOALS.items():
         pairs = list(zip(found[f"{way} ours"], found[f"{way} theirs"], strict=True))
         wall = median(ours["rows_per_s"] / theirs["rows_per_s"] for ours, theirs in pairs)
         cpu = median(theirs["cpu_us_per_row"] / ours["cpu_us_per_row"] for ours, theirs in pairs)
         kinds = [(kind, whose) for whose in WHOSE for kind in ("lag_ms", "held_ms")]
-        lags = {f"{kind} {whose}": median(one[kind] for one in found[f"{way} {whose}"]) for kind, whose in kinds}
-        ratios[way] = {"wall": round(wall, 2), "cpu": round(cpu, 2)} | {name: round(value, 1) for name, value in lags.items()}
+        lags = {
+            f"{kind} {whose}": median(one[kind] for one in found[f"{way} {whose}"])
+            for kind, whose in kinds
+        }
+        ratios[way] = {"wall": round(wall, 2), "cpu": round(cpu, 2)} | {
+            name: round(value, 1) for name, value in lags.items()
+        }
         print(f"{way}: {wall:.2f} times PySpark's by wall time (goal {goal}), {cpu:.2f} by CPU")
         for whose in WHOSE:
             lag, held = lags[f"lag_ms {whose}"], lags[f"held_ms {whose}"]
-            print(f"    lag of the loop ({whose}) {lag:.0f} ms, {held:.0f} ms of it by this process (goal {LAG_GOALS_MS[way]:.0f})")
-    place = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version(), "pyarrow": pa.__version__}
-    print(json.dumps({"benchmark": "spark", "rows": rows, "master": master, **place, "ratios": ratios, "rounds": found}))
+            print(
+                f"    lag of the loop ({whose}) {lag:.0f} ms, {held:.0f} ms of it by this process "
+                f"(goal {LAG_GOALS_MS[way]:.0f})"
+            )
+    place = {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "pyarrow": pa.__version__,
+    }
+    print(
+        json.dumps(
+            {
+                "benchmark": "spark",
+                "rows": rows,
+                "master": master,
+                **place,
+                "ratios": ratios,
+                "rounds": found,
+            }
+        )
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--master", default="local[2]")

@@ -1,15 +1,19 @@
-"""Word counts by Spark: a flow with `on=af.Spark(...)` beside a plain PySpark program over RDDs, in one session, and beside PyFlink.
+"""Word counts by Spark: a flow with `on=af.Spark(...)` beside a plain PySpark program over RDDs, in
+one session, and beside PyFlink.
 
     python benchmarks/bench_spark_runner.py [--words 1000000] [--rounds 3] [--pyflink thread|process|none]
 
-`running` is the word count of a stream: a pair (word, how many so far) for each word. `total` is that of a batch program: one pair a word
-at the end, for which the RDD adds up before the shuffle and the flow does not. Both read the same two files, on as many cores, and what
-comes out is thrown away where it was made (`running`) or brought to the program (`total`). The answers are compared first, on a part,
-which also warms Java up. Ratios are of the clock and of CPU time: of Java, its Python processes and the one that asks.
+`running` is the word count of a stream: a pair (word, how many so far) for each word. `total` is
+that of a batch program: one pair a word at the end, for which the RDD adds up before the shuffle
+and the flow does not. Both read the same two files, on as many cores, and what comes out is thrown
+away where it was made (`running`) or brought to the program (`total`). The answers are compared
+first, on a part, which also warms Java up. Ratios are of the clock and of CPU time: of Java, its
+Python processes and the one that asks.
 
-PyFlink (`running` alone) has a Java of its own that stays up too, in an environment of its own: `make peers`. Each of its jobs starts a
-cluster within that Java, which takes seconds. So the part is timed in each round as well, and what all words take longer gives the ratios
-"behind the start", which mean something from a million words on. Where it is not installed it is left out, and said.
+PyFlink (`running` alone) has a Java of its own that stays up too, in an environment of its own:
+`make peers`. Each of its jobs starts a cluster within that Java, which takes seconds. So the part
+is timed in each round as well, and what all words take longer gives the ratios "behind the start",
+which mean something from a million words on. Where it is not installed it is left out, and said.
 """
 
 from __future__ import annotations
@@ -46,9 +50,16 @@ GOAL = 1.5
 PYFLINK = {
     "thread": {"python.execution-mode": "thread", "pipeline.object-reuse": "true"},
     # Its cache of state holds 1,000 keys unless told, and each miss is a message to Java.
-    "process": {"python.execution-mode": "process", "python.state.cache-size": "20000", "python.fn-execution.bundle.size": "20000"},
+    "process": {
+        "python.execution-mode": "process",
+        "python.state.cache-size": "20000",
+        "python.fn-execution.bundle.size": "20000",
+    },
 }
-"""Settings of Flink for either way to run Python: within Java, or in processes beside it. The first is the faster one."""
+"""Settings of Flink for either way to run Python: within Java, or in processes beside it.
+
+The first is the faster one.
+"""
 
 
 def write_files(directory: Path, words: int) -> Path:
@@ -57,7 +68,10 @@ def write_files(directory: Path, words: int) -> Path:
     pool = make_words(words)
     for core in range(CORES):
         own = [pool[i % len(pool)] for i in range(core, words, CORES)]
-        lines = (" ".join(own[start : start + WORDS_A_LINE]) for start in range(0, len(own), WORDS_A_LINE))
+        lines = (
+            " ".join(own[start : start + WORDS_A_LINE])
+            for start in range(0, len(own), WORDS_A_LINE)
+        )
         (directory / f"{core}.txt").write_text("\n".join(lines) + "\n")
     return directory
 
@@ -66,7 +80,12 @@ def write_files(directory: Path, words: int) -> Path:
 
 
 def counts(directory: Path, name: str) -> af.DataStream[Any]:
-    keyed = af.Flow(name, parallelism=CORES).source(af.io.lines(directory)).flat_map(str.split).key_by(str.lower)
+    keyed = (
+        af.Flow(name, parallelism=CORES)
+        .source(af.io.lines(directory))
+        .flat_map(str.split)
+        .key_by(str.lower)
+    )
     if name == "running":
         return keyed.count()
     return keyed.window(af.global_window(at_end=True)).aggregate(af.count(), pair_of)
@@ -106,7 +125,11 @@ def drop(rows: Iterator[Any]) -> None:
 
 def rdd_of(session: Any, directory: Path, name: str) -> Any:
     pairs = session.sparkContext.textFile(str(directory), CORES).flatMap(str.split).map(paired)
-    return pairs.groupByKey(CORES).flatMap(so_far) if name == "running" else pairs.reduceByKey(add, CORES)
+    return (
+        pairs.groupByKey(CORES).flatMap(so_far)
+        if name == "running"
+        else pairs.reduceByKey(add, CORES)
+    )
 
 
 def run_rdd(session: Any, directory: Path, name: str) -> None:
@@ -142,7 +165,13 @@ class PyFlink:
         command = [str(PEERS / "bin" / "python"), "-m", "benchmarks.peers.pyflink_words"]
         with (self._logs / "stderr").open("w") as errors:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+                command,
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
             )
         return self
 
@@ -156,7 +185,9 @@ class PyFlink:
     def _ask(self, do: str, directory: Path) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"do": do, "directory": str(directory), "settings": self._settings}) + "\n")
+        self._process.stdin.write(
+            json.dumps({"do": do, "directory": str(directory), "settings": self._settings}) + "\n"
+        )
         self._process.stdin.flush()
         if line := self._process.stdout.readline():
             return json.loads(line)
@@ -170,8 +201,8 @@ class PyFlink:
 
 
 def cpu_s(java: int) -> float:
-    """CPU seconds so far of this process, of Java, and of all that Java started and that lives or was waited for. Of PyFlink, `java` is
-    the program that started it."""
+    """CPU seconds so far of this process, of Java, and of all that Java started and that lives or
+    was waited for. Of PyFlink, `java` is the program that started it."""
     parents, spent = dict[int, int](), dict[int, float]()
     for directory in Path("/proc").iterdir():
         if directory.name.isdecimal():
@@ -197,7 +228,9 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round of one engine: a job over the part, most of which is its start, and one over all words."""
+    """One round of one engine: a job over the part, most of which is its start, and one over all
+    words.
+    """
 
     part: Spent
     whole: Spent
@@ -216,15 +249,22 @@ async def timed(job: Callable[[Path], Awaitable[None]], directory: Path, java: i
 def over(theirs: Iterable[float], ours: Iterable[float]) -> dict[str, Any]:
     """The middle of the rounds' ratios, the least and the greatest."""
     ratios = sorted(their / our for their, our in zip(theirs, ours, strict=True))
-    return {"ratio": round(median(ratios), 2), "spread": [round(ratios[0], 2), round(ratios[-1], 2)]}
+    return {
+        "ratio": round(median(ratios), 2),
+        "spread": [round(ratios[0], 2), round(ratios[-1], 2)],
+    }
 
 
 def beside(theirs: list[Turn], ours: list[Turn]) -> dict[str, Any]:
     return {
         "by_clock": over([one.whole.wall for one in theirs], [one.whole.wall for one in ours]),
         "by_cpu": over([one.whole.cpu for one in theirs], [one.whole.cpu for one in ours]),
-        "by_clock_behind_start": over([one.behind_start.wall for one in theirs], [one.behind_start.wall for one in ours]),
-        "by_cpu_behind_start": over([one.behind_start.cpu for one in theirs], [one.behind_start.cpu for one in ours]),
+        "by_clock_behind_start": over(
+            [one.behind_start.wall for one in theirs], [one.behind_start.wall for one in ours]
+        ),
+        "by_cpu_behind_start": over(
+            [one.behind_start.cpu for one in theirs], [one.behind_start.cpu for one in ours]
+        ),
     }
 
 
@@ -240,7 +280,13 @@ def told(turns: list[Turn], words: int) -> dict[str, Any]:
 
 
 async def compare(
-    spark: SparkBridge, flink: PyFlink | None, directory: Path, part: Path, name: str, words: int, rounds: int
+    spark: SparkBridge,
+    flink: PyFlink | None,
+    directory: Path,
+    part: Path,
+    name: str,
+    words: int,
+    rounds: int,
 ) -> dict[str, Any]:
     session = await spark.session()
     on = af.Spark(spark.master, bridge=spark)
@@ -250,7 +296,9 @@ async def compare(
         others["PyFlink"] = await asyncio.to_thread(flink.collect, part)
     for other, theirs in others.items():
         if ours != theirs:
-            raise SystemExit(f"{name}: the flow and {other} give different answers over {CHECKED_WORDS} words")
+            raise SystemExit(
+                f"{name}: the flow and {other} give different answers over {CHECKED_WORDS} words"
+            )
 
     java = session.sparkContext._gateway.proc.pid
     engines: dict[str, tuple[int, Callable[[Path], Awaitable[None]]]] = {
@@ -263,12 +311,18 @@ async def compare(
     turns: dict[str, list[Turn]] = {engine: [] for engine in engines}
     for _ in range(rounds):
         for engine, (root, job) in engines.items():
-            turns[engine].append(Turn(await timed(job, part, root), await timed(job, directory, root)))
+            turns[engine].append(
+                Turn(await timed(job, part, root), await timed(job, directory, root))
+            )
     return {
         "workload": name,
         "words": words,
         **{engine: told(own, words) for engine, own in turns.items()},
-        **{f"flow_over_{engine}": beside(own, turns["flow"]) for engine, own in turns.items() if engine != "flow"},
+        **{
+            f"flow_over_{engine}": beside(own, turns["flow"])
+            for engine, own in turns.items()
+            if engine != "flow"
+        },
         "goal": GOAL if name == "running" else None,
     }
 
@@ -277,7 +331,10 @@ async def measure(words: int, rounds: int, only: list[str], mode: str) -> dict[s
     missing, load = [], os.getloadavg()[0]
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        directory, part = write_files(scratch / "words", words), write_files(scratch / "part", CHECKED_WORDS)
+        directory, part = (
+            write_files(scratch / "words", words),
+            write_files(scratch / "part", CHECKED_WORDS),
+        )
         flink: PyFlink | None = None
         if mode != "none" and "running" in only:
             try:
@@ -285,9 +342,23 @@ async def measure(words: int, rounds: int, only: list[str], mode: str) -> dict[s
             except Missing as why:
                 missing.append(f"Left out: PyFlink: {why}")
         async with SparkBridge(f"local[{CORES}]") as spark:
-            rows = [await compare(spark, flink if name == "running" else None, directory, part, name, words, rounds) for name in only]
+            rows = [
+                await compare(
+                    spark,
+                    flink if name == "running" else None,
+                    directory,
+                    part,
+                    name,
+                    words,
+                    rounds,
+                )
+                for name in only
+            ]
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} {platform.release()}",
+        "machine": (
+            f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} "
+            f"{platform.release()}"
+        ),
         "load_before": round(load, 2),
         "python": platform.python_version(),
         "rounds": rounds,
@@ -301,10 +372,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--words", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=("running", "total"), default=["running", "total"])
+    parser.add_argument(
+        "--only", nargs="+", choices=("running", "total"), default=["running", "total"]
+    )
     parser.add_argument("--pyflink", choices=(*PYFLINK, "none"), default="thread")
     options = parser.parse_args()
-    print(json.dumps(asyncio.run(measure(options.words, options.rounds, options.only, options.pyflink)), indent=2))
+    print(
+        json.dumps(
+            asyncio.run(measure(options.words, options.rounds, options.only, options.pyflink)),
+            indent=2,
+        )
+    )
 
 
 if __name__ == "__main__":

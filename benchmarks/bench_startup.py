@@ -1,9 +1,11 @@
-"""What a small flow costs before it gives anything: import, first result, memory. Each run is a fresh process.
+"""What a small flow costs before it gives anything: import, first result, memory. Each run is a
+fresh process.
 
     python benchmarks/bench_startup.py [--rounds 5]
 
-Absolute times, so the machine should be idle; the best of the rounds counts, and `python -c pass` stands beside it as calibration.
-Bytecode is compiled before the first round, as it is in an installed package, into a directory of its own.
+Absolute times, so the machine should be idle; the best of the rounds counts, and `python -c pass`
+stands beside it as calibration. Bytecode is compiled before the first round, as it is in an
+installed package, into a directory of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from typing import Any
 
 from benchmarks.bench_throughput import environment, print_rows
 
-GOALS = {"import aioflow": 0.15, "import and build": 0.3, "process to first result": 0.3, "run to first result": 0.05, "peak memory": 80.0}
+GOALS = {
+    "import aioflow": 0.15,
+    "import and build": 0.3,
+    "process to first result": 0.3,
+    "run to first result": 0.05,
+    "peak memory": 80.0,
+}
 """Seconds, and MB; the import and the memory are promises, the others what they leave room for."""
 
 # perf_counter is the system's monotonic clock, so a child's readings compare with the parent's.
@@ -47,13 +55,17 @@ print(json.dumps({**times, "peak_kb": int(peak[1])}))
 
 def run_once(bytecode: str) -> dict[str, float]:
     """One process that finds its bytecode in the directory `bytecode`: seconds, and MB."""
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environ = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
     environ["PYTHONPYCACHEPREFIX"] = bytecode
     begun = perf_counter()
     subprocess.run([sys.executable, "-c", "pass"], check=True, env=environ)
     python = perf_counter() - begun
     begun = perf_counter()
-    child = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, env=environ)
+    child = subprocess.run(
+        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, env=environ
+    )
     told = json.loads(child.stdout)
     return {
         "python -c pass": python,
@@ -66,7 +78,9 @@ def run_once(bytecode: str) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as bytecode:
@@ -82,7 +96,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             "unit": "MB" if name == "peak memory" else "s",
             "goal": GOALS.get(name),
         })  # fmt: skip
-    report = {**environment(), "unit": "s, MB; best of the rounds [least, greatest]", "rounds": options.rounds, "startup": rows}
+    report = {
+        **environment(),
+        "unit": "s, MB; best of the rounds [least, greatest]",
+        "rounds": options.rounds,
+        "startup": rows,
+    }
     print_rows(rows, ["what", "best", "spread", "unit", "goal"])
     print(json.dumps(report))
     return report

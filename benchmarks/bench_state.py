@@ -2,10 +2,12 @@
 
     python benchmarks/bench_state.py [--keys 1000000] [--rounds 7]
 
-Accesses are ratios and differences of CPU time between two forms that alternate in one process; the bare form is the same code over dicts
-that nobody watches, so the difference is what being able to take an incremental checkpoint at any moment costs. Snapshots are driven by
-hand; between two slices come as many updates as 50,000 a second make in the time of the slice. A hold is the time of one slice,
-without that of Python's garbage collector, which stands beside it: a full collection walks all keys, snapshot or not.
+Accesses are ratios and differences of CPU time between two forms that alternate in one process; the
+bare form is the same code over dicts that nobody watches, so the difference is what being able to
+take an incremental checkpoint at any moment costs. Snapshots are driven by hand; between two slices
+come as many updates as 50,000 a second make in the time of the slice. A hold is the time of one
+slice, without that of Python's garbage collector, which stands beside it: a full collection walks
+all keys, snapshot or not.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from aioflow.state.heap import HeapKeyedStateBackend
 from benchmarks.bench_throughput import environment, print_rows
 
 GOALS = {"access_ns": 30, "hold_ms": 20, "increment_percent": 5}
-"""At most: added to an access; one slice at a million keys; an increment of 1 % of the keys, of the bytes of everything."""
+"""At most: added to an access; one slice at a million keys; an increment of 1 % of the keys, of
+the bytes of everything.
+"""
 
 BATCH = 256
 UPDATES_A_SECOND = 50_000
@@ -76,13 +80,22 @@ class Discarded:
 
 
 def new_backend() -> HeapKeyedStateBackend:
-    return HeapKeyedStateBackend(max_parallelism=128, key_group_range=KeyGroupRange(0, 127), now_ms=lambda: 0)
+    return HeapKeyedStateBackend(
+        max_parallelism=128, key_group_range=KeyGroupRange(0, 127), now_ms=lambda: 0
+    )
 
 
-def accesses(keys: int, *, noted: bool) -> dict[str, tuple[Callable[[], None], Callable[[], None], int]]:
-    """Name -> (over the backend, over bare dicts, how many accesses each makes). `noted`: after a checkpoint, as nothing is before."""
+def accesses(
+    keys: int, *, noted: bool
+) -> dict[str, tuple[Callable[[], None], Callable[[], None], int]]:
+    """Name -> (over the backend, over bare dicts, how many accesses each makes).
+
+    `noted`: after a checkpoint, as nothing is before.
+    """
     backend = new_backend()
-    batches = [[f"key-{(start * 7919 + i * 31) % keys}" for i in range(BATCH)] for start in range(40)]
+    batches = [
+        [f"key-{(start * 7919 + i * 31) % keys}" for i in range(BATCH)] for start in range(40)
+    ]
     count = sum(map(len, batches))
     values = list(range(BATCH))
     state, bare_state = backend.get_state(ValueStateDescriptor("v")), UnwatchedValue(backend)
@@ -123,8 +136,11 @@ def accesses(keys: int, *, noted: bool) -> dict[str, tuple[Callable[[], None], C
 
 def access_costs(keys: int, rounds: int) -> list[dict[str, Any]]:
     rows = []
-    measured = [(f"{name}, {when}", *runs) for when, noted in (("no checkpoints", False), ("noted", True)) for name, runs in
-                accesses(keys, noted=noted).items()]
+    measured = [
+        (f"{name}, {when}", *runs)
+        for when, noted in (("no checkpoints", False), ("noted", True))
+        for name, runs in accesses(keys, noted=noted).items()
+    ]
     for name, watched, unwatched, count in measured:
         figures: tuple[list[float], list[float]] = ([], [])
         for _ in range(rounds + 1):
@@ -132,7 +148,10 @@ def access_costs(keys: int, rounds: int) -> list[dict[str, Any]]:
                 begun = process_time_ns()
                 run()
                 times.append((process_time_ns() - begun) / count)
-        added = sorted(with_it - without for with_it, without in zip(figures[0][1:], figures[1][1:], strict=True))
+        added = sorted(
+            with_it - without
+            for with_it, without in zip(figures[0][1:], figures[1][1:], strict=True)
+        )
         rows.append({
             "access": name,
             "ns": round(min(figures[0][1:]), 1),
@@ -145,14 +164,24 @@ def access_costs(keys: int, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def snapshot(backend: HeapKeyedStateBackend, number: int, keys: int, *, beside: int = UPDATES_A_SECOND, **kind: bool) -> dict[str, Any]:
+def snapshot(
+    backend: HeapKeyedStateBackend,
+    number: int,
+    keys: int,
+    *,
+    beside: int = UPDATES_A_SECOND,
+    **kind: bool,
+) -> dict[str, Any]:
     """One completed checkpoint while updates go on, `beside` a second."""
     state = backend.get_state(ValueStateDescriptor("v"))
     holds: list[tuple[int, int]] = []
     collections: list[int] = []
     updates, spent = 0, 0
+
     def collected(phase: str, _info: object) -> None:
-        collections.append(thread_time_ns() if phase == "start" else thread_time_ns() - collections.pop())
+        collections.append(
+            thread_time_ns() if phase == "start" else thread_time_ns() - collections.pop()
+        )
 
     gc.callbacks.append(collected)
     begun = perf_counter_ns()
@@ -201,7 +230,10 @@ def snapshot(backend: HeapKeyedStateBackend, number: int, keys: int, *, beside: 
 
 
 async def snapshots(keys: int) -> list[dict[str, Any]]:
-    """Everything, 1 % of it, and a savepoint, of `keys` keys with an int each. On a loop because a snapshot asks it the time."""
+    """Everything, 1 % of it, and a savepoint, of `keys` keys with an int each.
+
+    On a loop because a snapshot asks it the time.
+    """
     backend = new_backend()
     state = backend.get_state(ValueStateDescriptor("v"))
 
@@ -222,17 +254,37 @@ async def snapshots(keys: int) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args(arguments)
     costs = access_costs(min(options.keys, 10_000), options.rounds)
     print_rows(costs, ["access", "ns", "bare_ns", "ratio", "added_ns", "spread", "goal"])
     written = asyncio.run(snapshots(options.keys))
-    columns = ["snapshot", "bytes", "percent", "slices", "begin_ms", "hold_p50_ms", "hold_p99_ms", "hold_max_ms", "gc_max_ms", "seconds"]
+    columns = [
+        "snapshot",
+        "bytes",
+        "percent",
+        "slices",
+        "begin_ms",
+        "hold_p50_ms",
+        "hold_p99_ms",
+        "hold_max_ms",
+        "gc_max_ms",
+        "seconds",
+    ]
     print_rows(written, [*columns, "ns_an_update"])
     unit = "ns an access and ms a slice, CPU time (wall: wall time); access: best of the rounds"
-    report = {**environment(), "unit": unit, "goals": GOALS, "keys": options.keys, "accesses": costs, "snapshots": written}
+    report = {
+        **environment(),
+        "unit": unit,
+        "goals": GOALS,
+        "keys": options.keys,
+        "accesses": costs,
+        "snapshots": written,
+    }
     print(json.dumps(report))
     return report
 

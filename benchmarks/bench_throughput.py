@@ -1,9 +1,11 @@
-"""Throughput of whole flows in one process against the bare loop, alternating in one run; then the cost of each stage.
+"""Throughput of whole flows in one process against the bare loop, alternating in one run; then the
+cost of each stage.
 
     python benchmarks/bench_throughput.py [--records 2000000] [--rounds 5] [--only w1 w3] [--loops uvloop asyncio] [--collect-pools]
 
-Ratios are of CPU time, since a busy neighbour on the machine changes wall time and not this; each is the median over the rounds of
-(bare loop / flow), both taken in the same round. A flow whose checksum is not that of the bare loop ends the run with an error.
+Ratios are of CPU time, since a busy neighbour on the machine changes wall time and not this; each
+is the median over the rounds of (bare loop / flow), both taken in the same round. A flow whose
+checksum is not that of the bare loop ends the run with an error.
 """
 
 from __future__ import annotations
@@ -61,11 +63,23 @@ def workloads(names: list[str], pool: int) -> list[Workload]:
     for name in names:
         match name:
             case "w1":
-                made.append(Workload(name, lambda n: bare.w1(words, n), lambda n, s: flows.w1(words, n, s)))
+                made.append(
+                    Workload(name, lambda n: bare.w1(words, n), lambda n, s: flows.w1(words, n, s))
+                )
             case "w1-batch-sink":
-                made.append(Workload(name, lambda n: bare.w1(words, n), lambda n, s: flows.w1(words, n, s, batch_sink=True)))
+                made.append(
+                    Workload(
+                        name,
+                        lambda n: bare.w1(words, n),
+                        lambda n, s: flows.w1(words, n, s, batch_sink=True),
+                    )
+                )
             case "w2":
-                made.append(Workload(name, lambda n: bare.w2(events, n), lambda n, s: flows.w2(events, n, s)))
+                made.append(
+                    Workload(
+                        name, lambda n: bare.w2(events, n), lambda n, s: flows.w2(events, n, s)
+                    )
+                )
             case "w3":
                 made.append(Workload(name, bare.w3fn, flows.w3))
             case _:
@@ -113,7 +127,10 @@ def compare(workload: Workload, n: int, rounds: int, loops: list[str]) -> list[d
         for loop in loops:
             result, timing = run_flow(workload, n, loop)
             if result != expected:
-                raise SystemExit(f"{workload.name} on {loop}: (outputs, checksum) is {result}, expected {expected}")
+                raise SystemExit(
+                    f"{workload.name} on {loop}: (outputs, checksum) is {result}, expected "
+                    f"{expected}"
+                )
             timings[loop].append(timing)
     rows = []
     for loop in loops:
@@ -135,16 +152,23 @@ def compare(workload: Workload, n: int, rounds: int, loops: list[str]) -> list[d
 
 
 def stage_costs(workload: Workload, n: int, loop: str, runs: int = 3) -> list[dict[str, Any]]:
-    """Exclusive time of each stage in ns a record, the least of `runs`; "rest" is the mailbox, the event loop, start and end."""
+    """Exclusive time of each stage in ns a record, the least of `runs`; "rest" is the mailbox,
+    the event loop, start and end.
+    """
     least: dict[str, dict[str, Any]] = {}
     for _ in range(runs):
         with measured() as stages:
             _, timing = run_flow(workload, n, loop)
         rows = [stage.row(n) for stage in stages.values()]
         rest = timing.wall * 1e9 - sum(stage.ns for stage in stages.values())
-        rows.append({"stage": "rest", "ns_per_record": round(rest / n, 1), "batches": 0, "mean_batch": 0})
+        rows.append(
+            {"stage": "rest", "ns_per_record": round(rest / n, 1), "batches": 0, "mean_batch": 0}
+        )
         for row in rows:
-            if row["stage"] not in least or row["ns_per_record"] < least[row["stage"]]["ns_per_record"]:
+            if (
+                row["stage"] not in least
+                or row["ns_per_record"] < least[row["stage"]]["ns_per_record"]
+            ):
                 least[row["stage"]] = row
     return [{"workload": workload.name, **row} for row in least.values()]
 
@@ -152,15 +176,27 @@ def stage_costs(workload: Workload, n: int, loop: str, runs: int = 3) -> list[di
 def environment() -> dict[str, Any]:
     """What the figures belong to."""
     root = Path(__file__).resolve().parent.parent
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False)
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} {platform.release()}",
+        "machine": (
+            f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} "
+            f"{platform.release()}"
+        ),
         "load_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "commit": commit.stdout.strip() or "unknown",
         "batch_records_max": BATCH_RECORDS_MAX,
         "slice_ms": SLICE_NS / 1e6,
-        "unit": "records per second; ratio = CPU time of the bare loop / CPU time of the flow, median over the rounds [least, greatest]",
+        "unit": (
+            "records per second; ratio = CPU time of the bare loop / CPU time of the flow, median "
+            "over the rounds [least, greatest]"
+        ),
     }
 
 
@@ -169,7 +205,9 @@ def print_rows(rows: list[dict[str, Any]], columns: list[str]) -> None:
     cells = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     for line in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
     print()
 
 
@@ -180,26 +218,48 @@ def _cell(value: Any) -> str:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=list(GOALS), metavar="NAME")
-    parser.add_argument("--loops", nargs="+", default=["uvloop", "asyncio"], choices=["uvloop", "asyncio"])
-    parser.add_argument("--collect-pools", action="store_true", help="let the garbage collector walk the pools, too")
+    parser.add_argument(
+        "--loops", nargs="+", default=["uvloop", "asyncio"], choices=["uvloop", "asyncio"]
+    )
+    parser.add_argument(
+        "--collect-pools", action="store_true", help="let the garbage collector walk the pools, too"
+    )
     options = parser.parse_args(arguments)
-    report: dict[str, Any] = {**environment(), "rounds": options.rounds, "collect_pools": options.collect_pools}
+    report: dict[str, Any] = {
+        **environment(),
+        "rounds": options.rounds,
+        "collect_pools": options.collect_pools,
+    }
     report |= {"throughput": [], "stages": []}
     made = workloads(options.only, min(POOL, options.records))
     if not options.collect_pools:
-        # A full collection would walk the millions of entries of our own data, which in real life are not in this process.
+        # A full collection would walk the millions of entries of our own data, which in real life
+        # are not in this process.
         gc.freeze()
     try:
         for workload in made:
-            report["throughput"] += compare(workload, options.records, options.rounds, options.loops)
+            report["throughput"] += compare(
+                workload, options.records, options.rounds, options.loops
+            )
             report["stages"] += stage_costs(workload, options.records, options.loops[0])
     finally:
         gc.unfreeze()
-    columns = ["workload", "loop", "bare_records_per_cpu_s", "records_per_cpu_s", "records_per_s", "ratio", "ratio_spread", "goal"]
+    columns = [
+        "workload",
+        "loop",
+        "bare_records_per_cpu_s",
+        "records_per_cpu_s",
+        "records_per_s",
+        "ratio",
+        "ratio_spread",
+        "goal",
+    ]
     print_rows(report["throughput"], columns)
     print_rows(report["stages"], ["workload", "stage", "ns_per_record", "batches", "mean_batch"])
     print(json.dumps(report))

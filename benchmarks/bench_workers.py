@@ -1,23 +1,28 @@
-"""What two worker processes bring against one process, and what a record over a connection takes; ratios, alternating in one run.
+"""What two worker processes bring against one process, and what a record over a connection takes;
+ratios, alternating in one run.
 
     python benchmarks/bench_workers.py [--records 400000] [--rounds 11] [--only count work latency]
 
-`count`: running count of uniform keys, half the records cross between the workers. `work`: the same with 5 us of Python work a record
-behind the exchange. `latency`: 10,000 records a second through a keyed exchange whose two sides are in different processes. All flows make
-their records themselves, in as many subtasks as they have, so that nothing but the exchange is between the processes. The start of
-processes is not in the figures: a rate is that from a fifth to nine tenths of the records, by the clock that all processes of a machine
-share. Slices are short and many, each of one process beside one of two workers, now this one first and now the other.
+`count`: running count of uniform keys, half the records cross between the workers. `work`: the same
+with 5 us of Python work a record behind the exchange. `latency`: 10,000 records a second through a
+keyed exchange whose two sides are in different processes. All flows make their records themselves,
+in as many subtasks as they have, so that nothing but the exchange is between the processes. The
+start of processes is not in the figures: a rate is that from a fifth to nine tenths of the records,
+by the clock that all processes of a machine share. Slices are short and many, each of one process
+beside one of two workers, now this one first and now the other.
 
-A rented processor changes its speed by a factor of two from one second to the next, without a word in its statistics: then ratios have
-two peaks, and tell which slice met which speed. So each process runs the same user work in a plain loop every few thousand records and
-counts what a CPU second is worth there and then. `equal` is the ratio of what a CPU second of the flow brings, each measured in that
-loop: what two processors of one speed would give. `wall` and `cpu` are as they were. `bare` is the plain loop in two processes at once
-against one: what the machine has to give.
+A rented processor changes its speed by a factor of two from one second to the next, without a word
+in its statistics: then ratios have two peaks, and tell which slice met which speed. So each process
+runs the same user work in a plain loop every few thousand records and counts what a CPU second is
+worth there and then. `equal` is the ratio of what a CPU second of the flow brings, each measured in
+that loop: what two processors of one speed would give. `wall` and `cpu` are as they were. `bare` is
+the plain loop in two processes at once against one: what the machine has to give.
 
-Beside them: the CPU time of each worker over the time that passed (`busy`; below 1 it waited, or others had the processor), how often a
-second it gave the processor up to wait (`waits`: that is ours) or had to (`preempted`: somebody else's), and the share of all processors
-that the machine's owner took (`stolen`). The work of 5 us is measured, too, before anything else runs: how long a fixed loop takes differs
-by a factor of four between machines.
+Beside them: the CPU time of each worker over the time that passed (`busy`; below 1 it waited, or
+others had the processor), how often a second it gave the processor up to wait (`waits`: that is
+ours) or had to (`preempted`: somebody else's), and the share of all processors that the machine's
+owner took (`stolen`). The work of 5 us is measured, too, before anything else runs: how long a
+fixed loop takes differs by a factor of four between machines.
 """
 
 from __future__ import annotations
@@ -50,7 +55,9 @@ RATE = 10_000
 WORK_S = 5e-6
 """User work a record of the flow `work`."""
 STEP = 10_000
-"""Records from one mark to the next: each mark is a record of its own on its way to this process, and a frame if it travels alone."""
+"""Records from one mark to the next: each mark is a record of its own on its way to this
+process, and a frame if it travels alone.
+"""
 AGES = 500
 BARE_S = 1.0
 """How long bare loops run side by side."""
@@ -121,7 +128,9 @@ def bare_ratio(name: str, numbers: int) -> float:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def run(count: int) -> float:
-        running = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(count)]
+        running = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(count)
+        ]
         return sum(float(json.loads(process.communicate()[0])) for process in running)
 
     return run(PARALLELISM) / run(1)
@@ -141,7 +150,9 @@ class Mark(NamedTuple):
 
 
 class Marks:
-    """Lets through a mark of every `STEP` records, and nothing else: so few that they cost nothing."""
+    """Lets through a mark of every `STEP` records, and nothing else: so few that they cost
+    nothing.
+    """
 
     def __init__(self, name: str, numbers: int, sample: int) -> None:
         self.count = 0
@@ -158,7 +169,9 @@ class Marks:
         used = resource.getrusage(resource.RUSAGE_SELF)
         now = process_time()
         self.spent += now - begun
-        return Mark(monotonic(), os.getpid(), now - self.spent, speed, used.ru_nvcsw, used.ru_nivcsw)
+        return Mark(
+            monotonic(), os.getpid(), now - self.spent, speed, used.ru_nvcsw, used.ru_nivcsw
+        )
 
 
 def stamped(i: int) -> tuple[int, float]:
@@ -170,7 +183,9 @@ def stamp_key(record: tuple[int, float]) -> int:
 
 
 class Ages:
-    """How old each record is when it comes, `AGES` of them at a time: what is told of them must not be traffic of its own."""
+    """How old each record is when it comes, `AGES` of them at a time: what is told of them must
+    not be traffic of its own.
+    """
 
     def __init__(self) -> None:
         self.ages: list[float] = []
@@ -192,7 +207,9 @@ class Rate:
     cpu: float
     """Records a second if each process had a processor to itself and never waited."""
     equal: float
-    """The same in records of the plain loop: 1 if the flow cost nothing beyond the user work, in one process."""
+    """The same in records of the plain loop: 1 if the flow cost nothing beyond the user work, in
+    one process.
+    """
     speed: float
     """Records a CPU second of the plain loop, mean of the processes."""
     busy: tuple[float, ...]
@@ -202,7 +219,9 @@ class Rate:
 
 
 def processors() -> tuple[int, int]:
-    """Ticks of all processors since the machine started: all, and those that its owner took. (0, 0) where nobody counts them."""
+    """Ticks of all processors since the machine started: all, and those that its owner took. (0,
+    0) where nobody counts them.
+    """
     try:
         ticks = [int(one) for one in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except OSError:
@@ -222,7 +241,10 @@ async def rate(name: str, records: int, workers: int, numbers: int, sample: int)
     marks = sorted(Mark(*mark) for mark in told)
     # Subtasks that share a process have a mark each, and the last few records of each none.
     if not records // STEP - PARALLELISM <= len(marks) <= records // STEP:
-        raise SystemExit(f"{name} with workers={workers}: {len(marks)} marks came, expected one for each {STEP} of {records} records")
+        raise SystemExit(
+            f"{name} with workers={workers}: {len(marks)} marks came, expected one for each "
+            f"{STEP} of {records} records"
+        )
     marks = marks[len(marks) // 5 : len(marks) * 9 // 10]
     elapsed = marks[-1].at - marks[0].at
     cpu = equal = 0.0
@@ -239,12 +261,26 @@ async def rate(name: str, records: int, workers: int, numbers: int, sample: int)
         waits += last.waits - first.waits
         preempted += last.preempted - first.preempted
     wall = (len(marks) - 1) * STEP / elapsed
-    return Rate(wall, cpu, equal, mean(speeds), tuple(busy), waits / elapsed, preempted / elapsed, stolen / max(ticks, 1))
+    return Rate(
+        wall,
+        cpu,
+        equal,
+        mean(speeds),
+        tuple(busy),
+        waits / elapsed,
+        preempted / elapsed,
+        stolen / max(ticks, 1),
+    )
 
 
 def spread(figures: Sequence[float]) -> list[float]:
     """Quartiles: first, median, third."""
-    return [round(figure, 3) for figure in (quantiles(figures, n=4, method="inclusive") if len(figures) > 1 else [figures[0]] * 3)]
+    return [
+        round(figure, 3)
+        for figure in (
+            quantiles(figures, n=4, method="inclusive") if len(figures) > 1 else [figures[0]] * 3
+        )
+    ]
 
 
 async def latency(records: int, workers: int) -> dict[str, float]:
@@ -253,11 +289,15 @@ async def latency(records: int, workers: int) -> dict[str, float]:
     source = flow.source(af.io.datagen(stamped, count=records, rate=RATE, splits=PARALLELISM))
     told = await source.key_by(stamp_key).flat_map(Ages()).collect(workers=workers)
     ages = sorted(age for one in told[len(told) // 10 :] for age in one)
-    return {f"p{p}": round(ages[min(len(ages) - 1, len(ages) * p // 100)] * 1e3, 3) for p in (50, 99)}
+    return {
+        f"p{p}": round(ages[min(len(ages) - 1, len(ages) * p // 100)] * 1e3, 3) for p in (50, 99)
+    }
 
 
 async def compare(name: str, records: int, rounds: int, numbers: int) -> dict[str, Any]:
-    """One row: the quartiles of the ratios of the rounds, and what was seen of the machine meanwhile."""
+    """One row: the quartiles of the ratios of the rounds, and what was seen of the machine
+    meanwhile.
+    """
     sample = max(1, round(SAMPLE_S / bare(name, numbers, 2_000) * 2_000))
     both: dict[int, list[Rate]] = {0: [], PARALLELISM: []}
     machine = []
@@ -290,12 +330,19 @@ async def compare(name: str, records: int, rounds: int, numbers: int) -> dict[st
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     numbers = calibrated()
     report: dict[str, Any] = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} {platform.release()}",
+        "machine": (
+            f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} "
+            f"{platform.release()}"
+        ),
         "load_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "rounds": options.rounds,
         "work_numbers": numbers,
-        "throughput": [await compare(name, options.records, options.rounds, numbers) for name in GOALS if name in options.only],
+        "throughput": [
+            await compare(name, options.records, options.rounds, numbers)
+            for name in GOALS
+            if name in options.only
+        ],
     }
     if "latency" in options.only:
         report["latency_ms"] = {
@@ -307,11 +354,15 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=int, default=400_000)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=int, default=4, help="of the latency flow")
-    parser.add_argument("--only", nargs="+", default=[*GOALS, "latency"], choices=[*GOALS, "latency"])
+    parser.add_argument(
+        "--only", nargs="+", default=[*GOALS, "latency"], choices=[*GOALS, "latency"]
+    )
     parser.add_argument("--bare", nargs=2, metavar=("WORKLOAD", "NUMBERS"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.bare:
@@ -321,10 +372,16 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     report = asyncio.run(measure(options))
     for row in report["throughput"]:
         rates = f"{row['one_process_per_s']:>10,}/s {row['two_workers_per_s']:>10,}/s"
-        ratios = ", ".join(f"{kind} x{row[kind][1]} [{row[kind][0]}, {row[kind][2]}]" for kind in ("wall", "cpu", "equal", "bare"))
+        ratios = ", ".join(
+            f"{kind} x{row[kind][1]} [{row[kind][0]}, {row[kind][2]}]"
+            for kind in ("wall", "cpu", "equal", "bare")
+        )
         print(f"{row['workload']:8} {rates}  {ratios}")
         least, most = row["busy"]
-        seen = f"waits {row['waits_per_s']}/s, preempted {row['preempted_per_s']}/s, stolen {row['stolen']:.1%}, speed {row['speed']}"
+        seen = (
+            f"waits {row['waits_per_s']}/s, preempted {row['preempted_per_s']}/s, stolen "
+            f"{row['stolen']:.1%}, speed {row['speed']}"
+        )
         print(f"{'':8} workers busy {least[1]} and {most[1]}, {seen}")
     for name, row in report.get("latency_ms", {}).items():
         print(f"latency {name:12} {row}")

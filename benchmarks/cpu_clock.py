@@ -1,8 +1,10 @@
-"""A clock that counts the CPU time of one thread, and a loop that lives by it: what others on the machine take does not count.
+"""A clock that counts the CPU time of one thread, and a loop that lives by it: what others on the
+machine take does not count.
 
-Where the loop has nothing to do, time is skipped to the next timer, in milliseconds as both real loops sleep. So a latency is what the work
-of this very process makes of it, on a machine that is never idle. What is left out: the wait for the interpreter's lock and for disks,
-what the caches lose to others, and that asyncio's turns take several times what uvloop's do.
+Where the loop has nothing to do, time is skipped to the next timer, in milliseconds as both real
+loops sleep. So a latency is what the work of this very process makes of it, on a machine that is
+never idle. What is left out: the wait for the interpreter's lock and for disks, what the caches
+lose to others, and that asyncio's turns take several times what uvloop's do.
 """
 
 from __future__ import annotations
@@ -19,11 +21,16 @@ from unittest.mock import patch
 __all__ = ["CpuClock", "cpu_loop"]
 
 NAP_S = 0.001
-"""Where the loop is idle it looks so often, by the clock on the wall, whether a thread has something for it."""
+"""Where the loop is idle it looks so often, by the clock on the wall, whether a thread has
+something for it.
+"""
 
 
 class CpuClock:
-    """Of the thread that makes it. To other threads it stands still between two readings of this one."""
+    """Of the thread that makes it.
+
+    To other threads it stands still between two readings of this one.
+    """
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -74,7 +81,9 @@ class _CpuLoop(asyncio.SelectorEventLoop):
 
 @contextmanager
 def cpu_loop() -> Iterator[tuple[CpuClock, asyncio.AbstractEventLoop]]:
-    """A loop by a new clock, which is also what `time.monotonic` and `time.perf_counter_ns` tell meanwhile."""
+    """A loop by a new clock, which is also what `time.monotonic` and `time.perf_counter_ns` tell
+    meanwhile.
+    """
     clock = CpuClock()
     with patch("time.monotonic", clock.s), patch("time.perf_counter_ns", clock.ns):
         yield clock, _CpuLoop(clock)

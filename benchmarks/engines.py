@@ -1,4 +1,6 @@
-"""The engines that `bench_engines` compares: where each is, what it can do, and how its program is started."""
+"""The engines that `bench_engines` compares: where each is, what it can do, and how its program
+is started.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ __all__ = ["ENGINES", "TIMED", "WORKLOADS", "Engine", "Missing", "WrongAnswer", 
 
 ROOT = Path(__file__).parents[1]
 PEERS = Path(os.environ.get("BENCH_PEERS", ROOT / ".venv-peers"))
-"""A virtual environment with the other engines: `make peers`. What is not there is left out, and said."""
+"""A virtual environment with the other engines: `make peers`.
+
+What is not there is left out, and said.
+"""
 
 WORKLOADS = {
     "w1": "running count of each word",
@@ -49,7 +54,9 @@ class Engine:
     parallelism: int = 1
     workloads: Sequence[str] = tuple(WORKLOADS)
     share: float = 1.0
-    """Of the records that are asked for: a slow engine gets fewer, one that needs long to be warm more."""
+    """Of the records that are asked for: a slow engine gets fewer, one that needs long to be
+    warm more.
+    """
     shares: Mapping[str, float] = field(default_factory=dict)
     """The same for single workloads."""
     extra: tuple[str, ...] = ()
@@ -84,11 +91,36 @@ ENGINES = [
     Engine("bare loop", "bare_loop", workloads=[name for name in TIMED if name != "w6"]),
     Engine("aioflow rows, workers=2", "aioflow_rows", parallelism=2, shares=JSON_SHARES),
     Engine("aioflow rows, one process", "aioflow_rows", shares=JSON_SHARES),
-    Engine("aioflow columns, workers=2", "aioflow_columns", parallelism=2, workloads=TIMED, share=16.0, shares=COLUMN_SHARES),
-    Engine("aioflow columns, one process", "aioflow_columns", workloads=TIMED, share=16.0, shares=COLUMN_SHARES),
+    Engine(
+        "aioflow columns, workers=2",
+        "aioflow_columns",
+        parallelism=2,
+        workloads=TIMED,
+        share=16.0,
+        shares=COLUMN_SHARES,
+    ),
+    Engine(
+        "aioflow columns, one process",
+        "aioflow_columns",
+        workloads=TIMED,
+        share=16.0,
+        shares=COLUMN_SHARES,
+    ),
     Engine("Flink Java, p=2", "flink", parallelism=2, share=4.0, shares={"w4": 1.0}),
-    Engine("Flink Java, p=2, buffer timeout 0", "flink", parallelism=2, workloads=["w5"], extra=("buffer_ms=0",)),
-    Engine("Bytewax, one worker", "bytewax", workloads=["w1", "w2", "w3"], share=0.5, shares={"w2": 0.06}),
+    Engine(
+        "Flink Java, p=2, buffer timeout 0",
+        "flink",
+        parallelism=2,
+        workloads=["w5"],
+        extra=("buffer_ms=0",),
+    ),
+    Engine(
+        "Bytewax, one worker",
+        "bytewax",
+        workloads=["w1", "w2", "w3"],
+        share=0.5,
+        shares={"w2": 0.06},
+    ),
 ]
 
 
@@ -99,36 +131,72 @@ def _environment(data: Path) -> dict[str, str]:
 def run(engine: Engine, data: Path, timeout_s: float, **arguments: Any) -> dict[str, Any]:
     """What the program tells. Raises Missing, and SystemExit where it fails."""
     given = [f"{name}={value}" for name, value in arguments.items()]
-    command = [*engine.command(data), *given, f"data={data}", f"parallelism={engine.parallelism}", *engine.extra]
-    done = subprocess.run(command, cwd=ROOT, env=_environment(data), capture_output=True, text=True, timeout=timeout_s, check=False)
+    command = [
+        *engine.command(data),
+        *given,
+        f"data={data}",
+        f"parallelism={engine.parallelism}",
+        *engine.extra,
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=_environment(data),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
-        raise SystemExit(f"{engine.name} failed ({' '.join(given)}):\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
+        raise SystemExit(
+            f"{engine.name} failed ({' '.join(given)}):\n{done.stdout[-1000:]}\n"
+            f"{done.stderr[-3000:]}"
+        )
     told: dict[str, Any] = json.loads(lines[-1])
     return told
 
 
-def check(engine: Engine, workload: str, records: int, told: dict[str, Any], expected: Result) -> None:
+def check(
+    engine: Engine, workload: str, records: int, told: dict[str, Any], expected: Result
+) -> None:
     """Raises WrongAnswer."""
     got = (told["outputs"], told["checksum"])
     if got != expected:
-        raise WrongAnswer(f"{engine.name}, {workload} of {records} records: (outputs, checksum) is {got}, expected {expected}")
+        raise WrongAnswer(
+            f"{engine.name}, {workload} of {records} records: (outputs, checksum) is {got}, "
+            f"expected {expected}"
+        )
 
 
 def _flink(data: Path) -> list[str]:
     jars = next(iter(PEERS.glob("lib/python*/site-packages/pyflink/lib")), None)
     if jars is None:
         raise Missing(f"apache-flink-libraries is not in {PEERS}: make peers")
-    path = ":".join(str(jar) for pattern in ("flink-dist-*", "flink-connector-files-*", "log4j*") for jar in sorted(jars.glob(pattern)))
+    path = ":".join(
+        str(jar)
+        for pattern in ("flink-dist-*", "flink-connector-files-*", "log4j*")
+        for jar in sorted(jars.glob(pattern))
+    )
     classes = data / "classes"
     source = Path(__file__).parent / "peers" / "Flink.java"
-    if not (classes / "Flink.class").exists() or (classes / "Flink.class").stat().st_mtime < source.stat().st_mtime:
+    if (
+        not (classes / "Flink.class").exists()
+        or (classes / "Flink.class").stat().st_mtime < source.stat().st_mtime
+    ):
         classes.mkdir(parents=True, exist_ok=True)
         try:
-            done = subprocess.run(["javac", "-nowarn", "-cp", path, "-d", classes, source], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                ["javac", "-nowarn", "-cp", path, "-d", classes, source],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         except FileNotFoundError:
             raise Missing("there is no javac (JDK 17)") from None
         if done.returncode:
             raise SystemExit(f"Flink.java does not compile:\n{done.stderr}")
-    opens = [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in ("util", "lang", "time")]
+    opens = [
+        f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in ("util", "lang", "time")
+    ]
     return ["java", "-Xmx4g", *opens, "-cp", f"{classes}:{path}", "Flink"]

@@ -1,4 +1,6 @@
-"""The workloads as a user writes them: plain lambdas, and a sink that is a function of one element."""
+"""The workloads as a user writes them: plain lambdas, and a sink that is a function of one
+element.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Summed:
 
 @dataclass(slots=True)
 class BatchSink:
-    """The same checksum taken batch by batch: what a sink costs that does not look at each element by itself."""
+    """The same checksum taken batch by batch: what a sink costs that does not look at each
+    element by itself.
+    """
 
     summed: Summed
     weight: Callable[[Any], int]
@@ -60,7 +64,9 @@ def _function_sink(summed: Summed) -> Callable[[tuple[Any, int]], None]:
 def w1(words: list[str], n: int | None, summed: Summed, *, batch_sink: bool = False) -> af.Flow:
     """Running count of each word, over a keyed exchange; without `n` for ever."""
     flow = af.Flow("w1")
-    counts = flow.source(af.io.datagen(lambda i: words[i & MASK], count=n)).key_by(lambda w: w).count()
+    counts = (
+        flow.source(af.io.datagen(lambda i: words[i & MASK], count=n)).key_by(lambda w: w).count()
+    )
     counts.sink(BatchSink(summed, lambda row: row[1]) if batch_sink else _function_sink(summed))
     return flow
 

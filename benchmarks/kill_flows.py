@@ -99,7 +99,9 @@ def rows_written(folder: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in (folder / "records").glob("part-*"))
 
 
-def mistakes(folder: Path, rows: Callable[[str], Iterable[tuple[Any, ...]]] | None = None) -> list[str]:
+def mistakes(
+    folder: Path, rows: Callable[[str], Iterable[tuple[Any, ...]]] | None = None
+) -> list[str]:
     """Returns what is wrong: an empty list if every number is in every output exactly once.
 
     `rows` reads the rows of a SELECT from the database; by default that is SQLite in `folder`.
@@ -107,7 +109,9 @@ def mistakes(folder: Path, rows: Callable[[str], Iterable[tuple[Any, ...]]] | No
     total = int((folder / "stop").read_text())
     wrong = _compare("records", (n for (n,) in _parts(folder / "records")), range(total))
     expected = [(k, n) for k in range(KEYS) for n in range(1, total // KEYS + 1)]
-    wrong += _compare("counts in files", (tuple(row) for row in _parts(folder / "counts")), expected)
+    wrong += _compare(
+        "counts in files", (tuple(row) for row in _parts(folder / "counts")), expected
+    )
     in_windows = Counter((n % KEYS, n - n % WINDOW_MS) for n in range(total))
     windows = [(k, start, n) for (k, start), n in in_windows.items()]
     wrong += _compare("windows", (tuple(row) for row in _parts(folder / "windows")), windows)
@@ -138,7 +142,10 @@ def _compare(what: str, found: Iterable[object], expected: Iterable[object]) -> 
     missing, more = there - here, here - there
     if not missing and not more:
         return []
-    return [f"{what}: {missing.total()} missing {sorted(missing)[:5]}, {more.total()} too many {sorted(more)[:5]}"]  # type: ignore[type-var]
+    return [
+        f"{what}: {missing.total()} missing {sorted(missing)[:5]}, {more.total()} too many "
+        f"{sorted(more)[:5]}"
+    ]  # type: ignore[type-var]
 
 
 def main() -> None:
@@ -150,7 +157,14 @@ def main() -> None:
     parser.add_argument("--every")
     args = parser.parse_args()
     flow = counted(args.folder, parallelism=args.parallelism, counted_if=slowly)
-    af.run(flow, workers=args.workers, checkpoints=args.store, every=args.every, retain=3, unaligned=True)
+    af.run(
+        flow,
+        workers=args.workers,
+        checkpoints=args.store,
+        every=args.every,
+        retain=3,
+        unaligned=True,
+    )
 
 
 if __name__ == "__main__":

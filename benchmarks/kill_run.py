@@ -1,4 +1,5 @@
-"""Kill processes of every kind under load: is the output exact, and how long until the next checkpoint?
+"""Kill processes of every kind under load: is the output exact, and how long until the next
+checkpoint?
 
     python -m benchmarks.kill_run [--kind all|KIND] [--kills 100] [--every 500ms]
 
@@ -11,12 +12,12 @@
     database      the PostgreSQL server of a sink; it recovers and is started again
     all           each kind an equal part of the kills
 
-A process is killed with -9 at a random moment after a completed checkpoint. The time to recovery goes from
-the kill (of a store or a database: from its return) to the completion of the first checkpoint that was
-triggered after it. It holds detection, restart delay (10 ms; that of `restart=`'s default for `rescaled` and
-`service`), the start of new processes, the restore, and one checkpoint with its interval. In the end every
-number must be in every output exactly once (`kill_flows`). Absolute times, so the machine should be idle; its
-load is printed.
+A process is killed with -9 at a random moment after a completed checkpoint. The time to recovery
+goes from the kill (of a store or a database: from its return) to the completion of the first
+checkpoint that was triggered after it. It holds detection, restart delay (10 ms; that of
+`restart=`'s default for `rescaled` and `service`), the start of new processes, the restore, and one
+checkpoint with its interval. In the end every number must be in every output exactly once
+(`kill_flows`). Absolute times, so the machine should be idle; its load is printed.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ FOLLOW_S = 120.0
 
 
 class System(Protocol):
-    """Something that runs the flow in `folder`, as an async context manager, and of which processes can be killed."""
+    """Something that runs the flow in `folder`, as an async context manager, and of which
+    processes can be killed.
+    """
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *exc_info: Any) -> None: ...
@@ -76,7 +79,9 @@ class System(Protocol):
         """Kill one with -9; what has to be started in its place is started."""
 
     async def ready(self) -> None:
-        """Wait until everything runs again that is to run, so that the next kill meets a whole system."""
+        """Wait until everything runs again that is to run, so that the next kill meets a whole
+        system.
+        """
 
     async def next_checkpoint(self) -> None:
         """Wait until a checkpoint is complete that was triggered from now on."""
@@ -118,7 +123,12 @@ class Workers(InFolder):
 
     def __init__(self, folder: Path, every: str) -> None:
         super().__init__(folder)
-        options = {"checkpoints": folder / "store", "every": every, "retain": 3, "restart": af.fixed_delay(1_000_000, "10ms")}
+        options = {
+            "checkpoints": folder / "store",
+            "every": every,
+            "retain": 3,
+            "restart": af.fixed_delay(1_000_000, "10ms"),
+        }
         self._running = counted(folder).run(workers=2, **options)
 
     async def __aenter__(self) -> Self:
@@ -157,7 +167,9 @@ class Processes:
         with (self.folder / f"{name}.log").open("ab") as log:
             settings = {**os.environ, FOLDER: str(self.folder)}
             command = [sys.executable, "-m", module, *argv]
-            self.all[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, env=settings)
+            self.all[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, env=settings
+            )
         return name
 
     def log(self, name: str) -> str:
@@ -183,7 +195,9 @@ class Service(InFolder):
 
     def _start(self) -> None:
         store = str(self.folder / "store")
-        self._name = self._processes.start("run", FLOW, "--checkpoints", store, "--every", self._every, "-q")
+        self._name = self._processes.start(
+            "run", FLOW, "--checkpoints", store, "--every", self._every, "-q"
+        )
 
     async def __aenter__(self) -> Self:
         self._start()
@@ -207,7 +221,10 @@ class Service(InFolder):
 
 
 class Rescaled(Service):
-    """A program with unaligned checkpoints and back pressure. Each start has another parallelism."""
+    """A program with unaligned checkpoints and back pressure.
+
+    Each start has another parallelism.
+    """
 
     def __init__(self, folder: Path, every: str) -> None:
         super().__init__(folder, every)
@@ -262,9 +279,13 @@ class Store(Outside):
 
     async def __aenter__(self) -> Self:
         server = self._opened.enter_context(s3_server())
-        self._proxy = await self._opened.enter_async_context(FaultProxy(self._host, "127.0.0.1", server.port))
+        self._proxy = await self._opened.enter_async_context(
+            FaultProxy(self._host, "127.0.0.1", server.port)
+        )
         os.environ.update(s3_environment(self._proxy.port))
-        super().__init__(counted(self._folder), checkpoints=f"s3://{BUCKET}/kills", every=self._every)
+        super().__init__(
+            counted(self._folder), checkpoints=f"s3://{BUCKET}/kills", every=self._every
+        )
         return await super().__aenter__()
 
     async def __aexit__(self, *exc_info: Any) -> None:
@@ -293,7 +314,9 @@ class Database(Outside):
         self._server = self._opened.enter_context(postgres_server())
         dsn = self._server.create("kills")
         self._server.query("kills", "CREATE TABLE counts (k bigint, n bigint)")
-        super().__init__(counted(self._folder, dsn=dsn), checkpoints=self._folder / "store", every=self._every)
+        super().__init__(
+            counted(self._folder, dsn=dsn), checkpoints=self._folder / "store", every=self._every
+        )
         return await super().__aenter__()
 
     async def __aexit__(self, *exc_info: Any) -> None:
@@ -313,7 +336,9 @@ class Database(Outside):
 
 
 class Cluster(InFolder):
-    """Two JobManagers, one of them a standby, and three TaskManagers with a slot each, of which the job needs two."""
+    """Two JobManagers, one of them a standby, and three TaskManagers with a slot each, of which
+    the job needs two.
+    """
 
     def __init__(self, folder: Path, every: str) -> None:
         super().__init__(folder)
@@ -333,10 +358,14 @@ class Cluster(InFolder):
                 self._start_taskmanager()
             await self.ready()
             flow = counted(self.folder)
-            options = parse_options({"checkpoints": self.folder / "store", "every": self._every, "retain": 3})
+            options = parse_options(
+                {"checkpoints": self.folder / "store", "every": self._every, "retain": 3}
+            )
             graph = build_job_graph(flow.graph, apart=True)
             restart = af.fixed_delay(1_000_000, "10ms")
-            job = submission_of(graph, restart, options.task_options(flow.name), options.checkpoint_settings())
+            job = submission_of(
+                graph, restart, options.task_options(flow.name), options.checkpoint_settings()
+            )
             self._job_id = self._host.ids.new("job")
             async with self._client() as client:
                 await client.submit(self._job_id, job)
@@ -351,10 +380,18 @@ class Cluster(InFolder):
 
     async def kill(self, kind: str, chance: random.Random) -> None:
         if kind == "jobmanager":
-            holder = await current_holder(DirectoryLeases(self._host, f"{self._data}/{LEASE_DIRECTORY}"))
+            holder = await current_holder(
+                DirectoryLeases(self._host, f"{self._data}/{LEASE_DIRECTORY}")
+            )
             assert holder is not None and holder.address is not None, "nobody leads"
             port = int(holder.address.rpartition(":")[2])
-            self._processes.kill(next(name for name, its in self._ports.items() if its == port and name in self._processes.all))
+            self._processes.kill(
+                next(
+                    name
+                    for name, its in self._ports.items()
+                    if its == port and name in self._processes.all
+                )
+            )
             self._start_jobmanager()
         else:
             busy = [name for name in self._taskmanagers if await self._is_busy(name)]
@@ -364,7 +401,10 @@ class Cluster(InFolder):
     async def ready(self) -> None:
         names = list(self._processes.all)
         managers = [name for name in names if name.startswith("jobmanager")]
-        await until(lambda: all("listens at" in self._processes.log(name) for name in managers), "the jobmanagers listen")
+        await until(
+            lambda: all("listens at" in self._processes.log(name) for name in managers),
+            "the jobmanagers listen",
+        )
         async with asyncio.timeout(GIVE_UP_S):
             while len(await self._slots()) != 3:  # noqa: ASYNC110  # As in `until`.
                 await asyncio.sleep(0.05)
@@ -378,11 +418,15 @@ class Cluster(InFolder):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self._ports[self._processes.start("jobmanager", "--data", str(self._data), "--port", str(port))] = port
+        self._ports[
+            self._processes.start("jobmanager", "--data", str(self._data), "--port", str(port))
+        ] = port
 
     def _start_taskmanager(self) -> None:
         secret = str(self._data / "secret")
-        self._processes.start("taskmanager", "--data", str(self._data), "--slots", "1", "--secret-file", secret)
+        self._processes.start(
+            "taskmanager", "--data", str(self._data), "--slots", "1", "--secret-file", secret
+        )
 
     @property
     def _taskmanagers(self) -> list[str]:
@@ -390,7 +434,10 @@ class Cluster(InFolder):
 
     async def _is_busy(self, name: str) -> bool:
         slots = await self._slots()
-        return any(free == 0 and f"taskmanager {worker_id[:8]} offers" in self._processes.log(name) for worker_id, free in slots)
+        return any(
+            free == 0 and f"taskmanager {worker_id[:8]} offers" in self._processes.log(name)
+            for worker_id, free in slots
+        )
 
     async def _slots(self) -> list[tuple[str, int]]:
         """(id, free slots) of each TaskManager that lives."""
@@ -400,10 +447,16 @@ class Cluster(InFolder):
         except (OSError, af.AioflowError):
             return []
         logs = [self._processes.log(name) for name in self._taskmanagers]
-        return [(worker_id, free) for worker_id, _, free in found if any(worker_id[:8] in log for log in logs)]
+        return [
+            (worker_id, free)
+            for worker_id, _, free in found
+            if any(worker_id[:8] in log for log in logs)
+        ]
 
     def _client(self) -> ClusterClient:
-        return ClusterClient(self._host, Whereabouts(data=str(self._data)), read_secret(str(self._data / "secret")))
+        return ClusterClient(
+            self._host, Whereabouts(data=str(self._data)), read_secret(str(self._data / "secret"))
+        )
 
 
 SYSTEMS: dict[str, Callable[[Path, str], System]] = {
@@ -437,7 +490,9 @@ async def triggered_from_now(folder: Path, host: SystemHost) -> None:
 async def kill_run(
     folder: Path, kind: str, *, kills: int, every: str, chance: random.Random
 ) -> tuple[list[float], int, list[str]]:
-    """Returns seconds from each kill to the next checkpoint, the numbers written, and what is wrong."""
+    """Returns seconds from each kill to the next checkpoint, the numbers written, and what is
+    wrong.
+    """
     prepare(folder)
     times = []
     async with SYSTEMS[kind](folder, every) as system:
@@ -473,7 +528,9 @@ def summary(times: list[float]) -> dict[str, float]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kind", choices=("all", *KINDS), default="all")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--every", default="500ms")
@@ -492,7 +549,12 @@ def main(argv: list[str] | None = None) -> int:
             run = kill_run(Path(directory), kind, kills=kills, every=options.every, chance=chance)
             times, rows, wrong = asyncio.run(run)
         all_times += times
-        results[kind] = {"kills": kills, "rows": rows, "mistakes": wrong, "recovery_s": summary(times)}
+        results[kind] = {
+            "kills": kills,
+            "rows": rows,
+            "mistakes": wrong,
+            "recovery_s": summary(times),
+        }
         print(f"{kind}: {results[kind]}", file=sys.stderr, flush=True)
     wrong = [f"{kind}: {one}" for kind, result in results.items() for one in result["mistakes"]]
     result = {

@@ -1,7 +1,9 @@
-"""What a CPU second is worth, here and now: a plain loop, run for a moment again and again beside what is measured.
+"""What a CPU second is worth, here and now: a plain loop, run for a moment again and again beside
+what is measured.
 
-A rented processor changes its speed by a factor of two from one second to the next, and memory that others use makes every instruction
-dearer. Both fall on the plain loop as well, so CPU time in units of that loop compares where seconds do not.
+A rented processor changes its speed by a factor of two from one second to the next, and memory that
+others use makes every instruction dearer. Both fall on the plain loop as well, so CPU time in units
+of that loop compares where seconds do not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Plots as SVG, by hand: bars with their spread, and curves. Nothing to install, and readable as text."""
+"""Plots as SVG, by hand: bars with their spread, and curves.
+
+Nothing to install, and readable as text.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,18 @@ def bars(title: str, rows: Sequence[tuple[str, float, float, float]], unit: str)
     for i, (name, middle, least, greatest) in enumerate(rows):
         y = TOP + ROW * i
         parts.append(_text(LEFT - 8, y + 13, name, anchor="end"))
-        parts.append(f'<rect x="{LEFT}" y="{y + 2}" width="{middle * scale:.1f}" height="{ROW - 8}" fill="{COLOURS[0]}"/>')
+        parts.append(
+            f'<rect x="{LEFT}" y="{y + 2}" width="{middle * scale:.1f}" height="{ROW - 8}" '
+            f'fill="{COLOURS[0]}"/>'
+        )
         parts.append(_line(LEFT + least * scale, y + 9, LEFT + greatest * scale, y + 9, INK))
         parts.append(_text(LEFT + greatest * scale + 6, y + 13, f"{_short(middle)} {unit}"))
     return _svg(height, parts)
 
 
-def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], across: str, up: str) -> str:
+def curve(
+    title: str, lines: Mapping[str, Sequence[tuple[float, float]]], across: str, up: str
+) -> str:
     """Lines of (x, y) points, x and y on logarithmic scales."""
     height, bottom = 360, 310
     points = [point for line in lines.values() for point in line]
@@ -44,10 +52,16 @@ def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], across
     parts = [_text(12, 22, title, size=14), _text(70, height - 12, across), _text(8, TOP - 4, up)]
     for exponent in range(low, high + 1):
         x, y = at(10**left, 10**exponent)
-        parts += [_line(x, y, WIDTH - 150, y, FAINT), _text(62, y + 4, _short(10.0**exponent), anchor="end")]
+        parts += [
+            _line(x, y, WIDTH - 150, y, FAINT),
+            _text(62, y + 4, _short(10.0**exponent), anchor="end"),
+        ]
     for exponent in range(left, right + 1):
         x, y = at(10**exponent, 10**low)
-        parts += [_line(x, y, x, TOP, FAINT), _text(x, y + 16, _short(10.0**exponent), anchor="middle")]
+        parts += [
+            _line(x, y, x, TOP, FAINT),
+            _text(x, y + 16, _short(10.0**exponent), anchor="middle"),
+        ]
     for i, (name, line) in enumerate(lines.items()):
         colour = COLOURS[i % len(COLOURS)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in line))
@@ -57,22 +71,38 @@ def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], across
     return _svg(height, parts)
 
 
-def series(title: str, points: Sequence[tuple[float, float]], trend: tuple[float, float], across: str, up: str) -> str:
-    """Points of (x, y) on linear scales from 0, and a straight line: its slope, and its height in the middle of all x."""
+def series(
+    title: str,
+    points: Sequence[tuple[float, float]],
+    trend: tuple[float, float],
+    across: str,
+    up: str,
+) -> str:
+    """Points of (x, y) on linear scales from 0, and a straight line: its slope, and its height
+    in the middle of all x.
+    """
     height, bottom, left, right = 220, 170, 70, 24
     widest = max([x for x, _ in points] or [1.0]) or 1.0
     highest = max([y for _, y in points] or [1.0]) or 1.0
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return left + x / widest * (WIDTH - left - right), bottom - min(y, highest) / highest * (bottom - TOP)
+        return left + x / widest * (WIDTH - left - right), bottom - min(y, highest) / highest * (
+            bottom - TOP
+        )
 
     parts = [_text(12, 22, title, size=14), _text(left, height - 12, across), _text(8, TOP - 4, up)]
     for part in (0.0, 0.5, 1.0):
         (x, y), (end, _) = at(0, highest * part), at(widest, 0)
-        parts += [_line(x, y, end, y, FAINT), _text(left - 8, y + 4, _short(highest * part), anchor="end")]
+        parts += [
+            _line(x, y, end, y, FAINT),
+            _text(left - 8, y + 4, _short(highest * part), anchor="end"),
+        ]
         x, y = at(widest * part, 0)
         parts.append(_text(x, y + 16, _short(widest * part), anchor="middle"))
-    parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="1" fill="{COLOURS[0]}"/>' for x, y in (at(*point) for point in points)]
+    parts += [
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="1" fill="{COLOURS[0]}"/>'
+        for x, y in (at(*point) for point in points)
+    ]
     slope, middle = trend
     first, last = ((x, max(0.0, middle + slope * (x - widest / 2))) for x in (0.0, widest))
     parts.append(_line(*at(*first), *at(*last), COLOURS[4]))
@@ -91,8 +121,13 @@ def _short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 12, colour: str = INK) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">{escape(text)}</text>'
+def _text(
+    x: float, y: float, text: str, *, anchor: str = "start", size: int = 12, colour: str = INK
+) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" '
+        f'fill="{colour}">{escape(text)}</text>'
+    )
 
 
 def _line(x: float, y: float, to_x: float, to_y: float, colour: str) -> str:
@@ -100,5 +135,10 @@ def _line(x: float, y: float, to_x: float, to_y: float, colour: str) -> str:
 
 
 def _svg(height: int, parts: Sequence[str]) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif">'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{height}" fill="white"/>', *parts, "</svg>", ""])
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+        'font-family="sans-serif">'
+    )
+    return "\n".join(
+        [head, f'<rect width="{WIDTH}" height="{height}" fill="white"/>', *parts, "</svg>", ""]
+    )

@@ -2,17 +2,21 @@
 
     python -m benchmarks.soak [--minutes 100] [--workers 2] [--kill-every 60] [--rate 500] [--folder build/soak]
 
-The service is `soak_service`: a process with worker processes, a checkpoint each second, and a monitoring endpoint. One client reads
-that endpoint each second; another asks for its events and never reads them. With -9 one worker is killed each `--kill-every` seconds,
-every tenth time the service itself, which is started again and goes on from its store. With --workers 0 it is always the service.
+The service is `soak_service`: a process with worker processes, a checkpoint each second, and a
+monitoring endpoint. One client reads that endpoint each second; another asks for its events and
+never reads them. With -9 one worker is killed each `--kill-every` seconds, every tenth time the
+service itself, which is started again and goes on from its store. With --workers 0 it is always the
+service.
 
-Each second one line goes to `samples.jsonl`: memory, descriptors and threads of the service and of its oldest worker, tasks of its
-loop, files of the store, the last checkpoint and the latency of pings. In the end the output must be exact, and no series may rise:
-`slopes.json` has for each the slope an hour with its standard error, and a plot lies beside it. A series rises if its slope less twice
-the error is above its bound. Exit code 1 says that one does, or that the output is wrong.
+Each second one line goes to `samples.jsonl`: memory, descriptors and threads of the service and of
+its oldest worker, tasks of its loop, files of the store, the last checkpoint and the latency of
+pings. In the end the output must be exact, and no series may rise: `slopes.json` has for each the
+slope an hour with its standard error, and a plot lies beside it. A series rises if its slope less
+twice the error is above its bound. Exit code 1 says that one does, or that the output is wrong.
 
-The slope is Theil's and Sen's within the lives of a process, without the first minute of each; seconds behind a kill do not count for
-latency, tasks and checkpoints. The error is that of a bootstrap of blocks of two minutes.
+The slope is Theil's and Sen's within the lives of a process, without the first minute of each;
+seconds behind a kill do not count for latency, tasks and checkpoints. The error is that of a
+bootstrap of blocks of two minutes.
 
 The machine must keep up with `--rate`: where it does not, orders wait, and what waits is memory.
 """
@@ -98,7 +102,10 @@ class Slope(NamedTuple):
 
 
 def slope_of(points: Sequence[tuple[float, int, float]], rng: np.random.Generator) -> Slope:
-    """`points`: (seconds, life of the process, value). Lives may differ in height, and have one slope together."""
+    """`points`: (seconds, life of the process, value).
+
+    Lives may differ in height, and have one slope together.
+    """
     binned: dict[tuple[int, int], list[float]] = {}
     for at, life, value in points:
         binned.setdefault((life, int(at / BIN_S)), []).append(value)
@@ -106,9 +113,13 @@ def slope_of(points: Sequence[tuple[float, int, float]], rng: np.random.Generato
     hours = np.array([place * BIN_S / 3600 for _, place in binned])
     values = np.array([float(np.median(found)) for found in binned.values()])
     if len(values) < 3:
-        return Slope(float(np.median(values)) if len(values) else 0.0, 0.0, float("inf"), len(values))
+        return Slope(
+            float(np.median(values)) if len(values) else 0.0, 0.0, float("inf"), len(values)
+        )
     slope = _theil_sen(hours, lives, values)
-    heights = {life: np.median((values - slope * hours)[lives == life]) for life in set(lives.tolist())}
+    heights = {
+        life: np.median((values - slope * hours)[lives == life]) for life in set(lives.tolist())
+    }
     fitted = slope * hours + np.array([heights[life] for life in lives.tolist()])
     rest = values - fitted
     found = []
@@ -144,7 +155,9 @@ def slopes_of(samples: Sequence[dict[str, Any]], warm_up_s: float = WARM_UP_S) -
             if life is None or sample.get(name) is None:
                 continue
             since = sample["at"] - begun.setdefault(life, sample["at"])
-            if since >= warm_up_s and not (bound.quiet and sample["since_kill"] < min(RECOVERY_S, warm_up_s)):
+            if since >= warm_up_s and not (
+                bound.quiet and sample["since_kill"] < min(RECOVERY_S, warm_up_s)
+            ):
                 points.append((sample["at"], life, sample[name]))
         found[name] = slope_of(points, rng)
     return found
@@ -156,9 +169,17 @@ def slopes_of(samples: Sequence[dict[str, Any]], warm_up_s: float = WARM_UP_S) -
 def process_figures(pid: int) -> dict[str, float] | None:
     """Memory, descriptors and threads; None if it is gone."""
     try:
-        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+        status = dict(
+            line.split(":", 1)
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+            if ":" in line
+        )
         fds = len(os.listdir(f"/proc/{pid}/fd"))
-        return {"rss_mb": round(int(status["VmRSS"].split()[0]) / 1024, 2), "fds": fds, "threads": int(status["Threads"])}
+        return {
+            "rss_mb": round(int(status["VmRSS"].split()[0]) / 1024, 2),
+            "fds": fds,
+            "threads": int(status["Threads"]),
+        }
     except (OSError, KeyError):
         return None
 
@@ -195,7 +216,16 @@ class Service:
 
     def __init__(self, folder: Path, workers: int, rate: float) -> None:
         self._folder = folder
-        self._argv = [sys.executable, "-m", "benchmarks.soak_service", str(folder), "--workers", str(workers), "--rate", str(rate)]
+        self._argv = [
+            sys.executable,
+            "-m",
+            "benchmarks.soak_service",
+            str(folder),
+            "--workers",
+            str(workers),
+            "--rate",
+            str(rate),
+        ]
         self.lives = 0
         self.latency: dict[str, float] = {}
 
@@ -204,11 +234,15 @@ class Service:
         self.lives += 1
         with (self._folder / "service.log").open("ab") as log:
             pipe = asyncio.subprocess.PIPE
-            self.process = await asyncio.create_subprocess_exec(*self._argv, cwd=ROOT, stdout=pipe, stderr=log, stdin=subprocess.DEVNULL)
+            self.process = await asyncio.create_subprocess_exec(
+                *self._argv, cwd=ROOT, stdout=pipe, stderr=log, stdin=subprocess.DEVNULL
+            )
         self._reading = asyncio.create_task(self._read(self.process))
         async with asyncio.timeout(START_S):
             while not self._where.exists():
-                assert self.process.returncode is None, (self._folder / "service.log").read_text()[-4000:]
+                assert self.process.returncode is None, (self._folder / "service.log").read_text()[
+                    -4000:
+                ]
                 await asyncio.sleep(0.05)
         found = json.loads(self._where.read_text())
         self.url, self.job_id = found["url"], found["job"]
@@ -244,7 +278,9 @@ class Watcher:
         """The one that does not read asks for events, and keeps the connection."""
         host, port = self._service.url.removeprefix("http://").split(":")
         _, self._silent = await asyncio.open_connection(host, int(port), limit=1024)
-        self._silent.write(f"GET /jobs/{self._service.job_id}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        self._silent.write(
+            f"GET /jobs/{self._service.job_id}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        )
 
     async def figures(self) -> dict[str, Any]:
         """Tasks of the loop, and the last checkpoint; nothing while the service does not answer."""
@@ -252,7 +288,11 @@ class Watcher:
             loop = await self._get("/aioflow/asyncio")
             known = (await self._get("/aioflow/processes"))["processes"]
             oldest = next((process["id"] for process in known if not process["is-here"]), None)
-            its = None if oldest is None else await self._get(f"/aioflow/asyncio?taskmanager={oldest}")
+            its = (
+                None
+                if oldest is None
+                else await self._get(f"/aioflow/asyncio?taskmanager={oldest}")
+            )
             checkpoints = await self._get(f"/jobs/{self._service.job_id}/checkpoints")
             await self._get(f"/jobs/{self._service.job_id}")
             await self._get("/metrics")
@@ -270,15 +310,24 @@ class Watcher:
     async def _get(self, path: str) -> Any:
         async with self._session.get(self._service.url + path) as response:
             response.raise_for_status()
-            return await response.json() if response.content_type == "application/json" else await response.read()
+            return (
+                await response.json()
+                if response.content_type == "application/json"
+                else await response.read()
+            )
 
     async def close(self) -> None:
         self._silent.transport.abort()
         await self._session.close()
 
 
-async def soak(folder: Path, *, seconds: float, workers: int, kill_every_s: float, rate: float, seed: int) -> tuple[int, list[str]]:
-    """Returns how many kills there were, and what is wrong with the output. Samples are in `folder`."""
+async def soak(
+    folder: Path, *, seconds: float, workers: int, kill_every_s: float, rate: float, seed: int
+) -> tuple[int, list[str]]:
+    """Returns how many kills there were, and what is wrong with the output.
+
+    Samples are in `folder`.
+    """
     prepare(folder)
     rng, outputs = random.Random(seed), Outputs(folder)
     service = Service(folder, workers, rate)
@@ -289,12 +338,21 @@ async def soak(folder: Path, *, seconds: float, workers: int, kill_every_s: floa
     kills, next_kill = 0, begin + kill_every_s
     with (folder / "samples.jsonl").open("w") as file:
         while (now := time.monotonic()) - begin < seconds:
-            sample: dict[str, Any] = {"at": round(now - begin, 1), "life": service.lives, "since_kill": round(now - killed, 1)}
+            sample: dict[str, Any] = {
+                "at": round(now - begin, 1),
+                "life": service.lives,
+                "since_kill": round(now - killed, 1),
+            }
             sample |= process_figures(service.process.pid) or {}
             its = children_of(service.process.pid)
             if its and (figures := process_figures(its[0])) is not None:
-                sample |= {"worker": its[0], **{f"worker_{name}": value for name, value in figures.items()}}
-            sample["store_files"], sample["store_mb"] = await asyncio.to_thread(files_of, folder / "store")
+                sample |= {
+                    "worker": its[0],
+                    **{f"worker_{name}": value for name, value in figures.items()},
+                }
+            sample["store_files"], sample["store_mb"] = await asyncio.to_thread(
+                files_of, folder / "store"
+            )
             sample |= await watcher.figures() | service.latency
             service.latency = {}
             file.write(json.dumps(sample) + "\n")
@@ -306,7 +364,9 @@ async def soak(folder: Path, *, seconds: float, workers: int, kill_every_s: floa
                 next_kill += kill_every_s
                 await asyncio.sleep(rng.uniform(0, 1))
                 if workers and kills % SERVICE_KILLED_EVERY:
-                    os.kill(its[-1], signal.SIGKILL)  # The youngest: the oldest is the one that is watched.
+                    os.kill(
+                        its[-1], signal.SIGKILL
+                    )  # The youngest: the oldest is the one that is watched.
                 else:
                     await watcher.close()
                     await service.kill()
@@ -319,7 +379,11 @@ async def soak(folder: Path, *, seconds: float, workers: int, kill_every_s: floa
     await watcher.close()
     async with asyncio.timeout(END_S):
         code = await service.ended()
-    wrong = outputs.mistakes() if code == 0 else [f"the service ended with code {code}: {(folder / 'service.log').read_text()[-4000:]}"]
+    wrong = (
+        outputs.mistakes()
+        if code == 0
+        else [f"the service ended with code {code}: {(folder / 'service.log').read_text()[-4000:]}"]
+    )
     return kills, wrong
 
 
@@ -328,13 +392,17 @@ def read_samples(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
-def report(folder: Path, kills: int, wrong: Iterable[str], warm_up_s: float = WARM_UP_S) -> dict[str, Any]:
+def report(
+    folder: Path, kills: int, wrong: Iterable[str], warm_up_s: float = WARM_UP_S
+) -> dict[str, Any]:
     """Slopes and plots into `folder`. Returns the verdict."""
     samples = read_samples(folder)
     found = slopes_of(samples, warm_up_s)
     table = {}
     for name, slope in found.items():
-        points = [(sample["at"] / 60, sample[name]) for sample in samples if sample.get(name) is not None]
+        points = [
+            (sample["at"] / 60, sample[name]) for sample in samples if sample.get(name) is not None
+        ]
         plot = plots.series(name, points, (slope.slope / 60, slope.median), "minutes", "")
         (folder / f"{name}.svg").write_text(plot)
         bound = BOUNDS[name]
@@ -346,7 +414,11 @@ def report(folder: Path, kills: int, wrong: Iterable[str], warm_up_s: float = WA
             "rises": slope.rises(bound),
         }
     rising = [name for name, row in table.items() if row["rises"]]
-    checkpoints = {(sample["life"], sample.get("checkpoint")) for sample in samples if sample.get("checkpoint") is not None}
+    checkpoints = {
+        (sample["life"], sample.get("checkpoint"))
+        for sample in samples
+        if sample.get("checkpoint") is not None
+    }
     result = {
         "minutes": round(samples[-1]["at"] / 60, 1) if samples else 0,
         "kills": kills,
@@ -362,7 +434,9 @@ def report(folder: Path, kills: int, wrong: Iterable[str], warm_up_s: float = WA
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=100)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--kill-every", type=float, default=60, help="seconds")

@@ -1,8 +1,10 @@
-"""The service of the soak: every kind of operator that keeps something, keys that come and go, and outputs that show what was lost.
+"""The service of the soak: every kind of operator that keeps something, keys that come and go, and
+outputs that show what was lost.
 
-Orders go through an async call. Then session windows count them by key into part files, a process function with timers and state with
-a time to live counts them into SQLite, and an interval join with payments writes the ids of both into part files. A key lives for
-`ROUND` orders and never comes again. Pings are pushed in, counted by key, and read by a subscription: their way is the latency.
+Orders go through an async call. Then session windows count them by key into part files, a process
+function with timers and state with a time to live counts them into SQLite, and an interval join
+with payments writes the ids of both into part files. A key lives for `ROUND` orders and never comes
+again. Pings are pushed in, counted by key, and read by a subscription: their way is the latency.
 One more subscription is never read.
 
     python -m benchmarks.soak_service FOLDER [--workers N] [--rate N]
@@ -23,7 +25,16 @@ from typing import Any, NamedTuple
 
 import aioflow as af
 
-__all__ = ["DONE", "MONITOR", "ORDERS_OF_A_KEY", "PAID_EACH", "STOP", "Outputs", "prepare", "soaked"]
+__all__ = [
+    "DONE",
+    "MONITOR",
+    "ORDERS_OF_A_KEY",
+    "PAID_EACH",
+    "STOP",
+    "Outputs",
+    "prepare",
+    "soaked",
+]
 
 ROUND = 2_000
 """Orders for which a set of keys lives."""
@@ -40,7 +51,9 @@ PINGS_PER_S = 50
 PINGS_OF_A_KEY = 100
 
 MONITOR, STOP, TOTAL, DONE = "monitor.json", "stop", "total", "done"
-"""Files of the folder: where the endpoint is; that no more orders shall come; how many came; which sources have ended."""
+"""Files of the folder: where the endpoint is; that no more orders shall come; how many came;
+which sources have ended.
+"""
 
 
 class Order(NamedTuple):
@@ -54,8 +67,12 @@ class Payment(NamedTuple):
     at: int  # ms
 
 
-async def events(position: Any, folder: str, name: str, rate: float) -> AsyncIterator[tuple[Order | Payment, int]]:
-    """Orders or payments at `rate` a second, until there is a file `stop` and a round of orders is whole."""
+async def events(
+    position: Any, folder: str, name: str, rate: float
+) -> AsyncIterator[tuple[Order | Payment, int]]:
+    """Orders or payments at `rate` a second, until there is a file `stop` and a round of orders
+    is whole.
+    """
     where, loop = Path(folder), asyncio.get_running_loop()
     is_order = name == "orders"
     n = first = position or 0
@@ -115,7 +132,9 @@ class Answered(af.KeyedProcessFunction[int, tuple[int, float], tuple[int, float]
     def open(self, ctx: af.RuntimeContext) -> None:
         self.count = ctx.get_state(af.ValueStateDescriptor[int]("count", default=0, ttl="2s"))
 
-    def process_element(self, value: tuple[int, float], ctx: af.ProcessContext) -> Iterator[tuple[int, float]]:
+    def process_element(
+        self, value: tuple[int, float], ctx: af.ProcessContext
+    ) -> Iterator[tuple[int, float]]:
         self.count.update(self.count.value() + 1)
         yield value
 
@@ -131,11 +150,17 @@ def soaked(folder: Path, rate: float) -> tuple[af.Flow, Any, Any]:
     orders = streams["orders"].map(enrich, concurrency=50, uid="enrich")
     by_key = orders.key_by(lambda order: order.key)
     sessions = by_key.window(af.session("1s")).aggregate(af.count(), uid="sessions")
-    sessions.map(lambda result: [result.key, result.value]).sink(af.io.jsonl(folder / "sessions"), uid="files")
-    by_key.process(Counted, uid="counted").sink(af.io.sqlite(folder / "counts.db", "counts"), uid="table", parallelism=1)
+    sessions.map(lambda result: [result.key, result.value]).sink(
+        af.io.jsonl(folder / "sessions"), uid="files"
+    )
+    by_key.process(Counted, uid="counted").sink(
+        af.io.sqlite(folder / "counts.db", "counts"), uid="table", parallelism=1
+    )
     payments = streams["payments"].key_by(lambda payment: payment.order)
     paid = orders.key_by(lambda order: order.id).interval_join(payments, "0s", "1s")
-    paid.process(lambda order, payment, ctx: [payment.order], uid="join").sink(af.io.jsonl(folder / "joined"), uid="more files")
+    paid.process(lambda order, payment, ctx: [payment.order], uid="join").sink(
+        af.io.jsonl(folder / "joined"), uid="more files"
+    )
     pings = flow.source(af.io.push(), name="pings", uid="pings")
     return flow, pings, pings.key_by(lambda ping: ping[0]).process(Answered, uid="answered")
 
@@ -172,7 +197,10 @@ class Outputs:
                     part.unlink()
 
     def mistakes(self) -> list[str]:
-        """Nothing, if every order and payment is in every output exactly once. For a flow that has ended."""
+        """Nothing, if every order and payment is in every output exactly once.
+
+        For a flow that has ended.
+        """
         self.take(-1.0)
         total = int((self._folder / TOTAL).read_text())
         keys = Counter({(f"k{key}", ORDERS_OF_A_KEY): 1 for key in range(total // ROUND * KEYS)})
@@ -181,8 +209,14 @@ class Outputs:
         (staged,) = connection.execute("SELECT count(*) FROM aioflow_staged").fetchone()
         connection.close()
         wrong = _difference("sessions", self._sessions, keys) + _difference("counts", table, keys)
-        wrong += _difference("joined", self._joined, Counter(dict.fromkeys(range(0, total, PAID_EACH), 1)))
-        wrong += [f"left behind: {path.name}" for name in ("sessions", "joined") for path in (self._folder / name).glob(".*")]
+        wrong += _difference(
+            "joined", self._joined, Counter(dict.fromkeys(range(0, total, PAID_EACH), 1))
+        )
+        wrong += [
+            f"left behind: {path.name}"
+            for name in ("sessions", "joined")
+            for path in (self._folder / name).glob(".*")
+        ]
         return wrong + ([f"{staged} rows are staged in SQLite"] if staged else [])
 
 
@@ -190,18 +224,30 @@ def _difference(name: str, found: Counter[Any], expected: Counter[Any]) -> list[
     missing, more = expected - found, found - expected
     if not missing and not more:
         return []
-    return [f"{name}: {missing.total()} missing {list(missing)[:5]}, {more.total()} too many {list(more)[:5]}"]
+    return [
+        f"{name}: {missing.total()} missing {list(missing)[:5]}, {more.total()} too many "
+        f"{list(more)[:5]}"
+    ]
 
 
 async def serve(folder: Path, workers: int, rate: float) -> None:
     """Until all orders are through. Prints the latency of each second as a line of JSON."""
     flow, pings, answers = soaked(folder, rate)
     given: dict[str, Any] = {"workers": workers} if workers else {}
-    options = {"checkpoints": folder / "store", "every": "1s", "retain": 3, "restart": af.fixed_delay(1_000_000, "100ms"), **given}
+    options = {
+        "checkpoints": folder / "store",
+        "every": "1s",
+        "retain": 3,
+        "restart": af.fixed_delay(1_000_000, "100ms"),
+        **given,
+    }
     async with flow.run(monitor="127.0.0.1:0", **options) as job:
         (folder / f"{MONITOR}.new").write_text(json.dumps({"url": job.monitor_url, "job": job.id}))
         (folder / f"{MONITOR}.new").rename(folder / MONITOR)
-        async with job.subscribe(answers) as rows, job.subscribe(answers):  # The second is not read.
+        async with (
+            job.subscribe(answers) as rows,
+            job.subscribe(answers),
+        ):  # The second is not read.
             latencies: list[float] = []
             tasks = [
                 asyncio.create_task(_ping(job.input(pings)), name="pings"),
@@ -209,7 +255,9 @@ async def serve(folder: Path, workers: int, rate: float) -> None:
                 asyncio.create_task(_report(latencies), name="report"),
             ]
             try:
-                while not all((folder / f"{name}.{DONE}").exists() for name in ("orders", "payments")):
+                while not all(
+                    (folder / f"{name}.{DONE}").exists() for name in ("orders", "payments")
+                ):
                     for task in tasks:
                         if task.done():
                             task.result()
@@ -241,11 +289,16 @@ async def _report(latencies: list[float]) -> None:
         latencies.clear()
         if found:
             p50, p99 = (found[min(len(found) - 1, int(len(found) * part))] for part in (0.5, 0.99))
-            print(json.dumps({"p50_ms": round(p50 * 1000, 2), "p99_ms": round(p99 * 1000, 2)}), flush=True)
+            print(
+                json.dumps({"p50_ms": round(p50 * 1000, 2), "p99_ms": round(p99 * 1000, 2)}),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--rate", type=float, default=500)

@@ -1,7 +1,9 @@
-"""Where the time of a flow goes: exclusive time, batches and records of each stage between source and sink.
+"""Where the time of a flow goes: exclusive time, batches and records of each stage between source
+and sink.
 
-`measured()` wraps the methods that each batch passes, for the time of a `with` block. A stage's time leaves out the stages that it
-called, so the times add up. Wrapping costs some 0.3 us a batch, which the figures include: they say where, the ratios say how much.
+`measured()` wraps the methods that each batch passes, for the time of a `with` block. A stage's
+time leaves out the stages that it called, so the times add up. Wrapping costs some 0.3 us a batch,
+which the figures include: they say where, the ratios say how much.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class _Recorder:
         self.stages: dict[str, Stage] = {}
         self._inner = [0]
 
-    def wrap(self, method: Callable[..., Any], name_of: Callable[[Any], str], batch_at: int | None) -> Callable[..., Any]:
+    def wrap(
+        self, method: Callable[..., Any], name_of: Callable[[Any], str], batch_at: int | None
+    ) -> Callable[..., Any]:
         inner, stages = self._inner, self.stages
 
         @wraps(method)
@@ -93,11 +97,16 @@ def _operators(cls: type[Operator]) -> Iterator[type[Operator]]:
 
 @contextmanager
 def measured() -> Iterator[dict[str, Stage]]:
-    """Stages by name, in the order in which they were first done; to be read after the block. One flow at a time."""
+    """Stages by name, in the order in which they were first done; to be read after the block.
+
+    One flow at a time.
+    """
     recorder = _Recorder()
     patched: list[tuple[type, str, Any]] = []
 
-    def patch(cls: type, method: str, name_of: Callable[[Any], str], batch_at: int | None = None) -> None:
+    def patch(
+        cls: type, method: str, name_of: Callable[[Any], str], batch_at: int | None = None
+    ) -> None:
         if method in cls.__dict__:
             patched.append((cls, method, cls.__dict__[method]))
             setattr(cls, method, recorder.wrap(cls.__dict__[method], name_of, batch_at))
@@ -107,7 +116,11 @@ def measured() -> Iterator[dict[str, Stage]]:
     patch(NetworkInput, "emit_next", lambda _: "exchange: receive")
     for operator in dict.fromkeys(_operators(Operator)):
         patch(operator, "process_batch", _operator_name, 1)
-    for cls in [c for c in vars(partitioners).values() if isinstance(c, type) and c.__module__ == partitioners.__name__]:
+    for cls in [
+        c
+        for c in vars(partitioners).values()
+        if isinstance(c, type) and c.__module__ == partitioners.__name__
+    ]:
         if cls is not partitioners.Partitioner:
             patch(cls, "split", lambda _: "key and route", 1)
     patch(RecordWriter, "emit", lambda _: "exchange: send", 1)

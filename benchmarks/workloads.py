@@ -1,11 +1,14 @@
-"""The data of the benchmarks: deterministic pools that a workload cycles through, the same in every engine that is compared.
+"""The data of the benchmarks: deterministic pools that a workload cycles through, the same in every
+engine that is compared.
 
-W1 words: `POOL` words out of 10,000, Zipf with exponent 1; record i is `words[i & MASK]`. One running count out for each word in.
-W2 events: (user, value, milliseconds) of 10,000 users, 10,000 events in each second of event time, out of order by less than a
-second; values are eighths, so that sums are exact in any order. Count and sum for each user in windows of 10 s.
-W3 numbers: i itself, through map, filter, map and flat_map.
+W1 words: `POOL` words out of 10,000, Zipf with exponent 1; record i is `words[i & MASK]`. One
+running count out for each word in. W2 events: (user, value, milliseconds) of 10,000 users, 10,000
+events in each second of event time, out of order by less than a second; values are eighths, so that
+sums are exact in any order. Count and sum for each user in windows of 10 s. W3 numbers: i itself,
+through map, filter, map and flat_map.
 
-A result is (number of outputs, checksum over them); an engine's counts only if it equals that of the bare loop.
+A result is (number of outputs, checksum over them); an engine's counts only if it equals that of
+the bare loop.
 """
 
 from __future__ import annotations
@@ -40,14 +43,20 @@ def _steps(seed: int) -> Iterator[int]:
 
 
 def make_words(count: int = POOL) -> list[str]:
-    """The first `count` words of the pool. Equal words are one object, as an interning reader would give them."""
+    """The first `count` words of the pool.
+
+    Equal words are one object, as an interning reader would give them.
+    """
     names = [f"w{rank:05d}" for rank in range(DISTINCT)]
     cumulated, total = [], 0.0
     for rank in range(DISTINCT):
         total += 1.0 / (rank + 1)
         cumulated.append(total)
     steps = _steps(42)
-    return [names[min(DISTINCT - 1, bisect_left(cumulated, (next(steps) >> 11) * 2.0**-53 * total))] for _ in range(count)]
+    return [
+        names[min(DISTINCT - 1, bisect_left(cumulated, (next(steps) >> 11) * 2.0**-53 * total))]
+        for _ in range(count)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

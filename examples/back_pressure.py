@@ -1,7 +1,9 @@
-"""Back pressure: a sink that slows down slows the source down, without a buffer that grows and without a number to tune.
+"""Back pressure: a sink that slows down slows the source down, without a buffer that grows and
+without a number to tune.
 
-The source could give 20,000 elements a second. The sink takes all of them at first, then 30 % of that, then all again. What the
-source gives follows, because a task that cannot pass its output on stops reading its input, back to the source.
+The source could give 20,000 elements a second. The sink takes all of them at first, then 30 % of
+that, then all again. What the source gives follows, because a task that cannot pass its output on
+stops reading its input, back to the source.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class Pace:
     async def step(self) -> None:
         self.passed += 1
         now = time.monotonic()
-        self.next = max(self.next + 1 / self.rate, now - 0.05)  # What was missed for long is not caught up.
+        self.next = max(
+            self.next + 1 / self.rate, now - 0.05
+        )  # What was missed for long is not caught up.
         if self.next - now > 0.002:
             await asyncio.sleep(self.next - now)
 

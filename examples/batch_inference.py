@@ -1,7 +1,9 @@
-"""Batch inference: a model that is cheapest for many elements at once, fed from a stream of single ones.
+"""Batch inference: a model that is cheapest for many elements at once, fed from a stream of single
+ones.
 
-`map_batches` gathers up to `max_size` elements, waits at most `max_wait` for them, and calls the model in a thread, so that the loop
-stays free. One result comes back for each element, in order. The model is a resource: it is loaded once.
+`map_batches` gathers up to `max_size` elements, waits at most `max_wait` for them, and calls the
+model in a thread, so that the loop stays free. One result comes back for each element, in order.
+The model is a resource: it is loaded once.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from collections.abc import Iterator
 
 import aioflow as af
 
-REVIEWS = ["good, very good", "bad food", "good wine, bad chairs", "no words", "very bad, bad, bad"] * 60
+REVIEWS = [
+    "good, very good",
+    "bad food",
+    "good wine, bad chairs",
+    "no words",
+    "very bad, bad, bad",
+] * 60
 WEIGHTS = {"good": 1, "bad": -1, "very": 0}
 
 
@@ -33,7 +41,9 @@ class Model:
 def model() -> Iterator[Model]:
     loaded = Model()
     yield loaded
-    print(f"{len(REVIEWS)} reviews in {len(loaded.batches)} batches of at most {max(loaded.batches)}")
+    print(
+        f"{len(REVIEWS)} reviews in {len(loaded.batches)} batches of at most {max(loaded.batches)}"
+    )
 
 
 def judge(texts: list[str], model: Model = af.use(model)) -> list[tuple[str, int]]:
@@ -45,7 +55,10 @@ judged = flow.source(REVIEWS).map_batches(judge, max_size=64, max_wait="50ms", b
 
 
 async def main() -> None:
-    opinions = Counter("good" if score > 0 else "bad" if score < 0 else "neither" for _, score in await judged.collect())
+    opinions = Counter(
+        "good" if score > 0 else "bad" if score < 0 else "neither"
+        for _, score in await judged.collect()
+    )
     for opinion, count in opinions.most_common():
         print(f"{opinion}: {count}")
 

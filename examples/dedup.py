@@ -1,7 +1,8 @@
 """Deduplication: each payment once, though the provider delivers some again.
 
-Keyed state remembers the ids. Its time to live forgets them after a second, so that the state stays small for ever; a real
-service would say "1d". What comes again after that passes, which is the price that is chosen with the number.
+Keyed state remembers the ids. Its time to live forgets them after a second, so that the state stays
+small for ever; a real service would say "1d". What comes again after that passes, which is the
+price that is chosen with the number.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ class FirstOnly(af.KeyedProcessFunction[str, tuple[str, int], tuple[str, int]]):
     def open(self, ctx: af.RuntimeContext) -> None:
         self.seen = ctx.get_state(af.ValueStateDescriptor[bool]("seen", default=False, ttl="1s"))
 
-    def process_element(self, value: tuple[str, int], ctx: af.ProcessContext) -> Iterator[tuple[str, int]]:
+    def process_element(
+        self, value: tuple[str, int], ctx: af.ProcessContext
+    ) -> Iterator[tuple[str, int]]:
         if self.seen.value():
             ctx.output(repeated, value)
         else:

@@ -1,7 +1,9 @@
-"""Async enrichment: each trade asks a web service, many requests at a time, with a time limit, retries and a way out for what fails.
+"""Async enrichment: each trade asks a web service, many requests at a time, with a time limit,
+retries and a way out for what fails.
 
-`http` is a resource: one client session for the job, opened before the first element and closed after the last. The service runs in
-this process too, so that there is something real to ask: it is slow, it fails now and then, and one symbol it does not know.
+`http` is a resource: one client session for the job, opened before the first element and closed
+after the last. The service runs in this process too, so that there is something real to ask: it is
+slow, it fails now and then, and one symbol it does not know.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ CONCURRENCY = 16
 
 
 class Directory:
-    """The web service: names of companies. Notes how often it was asked, and how many requests it had at once."""
+    """The web service: names of companies.
+
+    Notes how often it was asked, and how many requests it had at once.
+    """
 
     def __init__(self) -> None:
         self.url = ""
@@ -73,7 +78,9 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def with_name(trade: tuple[str, int], session: aiohttp.ClientSession = af.use(http)) -> tuple[str, int]:
+async def with_name(
+    trade: tuple[str, int], session: aiohttp.ClientSession = af.use(http)
+) -> tuple[str, int]:
     symbol, size = trade
     async with session.get(f"{directory.url}/names/{symbol}?size={size}") as response:
         if response.status == 503:
@@ -93,7 +100,11 @@ named = flow.source(TRADES).map(
     retry=af.Retry(3, backoff="10ms", on=Unavailable),
     on_error=bad,
 )
-totals = named.key_by(lambda trade: trade[0]).window(af.global_window(at_end=True)).aggregate(af.sum(lambda trade: trade[1]))
+totals = (
+    named.key_by(lambda trade: trade[0])
+    .window(af.global_window(at_end=True))
+    .aggregate(af.sum(lambda trade: trade[1]))
+)
 
 
 async def main() -> None:

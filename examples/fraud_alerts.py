@@ -1,7 +1,9 @@
-"""Fraud alerts: a card that pays a little and then, within a minute, a lot. After the example of Flink's documentation.
+"""Fraud alerts: a card that pays a little and then, within a minute, a lot. After the example of
+Flink's documentation.
 
-The function remembers the small payment in keyed state and sets an event-time timer that forgets it a minute later, so that cards
-that never pay again cost nothing. Time is that of the payments: the alerts are the same live and over last year's file.
+The function remembers the small payment in keyed state and sets an event-time timer that forgets it
+a minute later, so that cards that never pay again cost nothing. Time is that of the payments: the
+alerts are the same live and over last year's file.
 """
 
 from __future__ import annotations
@@ -29,9 +31,13 @@ class SmallThenLarge(af.KeyedProcessFunction[str, Payment, str]):
     def process_element(self, value: Payment, ctx: af.ProcessContext) -> Iterator[str]:
         small_at = self.small_at.value()
         if small_at is not None:
-            # A timer fires after the element that moves event time past it, so the time is compared here too.
+            # A timer fires after the element that moves event time past it, so the time is compared
+            # here too.
             if value.cents >= LARGE and value.at - small_at <= MINUTE:
-                yield f"{value.card}: {value.cents / 100:.2f} only {(value.at - small_at) // 1000} s after a trial payment"
+                yield (
+                    f"{value.card}: {value.cents / 100:.2f} only {(value.at - small_at) // 1000} "
+                    "s after a trial payment"
+                )
             self.forget(ctx, small_at)
         if value.cents <= SMALL:
             self.small_at.update(value.at)
@@ -59,7 +65,10 @@ PAYMENTS = [
 ]
 
 flow = af.Flow("fraud alerts")
-payments = flow.source(PAYMENTS, watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda payment: payment.at))
+payments = flow.source(
+    PAYMENTS,
+    watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda payment: payment.at),
+)
 alerts = payments.key_by(lambda payment: payment.card).process(SmallThenLarge)
 alerts.sink(af.io.stdout())
 

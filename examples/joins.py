@@ -1,7 +1,7 @@
 """Three ways to join two streams by time: in windows, by interval, and in groups.
 
-Orders and the payments for them come from two sources. All three joins wait for the watermarks of both, so the answers do not
-depend on which source is faster.
+Orders and the payments for them come from two sources. All three joins wait for the watermarks of
+both, so the answers do not depend on which source is faster.
 """
 
 from __future__ import annotations
@@ -27,18 +27,33 @@ class Payment(NamedTuple):
     cents: int
 
 
-ORDERS = [Order("o1", 1 * SECOND, 500), Order("o2", 8 * SECOND, 900), Order("o3", 12 * SECOND, 250), Order("o4", 31 * SECOND, 70)]
+ORDERS = [
+    Order("o1", 1 * SECOND, 500),
+    Order("o2", 8 * SECOND, 900),
+    Order("o3", 12 * SECOND, 250),
+    Order("o4", 31 * SECOND, 70),
+]
 PAYMENTS = [
     Payment("o1", 3 * SECOND, 500),
-    Payment("o2", 11 * SECOND, 400),  # In the next window of ten seconds, but only 3 s after the order.
+    Payment(
+        "o2", 11 * SECOND, 400
+    ),  # In the next window of ten seconds, but only 3 s after the order.
     Payment("o2", 14 * SECOND, 500),
     Payment("o3", 25 * SECOND, 250),  # 13 s after the order.
     Payment("o9", 26 * SECOND, 10),  # Of an order that nobody has seen.
 ]
 
 flow = af.Flow("joins", parallelism=2)
-orders = flow.source(ORDERS, name="orders", watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda order: order.at))
-payments = flow.source(PAYMENTS, name="payments", watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda paid: paid.at))
+orders = flow.source(
+    ORDERS,
+    name="orders",
+    watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda order: order.at),
+)
+payments = flow.source(
+    PAYMENTS,
+    name="payments",
+    watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda paid: paid.at),
+)
 
 # Window join: a pair must fall into the same ten seconds.
 same_window = (
@@ -50,12 +65,17 @@ same_window = (
 )
 
 
-# Interval join: the payment must come within ten seconds after the order, wherever windows would have ended.
+# Interval join: the payment must come within ten seconds after the order, wherever windows would
+# have ended.
 def within(order: Order, paid: Payment, ctx: af.ProcessContext) -> Iterator[str]:
     yield f"{order.id} paid {paid.cents} of {order.cents} after {(paid.at - order.at) // SECOND} s"
 
 
-in_time = orders.key_by(lambda order: order.id).interval_join(payments.key_by(lambda paid: paid.order), "0s", "10s").process(within)
+in_time = (
+    orders.key_by(lambda order: order.id)
+    .interval_join(payments.key_by(lambda paid: paid.order), "0s", "10s")
+    .process(within)
+)
 
 
 # CoGroup: all of both sides, also where one side is empty: what an outer join is made of.
@@ -75,8 +95,14 @@ unbalanced = (
 
 
 async def main() -> None:
-    titles = ["within one window of ten seconds", "within ten seconds after the order", "not balanced in the first minute"]
-    for title, rows in zip(titles, await flow.collect(same_window, in_time, unbalanced), strict=True):
+    titles = [
+        "within one window of ten seconds",
+        "within ten seconds after the order",
+        "not balanced in the first minute",
+    ]
+    for title, rows in zip(
+        titles, await flow.collect(same_window, in_time, unbalanced), strict=True
+    ):
         print(f"{title}:")
         for row in sorted(rows):
             print(f"  {row}")

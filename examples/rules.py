@@ -1,8 +1,10 @@
-"""Broadcast state: limits that change while the flow runs, shown to every subtask that watches the accounts.
+"""Broadcast state: limits that change while the flow runs, shown to every subtask that watches the
+accounts.
 
-Limits come as a stream of their own, and each subtask keeps all of them; what an account has spent is keyed state beside them. Which of two
-streams is read first is not promised, so a payment waits for its timer: it fires when the watermarks of both streams have passed, and
-then every limit that was in force is there. So the answers are the same in every run.
+Limits come as a stream of their own, and each subtask keeps all of them; what an account has spent
+is keyed state beside them. Which of two streams is read first is not promised, so a payment waits
+for its timer: it fires when the watermarks of both streams have passed, and then every limit that
+was in force is there. So the answers are the same in every run.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Watch(af.KeyedBroadcastProcessFunction[str, Payment, Limit, tuple[int, str
         ctx.timer_service.register_event_time_timer(value.at)
 
     def process_broadcast_element(self, value: Limit, ctx: af.ProcessContext) -> None:
-        limits = ctx.get_broadcast_state(KNOWN)  # Only here it can be changed: all subtasks must keep the same.
+        limits = ctx.get_broadcast_state(
+            KNOWN
+        )  # Only here it can be changed: all subtasks must keep the same.
         limits.put(value.country, {**(limits.get(value.country) or {}), value.at: value.cents})
 
     def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> Iterator[tuple[int, str]]:
@@ -64,15 +68,27 @@ class Watch(af.KeyedBroadcastProcessFunction[str, Payment, Limit, tuple[int, str
             limits = ctx.get_broadcast_state(KNOWN).get(payment.country) or {}
             in_force = max((since for since in limits if since <= timestamp), default=None)
             if in_force is not None and spent > limits[in_force]:
-                yield timestamp, f"{payment.account} spent {spent} in {payment.country}, allowed {limits[in_force]}"
+                yield (
+                    timestamp,
+                    f"{payment.account} spent {spent} in {payment.country}, allowed "
+                    f"{limits[in_force]}",
+                )
 
 
 flow = af.Flow("rules", parallelism=2)
 payments = flow.source(
-    PAYMENTS, name="payments", watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda payment: payment.at)
+    PAYMENTS,
+    name="payments",
+    watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda payment: payment.at),
 )
-limits = flow.source(LIMITS, name="limits", watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda limit: limit.at))
-alerts = payments.key_by(lambda payment: payment.account).connect(limits.broadcast(KNOWN)).process(Watch)
+limits = flow.source(
+    LIMITS,
+    name="limits",
+    watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda limit: limit.at),
+)
+alerts = (
+    payments.key_by(lambda payment: payment.account).connect(limits.broadcast(KNOWN)).process(Watch)
+)
 
 
 async def main() -> None:

@@ -1,8 +1,10 @@
-"""A flow inside an aiohttp service: pages are pushed in, counts come out over a WebSocket and on request.
+"""A flow inside an aiohttp service: pages are pushed in, counts come out over a WebSocket and on
+request.
 
-The job runs in the service's own loop, from start-up to shutdown, and leaves signals alone. `PUT /hits` waits while the flow has
-no room, which is back pressure up to the client; a slow reader of `/live` misses rows, and never holds the flow. What is no hit is
-turned away at the door: in the flow it would be an error of the job, which all clients share.
+The job runs in the service's own loop, from start-up to shutdown, and leaves signals alone. `PUT
+/hits` waits while the flow has no room, which is back pressure up to the client; a slow reader of
+`/live` misses rows, and never holds the flow. What is no hit is turned away at the door: in the
+flow it would be an error of the job, which all clients share.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ async def hit(request: web.Request) -> web.Response:
     try:
         arrived = msgspec.json.decode(await request.read(), type=Hit)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise web.HTTPBadRequest(text=f"expected a hit like {{\"page\": \"/docs\"}}: {error}") from None
+        raise web.HTTPBadRequest(text=f'expected a hit like {{"page": "/docs"}}: {error}') from None
     await request.app[JOB].input(hits).put(arrived)
     return web.Response(status=202)
 
@@ -49,8 +51,13 @@ async def count(request: web.Request) -> web.Response:
 @routes.get("/live")
 async def live(request: web.Request) -> web.WebSocketResponse:
     socket = web.WebSocketResponse()
-    async with request.app[JOB].subscribe(counts, buffer=1000, overflow="drop_oldest") as rows, asyncio.TaskGroup() as group:
-        await socket.prepare(request)  # The subscription came first: what the client does from here on, it will see.
+    async with (
+        request.app[JOB].subscribe(counts, buffer=1000, overflow="drop_oldest") as rows,
+        asyncio.TaskGroup() as group,
+    ):
+        await socket.prepare(
+            request
+        )  # The subscription came first: what the client does from here on, it will see.
         group.create_task(send(rows, socket))
         async for _ in socket:  # Ends when either side closes.
             pass
@@ -85,4 +92,6 @@ def application() -> web.Application:
 
 
 if __name__ == "__main__":
-    web.run_app(application(), host="127.0.0.1", port=int(sys.argv[1]) if len(sys.argv) > 1 else 8080)
+    web.run_app(
+        application(), host="127.0.0.1", port=int(sys.argv[1]) if len(sys.argv) > 1 else 8080
+    )

@@ -1,6 +1,8 @@
-"""A flow inside a FastAPI service: readings are pushed in, hot sensors come out over a WebSocket, the last reading on request.
+"""A flow inside a FastAPI service: readings are pushed in, hot sensors come out over a WebSocket,
+the last reading on request.
 
-The lifespan of the service is that of the job. The job runs in the service's own loop and leaves signals alone.
+The lifespan of the service is that of the job. The job runs in the service's own loop and leaves
+signals alone.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class Hot(af.KeyedProcessFunction[str, Reading, dict[str, object]]):
     def open(self, ctx: af.RuntimeContext) -> None:
         self.last = ctx.get_state(af.ValueStateDescriptor[float]("last"))
 
-    def process_element(self, value: Reading, ctx: af.ProcessContext) -> Iterator[dict[str, object]]:
+    def process_element(
+        self, value: Reading, ctx: af.ProcessContext
+    ) -> Iterator[dict[str, object]]:
         last = self.last.value()
         if value.celsius > HOT and (last is None or last <= HOT):
             yield {"sensor": value.sensor, "celsius": value.celsius}
@@ -68,7 +72,9 @@ async def last(sensor: str) -> float:
 @app.websocket("/alerts")
 async def alerts(socket: WebSocket) -> None:
     async with app.state.job.subscribe(hot) as rows, asyncio.TaskGroup() as group:
-        await socket.accept()  # The subscription came first: what the client does from here on, it will see.
+        await (
+            socket.accept()
+        )  # The subscription came first: what the client does from here on, it will see.
         group.create_task(send(rows, socket))
         async for _ in socket.iter_text():  # Ends when the client goes, or the server shuts down.
             pass

@@ -1,7 +1,7 @@
 """Session windows: the visits of each user, cut where nothing was clicked for half an hour.
 
-The clicks come out of order by up to a minute, which the watermarks wait for. One comes hours late: its session is over, so it
-goes to `.late`, where nothing is lost silently.
+The clicks come out of order by up to a minute, which the watermarks wait for. One comes hours late:
+its session is over, so it goes to `.late`, where nothing is lost silently.
 """
 
 from __future__ import annotations
@@ -45,7 +45,12 @@ class Visit(af.ProcessWindowFunction[Click, str, str]):
 
 
 flow = af.Flow("sessions", parallelism=2)
-clicks = flow.source(CLICKS, watermarks=af.WatermarkStrategy.bounded_out_of_orderness("1m", timestamp=lambda click: click.at))
+clicks = flow.source(
+    CLICKS,
+    watermarks=af.WatermarkStrategy.bounded_out_of_orderness(
+        "1m", timestamp=lambda click: click.at
+    ),
+)
 visits = clicks.key_by(lambda click: click.user).window(af.session("30m")).process(Visit)
 late = visits.late.map(lambda click: f"too late: {click.user} {click.page}")
 

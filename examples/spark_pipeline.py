@@ -1,9 +1,11 @@
-"""Spark and a flow in one program: SQL cleans and joins, the flow follows each airport in event time, Spark stores the windows.
+"""Spark and a flow in one program: SQL cleans and joins, the flow follows each airport in event
+time, Spark stores the windows.
 
 Needs `pip install 'aioflow[spark]'` and Java 17. Three steps:
 
 1. Spark reads departures and weather, drops what is broken and joins them by airport and hour.
-2. The flow takes the result as a stream: hourly windows, and an alert when nothing has left an airport for three hours.
+2. The flow takes the result as a stream: hourly windows, and an alert when nothing has left an
+   airport for three hours.
 3. Spark writes the windows to Parquet, and reads them back.
 """
 
@@ -53,7 +55,10 @@ class Silence(af.KeyedProcessFunction[str, Departure, str]):
         ctx.timer_service.register_event_time_timer(self.due.value())
 
     def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> Iterator[str]:
-        yield f"{ctx.current_key} is silent since {(timestamp - 3 * HOUR_MS) // 60_000 // 60}:{timestamp // 60_000 % 60:02}"
+        yield (
+            f"{ctx.current_key} is silent since "
+            f"{(timestamp - 3 * HOUR_MS) // 60_000 // 60}:{timestamp // 60_000 % 60:02}"
+        )
 
 
 def cleaned(session: Any) -> Any:
@@ -72,21 +77,43 @@ async def main() -> None:
             flow = af.Flow("departures")
             departures = flow.source(
                 af.io.spark(spark, cleaned, Departure),
-                watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda departure: departure.at),
+                watermarks=af.WatermarkStrategy.monotonous_timestamps(
+                    timestamp=lambda departure: departure.at
+                ),
             )
-            departures.key_by(lambda departure: departure.airport).process(Silence).sink(alerts.append)
+            departures.key_by(lambda departure: departure.airport).process(Silence).sink(
+                alerts.append
+            )
             (
                 departures.key_by(lambda departure: departure.airport)
                 .window(af.tumbling("1h"))
-                .aggregate(af.agg(flights=af.count(), mean=af.mean(lambda departure: departure.delay)))
-                .map(lambda window: (window.key, window.start // HOUR_MS, window.value["flights"], window.value["mean"]))
-                .sink(af.io.spark(spark, into=windows, schema="airport string, hour bigint, flights bigint, mean double"))
+                .aggregate(
+                    af.agg(flights=af.count(), mean=af.mean(lambda departure: departure.delay))
+                )
+                .map(
+                    lambda window: (
+                        window.key,
+                        window.start // HOUR_MS,
+                        window.value["flights"],
+                        window.value["mean"],
+                    )
+                )
+                .sink(
+                    af.io.spark(
+                        spark,
+                        into=windows,
+                        schema="airport string, hour bigint, flights bigint, mean double",
+                    )
+                )
             )
             await flow.execute()
 
             stored = await spark.sql(f"SELECT * FROM parquet.`{windows}` ORDER BY hour, airport")
             for row in await spark.call(stored.collect):
-                print(f"{row.hour:2}:00  {row.airport}  {row.flights} left, {row.mean:4.1f} minutes late")
+                print(
+                    f"{row.hour:2}:00  {row.airport}  {row.flights} left, {row.mean:4.1f} minutes "
+                    "late"
+                )
             for alert in sorted(alerts):
                 print(alert)
 

@@ -1,11 +1,13 @@
-"""A flow on machines of Spark, run by the engine itself: its workers are tasks in Spark's executors.
+"""A flow on machines of Spark, run by the engine itself: its workers are tasks in Spark's
+executors.
 
 Needs `pip install 'aioflow[spark]'` and Java 17.
 
     python examples/spark_workers.py [MASTER]
 
-Unlike a job of Spark (`on=af.Spark(...)`) this one may never end, and takes checkpoints. What is lost with a worker, Spark brings up again,
-and the flow goes on from its last checkpoint: every reading counts once.
+Unlike a job of Spark (`on=af.Spark(...)`) this one may never end, and takes checkpoints. What is
+lost with a worker, Spark brings up again, and the flow goes on from its last checkpoint: every
+reading counts once.
 """
 
 from __future__ import annotations
@@ -30,9 +32,14 @@ class Reading(NamedTuple):
 
 
 async def readings(position: int | None) -> AsyncIterator[tuple[Reading, int]]:
-    """Twenty minutes, a reading every second from each meter in turn; each with the position behind it."""
+    """Twenty minutes, a reading every second from each meter in turn; each with the position
+    behind it.
+    """
     for second in range(position or 0, 1200):
-        yield Reading(METERS[second % 3], second * 1000, 100 * (1 + second % 3) + second // 600 * 50), second + 1
+        yield (
+            Reading(METERS[second % 3], second * 1000, 100 * (1 + second % 3) + second // 600 * 50),
+            second + 1,
+        )
         if second % 100 == 0:
             await asyncio.sleep(0)
 

@@ -1,10 +1,12 @@
 """What holds for every test: it leaves nothing behind, and chance is repeatable.
 
-A test that leaves a pending task, a live non-daemon thread, an open file descriptor or an error that asyncio could
-only log fails, and the message names what is left. The price is two `listdir` a test, so it is always on.
+A test that leaves a pending task, a live non-daemon thread, an open file descriptor or an error
+that asyncio could only log fails, and the message names what is left. The price is two `listdir` a
+test, so it is always on.
 
-Markers follow the place of a test: `tests/integration`, `tests/simulation` and `tests/test_examples*.py` mark
-themselves, and modules about keys, routing and simulation are repeated under several `PYTHONHASHSEED`s.
+Markers follow the place of a test: `tests/integration`, `tests/simulation` and
+`tests/test_examples*.py` mark themselves, and modules about keys, routing and simulation are
+repeated under several `PYTHONHASHSEED`s.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ LOOP_TURNS = 5
 
 HASHSEED_MODULES = re.compile(r"^test_.*(key|rout|partitioner|simul|canonical)")
 
-# Two shared cores make deadlines flaky; a fixed derivation makes a failure in CI the failure on the desk.
+# Two shared cores make deadlines flaky; a fixed derivation makes a failure in CI the failure on the
+# desk.
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
@@ -51,7 +54,9 @@ def pytest_report_header() -> str:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.getreports("skipped")
-    for line in needs.summary(report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)):
+    for line in needs.summary(
+        report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)
+    ):
         terminalreporter.write_line(line)
 
 
@@ -62,7 +67,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.integration)
         if "simulation" in place[:-1]:
             item.add_marker(pytest.mark.simulation)
-            if item.path.name != "test_planted.py":  # That a planted bug is found hangs on no seed of hashes.
+            if (
+                item.path.name != "test_planted.py"
+            ):  # That a planted bug is found hangs on no seed of hashes.
                 item.add_marker(pytest.mark.hashseed)
         if item.path.name.startswith("test_examples"):
             item.add_marker(pytest.mark.examples)
@@ -90,7 +97,9 @@ def _is_not_of_a_held_loop(record: logging.LogRecord) -> bool:
 
 
 class AsyncioErrors(logging.Handler):
-    """Keeps what asyncio reports only to its log: exceptions never retrieved, tasks destroyed while pending."""
+    """Keeps what asyncio reports only to its log: exceptions never retrieved, tasks destroyed
+    while pending.
+    """
 
     def __init__(self) -> None:
         super().__init__(level=logging.ERROR)
@@ -112,7 +121,8 @@ def asyncio_errors() -> Iterator[AsyncioErrors]:
 def no_task_left(request: pytest.FixtureRequest, nothing_left_behind: None) -> None:
     """Brings in `no_task_pending` for a test that has a loop, ahead of the test's own fixtures.
 
-    It runs after `nothing_left_behind`, so that one is torn down last, when the loop has been closed.
+    It runs after `nothing_left_behind`, so that one is torn down last, when the loop has been
+    closed.
     """
     if request.node.get_closest_marker("asyncio") is not None:
         request.getfixturevalue("no_task_pending")
@@ -120,14 +130,18 @@ def no_task_left(request: pytest.FixtureRequest, nothing_left_behind: None) -> N
 
 @pytest.fixture
 async def no_task_pending() -> AsyncIterator[None]:
-    """Fails the test if a task of its loop is pending once the test and its other fixtures are done."""
+    """Fails the test if a task of its loop is pending once the test and its other fixtures are
+    done.
+    """
     yield
     for _ in range(LOOP_TURNS):
         if not pending_tasks():
             return
         await asyncio.sleep(0)
     if left := pending_tasks():
-        pytest.fail("tasks left pending: " + ", ".join(sorted(repr(task) for task in left)), pytrace=False)
+        pytest.fail(
+            "tasks left pending: " + ", ".join(sorted(repr(task) for task in left)), pytrace=False
+        )
 
 
 def pending_tasks() -> list[asyncio.Task[object]]:
@@ -136,14 +150,19 @@ def pending_tasks() -> list[asyncio.Task[object]]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(request: pytest.FixtureRequest, asyncio_errors: AsyncioErrors) -> Iterator[None]:
+def nothing_left_behind(
+    request: pytest.FixtureRequest, asyncio_errors: AsyncioErrors
+) -> Iterator[None]:
     """Fails the test that leaks a thread, a file descriptor, or an error nobody retrieved."""
     threads = set(threading.enumerate())
     descriptors = open_descriptors()
     asyncio_errors.messages.clear()
     yield
     leaks = left_threads(threads) + left_descriptors(descriptors)
-    if asyncio_errors.messages and request.node.get_closest_marker("expects_asyncio_errors") is None:
+    if (
+        asyncio_errors.messages
+        and request.node.get_closest_marker("expects_asyncio_errors") is None
+    ):
         leaks += [f"asyncio logged: {message}" for message in asyncio_errors.messages]
     if leaks:
         pytest.fail("left behind: " + "; ".join(leaks), pytrace=False)
@@ -177,7 +196,8 @@ def open_descriptors() -> dict[str, str]:
 def left_descriptors(before: dict[str, str]) -> list[str]:
     if not before or not new_descriptors(before):
         return []
-    gc.collect()  # Only now: a cycle may still hold a transport, and collecting after each test would be dear.
+    # Only now: a cycle may still hold a transport, and collecting after each test would be dear.
+    gc.collect()
     return new_descriptors(before)
 
 

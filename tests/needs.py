@@ -1,7 +1,7 @@
 """Programs and rights of the machine that some tests need.
 
-Outside CI a test whose need is not met is skipped, and the end of the run says how many were and how to get
-what they need. In CI it fails. `.ci/setup` installs the programs.
+Outside CI a test whose need is not met is skipped, and the end of the run says how many were and
+how to get what they need. In CI it fails. `.ci/setup` installs the programs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def program(name: str, *patterns: str) -> str:
     """
     found = shutil.which(name) or shutil.which(name, path=SBIN)
     if found is None:
-        matches = sorted((path for pattern in patterns for path in Path("/").glob(pattern)), reverse=True)
+        matches = sorted(
+            (path for pattern in patterns for path in Path("/").glob(pattern)), reverse=True
+        )
         if not matches:
             missing(name, SETUP)
         found = str(matches[0])
@@ -47,7 +49,9 @@ def missing(need: str, remedy: str) -> NoReturn:
 
 
 def summary(reasons: Iterable[str]) -> list[str]:
-    """Returns a line for each need among the reasons of skipped tests: how many, and how to meet it."""
+    """Returns a line for each need among the reasons of skipped tests: how many, and how to meet
+    it.
+    """
     counts: Counter[str] = Counter()
     remedies: dict[str, str] = {}
     for reason in reasons:
@@ -55,4 +59,7 @@ def summary(reasons: Iterable[str]) -> list[str]:
             need, _, remedy = reason.partition(_MARK)[2].partition(": ")
             counts[need] += 1
             remedies.setdefault(need, remedy)
-    return [f"{counts[need]} skipped without {need}: {remedy}" for need, remedy in sorted(remedies.items())]
+    return [
+        f"{counts[need]} skipped without {need}: {remedy}"
+        for need, remedy in sorted(remedies.items())
+    ]

@@ -1,4 +1,6 @@
-"""Every agreed behaviour is named in the docstring of a test that holds the engine to it, so that none is dropped unnoticed."""
+"""Every agreed behaviour is named in the docstring of a test that holds the engine to it, so
+that none is dropped unnoticed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ G1.1 G1.3 G1.4 G2.1 G2.2 G2.3 G3.1 G3.2 G3.6 G4.1 G4.2 G4.4 G5.1 G5.2 G5.4 G5.5 
 H1.1 H1.2 H1.3 H1.4 H2.1 H2.2 H2.4 H2.6 H2.7 H3.1 H3.2 H3.5 H4.1 H4.2 H4.3 H4.5 H5.1 H5.3 H5.4 H6.1 H6.2 H6.3 H6.4 H7.1 H7.3
 J1.1 J2.1 J2.2 J3.1 J3.3 J4.1 J5.1 J5.3 J5.4 J6.1 J6.3
 """)
-"""All but F10.1, which is about records that a receiver keeps behind a barrier: here they wait at their sender (F10.2)."""
+"""All but F10.1, which is about records that a receiver keeps behind a barrier: here they wait
+at their sender (F10.2).
+"""
 
 
 def named_in_docstrings() -> dict[str, list[str]]:
@@ -38,7 +42,9 @@ def named_in_docstrings() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in sorted(TESTS.rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
+                "test_"
+            ):
                 for case in CASE.findall(ast.get_docstring(node) or ""):
                     found.setdefault(case, []).append(f"{path.relative_to(TESTS)}::{node.name}")
     return found

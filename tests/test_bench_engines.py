@@ -1,4 +1,6 @@
-"""The comparison of engines: what is compared, and that nothing is said of an engine whose answer is wrong. Nothing here looks at times."""
+"""The comparison of engines: what is compared, and that nothing is said of an engine whose
+answer is wrong. Nothing here looks at times.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,25 @@ def test_the_most_frequent_words_are_those_of_every_window_counted_by_itself() -
         for end in range(ts // 2_000 * 2_000 + 2_000, ts // 2_000 * 2_000 + 12_000, 2_000):
             counts = windows.setdefault(end, {})
             counts[words[i]] = counts.get(words[i], 0) + 1
-    assert bare.w4(words, events, n) == (len(windows), sum(max(counts.values()) for counts in windows.values()))
+    assert bare.w4(words, events, n) == (
+        len(windows),
+        sum(max(counts.values()) for counts in windows.values()),
+    )
 
 
 def test_a_rate_counts_what_came_behind_the_warm_up_in_all_subtasks() -> None:
-    told = [{"outputs": 100, "checksum": 7, "mark": (30, 1.0, 0.5), "last": (100, 8.0, 4.0)} for _ in range(2)]
+    told = [
+        {"outputs": 100, "checksum": 7, "mark": (30, 1.0, 0.5), "last": (100, 8.0, 4.0)}
+        for _ in range(2)
+    ]
     # 70 outputs in 7 s in each of two processes, each worth two records; they took 3.5 CPU s each.
-    assert rates(told, 400) == {"outputs": 200, "checksum": 14, "steady_per_s": 40, "steady_per_cpu_s": 40, "peak_mb": 0}
+    assert rates(told, 400) == {
+        "outputs": 200,
+        "checksum": 14,
+        "steady_per_s": 40,
+        "steady_per_cpu_s": 40,
+        "peak_mb": 0,
+    }
 
 
 def test_a_meter_marks_the_first_batch_behind_the_warm_up() -> None:
@@ -47,11 +61,23 @@ def test_a_meter_marks_the_first_batch_behind_the_warm_up() -> None:
 
 def test_latencies_of_all_subtasks_count_but_for_the_warm_up_of_each() -> None:
     slow_start = [9.0] * 3 + [0.001] * 7
-    assert percentiles([slow_start, slow_start]) == {"p50_ms": 1.0, "p90_ms": 1.0, "p99_ms": 1.0, "max_ms": 1.0, "outputs": 20}
+    assert percentiles([slow_start, slow_start]) == {
+        "p50_ms": 1.0,
+        "p90_ms": 1.0,
+        "p99_ms": 1.0,
+        "max_ms": 1.0,
+        "outputs": 20,
+    }
 
 
 def test_a_wrong_answer_ends_the_run_before_a_rate_is_told() -> None:
-    with pytest.raises(WrongAnswer, match=r"bare loop, w1 of 10 records: \(outputs, checksum\) is \(10, 4\), expected \(10, 5\)"):
+    with pytest.raises(
+        WrongAnswer,
+        match=(
+            r"bare loop, w1 of 10 records: \(outputs, checksum\) is "
+            r"\(10, 4\), expected \(10, 5\)"
+        ),
+    ):
         check(ENGINES[0], "w1", 10, {"outputs": 10, "checksum": 4}, (10, 5))
 
 
@@ -64,17 +90,29 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert (row["wall_ratio"], row["wall_spread"], row["wall_per_s"]) == (3.0, [2.0, 6.0], 6)
 
 
-def test_an_engine_that_is_not_installed_is_missing_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_not_installed_is_missing_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("benchmarks.engines.PEERS", tmp_path)
     for program in ("flink", "bytewax"):
         with pytest.raises(Missing, match="make peers"):
             Engine("other", program).command(tmp_path)
     there, missing = bench_engines.installed(tmp_path)
-    assert [engine.program for engine in there] == ["bare_loop", "aioflow_rows", "aioflow_rows", "aioflow_columns", "aioflow_columns"]
-    assert "Left out: Bytewax, one worker: bytewax is not in" in markdown({"engines": [], "latency": [], "missing": missing})
+    assert [engine.program for engine in there] == [
+        "bare_loop",
+        "aioflow_rows",
+        "aioflow_rows",
+        "aioflow_columns",
+        "aioflow_columns",
+    ]
+    assert "Left out: Bytewax, one worker: bytewax is not in" in markdown(
+        {"engines": [], "latency": [], "missing": missing}
+    )
 
 
-def test_without_pyflink_the_flow_is_held_beside_spark_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyflink_the_flow_is_held_beside_spark_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Flink's jars lie in a package `pyflink` of their own, which is not PyFlink.
     (tmp_path / "lib" / "python3.11" / "site-packages" / "pyflink" / "lib").mkdir(parents=True)
     monkeypatch.setattr("benchmarks.bench_spark_runner.PEERS", tmp_path)
@@ -95,7 +133,11 @@ def test_beside_spark_and_pyflink_a_ratio_is_told_with_and_without_the_start_of_
 
 def test_every_workload_that_is_timed_has_an_engine_of_ours_and_an_answer() -> None:
     for workload in TIMED:
-        assert [engine.name for engine in ENGINES if workload in engine.workloads and engine.program == "aioflow_rows"]
+        assert [
+            engine.name
+            for engine in ENGINES
+            if workload in engine.workloads and engine.program == "aioflow_rows"
+        ]
         assert ("w1" if workload == "w6" else workload) in ENGINES[0].workloads
 
 
@@ -107,9 +149,13 @@ def test_plots_are_well_formed_and_show_every_row_and_line() -> None:
 
 
 @pytest.mark.integration
-def test_a_run_compares_answers_and_leaves_tables_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_compares_answers_and_leaves_tables_and_plots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chosen = ["--only", "w1", "w1json", "w5", "--engines", "one process"]
-    report = bench_engines.main([*chosen, "--records", "30000", "--rounds", "1", "--seconds", "1", "--out", str(tmp_path)])
+    report = bench_engines.main(
+        [*chosen, "--records", "30000", "--rounds", "1", "--seconds", "1", "--out", str(tmp_path)]
+    )
     assert [(row["workload"], row["engine"]) for row in report["engines"]] == [
         ("w1", "bare loop"),
         ("w1", "aioflow rows, one process"),
@@ -118,7 +164,14 @@ def test_a_run_compares_answers_and_leaves_tables_and_plots(tmp_path: Path, caps
         ("w1json", "aioflow rows, one process"),
         ("w1json", "aioflow columns, one process"),
     ]
-    assert [(row["rate"], row["outputs"]) for row in report["latency"]] == [(10_000, 10_000), (50_000, 50_000)]
-    assert json.loads((tmp_path / "engines.json").read_text()) == json.loads(capsys.readouterr().out.splitlines()[-1]) == report
+    assert [(row["rate"], row["outputs"]) for row in report["latency"]] == [
+        (10_000, 10_000),
+        (50_000, 50_000),
+    ]
+    assert (
+        json.loads((tmp_path / "engines.json").read_text())
+        == json.loads(capsys.readouterr().out.splitlines()[-1])
+        == report
+    )
     assert "| w1 | aioflow rows, one process |" in (tmp_path / "engines.md").read_text()
     assert sorted(path.name for path in tmp_path.glob("*.svg")) == ["w1.svg", "w1json.svg"]

@@ -1,4 +1,7 @@
-"""The benchmarks run, and every flow that is timed gives what the bare loop gives. Nothing here looks at times."""
+"""The benchmarks run, and every flow that is timed gives what the bare loop gives.
+
+Nothing here looks at times.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ RECORDS = 3_000
 
 @pytest.fixture(autouse=True, scope="module")
 def _signal_pipe_of_libuv() -> None:
-    """libuv opens one pipe a process when its first loop starts, and keeps it: before the tests, which look for what they leave open."""
+    """libuv opens one pipe a process when its first loop starts, and keeps it: before the tests,
+    which look for what they leave open.
+    """
     bench_throughput.loop_factory("uvloop")().close()
 
 
@@ -73,7 +78,9 @@ def test_a_flow_that_gives_something_else_ends_the_benchmark() -> None:
 
 
 def test_the_report_names_what_was_measured_and_where(capsys: pytest.CaptureFixture[str]) -> None:
-    report = bench_throughput.main(["--records", "500", "--rounds", "1", "--only", "w3", "--loops", "asyncio"])
+    report = bench_throughput.main(
+        ["--records", "500", "--rounds", "1", "--only", "w3", "--loops", "asyncio"]
+    )
     (row,) = report["throughput"]
     assert row["workload"] == "w3"
     assert row["ratio_spread"][0] <= row["ratio"] <= row["ratio_spread"][1]
@@ -85,9 +92,19 @@ def test_stage_costs_show_the_records_of_each_stage_and_leave_no_wrapper() -> No
     methods: list[Callable[..., object]] = [OperatorChain.run, OperatorChain.push]
     (workload,) = workloads(["w1"], RECORDS)
     rows = {row["stage"]: row for row in stage_costs(workload, RECORDS, "asyncio")}
-    assert {"source", "chain", "key and route", "exchange: send", "exchange: receive", "sink"} <= rows.keys()
+    assert {
+        "source",
+        "chain",
+        "key and route",
+        "exchange: send",
+        "exchange: receive",
+        "sink",
+    } <= rows.keys()
     for stage in ("key and route", "RunningAggregateOperator", "sink"):
-        assert abs(rows[stage]["batches"] * rows[stage]["mean_batch"] - RECORDS) <= rows[stage]["batches"]
+        assert (
+            abs(rows[stage]["batches"] * rows[stage]["mean_batch"] - RECORDS)
+            <= rows[stage]["batches"]
+        )
     assert [OperatorChain.run, OperatorChain.push] == methods
 
 
@@ -108,7 +125,9 @@ def test_rows_and_columns_are_compared_and_reported(capsys: pytest.CaptureFixtur
 def test_what_state_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     report = bench_state.main(["--keys", "2000", "--rounds", "1"])
     measured = ["ValueState.update", "running count", "window count"]
-    assert [row["access"] for row in report["accesses"]] == [f"{name}, {when}" for when in ("no checkpoints", "noted") for name in measured]
+    assert [row["access"] for row in report["accesses"]] == [
+        f"{name}, {when}" for when in ("no checkpoints", "noted") for name in measured
+    ]
     whole, increment, savepoint = report["snapshots"]
     assert increment["bytes"] < whole["bytes"]
     assert savepoint["files"] == 1
@@ -117,8 +136,16 @@ def test_what_state_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_what_rocksdb_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     report = bench_rocksdb.main(["--keys", "2000", "--rounds", "1"])
-    assert [row["access"] for row in report["accesses"]] == ["ValueState value + update", "running count"]
-    assert [row["snapshot"] for row in report["snapshots"]] == ["everything", "1 % changed", "1 %, most bytes", "savepoint"]
+    assert [row["access"] for row in report["accesses"]] == [
+        "ValueState value + update",
+        "running count",
+    ]
+    assert [row["snapshot"] for row in report["snapshots"]] == [
+        "everything",
+        "1 % changed",
+        "1 %, most bytes",
+        "savepoint",
+    ]
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
 
 
@@ -141,13 +168,21 @@ def test_a_fresh_process_reports_what_it_costs(capsys: pytest.CaptureFixture[str
     rows = {row["what"]: row for row in report["startup"]}
     assert bench_startup.GOALS.keys() < rows.keys()
     assert all(row["best"] > 0 for row in rows.values())
-    assert rows["import aioflow"]["best"] < rows["import and build"]["best"] < rows["process to first result"]["best"]
+    assert (
+        rows["import aioflow"]["best"]
+        < rows["import and build"]["best"]
+        < rows["process to first result"]["best"]
+    )
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "cpu"])
-def test_the_latency_of_every_record_at_each_rate_is_reported(loop: str, capsys: pytest.CaptureFixture[str]) -> None:
-    report = bench_latency.main(["--rates", "20000", "40000", "--seconds", "0.01", "--loops", loop, "--keys", "100"])
+def test_the_latency_of_every_record_at_each_rate_is_reported(
+    loop: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = bench_latency.main(
+        ["--rates", "20000", "40000", "--seconds", "0.01", "--loops", loop, "--keys", "100"]
+    )
     calibration, *rows = report["latency"]
     assert calibration["what"] == "one turn"
     assert [(row["what"], row["rate"]) for row in rows] == [
@@ -160,7 +195,9 @@ def test_the_latency_of_every_record_at_each_rate_is_reported(loop: str, capsys:
 
 
 def test_the_endpoint_is_asked_at_full_load_and_at_rest(capsys: pytest.CaptureFixture[str]) -> None:
-    report = bench_monitor.main(["--seconds", "0.2", "--rounds", "1", "--parallelism", "1", "--loops", "asyncio"])
+    report = bench_monitor.main(
+        ["--seconds", "0.2", "--rounds", "1", "--parallelism", "1", "--loops", "asyncio"]
+    )
     answers, scrapes, readers = report["monitor"]
     assert answers["requests"] > 0
     assert 0 < answers["p50_ms"] <= answers["p99_ms"] <= answers["max_ms"]
@@ -183,11 +220,14 @@ def test_a_profile_counts_what_workers_do_as_the_stage_that_asks_for_it() -> Non
     stacks = [
         f"{submits};build (benchmarks/peers/aioflow_rows.py:7) 90",
         f"{submits};{worker};{main};open_job (/x/aioflow/cluster/worker.py:80) 90",
-        f"{submits};{worker};{main};<module> (<frozen importlib._bootstrap>:3);poll_batch (/x/aioflow/io/generating.py:1) 90",
+        f"{submits};{worker};{main};<module> (<frozen importlib._bootstrap>:3);poll_batch "
+        "(/x/aioflow/io/generating.py:1) 90",
         f"{submits};{worker};_bootstrap (threading.py:1);wait (threading.py:3) 90",
         f"{submits};{worker};{main} 1",
-        f"{submits};{worker};{main};split (/x/aioflow/task/partitioners.py:2);loop (<aioflow routing loop>:3) 4",
-        f"{submits};{worker};{main};distinct (/x/aioflow/columns/keys.py:2);unique (numpy/lib.py:3) 3",
+        f"{submits};{worker};{main};split (/x/aioflow/task/partitioners.py:2);loop (<aioflow "
+        "routing loop>:3) 4",
+        f"{submits};{worker};{main};distinct (/x/aioflow/columns/keys.py:2);unique "
+        "(numpy/lib.py:3) 3",
         f"{submits};{worker};{main};run (/x/aioflow/task/chain.py:2) 2",
     ]
     found = profiles.shares("\n".join(stacks))
@@ -198,7 +238,11 @@ def test_a_profile_counts_what_workers_do_as_the_stage_that_asks_for_it() -> Non
         profiles.OUTSIDE: 0.1,
     }
     told = profiles.stages(found)
-    assert {name: round(share, 1) for name, share in told.items() if share} == {"route": 0.7, "send, receive": 0.1, profiles.REST: 0.2}
+    assert {name: round(share, 1) for name, share in told.items() if share} == {
+        "route": 0.7,
+        "send, receive": 0.1,
+        profiles.REST: 0.2,
+    }
     assert profiles.line("rows", "w1", found).startswith("| rows w1 | 0% | 70% |")
 
 

@@ -1,4 +1,6 @@
-"""Every number of the demonstration, against the same year computed by DuckDB from the same files."""
+"""Every number of the demonstration, against the same year computed by DuckDB from the same
+files.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,15 @@ def report() -> Report:
 
 @pytest.fixture(scope="module")
 def db() -> duckdb.DuckDBPyConnection:
-    """`flown`: one row a departure in order of arrival `n`, with the watermark that stands when it comes. `arrived`: cancelled ones too."""
+    """`flown`: one row a departure in order of arrival `n`, with the watermark that stands when
+    it comes. `arrived`: cancelled ones too.
+    """
     folder = find_data()
     flights = pd.read_csv(folder / "flights.csv.zip")
     # Not from `time_hour`, which the demonstration reads: from the local date and clock.
-    local = pd.to_datetime(flights[["year", "month", "day", "hour", "minute"]]).dt.tz_localize("America/New_York")
+    local = pd.to_datetime(flights[["year", "month", "day", "hour", "minute"]]).dt.tz_localize(
+        "America/New_York"
+    )
     flights["scheduled"] = local.astype("int64") // 1_000_000
     flights["line"] = flights.index
     weather = pd.read_csv(folder / "weather.csv")
@@ -80,7 +86,9 @@ def rows(db: duckdb.DuckDBPyConnection, query: str) -> list[tuple[Any, ...]]:
     return db.execute(query).fetchall()
 
 
-AIRLINES = "select airline, sum(flights), sum(minutes), max(worst), sum(late15) from days group by all"
+AIRLINES = (
+    "select airline, sum(flights), sum(minutes), max(worst), sum(late15) from days group by all"
+)
 WORST_DAYS = """
     select airline, day_start, flights, minutes, worst, late15 from days where flights >= 50 order by minutes / flights desc limit 5
 """
@@ -105,23 +113,36 @@ SILENCES = f"""
 """
 
 
-def test_what_the_files_say_is_what_the_departures_are_taken_for(db: duckdb.DuckDBPyConnection) -> None:
-    """The date of a row is the date of the schedule: schedule and delay give the clock time of departure, for every row."""
-    ((wrong,),) = rows(db, """
+def test_what_the_files_say_is_what_the_departures_are_taken_for(
+    db: duckdb.DuckDBPyConnection,
+) -> None:
+    """The date of a row is the date of the schedule: schedule and delay give the clock time of
+    departure, for every row.
+    """
+    ((wrong,),) = rows(
+        db,
+        """
         select count(*) from flown
         where strftime(make_timestamptz(moment::bigint * 1000) at time zone 'America/New_York', '%H%M')::int <> dep_time::int % 2400
-    """)
+    """,
+    )
 
     assert wrong == 0
 
 
-def test_departures_come_in_the_order_in_which_the_planes_left(db: duckdb.DuckDBPyConnection) -> None:
-    expected = rows(db, "select carrier, flight, origin, dest, scheduled, delay from arrived order by n")
+def test_departures_come_in_the_order_in_which_the_planes_left(
+    db: duckdb.DuckDBPyConnection,
+) -> None:
+    expected = rows(
+        db, "select carrier, flight, origin, dest, scheduled, delay from arrived order by n"
+    )
 
     assert [tuple(flight) for flight in FlightLog(find_data())] == expected
 
 
-def test_the_year_of_each_airline_is_what_a_query_over_all_rows_gives(report: Report, db: duckdb.DuckDBPyConnection) -> None:
+def test_the_year_of_each_airline_is_what_a_query_over_all_rows_gives(
+    report: Report, db: duckdb.DuckDBPyConnection
+) -> None:
     computed = {(year.key, *year.value.values()) for year in report.airlines}
 
     assert computed == set(rows(db, AIRLINES))
@@ -132,7 +153,9 @@ def test_the_worst_days_come_worst_first(report: Report, db: duckdb.DuckDBPyConn
     assert [tuple(day) for day in report.worst_days] == rows(db, WORST_DAYS)
 
 
-def test_exactly_the_departures_behind_the_watermark_of_their_day_are_late(report: Report, db: duckdb.DuckDBPyConnection) -> None:
+def test_exactly_the_departures_behind_the_watermark_of_their_day_are_late(
+    report: Report, db: duckdb.DuckDBPyConnection
+) -> None:
     assert sorted(tuple(flight) for flight in report.late) == sorted(rows(db, LATE))
     assert report.late
 
@@ -143,15 +166,21 @@ def test_no_departure_is_lost(report: Report) -> None:
     assert counted + len(report.late) + sum(report.cancelled.values()) == 336_776
 
 
-def test_cancelled_flights_are_counted_by_airport(report: Report, db: duckdb.DuckDBPyConnection) -> None:
+def test_cancelled_flights_are_counted_by_airport(
+    report: Report, db: duckdb.DuckDBPyConnection
+) -> None:
     assert report.cancelled == dict(rows(db, CANCELLED))
 
 
-def test_each_departure_meets_the_weather_of_its_hour(report: Report, db: duckdb.DuckDBPyConnection) -> None:
+def test_each_departure_meets_the_weather_of_its_hour(
+    report: Report, db: duckdb.DuckDBPyConnection
+) -> None:
     assert {(sky.key, *sky.value.values()) for sky in report.skies} == set(rows(db, SKIES))
 
 
-def test_an_alarm_is_raised_for_each_silence_and_ends_with_it(report: Report, db: duckdb.DuckDBPyConnection) -> None:
+def test_an_alarm_is_raised_for_each_silence_and_ends_with_it(
+    report: Report, db: duckdb.DuckDBPyConnection
+) -> None:
     ended = {tuple(alarm) for alarm in report.alarms if alarm.until is not None}
     raised = {(alarm.origin, alarm.since) for alarm in report.alarms if alarm.until is None}
     last = set(rows(db, "select origin, max(moment) from flown group by origin"))
@@ -159,7 +188,16 @@ def test_an_alarm_is_raised_for_each_silence_and_ends_with_it(report: Report, db
     assert ended == set(rows(db, SILENCES))
     # When the year is over every airport is quiet, and those alarms stay open.
     assert raised == {(origin, since) for origin, since, *_ in ended} | last
-    assert len([origin for origin, since, *_ in ended if since in range(1_360_300_000_000, 1_360_400_000_000)]) == 3  # The blizzard.
+    assert (
+        len(
+            [
+                origin
+                for origin, since, *_ in ended
+                if since in range(1_360_300_000_000, 1_360_400_000_000)
+            ]
+        )
+        == 3
+    )  # The blizzard.
 
 
 @pytest.fixture
@@ -197,13 +235,24 @@ sys.exit(main(["demo"]))
     ids=["command", "over two workers", "example", "on a cluster"],
 )
 def test_the_programs_print_these_numbers_into_a_pipe(
-    request: pytest.FixtureRequest, db: duckdb.DuckDBPyConnection, program: list[str], progress: bool
+    request: pytest.FixtureRequest,
+    db: duckdb.DuckDBPyConnection,
+    program: list[str],
+    progress: bool,
 ) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     if ON_A_CLUSTER in program:
         cluster: Cluster = request.getfixturevalue("cluster")
         program = [*program, cluster.address, str(cluster.secret)]
-    run = subprocess.run([sys.executable, *program], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    run = subprocess.run(
+        [sys.executable, *program],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
 
     assert run.returncode == 0, run.stderr
     assert "\x1b" not in run.stdout + run.stderr
@@ -214,7 +263,10 @@ def test_the_programs_print_these_numbers_into_a_pipe(
         for airline, flights, minutes, worst, late15 in years
     ]
     for airline, _, flights, minutes, worst, _ in rows(db, WORST_DAYS):
-        assert any(line.endswith(f"{airline} {flights} {minutes / flights:.1f} min {worst:.0f} min") for line in table)
+        assert any(
+            line.endswith(f"{airline} {flights} {minutes / flights:.1f} min {worst:.0f} min")
+            for line in table
+        )
     for sky, flights, minutes, late15 in rows(db, SKIES):
         assert f"{sky} {flights:,} {minutes / flights:.1f} min {late15 / flights:.1%}" in table
     for origin, since, until, cancelled in rows(db, SILENCES):
@@ -222,7 +274,10 @@ def test_the_programs_print_these_numbers_into_a_pipe(
         assert any(line.startswith(origin) and line.endswith(end) for line in table)
     late = rows(db, LATE)
     mean = sum(flight[-1] for flight in late) / len(late)
-    assert f"Too late for their day, and not in its figures: {len(late)} flights, delayed by {mean:.0f} min in the mean" in table
+    assert (
+        f"Too late for their day, and not in its figures: {len(late)} flights, delayed by "
+        f"{mean:.0f} min in the mean" in table
+    )
     assert "Cancelled: 8,255 flights (EWR 3,239, JFK 1,863, LGA 3,153)" in table
     assert any(line.startswith("336,776 flights in ") for line in table)
     assert ("records read" in run.stderr) is progress

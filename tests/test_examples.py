@@ -16,10 +16,18 @@ PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if path.name != "flight
 
 
 def run(name: str) -> list[str]:
-    """The lines that the example prints. Fails if it ends with an error, or asyncio's debug mode finds one."""
+    """The lines that the example prints.
+
+    Fails if it ends with an error, or asyncio's debug mode finds one.
+    """
     environment = {**os.environ, "PYTHONWARNINGS": "error", "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False
+        [sys.executable, str(EXAMPLES / name)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
@@ -36,7 +44,9 @@ def test_every_example_has_a_docstring_a_main_and_fewer_than_120_lines() -> None
 
 def test_no_example_imports_what_is_not_public() -> None:
     for path in PROGRAMS:
-        assert not re.search(r"^\s*(from|import) aioflow\.(?!testing|io)", path.read_text(), re.MULTILINE), path.name
+        assert not re.search(
+            r"^\s*(from|import) aioflow\.(?!testing|io)", path.read_text(), re.MULTILINE
+        ), path.name
 
 
 def test_wordcount_agrees_with_a_counter() -> None:
@@ -121,14 +131,20 @@ def test_batch_inference_calls_the_model_for_many_at_a_time_and_keeps_the_order(
 
 
 def test_back_pressure_makes_the_source_follow_the_sink() -> None:
-    # A machine that others use as well may give too little to be free: then the picture of the next run counts.
+    # A machine that others use as well may give too little to be free: then the picture of the next
+    # run counts.
     for _ in range(8):
         shares = {}
         for line in run("back_pressure.py"):
-            name, given, stored = re.fullmatch(r"(\w+) +source +(\d+)%   sink +(\d+)%", line).groups()  # type: ignore[union-attr]
+            name, given, stored = re.fullmatch(
+                r"(\w+) +source +(\d+)%   sink +(\d+)%", line
+            ).groups()  # type: ignore[union-attr]
             shares[name] = (int(given), int(stored))
         assert list(shares) == ["free", "slowed", "released"]
         assert shares["slowed"][1] <= 36
-        if min(shares["free"][0], shares["released"][0]) > 1.5 * shares["slowed"][0] and shares["slowed"][0] <= shares["slowed"][1] + 10:
+        if (
+            min(shares["free"][0], shares["released"][0]) > 1.5 * shares["slowed"][0]
+            and shares["slowed"][0] <= shares["slowed"][1] + 10
+        ):
             return
     raise AssertionError(f"the source does not follow the sink: {shares}")

@@ -1,4 +1,6 @@
-"""The guide and the README say nothing that is not so: their snippets run, and print what is shown."""
+"""The guide and the README say nothing that is not so: their snippets run, and print what is
+shown.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,24 @@ def snippets(path: Path) -> Iterator[Snippet]:
     blocks = list(FENCE.finditer(text))
     for block, following in zip(blocks, [*blocks[1:], None], strict=True):
         if block[1] == "python":
-            adjacent = following is not None and following[1] == "text" and following.start() == block.end() + 1
+            adjacent = (
+                following is not None
+                and following[1] == "text"
+                and following.start() == block.end() + 1
+            )
             section = re.findall(r"^#+ (.*)$", text[: block.start()], re.MULTILINE)[-1]
-            yield Snippet(section, text[: block.start()].count("\n") + 2, block[2], following[2] if following and adjacent else None)
+            yield Snippet(
+                section,
+                text[: block.start()].count("\n") + 2,
+                block[2],
+                following[2] if following and adjacent else None,
+            )
 
 
 PAGES = {page: list(snippets(ROOT / page)) for page in ("docs/guide.md", "docs/expressions.md")}
-SECTIONS = dict.fromkeys((page, snippet.section) for page, found in PAGES.items() for snippet in found)
+SECTIONS = dict.fromkeys(
+    (page, snippet.section) for page, found in PAGES.items() for snippet in found
+)
 
 
 @pytest.mark.parametrize(("page", "section"), SECTIONS)
@@ -67,7 +80,15 @@ async def test_snippets_of_the_guide_print_what_it_shows(page: str, section: str
 def test_the_page_on_expressions_names_every_operation() -> None:
     page = (ROOT / "docs" / "expressions.md").read_text(encoding="utf-8")
     namespaces = {"str": dir(aioflow.col.x.str), "dt": dir(aioflow.col.x.dt)}
-    names = [*dir(aioflow.col.x), *(f"{space}.{name}" for space, found in namespaces.items() for name in found if name[0] != "_")]
+    names = [
+        *dir(aioflow.col.x),
+        *(
+            f"{space}.{name}"
+            for space, found in namespaces.items()
+            for name in found
+            if name[0] != "_"
+        ),
+    ]
     for name in names:
         assert name.startswith("_") or f"`.{name}" in page, name
 
@@ -118,7 +139,9 @@ def test_readme_programs_and_examples_please_a_strict_type_checker(tmp_path: Pat
 
 
 def test_readme_a_counts_the_words_of_the_book(tmp_path: Path) -> None:
-    counted = Counter((ROOT / "examples" / "data" / "genesis.txt").read_text(encoding="utf-8").lower().split())
+    counted = Counter(
+        (ROOT / "examples" / "data" / "genesis.txt").read_text(encoding="utf-8").lower().split()
+    )
     printed = [ast.literal_eval(line) for line in program(README[0], tmp_path)]
     assert len(printed) == counted.total()
     assert dict(printed) == counted
@@ -147,7 +170,9 @@ async def test_readme_b_sends_each_element_where_it_belongs(tmp_path: Path) -> N
     ]
 
 
-async def test_readme_c_counts_hits_inside_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readme_c_counts_hits_inside_a_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # Where its checkpoints go.
     names: dict[str, Any] = {"__name__": "readme_c"}
     exec(compile(README[2], "README.md", "exec", dont_inherit=True), names)
@@ -164,5 +189,7 @@ async def test_readme_c_counts_hits_inside_a_service(tmp_path: Path, monkeypatch
             assert (await client.get("/hits/docs")).json() == 2
             assert (await client.get("/hits/unknown")).json() == 0
     async with app.router.lifespan_context(app):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://service") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app), base_url="http://service"
+        ) as client:
             assert (await client.get("/hits/docs")).json() == 2, "it goes on where it stopped"

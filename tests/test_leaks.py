@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-LEAKING = '''
+LEAKING = """
 import asyncio
 import os
 import threading
@@ -52,18 +52,22 @@ async def test_error_nobody_retrieved():
 @pytest.mark.expects_asyncio_errors
 async def test_error_that_is_expected():
     asyncio.get_running_loop().call_exception_handler({"message": "on purpose"})
-'''
+"""
 
 
 def test_each_kind_of_leak_fails_the_test_that_leaks(pytester: pytest.Pytester) -> None:
     shutil.copy(Path(__file__).parent / "conftest.py", pytester.path / "conftest.py")
     pytester.makepyprojecttoml(
-        '[tool.pytest.ini_options]\nasyncio_mode = "auto"\nasyncio_default_fixture_loop_scope = "function"\n'
-        'markers = ["expects_asyncio_errors", "hashseed", "integration", "simulation", "examples"]\n'
+        '[tool.pytest.ini_options]\nasyncio_mode = "auto"\nasyncio_default_fixture_loop_scope = '
+        '"function"\n'
+        'markers = ["expects_asyncio_errors", "hashseed", "integration", "simulation", '
+        '"examples"]\n'
     )
     pytester.makepyfile(test_inner=LEAKING)
 
-    result = pytester.runpytest_subprocess("-p", "no:xdist", "-p", "no:cacheprovider", "-p", "no:cov")
+    result = pytester.runpytest_subprocess(
+        "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "no:cov"
+    )
 
     # A leak is found at teardown: the test's own verdict stays, the error is added.
     result.assert_outcomes(passed=8, errors=4)

@@ -1,4 +1,6 @@
-"""The public surface: which names there are, that each can be imported and says what it is, and what importing the package costs."""
+"""The public surface: which names there are, that each can be imported and says what it is, and
+what importing the package costs.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,134 @@ import pytest
 import aioflow
 
 NAMES = [
-    "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "AioflowError", "BroadcastProcessFunction",
-    "BroadcastStream", "Broken", "CancellationTimeout",
-    "CheckpointError", "CheckpointedFunction", "Closed", "CoProcessFunction", "Committer",
-    "ConnectedStreams", "DataStream", "Evictor", "Expr", "Failed", "FilterFunction", "FlatMapFunction", "Flow", "Function",
-    "GlobalWindow", "GraphError", "InsufficientBuffers", "Job", "JobCanceled", "JobError", "JobFailed", "JobNotRunning",
-    "JobResult", "JobStatus", "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "KeyedProcessFunction", "KeyedStream",
-    "ListState", "ListStateDescriptor", "LocalProtocolError", "MAX_WATERMARK", "MailboxClosed", "MalformedInput", "MapFunction", "MapState",
-    "MapStateDescriptor", "NoResourceAvailable", "NotAuthenticated", "OutputTag", "Pair", "ProcessContext", "ProcessFunction",
+    "AggregateFunction",
+    "AggregatingState",
+    "AggregatingStateDescriptor",
+    "AioflowError",
+    "BroadcastProcessFunction",
+    "BroadcastStream",
+    "Broken",
+    "CancellationTimeout",
+    "CheckpointError",
+    "CheckpointedFunction",
+    "Closed",
+    "CoProcessFunction",
+    "Committer",
+    "ConnectedStreams",
+    "DataStream",
+    "Evictor",
+    "Expr",
+    "Failed",
+    "FilterFunction",
+    "FlatMapFunction",
+    "Flow",
+    "Function",
+    "GlobalWindow",
+    "GraphError",
+    "InsufficientBuffers",
+    "Job",
+    "JobCanceled",
+    "JobError",
+    "JobFailed",
+    "JobNotRunning",
+    "JobResult",
+    "JobStatus",
+    "KeyedBroadcastProcessFunction",
+    "KeyedCoProcessFunction",
+    "KeyedProcessFunction",
+    "KeyedStream",
+    "ListState",
+    "ListStateDescriptor",
+    "LocalProtocolError",
+    "MAX_WATERMARK",
+    "MailboxClosed",
+    "MalformedInput",
+    "MapFunction",
+    "MapState",
+    "MapStateDescriptor",
+    "NoResourceAvailable",
+    "NotAuthenticated",
+    "OutputTag",
+    "Pair",
+    "ProcessContext",
+    "ProcessFunction",
     "ProcessWindowFunction",
-    "ProducerFailed", "ProtocolError", "ReducingState", "ReducingStateDescriptor", "RemoteCluster", "RemoteError",
-    "RemoteProtocolError", "Resource", "RestartPolicy", "RestoreError", "Retry", "RuntimeContext", "Savepoint", "Sink", "SinkWriter",
-    "Source", "SourceContext", "SourceReader", "Spark", "SparkBridge", "SparkError", "SparkWorkers", "Split", "StateError", "Subscription",
-    "TimeWindow", "TimerService", "TlsFiles", "Trigger", "TriggerResult", "TypeNotSupported", "ValueState", "ValueStateDescriptor",
-    "WatermarkStrategy", "WindowContext", "WindowResult", "WindowedStream", "agg", "col", "collect", "continuous", "count",
-    "current_scope", "distinct", "early",
-    "exponential_delay", "failure_rate", "first", "fixed_delay", "global_window", "io", "keep_last", "keep_within", "last",
-    "left", "lit", "max_by", "mean", "min_by", "monitor_app", "no_restart", "on_count", "on_processing_time", "on_watermark", "purging",
-    "register_type", "resource", "right", "run", "session", "sliding", "testing", "top", "tumbling", "use", "when",
+    "ProducerFailed",
+    "ProtocolError",
+    "ReducingState",
+    "ReducingStateDescriptor",
+    "RemoteCluster",
+    "RemoteError",
+    "RemoteProtocolError",
+    "Resource",
+    "RestartPolicy",
+    "RestoreError",
+    "Retry",
+    "RuntimeContext",
+    "Savepoint",
+    "Sink",
+    "SinkWriter",
+    "Source",
+    "SourceContext",
+    "SourceReader",
+    "Spark",
+    "SparkBridge",
+    "SparkError",
+    "SparkWorkers",
+    "Split",
+    "StateError",
+    "Subscription",
+    "TimeWindow",
+    "TimerService",
+    "TlsFiles",
+    "Trigger",
+    "TriggerResult",
+    "TypeNotSupported",
+    "ValueState",
+    "ValueStateDescriptor",
+    "WatermarkStrategy",
+    "WindowContext",
+    "WindowResult",
+    "WindowedStream",
+    "agg",
+    "col",
+    "collect",
+    "continuous",
+    "count",
+    "current_scope",
+    "distinct",
+    "early",
+    "exponential_delay",
+    "failure_rate",
+    "first",
+    "fixed_delay",
+    "global_window",
+    "io",
+    "keep_last",
+    "keep_within",
+    "last",
+    "left",
+    "lit",
+    "max_by",
+    "mean",
+    "min_by",
+    "monitor_app",
+    "no_restart",
+    "on_count",
+    "on_processing_time",
+    "on_watermark",
+    "purging",
+    "register_type",
+    "resource",
+    "right",
+    "run",
+    "session",
+    "sliding",
+    "testing",
+    "top",
+    "tumbling",
+    "use",
+    "when",
 ]
 """Adding is free, and goes into this list; taking away breaks programs."""
 
@@ -37,9 +149,21 @@ SHADOWING = ["max", "min", "sum"]
 """Public as `af.sum`; a star import would replace the built-ins."""
 
 MODULES = ["aioflow"]
-"""All that `import aioflow` loads of the package; everything else comes in with the first name that needs it."""
+"""All that `import aioflow` loads of the package; everything else comes in with the first name
+that needs it.
+"""
 
-DEAR = ["aiohttp", "cloudpickle", "numpy", "pandas", "pyarrow", "uvloop", "msgpack", "asyncio", "aioflow.cluster"]
+DEAR = [
+    "aiohttp",
+    "cloudpickle",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "uvloop",
+    "msgpack",
+    "asyncio",
+    "aioflow.cluster",
+]
 
 
 def imported_by(statement: str) -> tuple[list[str], float]:
@@ -49,7 +173,9 @@ def imported_by(statement: str) -> tuple[list[str], float]:
         f"{statement}\n"
         "print((time.perf_counter() - start) * 1000, *sorted(set(sys.modules) - before))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     took_ms, *modules = done.stdout.split()
     return modules, float(took_ms)
 
@@ -73,13 +199,20 @@ def test_every_public_name_is_importable_and_has_a_docstring(name: str) -> None:
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error_that_names_it() -> None:
-    with pytest.raises(AttributeError, match="module 'aioflow' has no attribute 'flow_of_consciousness'"):
+    with pytest.raises(
+        AttributeError, match="module 'aioflow' has no attribute 'flow_of_consciousness'"
+    ):
         aioflow.flow_of_consciousness  # type: ignore[attr-defined]
 
 
 def test_the_stub_shows_a_type_checker_the_names_that_are_loaded_lazily() -> None:
     tree = ast.parse((Path(aioflow.__file__).parent / "__init__.pyi").read_text())
-    shown = {alias.asname: node.module for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    shown = {
+        alias.asname: node.module
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
     loaded = {name: f"aioflow.{module}" for name, module in aioflow._HOME_OF.items()}  # type: ignore[attr-defined]
     assert shown == {**loaded, "io": "aioflow", "testing": "aioflow"}
 
@@ -92,7 +225,9 @@ def test_importing_the_package_loads_nothing_else_of_it() -> None:
 
 
 def test_building_and_running_a_flow_loads_no_optional_library() -> None:
-    modules, took_ms = imported_by("import asyncio, aioflow as af; asyncio.run(af.Flow('x').source([1]).map(str).collect())")
+    modules, took_ms = imported_by(
+        "import asyncio, aioflow as af; asyncio.run(af.Flow('x').source([1]).map(str).collect())"
+    )
     print(f"import, build and run: {took_ms:.1f} ms")
     assert "aioflow.task.stream_task" in modules
     assert not {"aiohttp", "cloudpickle", "numpy", "pandas", "pyarrow", "rocksdict"} & set(modules)

@@ -1,4 +1,6 @@
-"""`.ci/setup` on machines where programs are missing, and what becomes of the tests that need them."""
+"""`.ci/setup` on machines where programs are missing, and what becomes of the tests that need
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ for word; do case $word in redis-server|chromium) printf '#!/bin/sh\\n' > "$BIN/
 
 
 class Machine:
-    """A PATH that holds what the script itself uses, and all that it looks for but redis-server and chromium."""
+    """A PATH that holds what the script itself uses, and all that it looks for but redis-server
+    and chromium.
+    """
 
     def __init__(self, directory: Path, user: int, lacking: str = "") -> None:
         self.bin = directory / "bin"
@@ -36,7 +40,12 @@ class Machine:
             self.add(name, "#!/bin/sh\n")
         self.add("id", f"#!/bin/sh\necho {user}\n")
         self.add("apt-get", APT)
-        self._environ = {"PATH": str(self.bin), "LOG": str(self.log), "BIN": str(self.bin), "LACKING": lacking}
+        self._environ = {
+            "PATH": str(self.bin),
+            "LOG": str(self.log),
+            "BIN": str(self.bin),
+            "LACKING": lacking,
+        }
 
     def add(self, name: str, text: str) -> None:
         (self.bin / name).write_text(text)
@@ -44,7 +53,14 @@ class Machine:
 
     def run(self, what: str = "tests", **environ: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.bin / "bash"), str(SETUP), what]
-        return subprocess.run(command, env=self._environ | environ, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(
+            command,
+            env=self._environ | environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
 
 
 def test_root_with_apt_installs_what_is_missing_and_nothing_the_next_time(tmp_path: Path) -> None:
@@ -80,7 +96,9 @@ def test_without_root_nothing_is_installed_and_ci_fails(tmp_path: Path) -> None:
     assert machine.run(CI="true").returncode == 1
 
 
-def test_without_a_python_that_will_do_setup_fails_and_says_how_to_name_another(tmp_path: Path) -> None:
+def test_without_a_python_that_will_do_setup_fails_and_says_how_to_name_another(
+    tmp_path: Path,
+) -> None:
     machine = Machine(tmp_path, user=1000)
 
     done = machine.run("python", PYTHON="python-of-old")
@@ -89,16 +107,24 @@ def test_without_a_python_that_will_do_setup_fails_and_says_how_to_name_another(
     assert "PYTHON=/path/to/python" in done.stderr
 
 
-def test_a_program_that_is_missing_skips_the_test_and_fails_it_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_missing_skips_the_test_and_fails_it_in_ci(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match=r"needs no-such-server: run \.ci/setup as root"):
+    with pytest.raises(
+        pytest.skip.Exception, match=r"needs no-such-server: run \.ci/setup as root"
+    ):
         needs.program("no-such-server", "nowhere/*/no-such-server")
     monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match="CI skips nothing, and this test needs no-such-server"):
+    with pytest.raises(
+        pytest.fail.Exception, match="CI skips nothing, and this test needs no-such-server"
+    ):
         needs.program("no-such-server")
 
 
-def test_a_program_is_found_by_path_and_by_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_is_found_by_path_and_by_pattern(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for version in ("15", "17"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "a-server").touch()
@@ -110,7 +136,9 @@ def test_a_program_is_found_by_path_and_by_pattern(tmp_path: Path, monkeypatch: 
     assert needs.program("a-server", f"{relative}/*/a-server") == str(tmp_path / "a-server")
 
 
-def test_a_run_says_at_its_end_how_many_were_skipped_and_how_to_get_what_they_need(pytester: pytest.Pytester) -> None:
+def test_a_run_says_at_its_end_how_many_were_skipped_and_how_to_get_what_they_need(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makeconftest("from tests.conftest import pytest_terminal_summary")
     pytester.makepyfile("""
         import pytest

@@ -14,14 +14,24 @@ from benchmarks.soak import BOUNDS, Bound, Slope, report, slope_of, slopes_of, s
 HOUR = 3600
 
 
-def measured(slope_per_h: float, *, seconds: int = HOUR, lives: int = 1, noise: float = 1.0, saw: float = 0.0) -> Slope:
-    """Of values around 100 that rise by so much an hour within each life, with a saw of a minute on them."""
+def measured(
+    slope_per_h: float, *, seconds: int = HOUR, lives: int = 1, noise: float = 1.0, saw: float = 0.0
+) -> Slope:
+    """Of values around 100 that rise by so much an hour within each life, with a saw of a minute
+    on them.
+    """
     rng = np.random.default_rng(3)
     points = []
     for second in range(seconds):
         life = second * lives // seconds
         since = second - life * seconds // lives
-        value = 100 + 20 * life + slope_per_h * since / HOUR + saw * (second % 60) / 60 + rng.normal(0, noise)
+        value = (
+            100
+            + 20 * life
+            + slope_per_h * since / HOUR
+            + saw * (second % 60) / 60
+            + rng.normal(0, noise)
+        )
         points.append((float(second), life, value))
     return slope_of(points, np.random.default_rng(7))
 
@@ -48,7 +58,9 @@ def test_outliers_do_not_make_a_slope() -> None:
 
 
 def test_too_few_points_say_nothing() -> None:
-    assert not slope_of([(0.0, 0, 1.0), (10.0, 0, 100.0)], np.random.default_rng(7)).rises(Bound(0.0))
+    assert not slope_of([(0.0, 0, 1.0), (10.0, 0, 100.0)], np.random.default_rng(7)).rises(
+        Bound(0.0)
+    )
     assert not slope_of([], np.random.default_rng(7)).rises(Bound(0.0))
 
 
@@ -85,12 +97,20 @@ def test_seconds_of_recovery_do_not_count_for_latency() -> None:
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("workers", [0, 2])
-async def test_a_short_soak_with_kills_has_exact_output_and_samples_of_everything(workers: int, tmp_path: Path) -> None:
-    kills, wrong = await soak(tmp_path, seconds=20, workers=workers, kill_every_s=8, rate=300, seed=7)
+async def test_a_short_soak_with_kills_has_exact_output_and_samples_of_everything(
+    workers: int, tmp_path: Path
+) -> None:
+    kills, wrong = await soak(
+        tmp_path, seconds=20, workers=workers, kill_every_s=8, rate=300, seed=7
+    )
     assert kills >= 1
     assert wrong == []
     verdict = report(tmp_path, kills, wrong, warm_up_s=3)
     assert verdict["checkpoints"] > 1
     assert verdict["rising"] == []
     seen = {name for name, row in verdict["series"].items() if row["median"] > 0}
-    assert seen >= {name for name in BOUNDS if workers or not name.startswith("worker_")} - {"p50_ms", "p99_ms", "checkpoint_ms"}
+    assert seen >= {name for name in BOUNDS if workers or not name.startswith("worker_")} - {
+        "p50_ms",
+        "p99_ms",
+        "checkpoint_ms",
+    }

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.core.expressions import is_expression
 from aioflow.core.functions import AggregateFunction, CheckpointedFunction, Function
-from aioflow.graph.stream_graph import Chaining, Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
+from aioflow.graph.stream_graph import (
+    Chaining,
+    Partitioning,
+    ShipStrategy,
+    StreamEdge,
+    StreamGraph,
+    StreamNode,
+)
 from aioflow.io.pushing import PushSource
 from aioflow.operators.watermarks import WatermarkStrategy
 
@@ -39,7 +46,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One stream that an operator reads: a node's output, or a side output of it, and how its records are dealt out."""
+    """One stream that an operator reads: a node's output, or a side output of it, and how its
+    records are dealt out.
+    """
 
     node_id: int
     side: OutputTag[Any] | None = None
@@ -69,23 +78,36 @@ def check_parallelism(name: str, parallelism: object) -> None:
     if parallelism is None:
         return
     if not isinstance(parallelism, int):
-        raise GraphError(f"{name}: parallelism must be a whole number, got {type(parallelism).__name__}: {parallelism!r}")
+        raise GraphError(
+            f"{name}: parallelism must be a whole number, got {type(parallelism).__name__}: "
+            f"{parallelism!r}"
+        )
     if parallelism < 1:
         raise GraphError(f"{name}: parallelism must be at least 1, got {parallelism}")
 
 
 def check_place(graph: StreamGraph, name: str, options: OperatorOptions) -> None:
-    """Raises GraphError for a uid that another operator of `graph` has or that is no text, or more subtasks than there are key groups."""
+    """Raises GraphError for a uid that another operator of `graph` has or that is no text, or
+    more subtasks than there are key groups.
+    """
     for option, given in (("name", options.name), ("uid", options.uid)):
         if given is not None and not (isinstance(given, str) and given):
             kind = "" if given == "" else f"{type(given).__name__}: "
-            raise GraphError(f"operator {name!r}: {option} must be a text that is not empty, got {kind}{given!r}")
+            raise GraphError(
+                f"operator {name!r}: {option} must be a text that is not empty, got {kind}{given!r}"
+            )
     if options.parallelism is not None and options.parallelism > graph.max_parallelism:
-        raise GraphError(f"operator {name!r} has parallelism {options.parallelism}; expected 1 to max_parallelism={graph.max_parallelism}")
+        raise GraphError(
+            f"operator {name!r} has parallelism {options.parallelism}; expected 1 to "
+            f"max_parallelism={graph.max_parallelism}"
+        )
     if options.uid is not None:
         other = next((node.name for node in graph.nodes.values() if node.uid == options.uid), None)
         if other is not None:
-            raise GraphError(f"two operators have uid {options.uid!r}, {other!r} and {name!r}; a uid names one operator's state")
+            raise GraphError(
+                f"two operators have uid {options.uid!r}, {other!r} and {name!r}; a uid names one "
+                "operator's state"
+            )
 
 
 def add_operator(
@@ -106,9 +128,11 @@ def add_operator(
     remark: str = "",
     side_tags: tuple[OutputTag[Any], ...] | None = None,
 ) -> StreamNode:
-    """Add one operator that reads `inputs` (a list of streams for each of its inputs; several are a union).
+    """Add one operator that reads `inputs` (a list of streams for each of its inputs; several are a
+    union).
 
-    It has keyed state if everything that it reads comes straight from a `key_by`; `keyed` and `event_time` say otherwise.
+    It has keyed state if everything that it reads comes straight from a `key_by`; `keyed` and
+    `event_time` say otherwise.
     """
     name = options.name or name_of(kind, function)
     check_parallelism(options.name or kind, options.parallelism)
@@ -136,12 +160,16 @@ def add_operator(
     )
     for input_index, one in enumerate(inputs):
         for stream in one:
-            graph.add_edge(StreamEdge(stream.node_id, node.id, input_index, stream.partitioning, stream.side))
+            graph.add_edge(
+                StreamEdge(stream.node_id, node.id, input_index, stream.partitioning, stream.side)
+            )
     return node
 
 
 def warn_of_empty_side(graph: StreamGraph, nodes: list[StreamNode], tag: OutputTag[Any]) -> None:
-    """Say that `tag` will never have anything, if that is known of all of `nodes`: no error, since it is a stream like any other."""
+    """Say that `tag` will never have anything, if that is known of all of `nodes`: no error,
+    since it is a stream like any other.
+    """
     if any(node.side_tags is None or tag in node.side_tags for node in nodes):
         return
     own = dict.fromkeys(one.name for node in nodes for one in node.side_tags or ())
@@ -150,29 +178,49 @@ def warn_of_empty_side(graph: StreamGraph, nodes: list[StreamNode], tag: OutputT
     functions = [node.name for node in above if node.side_tags is None and node.kind == "process"]
     if makers or (functions and not own):
         whose = " or ".join(map(repr, makers or functions))
-        remedy = f"it reads the operator that made the stream, nothing upstream: take it of the stream that {whose} made"
+        remedy = (
+            "it reads the operator that made the stream, nothing upstream: take it of the stream "
+            f"that {whose} made"
+        )
     else:
-        remedy = f"it has {', '.join(map(repr, own)) or 'no side output'}{did_you_mean(tag.name, own)}"
-    logger.warning("side(%r) of %s will stay empty: %s", tag, " and ".join(repr(node.name) for node in nodes), remedy)
+        remedy = (
+            f"it has {', '.join(map(repr, own)) or 'no side output'}{did_you_mean(tag.name, own)}"
+        )
+    logger.warning(
+        "side(%r) of %s will stay empty: %s",
+        tag,
+        " and ".join(repr(node.name) for node in nodes),
+        remedy,
+    )
 
 
 def refuse_pushed(graph: StreamGraph, call: str) -> None:
-    """What runs to its end without a handle cannot read from `af.io.push()`: nobody could push, and it would never end."""
+    """What runs to its end without a handle cannot read from `af.io.push()`: nobody could push,
+    and it would never end.
+    """
     for node in graph.nodes.values():
         if isinstance(node.source, PushSource):
             raise GraphError(
-                f"{call} of flow {graph.name!r} would never end: its source {node.name!r} is af.io.push(), and nobody could push; use "
-                "`async with flow.run() as job`, job.input(stream) to push and job.subscribe(stream) to read"
+                f"{call} of flow {graph.name!r} would never end: its source {node.name!r} is "
+                "af.io.push(), and nobody could push; use "
+                "`async with flow.run() as job`, job.input(stream) to push and "
+                "job.subscribe(stream) to read"
             )
 
 
 def warn_of_loose_ends(graph: StreamGraph) -> None:
-    """Say which streams nobody reads in a run without a handle, by which one could subscribe. No error: a function may act by itself."""
+    """Say which streams nobody reads in a run without a handle, by which one could subscribe.
+
+    No error: a function may act by itself.
+    """
     read = {edge.source for edge in graph.edges}
-    loose = [repr(node.name) for node in graph.nodes.values() if not node.sink and node.id not in read]
+    loose = [
+        repr(node.name) for node in graph.nodes.values() if not node.sink and node.id not in read
+    ]
     if loose:
         logger.warning(
-            "flow %r: nothing takes what %s gives: end it with .sink(...), or .sink(af.io.blackhole()) where only what its functions do "
+            "flow %r: nothing takes what %s gives: end it with .sink(...), or "
+            ".sink(af.io.blackhole()) where only what its functions do "
             "counts; for the elements themselves `await stream.collect()`",
             graph.name,
             " and what ".join(loose),
@@ -185,8 +233,13 @@ def event_time_of(graph: StreamGraph, streams: list[Upstream]) -> bool:
 
 
 def is_keyed(streams: list[Upstream]) -> bool:
-    """Whether every one of `streams` comes straight from a `key_by`: among records without a key no state would be that of one."""
-    return all(stream.partitioning is not None and stream.partitioning.strategy is ShipStrategy.HASH for stream in streams)
+    """Whether every one of `streams` comes straight from a `key_by`: among records without a key
+    no state would be that of one.
+    """
+    return all(
+        stream.partitioning is not None and stream.partitioning.strategy is ShipStrategy.HASH
+        for stream in streams
+    )
 
 
 def name_of(kind: str, function: Any) -> str:
@@ -200,29 +253,43 @@ def name_of(kind: str, function: Any) -> str:
 def check_watermarks(name: str, strategy: object) -> None:
     """Raises GraphError for what is no strategy, as a function that gives the timestamp."""
     if not isinstance(strategy, WatermarkStrategy):
-        expected = 'af.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp=fn), or another of its kinds'
-        raise GraphError(f"{name}: watermarks is {type(strategy).__name__}: {strategy!r}, expected a strategy, like {expected}")
+        expected = (
+            'af.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp=fn), or another of its '
+            "kinds"
+        )
+        raise GraphError(
+            f"{name}: watermarks is {type(strategy).__name__}: {strategy!r}, expected a strategy, "
+            f"like {expected}"
+        )
 
 
-def make_operator(operator: Callable[..., Operator], function: Any, *args: Any, **options: Any) -> Operator:
+def make_operator(
+    operator: Callable[..., Operator], function: Any, *args: Any, **options: Any
+) -> Operator:
     """An operator for one subtask, with a function object of its own."""
     return operator(fresh(function), *args, **options)
 
 
 def fresh(function: Any) -> Any:
-    """A function object of its own for one subtask: function classes are instantiated, their instances copied, others shared.
+    """A function object of its own for one subtask: function classes are instantiated, their
+    instances copied, others shared.
 
     So two subtasks, and two runs of the same flow, never meet in an attribute.
     """
     if isinstance(function, type):
         # Other classes are functions like any other: map(str) makes strings.
-        return function() if issubclass(function, (Function, AggregateFunction, CheckpointedFunction)) else function
+        return (
+            function()
+            if issubclass(function, (Function, AggregateFunction, CheckpointedFunction))
+            else function
+        )
     if isinstance(function, (Function, AggregateFunction, CheckpointedFunction)):
         try:
             return copy.deepcopy(function)
         except Exception as error:
             raise GraphError(
-                f"{type(function).__name__} cannot be copied for its subtasks ({type(error).__name__}: {error}): keep connections, locks "
+                f"{type(function).__name__} cannot be copied for its subtasks "
+                f"({type(error).__name__}: {error}): keep connections, locks "
                 "and files out of __init__ and take them in open(), or through af.use(resource)"
             ) from error
     return function

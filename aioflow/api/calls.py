@@ -1,4 +1,6 @@
-"""Which operator runs a function of one element: inline among its neighbours, awaited, in a thread, guarded, or with full access."""
+"""Which operator runs a function of one element: inline among its neighbours, awaited, in a
+thread, guarded, or with full access.
+"""
 
 from __future__ import annotations
 
@@ -44,16 +46,25 @@ class Call:
 
 
 def row_call(kind: StatelessKind, fn: Any, options: dict[str, Any], *, keyed: bool) -> Call:
-    """For `map`, `filter` and `flat_map`, with their own options. `keyed`: directly behind a `key_by`, where a class has keyed state."""
+    """For `map`, `filter` and `flat_map`, with their own options.
+
+    `keyed`: directly behind a `key_by`, where a class has keyed state.
+    """
     if not callable(fn) and not is_expression(fn) and not isinstance(fn, Function):
-        raise GraphError(f"{kind.value} needs a function or an expression, got {type(fn).__name__}: {fn!r}{field_hint(fn)}")
+        raise GraphError(
+            f"{kind.value} needs a function or an expression, got {type(fn).__name__}: "
+            f"{fn!r}{field_hint(fn)}"
+        )
     _check_function(fn, kind.value, kind.value, "value")
     factory = _asynchronous_factory(kind, fn, options)
     if factory is not None:
         on_error = options.get("on_error")
         side_tags = () if on_error is None else (on_error,)
         chaining = Chaining.HEAD if is_async(fn, kind.value) else Chaining.ALWAYS
-        return Call(factory, {"chaining": chaining, "side_tags": side_tags, "stateful": has_operator_state(fn)})
+        return Call(
+            factory,
+            {"chaining": chaining, "side_tags": side_tags, "stateful": has_operator_state(fn)},
+        )
     if keyed and _is_function_class(fn):
         return Call(partial(_keyed_rows, kind, fn), {"stateful": True})
     return inline_call(kind, fn)
@@ -61,7 +72,9 @@ def row_call(kind: StatelessKind, fn: Any, options: dict[str, Any], *, keyed: bo
 
 def inline_call(kind: StatelessKind, fn: Any) -> Call:
     """What nothing awaits."""
-    return Call(partial(_stateless, kind, fn), {"side_tags": (), "stateful": has_operator_state(fn)})
+    return Call(
+        partial(_stateless, kind, fn), {"side_tags": (), "stateful": has_operator_state(fn)}
+    )
 
 
 def process_call(fn: Any, *, keyed: bool) -> Call:
@@ -72,15 +85,23 @@ def process_call(fn: Any, *, keyed: bool) -> Call:
     if is_async_process(fn):
         factory = partial(make_operator, AsyncProcessOperator, fn, keyed=keyed)
         return Call(factory, {"stateful": keyed, "chaining": Chaining.HEAD})
-    return Call(partial(make_operator, KeyedProcessOperator if keyed else ProcessOperator, fn), {"stateful": keyed})
+    return Call(
+        partial(make_operator, KeyedProcessOperator if keyed else ProcessOperator, fn),
+        {"stateful": keyed},
+    )
 
 
 def _check_function(fn: Any, kind: str, method: str, parameters: str) -> None:
-    """Raises GraphError for a function class of another kind, or what cannot be called with `parameters`."""
+    """Raises GraphError for a function class of another kind, or what cannot be called with
+    `parameters`.
+    """
     if _is_function_class(fn):
         given = fn if isinstance(fn, type) else type(fn)
         if not hasattr(given, method):
-            raise GraphError(f"{kind} needs a function class with a method {method!r}, and {given.__name__} has none")
+            raise GraphError(
+                f"{kind} needs a function class with a method {method!r}, and {given.__name__} "
+                "has none"
+            )
         check_function_class(fn)
     elif not is_expression(fn):
         check_called(fn, kind, parameters)
@@ -91,26 +112,48 @@ def _is_function_class(fn: Any) -> bool:
     return issubclass(fn if isinstance(fn, type) else type(fn), Function)
 
 
-def _asynchronous_factory(kind: StatelessKind, function: Any, options: dict[str, Any]) -> Callable[[], Operator] | None:
-    """The factory of the operator that `options` ask for; None when the function runs inline, fused with its neighbours."""
+def _asynchronous_factory(
+    kind: StatelessKind, function: Any, options: dict[str, Any]
+) -> Callable[[], Operator] | None:
+    """The factory of the operator that `options` ask for; None when the function runs inline,
+    fused with its neighbours.
+    """
     for name in options:
         if name not in OPTIONS:
             known = (*OPTIONS, "name", "uid", "parallelism")
             takes = ", ".join(f"{option}=" for option in known)
-            raise TypeError(f"{kind.value}() has no argument {name}={did_you_mean(name, known, '{}=')}; it takes fn, {takes}")
+            raise TypeError(
+                f"{kind.value}() has no argument {name}={did_you_mean(name, known, '{}=')}; it "
+                f"takes fn, {takes}"
+            )
     waits = is_async(function, kind.value)
     blocking = bool(options.get("blocking", False))
     on_error = options.get("on_error")
     if on_error is not None and not isinstance(on_error, OutputTag):
         shown = f"{type(on_error).__name__}: {on_error!r}"
-        raise GraphError(f"{kind.value}: on_error= takes a tag, got {shown}; expected af.OutputTag({str(on_error)!r})")
+        raise GraphError(
+            f"{kind.value}: on_error= takes a tag, got {shown}; expected "
+            f"af.OutputTag({str(on_error)!r})"
+        )
     if waits and blocking:
-        raise GraphError(f"{kind.value}: blocking=True is for plain functions, this one is async; leave blocking= out")
+        raise GraphError(
+            f"{kind.value}: blocking=True is for plain functions, this one is async; leave "
+            "blocking= out"
+        )
     if not waits and not blocking:
-        useless = [name for name in ("concurrency", "ordered", "timeout", "retry", "on_timeout") if options.get(name) is not None]
+        useless = [
+            name
+            for name in ("concurrency", "ordered", "timeout", "retry", "on_timeout")
+            if options.get(name) is not None
+        ]
         if useless:
-            need = f"{', '.join(f'{name}=' for name in useless)} {'needs' if len(useless) == 1 else 'need'}"
-            raise GraphError(f"{kind.value}: {need} an async function or blocking=True; this one runs inline")
+            need = (
+                f"{', '.join(f'{name}=' for name in useless)} "
+                f"{'needs' if len(useless) == 1 else 'need'}"
+            )
+            raise GraphError(
+                f"{kind.value}: {need} an async function or blocking=True; this one runs inline"
+            )
         return None if on_error is None else partial(_guarded, kind, function, on_error)
     concurrency = options.get("concurrency", CONCURRENCY)
     if type(concurrency) is not int or concurrency < 1:
@@ -123,7 +166,9 @@ def _asynchronous_factory(kind: StatelessKind, function: Any, options: dict[str,
     if timeout_s is not None and timeout_s <= 0:
         raise GraphError(f"{kind.value}: timeout is {timeout!r}, expected more than 0")
     if on_timeout is not None and timeout_s is None:
-        raise GraphError(f"{kind.value}: on_timeout= is given without timeout=, so it could never be called")
+        raise GraphError(
+            f"{kind.value}: on_timeout= is given without timeout=, so it could never be called"
+        )
     check_without_state(on_timeout, f"{kind.value}: on_timeout=")
     if callable(on_timeout):
         check_takes(on_timeout, f"{kind.value}: on_timeout=", "value")

@@ -1,4 +1,6 @@
-"""The options of a run that are about checkpoints, checked together: `checkpoints= every= restore=` and what belongs to them."""
+"""The options of a run that are about checkpoints, checked together: `checkpoints= every=
+restore=` and what belongs to them.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,24 @@ from aioflow.inspection.redaction import redacted
 if TYPE_CHECKING:
     from aioflow.api.options import RunOptions
 
-__all__ = ["check_checkpoint_options", "checkpoint_key", "checkpoint_settings", "shown_path", "store_url"]
+__all__ = [
+    "check_checkpoint_options",
+    "checkpoint_key",
+    "checkpoint_settings",
+    "shown_path",
+    "store_url",
+]
 
-NEED_CHECKPOINTS = ("every", "unaligned", "timeout", "min_pause", "max_concurrent", "retain", "tolerable_failures", "fresh")
+NEED_CHECKPOINTS = (
+    "every",
+    "unaligned",
+    "timeout",
+    "min_pause",
+    "max_concurrent",
+    "retain",
+    "tolerable_failures",
+    "fresh",
+)
 """They say how checkpoints are taken, or what becomes of those that are there."""
 
 REMOTE = ("s3", "gs", "az")
@@ -30,25 +47,48 @@ KEY_BYTES_MIN = 16
 
 
 def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> None:
-    """Raises TypeError or ValueError for what cannot be meant. `given`: the arguments as they came, without defaults."""
+    """Raises TypeError or ValueError for what cannot be meant.
+
+    `given`: the arguments as they came, without defaults.
+    """
     if options.checkpoints is None:
         for name in NEED_CHECKPOINTS:
             if name in given:
-                raise ValueError(f"{name}= is about checkpoints, and there are none: give checkpoints=URL too, like \"file:///var/lib/app\"")
+                raise ValueError(
+                    f"{name}= is about checkpoints, and there are none: give checkpoints=URL too, "
+                    'like "file:///var/lib/app"'
+                )
         if given.get("restore") == LATEST:
-            raise ValueError("restore='latest' looks into a store, and there is none: give checkpoints=URL too, or a savepoint's path")
+            raise ValueError(
+                "restore='latest' looks into a store, and there is none: give checkpoints=URL "
+                "too, or a savepoint's path"
+            )
         if given.get("checkpoint_key") is not None and given.get("restore") is None:
-            raise ValueError("checkpoint_key= is about checkpoints, and there are none: give checkpoints=URL too, or restore=PATH")
+            raise ValueError(
+                "checkpoint_key= is about checkpoints, and there are none: give checkpoints=URL "
+                "too, or restore=PATH"
+            )
         if given.get("allow_non_restored") and given.get("restore") is None:
-            raise ValueError("allow_non_restored=True is about a savepoint, and there is none: give restore=PATH, or checkpoints=URL")
+            raise ValueError(
+                "allow_non_restored=True is about a savepoint, and there is none: give "
+                "restore=PATH, or checkpoints=URL"
+            )
     if options.fresh and options.restore is not None:
-        raise ValueError(f"fresh=True begins without state, restore={options.restore!r} with some: give restore=None with it")
+        raise ValueError(
+            f"fresh=True begins without state, restore={options.restore!r} with some: give "
+            "restore=None with it"
+        )
     settings = checkpoint_settings(options)
     if settings is not None:
-        if settings.aligned_timeout_ms is not None and settings.aligned_timeout_ms >= settings.timeout_ms:
+        if (
+            settings.aligned_timeout_ms is not None
+            and settings.aligned_timeout_ms >= settings.timeout_ms
+        ):
             raise ValueError(
-                f"unaligned={options.unaligned!r} lets barriers overtake after so long, but a checkpoint is given up after "
-                f"timeout={options.timeout!r}: give a shorter time, or unaligned=True to overtake from the start"
+                f"unaligned={options.unaligned!r} lets barriers overtake after so long, but a "
+                "checkpoint is given up after "
+                f"timeout={options.timeout!r}: give a shorter time, or unaligned=True to overtake "
+                "from the start"
             )
         for url in (settings.store, settings.restore):
             if url and url != LATEST:
@@ -58,22 +98,43 @@ def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> N
 def checkpoint_settings(options: RunOptions) -> CheckpointSettings | None:
     """What `options` say about checkpoints. None: none are taken, and nothing is restored."""
     if options.checkpoints is None:
-        if options.restore in (None, LATEST):  # The default goes on where there is a store to look into.
+        if options.restore in (
+            None,
+            LATEST,
+        ):  # The default goes on where there is a store to look into.
             return None
         where = store_url(options.restore, "restore")
         key = checkpoint_key(options.checkpoint_key)
-        return CheckpointSettings(store=None, restore=where, allow_non_restored=options.allow_non_restored, key=key)
+        return CheckpointSettings(
+            store=None, restore=where, allow_non_restored=options.allow_non_restored, key=key
+        )
     if not isinstance(options.retain, int) or options.retain < 1:
-        raise ValueError(f"retain is {options.retain!r}, expected how many completed checkpoints are kept, at least 1")
+        raise ValueError(
+            f"retain is {options.retain!r}, expected how many completed checkpoints are kept, at "
+            "least 1"
+        )
     if not isinstance(options.max_concurrent, int) or options.max_concurrent < 1:
-        raise ValueError(f"max_concurrent is {options.max_concurrent!r}, expected how many checkpoints may be under way, at least 1")
+        raise ValueError(
+            f"max_concurrent is {options.max_concurrent!r}, expected how many checkpoints may be "
+            "under way, at least 1"
+        )
     if options.max_concurrent > 1 and options.unaligned is not False:
-        raise ValueError(f"max_concurrent is {options.max_concurrent}, but unaligned checkpoints are taken one at a time: leave it out")
+        raise ValueError(
+            f"max_concurrent is {options.max_concurrent}, but unaligned checkpoints are taken one "
+            "at a time: leave it out"
+        )
     tolerable = options.tolerable_failures
     if tolerable is not None and (not isinstance(tolerable, int) or tolerable < 0):
-        raise ValueError(f"tolerable_failures is {tolerable!r}, expected how many in a row are borne, or None for any number")
+        raise ValueError(
+            f"tolerable_failures is {tolerable!r}, expected how many in a row are borne, or None "
+            "for any number"
+        )
     restore = options.restore
-    aligned_timeout_ms = None if isinstance(options.unaligned, bool) else _positive_ms(options.unaligned, "unaligned")
+    aligned_timeout_ms = (
+        None
+        if isinstance(options.unaligned, bool)
+        else _positive_ms(options.unaligned, "unaligned")
+    )
     return CheckpointSettings(
         store=store_url(options.checkpoints, "checkpoints"),
         every_ms=_positive_ms(options.every, "every"),
@@ -84,7 +145,11 @@ def checkpoint_settings(options: RunOptions) -> CheckpointSettings | None:
         max_concurrent=options.max_concurrent,
         retain=options.retain,
         tolerable_failures=tolerable,
-        restore=None if restore is None else LATEST if restore == LATEST else store_url(restore, "restore"),
+        restore=None
+        if restore is None
+        else LATEST
+        if restore == LATEST
+        else store_url(restore, "restore"),
         fresh=options.fresh,
         allow_non_restored=options.allow_non_restored,
         key=checkpoint_key(options.checkpoint_key),
@@ -102,44 +167,81 @@ def checkpoint_key(given: bytes | PathLike[str] | None) -> bytes | None:
         try:
             key = Path(given).read_bytes().rstrip(b"\r\n")
         except OSError as error:
-            raise ValueError(f"checkpoint_key= names the file {fspath(given)}, which cannot be read: {error.strerror}") from error
+            raise ValueError(
+                f"checkpoint_key= names the file {fspath(given)}, which cannot be read: "
+                f"{error.strerror}"
+            ) from error
     elif isinstance(given, bytes):
         key = given
     else:
-        raise TypeError(f"checkpoint_key= takes bytes, or Path(...) of a file that holds them; got {type(given).__name__}")
+        raise TypeError(
+            "checkpoint_key= takes bytes, or Path(...) of a file that holds them; got "
+            f"{type(given).__name__}"
+        )
     if len(key) < KEY_BYTES_MIN:
-        raise ValueError(f"checkpoint_key= has {len(key)} bytes, expected at least {KEY_BYTES_MIN}, like secrets.token_bytes(32).hex()")
+        raise ValueError(
+            f"checkpoint_key= has {len(key)} bytes, expected at least {KEY_BYTES_MIN}, like "
+            "secrets.token_bytes(32).hex()"
+        )
     return key
 
 
 def store_url(where: str | PathLike[str], option: str) -> str:
-    """`where` as a URL; without a scheme it is a directory of this machine. Raises TypeError, or ValueError for an unknown scheme."""
+    """`where` as a URL; without a scheme it is a directory of this machine.
+
+    Raises TypeError, or ValueError for an unknown scheme.
+    """
     value: object = where  # As given: the annotation is only a promise.
     if not isinstance(value, (str, PathLike)) or not fspath(value):
-        raise TypeError(f"{option}= takes a URL like \"file:///var/lib/app\", or a directory; got {type(value).__name__}: {value!r}")
+        raise TypeError(
+            f'{option}= takes a URL like "file:///var/lib/app", or a directory; got '
+            f"{type(value).__name__}: {value!r}"
+        )
     text = fspath(where)
     scheme, colon, rest = text.partition("://")
     if scheme in REMOTE and "@" in rest.partition("/")[0]:
-        raise ValueError(f"{option} is {redacted(text)!r}: the URL of a store holds no password, which comes from the environment")
+        raise ValueError(
+            f"{option} is {redacted(text)!r}: the URL of a store holds no password, which comes "
+            "from the environment"
+        )
     if not colon:
         if url_scheme(where):
-            raise ValueError(f"{option} is {where!r}: a Path is of this machine and loses a slash of a URL, expected the URL as a text")
+            raise ValueError(
+                f"{option} is {where!r}: a Path is of this machine and loses a slash of a URL, "
+                "expected the URL as a text"
+            )
         named, single, _ = text.partition(":")
-        if single and named in SCHEMES:  # A directory of that name would keep what was meant for elsewhere.
-            raise ValueError(f"{option} is {text!r}: the scheme is written {named}://; a directory of that name is ./{text}")
+        if (
+            single and named in SCHEMES
+        ):  # A directory of that name would keep what was meant for elsewhere.
+            raise ValueError(
+                f"{option} is {text!r}: the scheme is written {named}://; a directory of that "
+                f"name is ./{text}"
+            )
         return "file://" + quote(str(Path(text).expanduser().absolute()))
     if scheme not in SCHEMES:
         known = ", ".join(f"{known}://" for known in SCHEMES)
-        raise ValueError(f"{option} is {redacted(text)!r}: stores have the schemes {known}, or no scheme for a directory")
+        raise ValueError(
+            f"{option} is {redacted(text)!r}: stores have the schemes {known}, or no scheme for a "
+            "directory"
+        )
     if scheme == "file" and not rest.startswith("/"):
-        raise ValueError(f"{option} is {text!r}: a file URL has three slashes and a path from the root, like file:///var/lib/app")
+        raise ValueError(
+            f"{option} is {text!r}: a file URL has three slashes and a path from the root, like "
+            "file:///var/lib/app"
+        )
     if not rest.strip("/"):
-        raise ValueError(f"{option} is {text!r}: a store needs a {'name' if scheme == 'memory' else 'place'} after the scheme")
+        raise ValueError(
+            f"{option} is {text!r}: a store needs a {'name' if scheme == 'memory' else 'place'} "
+            "after the scheme"
+        )
     return text.rstrip("/")
 
 
 def shown_path(url: str) -> str:
-    """A URL as users take it further: of a directory of this machine its path, otherwise the URL itself."""
+    """A URL as users take it further: of a directory of this machine its path, otherwise the URL
+    itself.
+    """
     return unquote(url.removeprefix("file://")) if url.startswith("file:///") else url
 
 

@@ -18,7 +18,11 @@ from aioflow.core.functions import (
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
 )
-from aioflow.operators.async_process import AsyncBroadcastProcessOperator, AsyncCoProcessOperator, is_async_process
+from aioflow.operators.async_process import (
+    AsyncBroadcastProcessOperator,
+    AsyncCoProcessOperator,
+    is_async_process,
+)
 from aioflow.operators.connected_rows import ConnectedRowsOperator
 from aioflow.operators.function_classes import check_function_class
 from aioflow.operators.plain_functions import check_plain
@@ -39,18 +43,26 @@ R = TypeVar("R")
 
 
 class BroadcastStream(HalfStream, Generic[U]):
-    """A stream that every subtask sees, with the state that it may fill. Made by `stream.broadcast(*descriptors)`."""
+    """A stream that every subtask sees, with the state that it may fill.
+
+    Made by `stream.broadcast(*descriptors)`.
+    """
 
     completed_by = "elements.connect(it).process(BroadcastProcessFunction)"
 
-    def __init__(self, stream: DataStream[U], descriptors: tuple[MapStateDescriptor[Any, Any], ...]) -> None:
+    def __init__(
+        self, stream: DataStream[U], descriptors: tuple[MapStateDescriptor[Any, Any], ...]
+    ) -> None:
         self.stream = stream
         self.descriptors = descriptors
 
 
 @explained_methods
 class ConnectedStreams(HalfStream, Generic[T, U]):
-    """Two streams side by side. With a broadcast stream on the right, `process` takes a BroadcastProcessFunction."""
+    """Two streams side by side.
+
+    With a broadcast stream on the right, `process` takes a BroadcastProcessFunction.
+    """
 
     completed_by = "map(f1, f2), flat_map(f1, f2) or process(fn)"
 
@@ -59,20 +71,36 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
         self._broadcast = isinstance(right, BroadcastStream)
         self._right: DataStream[U] = right.stream if isinstance(right, BroadcastStream) else right
         if not isinstance(self._right, DataStream):
-            raise GraphError(f"connect() takes a stream or stream.broadcast(...), got {type(right).__name__}")
+            raise GraphError(
+                f"connect() takes a stream or stream.broadcast(...), got {type(right).__name__}"
+            )
         if left.flow is not self._right.flow:
-            raise GraphError(f"connect() of streams of two flows, {left.flow.name!r} and {self._right.flow.name!r}: build both in one flow")
+            raise GraphError(
+                f"connect() of streams of two flows, {left.flow.name!r} and "
+                f"{self._right.flow.name!r}: build both in one flow"
+            )
 
-    def key_by(self, left: Callable[[T], Any] | Expr[Any], right: Callable[[U], Any] | Expr[Any] | None = None) -> ConnectedStreams[T, U]:
+    def key_by(
+        self,
+        left: Callable[[T], Any] | Expr[Any],
+        right: Callable[[U], Any] | Expr[Any] | None = None,
+    ) -> ConnectedStreams[T, U]:
         """Key both sides alike; the broadcast side takes no key."""
         if self._broadcast:
             if right is not None:
-                raise GraphError("key_by of a broadcast connection takes one key, of the elements: the other side goes to every subtask")
-            raise GraphError("key the element side before connecting: stream.key_by(k).connect(rules.broadcast(descriptor))")
+                raise GraphError(
+                    "key_by of a broadcast connection takes one key, of the elements: the other "
+                    "side goes to every subtask"
+                )
+            raise GraphError(
+                "key the element side before connecting: "
+                "stream.key_by(k).connect(rules.broadcast(descriptor))"
+            )
         if right is None:
             raise GraphError("key_by of connected streams takes two keys, one for each side")
         return ConnectedStreams(
-            keyed_stream(self._left, left, "key_by", " of the left"), keyed_stream(self._right, right, "key_by", " of the right")
+            keyed_stream(self._left, left, "key_by", " of the left"),
+            keyed_stream(self._right, right, "key_by", " of the right"),
         )
 
     def map(
@@ -110,16 +138,25 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[R]:
-        """A CoProcessFunction, or with a broadcast stream a BroadcastProcessFunction; the Keyed ones over keyed streams."""
+        """A CoProcessFunction, or with a broadcast stream a BroadcastProcessFunction; the Keyed
+        ones over keyed streams.
+        """
         wanted = BroadcastProcessFunction if self._broadcast else CoProcessFunction
         given = fn if isinstance(fn, type) else type(fn)
         if not issubclass(given, wanted):
-            raise GraphError(f"process() of these connected streams takes a {wanted.__name__}, got {given.__name__}")
+            raise GraphError(
+                f"process() of these connected streams takes a {wanted.__name__}, got "
+                f"{given.__name__}"
+            )
         check_function_class(fn)
         keyed_kinds = (KeyedCoProcessFunction, KeyedBroadcastProcessFunction)
         if issubclass(given, keyed_kinds) and not self._is_keyed:
             one_is = isinstance(self._left, KeyedStream) or isinstance(self._right, KeyedStream)
-            which = "both streams keyed, and one of them is not" if one_is and not self._broadcast else "keyed streams"
+            which = (
+                "both streams keyed, and one of them is not"
+                if one_is and not self._broadcast
+                else "keyed streams"
+            )
             raise GraphError(f"{given.__name__} needs {which}: put key_by(...) before process(...)")
         waits = is_async_process(fn)
         operator: type[Operator]
@@ -128,31 +165,67 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
         else:
             operator = AsyncCoProcessOperator if waits else CoProcessOperator
         factory = partial(_process, operator, fn, {"keyed": self._is_keyed} if waits else {})
-        return self._add("process", factory, OperatorOptions(name, uid, parallelism), function=fn, stateful=True)
+        return self._add(
+            "process", factory, OperatorOptions(name, uid, parallelism), function=fn, stateful=True
+        )
 
     @property
     def _is_keyed(self) -> bool:
-        """Whether there are keyed state and timers. A key on one side alone only deals its elements out."""
-        return is_keyed(self._left.upstreams if self._broadcast else [*self._left.upstreams, *self._right.upstreams])
+        """Whether there are keyed state and timers.
 
-    def _rows(self, kind: StatelessKind, f1: Any, f2: Any, options: OperatorOptions) -> DataStream[Any]:
+        A key on one side alone only deals its elements out.
+        """
+        return is_keyed(
+            self._left.upstreams
+            if self._broadcast
+            else [*self._left.upstreams, *self._right.upstreams]
+        )
+
+    def _rows(
+        self, kind: StatelessKind, f1: Any, f2: Any, options: OperatorOptions
+    ) -> DataStream[Any]:
         if self._broadcast:
-            raise GraphError(f"{kind.value}() of a broadcast connection would lose its state: use process(BroadcastProcessFunction)")
+            raise GraphError(
+                f"{kind.value}() of a broadcast connection would lose its state: use "
+                "process(BroadcastProcessFunction)"
+            )
         for function in (f1, f2):
             check_plain(function, f"{kind.value} of connected streams", "value", kind.value)
         stateful = [function for function in (f1, f2) if has_operator_state(function)]
         if len(stateful) == 2:
             raise GraphError(
-                f"{kind.value} of connected streams: both functions have operator state, which would be one and the same, as the operator "
+                f"{kind.value} of connected streams: both functions have operator state, which "
+                "would be one and the same, as the operator "
                 "is one: write one CoProcessFunction for process(...)"
             )
-        return self._add(kind.value, partial(_rows, kind, f1, f2), options, function=None, stateful=bool(stateful))
+        return self._add(
+            kind.value,
+            partial(_rows, kind, f1, f2),
+            options,
+            function=None,
+            stateful=bool(stateful),
+        )
 
-    def _add(self, kind: str, factory: Any, options: OperatorOptions, **more: Any) -> DataStream[Any]:
+    def _add(
+        self, kind: str, factory: Any, options: OperatorOptions, **more: Any
+    ) -> DataStream[Any]:
         flow = self._left.flow
         inputs: list[list[Upstream]] = [self._left.upstreams, self._right.upstreams]
-        event_time = None if not self._broadcast else flow.graph.nodes[self._left.upstreams[0].node_id].event_time
-        node = add_operator(flow.graph, kind, inputs, factory, options, event_time=event_time, keyed=self._is_keyed, **more)
+        event_time = (
+            None
+            if not self._broadcast
+            else flow.graph.nodes[self._left.upstreams[0].node_id].event_time
+        )
+        node = add_operator(
+            flow.graph,
+            kind,
+            inputs,
+            factory,
+            options,
+            event_time=event_time,
+            keyed=self._is_keyed,
+            **more,
+        )
         return DataStream(flow, [Upstream(node.id)])
 
 

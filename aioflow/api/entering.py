@@ -1,4 +1,6 @@
-"""What `flow.run()` gives: a run that begins when it is entered by `async with`, and says so to whoever tries something else."""
+"""What `flow.run()` gives: a run that begins when it is entered by `async with`, and says so to
+whoever tries something else.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +28,33 @@ class Entering(AbstractAsyncContextManager[Job]):
         self._is_told = True
         return await self._running.__aenter__()
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool | None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
         return await self._running.__aexit__(kind, error, trace)
 
     def __enter__(self) -> Never:
         self._is_told = True
         raise TypeError(
-            f"flow.run() of {self._flow!r} is entered by `async with flow.run() as job`, in an `async def`; a program without a loop of "
+            f"flow.run() of {self._flow!r} is entered by `async with flow.run() as job`, in an "
+            "`async def`; a program without a loop of "
             "its own calls af.run(flow)"
         )
 
     def __exit__(self, *exc_info: object) -> None:
-        """Nothing was entered. It is here so that `with` comes as far as `__enter__`, which says what is wrong."""
+        """Nothing was entered.
+
+        It is here so that `with` comes as far as `__enter__`, which says what is wrong.
+        """
 
     def __await__(self) -> Any:
         self._is_told = True
         raise TypeError(
-            f"flow.run() of {self._flow!r} is entered, not awaited: `async with flow.run() as job`; to wait for the end of the flow "
+            f"flow.run() of {self._flow!r} is entered, not awaited: `async with flow.run() as "
+            "job`; to wait for the end of the flow "
             "`await flow.execute()`"
         )
 
@@ -53,8 +65,10 @@ class Entering(AbstractAsyncContextManager[Job]):
                 raise no_such_method(self, name)
             self._is_told = True
             raise AttributeError(
-                f"flow.run() of {self._flow!r} has no attribute {name!r}: it is no job before it is entered; write `async with flow.run() "
-                f"as job:` and job.{name} in its block, or `await flow.execute()`, which runs to the end",
+                f"flow.run() of {self._flow!r} has no attribute {name!r}: it is no job before it "
+                "is entered; write `async with flow.run() "
+                f"as job:` and job.{name} in its block, or `await flow.execute()`, which runs to "
+                "the end",
                 name=None,
                 obj=None,
             )
@@ -62,7 +76,8 @@ class Entering(AbstractAsyncContextManager[Job]):
     def __del__(self) -> None:
         if not getattr(self, "_is_told", True):
             warnings.warn(
-                f"flow.run() of {self._flow!r} was never entered, so nothing ran: `async with flow.run() as job`, or "
+                f"flow.run() of {self._flow!r} was never entered, so nothing ran: `async with "
+                "flow.run() as job`, or "
                 "`await flow.execute()`",
                 RuntimeWarning,
                 stacklevel=1,

@@ -1,4 +1,6 @@
-"""How a flow will run, in words: its tasks, the operators in each, the exchanges between them, and why."""
+"""How a flow will run, in words: its tasks, the operators in each, the exchanges between them,
+and why.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,17 @@ def explain(stream: DataStream[Any]) -> str:
 
 
 def explain_graph(graph: JobGraph) -> str:
-    """One paragraph a task, producers first: whose output it takes and how, then its operators, each handing over to the next."""
+    """One paragraph a task, producers first: whose output it takes and how, then its operators,
+    each handing over to the next.
+    """
     count = len(graph.vertices)
-    lines = [f"flow {graph.name!r}: {count} task{'s' * (count > 1)}, {'bounded' if graph.bounded else 'unbounded'}"]
-    of_columns = any(_may_give_columns(node.source) for vertex in graph.vertices for node in vertex.nodes)
+    lines = [
+        f"flow {graph.name!r}: {count} task{'s' * (count > 1)}, "
+        f"{'bounded' if graph.bounded else 'unbounded'}"
+    ]
+    of_columns = any(
+        _may_give_columns(node.source) for vertex in graph.vertices for node in vertex.nodes
+    )
     gives_columns: dict[int, bool] = {}
     numbers = {vertex.id: number for number, vertex in enumerate(graph.vertices, 1)}
     for vertex in graph.vertices:
@@ -41,11 +50,21 @@ def explain_graph(graph: JobGraph) -> str:
         for edge in inputs:
             producer = graph.vertex(edge.source).nodes[edge.operator_index].name
             side = f", side output {edge.side.name!r}" if edge.side is not None else ""
-            place = f" as input {edge.input_index + 1}" if any(other.input_index for other in inputs) else ""
-            lines.append(f"  <- {producer} (task {numbers[edge.source]}){side}{place}, {_dealt_out(edge)}")
-        columns = bool(inputs) and all(gives_columns[edge.source] and edge.side is None and _keeps(edge) for edge in inputs)
+            place = (
+                f" as input {edge.input_index + 1}"
+                if any(other.input_index for other in inputs)
+                else ""
+            )
+            lines.append(
+                f"  <- {producer} (task {numbers[edge.source]}){side}{place}, {_dealt_out(edge)}"
+            )
+        columns = bool(inputs) and all(
+            gives_columns[edge.source] and edge.side is None and _keeps(edge) for edge in inputs
+        )
         keyed_by_function = any(
-            edge.partitioning.strategy is ShipStrategy.HASH and not is_expression(edge.partitioning.function) for edge in inputs
+            edge.partitioning.strategy is ShipStrategy.HASH
+            and not is_expression(edge.partitioning.function)
+            for edge in inputs
         )
         dealt_out = any(gives_columns[edge.source] and not _keeps(edge) for edge in inputs)
         given = ONE_BY_ONE if dealt_out else "the step before gives rows"
@@ -54,9 +73,13 @@ def explain_graph(graph: JobGraph) -> str:
         for node in vertex.nodes:
             how, columns = _how(node, previous, columns, keyed_by_function, given, of_columns)
             in_spark = _is_in_spark(node, previous, in_spark)
-            lines.append(f"  {node.name}: {how}{IN_SPARK if in_spark and node.source is None else ''}")
+            lines.append(
+                f"  {node.name}: {how}{IN_SPARK if in_spark and node.source is None else ''}"
+            )
             previous = node
-            given = "the source gives rows" if node.source is not None else "the step before gives rows"
+            given = (
+                "the source gives rows" if node.source is not None else "the step before gives rows"
+            )
         gives_columns[vertex.id] = columns
     return "\n".join(lines)
 
@@ -87,7 +110,9 @@ IN_SPARK = ", as far as both mean the same by Spark itself with on=af.Spark(...)
 
 
 def _is_in_spark(node: StreamNode, previous: StreamNode | None, in_spark: bool) -> bool:
-    """Whether Spark may do it where it reads a DataFrame; `in_spark`: whether it may do the one before."""
+    """Whether Spark may do it where it reads a DataFrame; `in_spark`: whether it may do the one
+    before.
+    """
     if node.source is not None:
         return bool(getattr(node.source, "in_spark", False)) and node.watermarks is None
     if not in_spark or node.factory is None or (previous is not None and previous.kind == "select"):
@@ -97,22 +122,34 @@ def _is_in_spark(node: StreamNode, previous: StreamNode | None, in_spark: bool) 
 
 
 def _keeps(edge: JobEdge) -> bool:
-    """Whether columns stay columns on the way: what deals records out one by one makes rows of them."""
+    """Whether columns stay columns on the way: what deals records out one by one makes rows of
+    them.
+    """
     return edge.partitioning.strategy not in (ShipStrategy.SHUFFLE, ShipStrategy.CUSTOM)
 
 
 def _how(
-    node: StreamNode, previous: StreamNode | None, columns: bool, keyed_by_function: bool, given: str, of_columns: bool
+    node: StreamNode,
+    previous: StreamNode | None,
+    columns: bool,
+    keyed_by_function: bool,
+    given: str,
+    of_columns: bool,
 ) -> tuple[str, bool]:
     """How it runs, and whether it gives columns.
 
-    `columns`: it is given them; `given`: why not. `of_columns`: whether any source may have some, so that advice is of use.
+    `columns`: it is given them; `given`: why not. `of_columns`: whether any source may have some,
+    so that advice is of use.
     """
     if node.source is not None:
         bounded = "bounded" if node.source.bounded else "unbounded"
         gives = bool(getattr(node.source, "columnar", False))
         kind = node.remark or ("columns" if gives else "rows")
-        return f"source, {bounded}, {'event time by split' if node.event_time else 'no event time'}, {kind}", gives
+        return (
+            f"source, {bounded}, {'event time by split' if node.event_time else 'no event time'}, "
+            f"{kind}",
+            gives,
+        )
     assert node.factory is not None
     operator = node.factory()
     reason = why_rows(operator, keyed_by_function=keyed_by_function) if of_columns else None

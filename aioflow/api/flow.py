@@ -1,6 +1,7 @@
 """A flow: the program as pure data, and the ways to run it.
 
-Building a flow opens nothing and binds no loop; the same object can be run many times, in any loop, at the same time.
+Building a flow opens nothing and binds no loop; the same object can be run many times, in any loop,
+at the same time.
 """
 
 from __future__ import annotations
@@ -52,18 +53,33 @@ V = TypeVar("V")
 
 @explained_methods
 class Flow:
-    """A dataflow program. `parallelism` is the default of its operators, `max_parallelism` the number of key groups."""
+    """A dataflow program.
+
+    `parallelism` is the default of its operators, `max_parallelism` the number of key groups.
+    """
 
     def __init__(self, name: str, *, parallelism: int = 1, max_parallelism: int = 128) -> None:
         if not isinstance(name, str) or not name:
-            raise GraphError(f"a flow needs a name that is not empty (checkpoints are kept under it), got {name!r}")
+            raise GraphError(
+                "a flow needs a name that is not empty (checkpoints are kept under it), got "
+                f"{name!r}"
+            )
         for option, given in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):
             if not isinstance(given, int):
-                raise GraphError(f"flow {name!r}: {option} must be a whole number, got {type(given).__name__}: {given!r}")
+                raise GraphError(
+                    f"flow {name!r}: {option} must be a whole number, got {type(given).__name__}: "
+                    f"{given!r}"
+                )
         if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
-            raise GraphError(f"flow {name!r}: max_parallelism must be 1 to {MAX_PARALLELISM_LIMIT}, got {max_parallelism}")
+            raise GraphError(
+                f"flow {name!r}: max_parallelism must be 1 to {MAX_PARALLELISM_LIMIT}, got "
+                f"{max_parallelism}"
+            )
         if not 1 <= parallelism <= max_parallelism:
-            raise GraphError(f"flow {name!r}: parallelism must be 1 to max_parallelism={max_parallelism}, got {parallelism}")
+            raise GraphError(
+                f"flow {name!r}: parallelism must be 1 to max_parallelism={max_parallelism}, got "
+                f"{parallelism}"
+            )
         self._graph = StreamGraph(name, parallelism, max_parallelism)
 
     def __repr__(self) -> str:
@@ -77,7 +93,10 @@ class Flow:
             if name.startswith("_"):  # Copying, pickling and introspection ask for these.
                 remedy = ""
             elif hasattr(Job, name):
-                remedy = f": it is of a job; `async with flow.run() as job:`, and job.{name} within the block"
+                remedy = (
+                    f": it is of a job; `async with flow.run() as job:`, and job.{name} within "
+                    "the block"
+                )
             elif hasattr(KeyedStream, name):
                 remedy = f": it is of a stream; flow.source(...).{name}"
             else:
@@ -85,10 +104,15 @@ class Flow:
             raise no_such_method(self, name, remedy)
 
         def __await__(self) -> Never:
-            raise TypeError(f"flow {self.name!r} is not awaited itself: `await flow.execute()` runs it to its end")
+            raise TypeError(
+                f"flow {self.name!r} is not awaited itself: `await flow.execute()` runs it to its "
+                "end"
+            )
 
         async def __aenter__(self) -> Never:
-            raise TypeError(f"flow {self.name!r} is not entered itself: `async with flow.run() as job`")
+            raise TypeError(
+                f"flow {self.name!r} is not entered itself: `async with flow.run() as job`"
+            )
 
         async def __aexit__(self, *exc_info: object) -> None:
             """Nothing was entered: it is here so that `async with` comes as far as `__aenter__`."""
@@ -140,7 +164,8 @@ class Flow:
     @overload
     def source(
         self,
-        what: Callable[[Any], AsyncIterator[tuple[T, Any]]] | Callable[[Any], Iterable[tuple[T, Any]]],
+        what: Callable[[Any], AsyncIterator[tuple[T, Any]]]
+        | Callable[[Any], Iterable[tuple[T, Any]]],
         *,
         name: str | None = None,
         uid: str | None = None,
@@ -156,10 +181,12 @@ class Flow:
         parallelism: int | None = None,
         watermarks: WatermarkStrategy[Any] | None = None,
     ) -> DataStream[Any]:
-        """A stream read from `what`: a Source, a re-iterable, or a function that returns an iterator or an async iterator.
+        """A stream read from `what`: a Source, a re-iterable, or a function that returns an
+        iterator or an async iterator.
 
-        A function of one parameter `position` that yields `(value, position)` can be replayed after a restart, any other cannot. An
-        iterable is one split, read by one subtask; the flow's parallelism begins after it.
+        A function of one parameter `position` that yields `(value, position)` can be replayed after
+        a restart, any other cannot. An iterable is one split, read by one subtask; the flow's
+        parallelism begins after it.
         """
         source = as_source(what)
         if any(node.source is source for node in self._graph.nodes.values()):
@@ -167,7 +194,9 @@ class Flow:
         if watermarks is not None:
             check_watermarks(name or "source", watermarks)
         check_parallelism(name or "source", parallelism)
-        check_place(self._graph, name or type(source).__name__, OperatorOptions(name, uid, parallelism))
+        check_place(
+            self._graph, name or type(source).__name__, OperatorOptions(name, uid, parallelism)
+        )
         node = self._graph.add_node(
             StreamNode(
                 id=self._graph.next_id(),
@@ -178,7 +207,8 @@ class Flow:
                 watermarks=watermarks,
                 parallelism=parallelism,
                 parallelism_max=getattr(source, "parallelism_max", None),
-                event_time=(watermarks is not None and watermarks.emits_watermarks) or bool(getattr(source, "event_time", False)),
+                event_time=(watermarks is not None and watermarks.emits_watermarks)
+                or bool(getattr(source, "event_time", False)),
                 stateful=True,
                 stays_here=bool(getattr(source, "stays_here", False)),
                 side_tags=getattr(source, "side_outputs", None),
@@ -189,16 +219,19 @@ class Flow:
     # Running.
 
     def run(self, **options: Any) -> AbstractAsyncContextManager[Job]:
-        """Run inside this loop: `async with flow.run() as job`. Options as in the table of the guide.
+        """Run inside this loop: `async with flow.run() as job`. Options as in the table of the
+        guide.
 
-        Entering waits until every operator is open, and raises what failed there. Leaving: a job that has failed raises its
-        error; with bounded sources waits for the end; otherwise stops, bounded by `stop_timeout`. A function as a source counts as
-        endless: if it has not ended, a warning says how much of it was read. Leaving by an exception cancels.
+        Entering waits until every operator is open, and raises what failed there. Leaving: a job
+        that has failed raises its error; with bounded sources waits for the end; otherwise stops,
+        bounded by `stop_timeout`. A function as a source counts as endless: if it has not ended, a
+        warning says how much of it was read. Leaving by an exception cancels.
         """
         return Entering(self.name, self._run(self._graph, options))
 
     async def execute(self, **options: Any) -> JobResult:
-        """Run to the end. Cancelling this call cancels the job. A flow that is pushed into has none: GraphError.
+        """Run to the end. Cancelling this call cancels the job. A flow that is pushed into has
+        none: GraphError.
 
         A stream that no sink takes is warned of: nobody can subscribe to it.
         """
@@ -210,15 +243,22 @@ class Flow:
     @overload
     async def collect(self, stream: DataStream[T], /, **options: Any) -> tuple[list[T]]: ...
     @overload
-    async def collect(self, a: DataStream[T], b: DataStream[U], /, **options: Any) -> tuple[list[T], list[U]]: ...
+    async def collect(
+        self, a: DataStream[T], b: DataStream[U], /, **options: Any
+    ) -> tuple[list[T], list[U]]: ...
     @overload
     async def collect(
         self, a: DataStream[T], b: DataStream[U], c: DataStream[V], /, **options: Any
     ) -> tuple[list[T], list[U], list[V]]: ...
     @overload
-    async def collect(self, /, *streams: DataStream[Any], **options: Any) -> tuple[list[Any], ...]: ...
+    async def collect(
+        self, /, *streams: DataStream[Any], **options: Any
+    ) -> tuple[list[Any], ...]: ...
     async def collect(self, /, *streams: DataStream[Any], **options: Any) -> tuple[list[Any], ...]:
-        """Run once and return the elements of each stream, in order of arrival. Runs what they depend on and no other sink."""
+        """Run once and return the elements of each stream, in order of arrival.
+
+        Runs what they depend on and no other sink.
+        """
         if not streams:
             raise TypeError("collect() needs at least one stream")
         graph = self._part(streams)
@@ -231,7 +271,9 @@ class Flow:
         return tuple(collected.rows for collected in results)
 
     def rows(self, stream: DataStream[T], options: dict[str, Any]) -> RowStream[T]:
-        """The elements of `stream` as they come, with back pressure: what `stream.execute_and_collect()` gives."""
+        """The elements of `stream` as they come, with back pressure: what
+        `stream.execute_and_collect()` gives.
+        """
         graph = self._part([stream])
         refuse_pushed(graph, "execute_and_collect()")
         rows: RowStream[T] = RowStream(lambda: self._run(graph, options, collects=True))
@@ -242,19 +284,31 @@ class Flow:
         """A copy of the graph with what `streams` depend on and nothing else."""
         for stream in streams:
             if stream.flow is not self:
-                raise GraphError(f"{stream!r} belongs to flow {stream.flow.name!r}, it cannot be collected by a run of {self.name!r}")
+                raise GraphError(
+                    f"{stream!r} belongs to flow {stream.flow.name!r}, it cannot be collected by "
+                    f"a run of {self.name!r}"
+                )
         wanted = [upstream.node_id for stream in streams for upstream in stream.upstreams]
         return self._graph.restricted_to(self._graph.upstream_of(wanted))
 
     @asynccontextmanager
-    async def _run(self, graph: StreamGraph, given: dict[str, Any], *, collects: bool = False) -> AsyncIterator[Job]:
+    async def _run(
+        self, graph: StreamGraph, given: dict[str, Any], *, collects: bool = False
+    ) -> AsyncIterator[Job]:
         options = parse_options(given)
         if collects:
             options = options.that_collect()
         graph = _with_own_sources(graph)
         # What is none of these, the job refuses.
-        subscribed = {one.place for stream in options.subscribe if isinstance(stream, DataStream) for one in stream.upstreams}
-        job_graph = build_job_graph(graph, apart=options.workers > 0 or options.on is not None, whole=subscribed)
+        subscribed = {
+            one.place
+            for stream in options.subscribe
+            if isinstance(stream, DataStream)
+            for one in stream.upstreams
+        }
+        job_graph = build_job_graph(
+            graph, apart=options.workers > 0 or options.on is not None, whole=subscribed
+        )
         job = Job(graph, job_graph, options)
         async with job.monitoring():
             await job.start()
@@ -268,8 +322,8 @@ class Flow:
 
 
 def _with_own_sources(graph: StreamGraph) -> StreamGraph:
-    """Sources that are pushed into get an inlet for this run, and those that look for files remember what they found for it alone: the
-    same flow may run twice at once."""
+    """Sources that are pushed into get an inlet for this run, and those that look for files
+    remember what they found for it alone: the same flow may run twice at once."""
     uids = graph.uids()
     own = graph.copy()
     for i, node in graph.nodes.items():
@@ -290,7 +344,9 @@ def _own_source(source: Source[Any]) -> Source[Any]:
     return own  # type: ignore[no-any-return]
 
 
-def _add_collector(graph: StreamGraph, stream: DataStream[Any], factory: Callable[[], Operator]) -> None:
+def _add_collector(
+    graph: StreamGraph, stream: DataStream[Any], factory: Callable[[], Operator]
+) -> None:
     add_operator(
         graph,
         "collect",

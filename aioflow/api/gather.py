@@ -1,4 +1,6 @@
-"""Results of a run, handed back to the program that runs it: gathered in a list, or row by row with back pressure."""
+"""Results of a run, handed back to the program that runs it: gathered in a list, or row by row
+with back pressure.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,26 @@ ROWS_BUFFERED_MAX = 1024
 
 @dataclass(slots=True)
 class Collected:
-    """What a run gathers: it belongs to the program that runs the flow, and outlives the attempts that fill it."""
+    """What a run gathers: it belongs to the program that runs the flow, and outlives the
+    attempts that fill it.
+    """
 
     rows: list[Any] = field(default_factory=list)
     lengths: dict[int, int] = field(default_factory=dict)
     """By number of the checkpoint: how many rows came before its barrier."""
     complete: int = 0
-    """Number of rows when the input of an attempt ended. Later checkpoints cover all of them, without a barrier."""
+    """Number of rows when the input of an attempt ended.
+
+    Later checkpoints cover all of them, without a barrier.
+    """
 
 
 class CollectOperator(Operator):
-    """Gathers everything in one list. An attempt that begins with a checkpoint takes back what came after it, any other begins anew.
+    """Gathers everything in one list. An attempt that begins with a checkpoint takes back what came
+    after it, any other begins anew.
 
-    So the list holds each element once. It is no state: a later run does not gather what this one did.
+    So the list holds each element once. It is no state: a later run does not gather what this one
+    did.
     """
 
     def __init__(self, collected: Collected) -> None:
@@ -46,7 +55,9 @@ class CollectOperator(Operator):
 
     async def open(self) -> None:
         restored, collected = self.ctx.restored_checkpoint, self._collected
-        length = 0 if restored is None else collected.lengths.setdefault(restored, collected.complete)
+        length = (
+            0 if restored is None else collected.lengths.setdefault(restored, collected.complete)
+        )
         del collected.rows[length:]
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
@@ -82,7 +93,9 @@ class _RowOperator(Operator):
 
 
 class RowStream(Generic[T]):
-    """The rows of a run: `async for row in ...`, or `async with ... as rows` first, to end the run with the block."""
+    """The rows of a run: `async for row in ...`, or `async with ... as rows` first, to end the
+    run with the block.
+    """
 
     def __init__(self, run: Callable[[], AbstractAsyncContextManager[Job]]) -> None:
         self._run = run
@@ -110,11 +123,17 @@ class RowStream(Generic[T]):
     if not TYPE_CHECKING:  # A checker knows that none of it is there.
 
         def __iter__(self) -> Never:
-            how = "`async for x in stream.execute_and_collect()`; all at once: `await stream.collect()`"
+            how = (
+                "`async for x in stream.execute_and_collect()`; all at once: `await "
+                "stream.collect()`"
+            )
             raise TypeError(f"rows come while the flow runs: {how}")
 
         def __await__(self) -> Never:
-            raise TypeError("a run is not awaited: `async for x in stream.execute_and_collect()`; all at once: `await stream.collect()`")
+            raise TypeError(
+                "a run is not awaited: `async for x in stream.execute_and_collect()`; all at "
+                "once: `await stream.collect()`"
+            )
 
         def __enter__(self) -> Never:
             raise TypeError("a run is entered by `async with stream.execute_and_collect() as rows`")
@@ -154,7 +173,8 @@ class RowStream(Generic[T]):
         while True:
             while self._rows:
                 row = self._rows.popleft()
-                # Not before half of it is read: waking the job for each row would cost more than the row.
+                # Not before half of it is read: waking the job for each row would cost more than
+                # the row.
                 if not self.has_room.is_available and len(self._rows) <= ROWS_BUFFERED_MAX // 2:
                     self.has_room.set_available()
                 yield row

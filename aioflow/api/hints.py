@@ -1,4 +1,6 @@
-"""What an error says to write, where a function or an expression was wanted and something else was given."""
+"""What an error says to write, where a function or an expression was wanted and something else
+was given.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +13,81 @@ from aioflow.core.expression_trees import column_names
 from aioflow.core.expressions import Column, is_expression
 from aioflow.core.functions import AggregateFunction
 
-__all__ = ["aggregates_hint", "as_select", "field_hint", "keys_hint", "sink_hint", "window_time_hint"]
+__all__ = [
+    "aggregates_hint",
+    "as_select",
+    "field_hint",
+    "keys_hint",
+    "sink_hint",
+    "window_time_hint",
+]
 
-WRITTEN = (ast.Expression, ast.Compare, ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.Load, ast.operator, ast.unaryop, ast.cmpop)
-"""What a text may consist of to be read as an expression: nothing that is written otherwise there, as `and` and `in` are."""
+WRITTEN = (
+    ast.Expression,
+    ast.Compare,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.Constant,
+    ast.Name,
+    ast.Load,
+    ast.operator,
+    ast.unaryop,
+    ast.cmpop,
+)
+"""What a text may consist of to be read as an expression: nothing that is written otherwise
+there, as `and` and `in` are.
+"""
 
 
 def field_hint(given: Any) -> str:
-    """What to write if a name or a position was meant as the field of that name, or a text as the expression that it spells."""
+    """What to write if a name or a position was meant as the field of that name, or a text as
+    the expression that it spells.
+    """
     if not isinstance(given, (str, int)):
         return ""
     written = _as_expression(given) if isinstance(given, str) else None
-    return f"; for the field write af.col({given!r})" if written is None else f"; a text is no expression: write {written}"
+    return (
+        f"; for the field write af.col({given!r})"
+        if written is None
+        else f"; a text is no expression: write {written}"
+    )
 
 
 def keys_hint(given: Any, method: str) -> str:
-    """What to write, as an argument of `method`, if a key of several fields was meant; otherwise as `field_hint`."""
+    """What to write, as an argument of `method`, if a key of several fields was meant; otherwise
+    as `field_hint`.
+    """
     if not isinstance(given, (tuple, list)) or len(given) < 2:
         return field_hint(given)
     names = [column_names(one)[0] if isinstance(one, Column) else one for one in given]
     if not all(isinstance(name, (str, int)) for name in names):
-        return f"; a key of several values is a tuple that a function gives: {method}(lambda e: (e.user, e.item))"
-    fields = ", ".join(f"e[{name!r}]" if isinstance(name, int) or not name.isidentifier() else f"e.{name}" for name in names)
-    return f"; a key of several fields is a tuple that a function gives: {method}(lambda e: ({fields})), or e[...] where elements are dicts"
+        return (
+            f"; a key of several values is a tuple that a function gives: {method}(lambda e: "
+            "(e.user, e.item))"
+        )
+    fields = ", ".join(
+        f"e[{name!r}]" if isinstance(name, int) or not name.isidentifier() else f"e.{name}"
+        for name in names
+    )
+    return (
+        f"; a key of several fields is a tuple that a function gives: {method}(lambda e: "
+        f"({fields})), or e[...] where elements are dicts"
+    )
 
 
 def aggregates_hint(given: Mapping[str, Any]) -> str | None:
-    """What to write if aggregates were named where one is taken; None if not all of `given` are some."""
-    if not all(issubclass(one if isinstance(one, type) else type(one), AggregateFunction) for one in given.values()):
+    """What to write if aggregates were named where one is taken; None if not all of `given` are
+    some.
+    """
+    if not all(
+        issubclass(one if isinstance(one, type) else type(one), AggregateFunction)
+        for one in given.values()
+    ):
         return None
-    return f"results by name are one aggregate, write aggregate(af.agg({', '.join(f'{name}=...' for name in given)}))"
+    return (
+        "results by name are one aggregate, write "
+        f"aggregate(af.agg({', '.join(f'{name}=...' for name in given)}))"
+    )
 
 
 def window_time_hint(given: Mapping[str, Any]) -> str | None:
@@ -51,15 +98,22 @@ def window_time_hint(given: Mapping[str, Any]) -> str | None:
 
 
 def _as_expression(text: str) -> str | None:
-    """`text` as an expression of fields, like `af.col.cents > 1`; None if it is none, or a name alone."""
+    """`text` as an expression of fields, like `af.col.cents > 1`; None if it is none, or a name
+    alone.
+    """
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     nodes = list(ast.walk(tree))
-    if isinstance(tree.body, (ast.Name, ast.Constant)) or not any(isinstance(node, ast.Name) for node in nodes):
+    if isinstance(tree.body, (ast.Name, ast.Constant)) or not any(
+        isinstance(node, ast.Name) for node in nodes
+    ):
         return None
-    if any(not isinstance(node, WRITTEN) or (isinstance(node, ast.Compare) and len(node.ops) > 1) for node in nodes):
+    if any(
+        not isinstance(node, WRITTEN) or (isinstance(node, ast.Compare) and len(node.ops) > 1)
+        for node in nodes
+    ):
         return 'it of fields, like (af.col.cents > 1) & (af.col.user == "ann")'
     for node in nodes:
         if isinstance(node, ast.Name):

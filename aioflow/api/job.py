@@ -16,7 +16,14 @@ from aioflow.api.subscription import Subscription
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.local import LocalCluster
 from aioflow.core.aio import close_within, wait_first
-from aioflow.core.errors import CheckpointError, GraphError, JobCanceled, JobFailed, StateError, did_you_mean
+from aioflow.core.errors import (
+    CheckpointError,
+    GraphError,
+    JobCanceled,
+    JobFailed,
+    StateError,
+    did_you_mean,
+)
 from aioflow.core.explained_calls import explained_methods
 from aioflow.core.host import SystemHost
 from aioflow.core.timeunits import to_seconds
@@ -43,12 +50,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CANCEL_TIMEOUT_S = 60.0
-"""How long a job that was left may take to end once it was cancelled, before it is given up: more than its tasks take to close."""
+"""How long a job that was left may take to end once it was cancelled, before it is given up:
+more than its tasks take to close.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """How a job ended. `duration_ms` is wall-clock time from its creation to its end; `restarts` counts failovers."""
+    """How a job ended.
+
+    `duration_ms` is wall-clock time from its creation to its end; `restarts` counts failovers.
+    """
 
     job_id: str
     name: str
@@ -94,7 +106,9 @@ class Job:
 
     @property
     def status(self) -> JobStatus:
-        """An `af.JobStatus`, which is a string in Flink's spelling: RUNNING, FINISHED, FAILED ..."""
+        """An `af.JobStatus`, which is a string in Flink's spelling: RUNNING, FINISHED, FAILED
+        ...
+        """
         return self._cluster.job_master.status
 
     @property
@@ -112,7 +126,10 @@ class Job:
 
     @asynccontextmanager
     async def monitoring(self) -> AsyncIterator[None]:
-        """With `monitor=` the endpoint is served inside the block, from before the first task on. Raises OSError."""
+        """With `monitor=` the endpoint is served inside the block, from before the first task on.
+
+        Raises OSError.
+        """
         if self._options.monitor is None:
             yield
             return
@@ -126,8 +143,11 @@ class Job:
         """Deploy, and wait until every operator is open. Raises what failed there."""
         for stream in self._options.subscribe:
             key = self._tapped(stream)
-            self._gathering[key] = Subscription(self._cluster.task_executor, self.id, key, buffer=None, overflow="error")
-        # Not when `_run` ends: until workers and checkpoints are closed, what is put would be accepted and read by nobody.
+            self._gathering[key] = Subscription(
+                self._cluster.task_executor, self.id, key, buffer=None, overflow="error"
+            )
+        # Not when `_run` ends: until workers and checkpoints are closed, what is put would be
+        # accepted and read by nobody.
         self._cluster.job_master.terminated.add_done_callback(lambda _: self._close_inlets())
         self._runner = asyncio.get_running_loop().create_task(self._run(), name=f"job {self.name}")
         started = self._cluster.job_master.started
@@ -152,7 +172,11 @@ class Job:
 
     def _close_inlets(self) -> None:
         master = self._cluster.job_master
-        why = f" with {master.error!r}" if master.error is not None and self.status is JobStatus.FAILED else ""
+        why = (
+            f" with {master.error!r}"
+            if master.error is not None and self.status is JobStatus.FAILED
+            else ""
+        )
         over = f"job {self.name!r} ({self.id}) is {self.status.value}{why}"
         for node in self._graph.nodes.values():
             if isinstance(node.source, PushSource) and node.source.inlet is not None:
@@ -167,8 +191,13 @@ class Job:
         if not self.status.is_terminal and not self._job_graph.bounded:
             cut_off = self._functions_cut_off()
             try:
-                # Cancelled meanwhile, it still ends before this returns: nothing of it may outlive its block. `stop` bounds itself.
-                await close_within(self.stop(), self._options.stop_timeout_s + CANCEL_TIMEOUT_S, what=f"job {self.name}")
+                # Cancelled meanwhile, it still ends before this returns: nothing of it may outlive
+                # its block. `stop` bounds itself.
+                await close_within(
+                    self.stop(),
+                    self._options.stop_timeout_s + CANCEL_TIMEOUT_S,
+                    what=f"job {self.name}",
+                )
             finally:
                 self._warn_of_cut_off(cut_off)
         await self._ended()
@@ -195,8 +224,10 @@ class Job:
         for vertex in vertices:
             read = metrics.get(f"{vertex.metrics_name(0)}.numRecordsIn", 0)
             logger.warning(
-                "job %s: the block of flow.run() was left before source function %r had ended: it was stopped after %d elements, "
-                "as an endless one; to read it to its end, `await job.wait()` in the block, or `await flow.execute()`; "
+                "job %s: the block of flow.run() was left before source function %r had ended: it "
+                "was stopped after %d elements, "
+                "as an endless one; to read it to its end, `await job.wait()` in the block, or "
+                "`await flow.execute()`; "
                 "where a stop is meant, `await job.stop()` says so",
                 self.name,
                 vertex.head.name,
@@ -209,7 +240,9 @@ class Job:
         await self._ended()
 
     async def _ended(self) -> None:
-        """Wait for the runner, however it ends; being cancelled meanwhile, however often, cancels the job, but still waits for it."""
+        """Wait for the runner, however it ends; being cancelled meanwhile, however often,
+        cancels the job, but still waits for it.
+        """
         assert self._runner is not None
         cancelled: asyncio.CancelledError | None = None
         while not self._runner.done():
@@ -231,7 +264,8 @@ class Job:
     # For users.
 
     async def wait(self) -> JobResult:
-        """Wait for the end. Raises the job's own error when it failed, JobCanceled when it was cancelled.
+        """Wait for the end. Raises the job's own error when it failed, JobCanceled when it was
+        cancelled.
 
         Cancelling this cancels only the wait.
         """
@@ -241,40 +275,61 @@ class Job:
         if self.status is JobStatus.FAILED:
             self._raise_error()
         if self.status is JobStatus.CANCELED:
-            raise JobCanceled(f"job {self.name!r} ({self.id}) was cancelled while its result was awaited")
+            raise JobCanceled(
+                f"job {self.name!r} ({self.id}) was cancelled while its result was awaited"
+            )
         await self._ended()
         if self._result is None:  # Made once: rates go on falling after the end.
             self._result = self._sum_up()
         return self._result
 
     async def cancel(self) -> None:
-        """End the job now, without a result, and wait until its tasks are gone. A job that is over stays as it is."""
+        """End the job now, without a result, and wait until its tasks are gone.
+
+        A job that is over stays as it is.
+        """
         self._check_loop("cancel()")
         self._cluster.job_master.cancel()
         await self._ended()
 
-    async def stop(self, savepoint: str | PathLike[str] | Literal[False] | None = None, drain: bool = False) -> str | None:
-        """End the sources where they are and let what is under way reach the sinks; cancelled after `stop_timeout`.
+    async def stop(
+        self, savepoint: str | PathLike[str] | Literal[False] | None = None, drain: bool = False
+    ) -> str | None:
+        """End the sources where they are and let what is under way reach the sinks; cancelled after
+        `stop_timeout`.
 
-        With checkpoints a savepoint is the last thing that is done, and its path is returned: under the store, or in the directory
-        `savepoint`; False: none, the job goes on from its last checkpoint then. None is returned where none was made: without checkpoints,
-        and when `stop_timeout` was over before it was complete, of which a warning tells. With `drain`, event time ends too: open windows
-        fire and functions finish. Closing has 30 s of its own, also once cancelled. Raises CheckpointError when the store does not take the
-        savepoint, and what the job failed with, if it could not be stopped that way.
+        With checkpoints a savepoint is the last thing that is done, and its path is returned: under
+        the store, or in the directory `savepoint`; False: none, the job goes on from its last
+        checkpoint then. None is returned where none was made: without checkpoints, and when
+        `stop_timeout` was over before it was complete, of which a warning tells. With `drain`,
+        event time ends too: open windows fire and functions finish. Closing has 30 s of its own,
+        also once cancelled. Raises CheckpointError when the store does not take the savepoint, and
+        what the job failed with, if it could not be stopped that way.
         """
         self._check_loop("stop()")
         assert self._runner is not None
         directory = self._directory(savepoint, "savepoint") if savepoint else None
         if savepoint is not False:
             self._warn_of_derived_uids()
-        self._cluster.job_master.stop(drain=drain, savepoint=savepoint is not False, directory=directory)
+        self._cluster.job_master.stop(
+            drain=drain, savepoint=savepoint is not False, directory=directory
+        )
         refused = self._cluster.job_master.stop_refused
         await wait_first([self._runner, refused], timeout_s=self._options.stop_timeout_s)
         if refused.done() and not self._runner.done():
             await refused
         if not self._runner.done():
-            kept = "" if self._cluster.job_master.stopped_with is None else ", though its savepoint is complete"
-            logger.warning("job %s did not stop within %s%s, it is cancelled", self.name, self._options.stop_timeout, kept)
+            kept = (
+                ""
+                if self._cluster.job_master.stopped_with is None
+                else ", though its savepoint is complete"
+            )
+            logger.warning(
+                "job %s did not stop within %s%s, it is cancelled",
+                self.name,
+                self._options.stop_timeout,
+                kept,
+            )
             self._cluster.job_master.cancel()
         await self._ended()
         if self._cluster.job_master.stop_error is not None:
@@ -284,17 +339,26 @@ class Job:
         made = self._cluster.job_master.stopped_with
         return None if made is None else shown_path(made)
 
-    async def savepoint(self, directory: str | PathLike[str] | None = None, *, path: str | PathLike[str] | None = None) -> str:
-        """Write all state where it stays until somebody deletes it, while the job goes on. Returns the path of the savepoint.
+    async def savepoint(
+        self,
+        directory: str | PathLike[str] | None = None,
+        *,
+        path: str | PathLike[str] | None = None,
+    ) -> str:
+        """Write all state where it stays until somebody deletes it, while the job goes on. Returns
+        the path of the savepoint.
 
-        It holds what `put` had accepted when it was asked for: sources read that first, for as long as the checkpoints' `timeout`.
-        Under the store, or below `directory`, a path or URL, in a directory of its own. `path` is another name of `directory`: it is where
-        the savepoint is put, never where it is, which is what is returned. Raises CheckpointError when it cannot be made, JobNotRunning
-        when the job is over before.
+        It holds what `put` had accepted when it was asked for: sources read that first, for as long
+        as the checkpoints' `timeout`. Under the store, or below `directory`, a path or URL, in a
+        directory of its own. `path` is another name of `directory`: it is where the savepoint is
+        put, never where it is, which is what is returned. Raises CheckpointError when it cannot be
+        made, JobNotRunning when the job is over before.
         """
         self._check_loop("savepoint()")
         if directory is not None and path is not None:
-            raise TypeError("savepoint() got both directory= and path=, which are two names of one thing")
+            raise TypeError(
+                "savepoint() got both directory= and path=, which are two names of one thing"
+            )
         directory = path if directory is None else directory
         where = None if directory is None else self._directory(directory, "directory")
         self._warn_of_derived_uids()
@@ -306,13 +370,22 @@ class Job:
         return [shown_path(url) for url in await self._cluster.job_master.savepoints()]
 
     async def checkpoint(self) -> int:
-        """Take a checkpoint now and wait until it is completed. Returns its number. Raises as `savepoint` does."""
+        """Take a checkpoint now and wait until it is completed.
+
+        Returns its number. Raises as `savepoint` does.
+        """
         self._check_loop("checkpoint()")
         return await self._cluster.job_master.checkpoint()
 
     async def _inputs_read(self) -> None:
-        """What was put before is on its way to the operators, in front of a barrier that begins now."""
-        inlets = [(node.name, node.source.inlet) for node in self._graph.nodes.values() if isinstance(node.source, PushSource)]
+        """What was put before is on its way to the operators, in front of a barrier that begins
+        now.
+        """
+        inlets = [
+            (node.name, node.source.inlet)
+            for node in self._graph.nodes.values()
+            if isinstance(node.source, PushSource)
+        ]
         name = ""
         try:
             async with asyncio.timeout(to_seconds(self._options.timeout, "timeout")):
@@ -321,22 +394,31 @@ class Job:
                         await inlet.caught_up()
         except TimeoutError:
             logger.warning(
-                "the savepoint of job %s does not hold what was put into %r last: that was not read within timeout=%r, as what is "
-                "behind the source is slower than what is put; wait with put(durable=True), or give a longer timeout=",
+                "the savepoint of job %s does not hold what was put into %r last: that was not "
+                "read within timeout=%r, as what is "
+                "behind the source is slower than what is put; wait with put(durable=True), or "
+                "give a longer timeout=",
                 self.name,
                 name,
                 self._options.timeout,
             )
 
     def _warn_of_derived_uids(self) -> None:
-        """Once a job: state that a savepoint holds is found again by uid, and one that comes from the graph changes with it."""
+        """Once a job: state that a savepoint holds is found again by uid, and one that comes
+        from the graph changes with it.
+        """
         if self._told_of_uids or self._options.checkpoints is None or self.status.is_terminal:
             return
         self._told_of_uids = True
-        names = [repr(node.name) for node in self._graph.nodes.values() if node.uid is None and (node.stateful or _commits(node))]
+        names = [
+            repr(node.name)
+            for node in self._graph.nodes.values()
+            if node.uid is None and (node.stateful or _commits(node))
+        ]
         if names:
             logger.warning(
-                "the savepoint of job %s keeps the state of %s under uids derived from the graph: once the flow changes before them it may "
+                "the savepoint of job %s keeps the state of %s under uids derived from the graph: "
+                "once the flow changes before them it may "
                 "not be found again; give them uid=",
                 self.name,
                 ", ".join(names),
@@ -344,30 +426,44 @@ class Job:
 
     def _directory(self, given: str | PathLike[str], option: str) -> str:
         if self._options.checkpoints is None:
-            raise CheckpointError(f"job {self.name!r} has no checkpoints, so no savepoint can be made of it: run it with checkpoints=URL")
+            raise CheckpointError(
+                f"job {self.name!r} has no checkpoints, so no savepoint can be made of it: run it "
+                "with checkpoints=URL"
+            )
         return store_url(given, option)
 
     def metrics(self) -> dict[str, float]:
         """All metrics now, by dotted name: task, operator, metric."""
         return dict(self._cluster.metrics.snapshot())
 
-    def subscribe(self, stream: DataStream[T], buffer: int = 1000, overflow: str = "drop_oldest") -> Subscription[T]:
-        """The elements of `stream` from now on: `async with job.subscribe(s) as rows: async for row in rows`.
+    def subscribe(
+        self, stream: DataStream[T], buffer: int = 1000, overflow: str = "drop_oldest"
+    ) -> Subscription[T]:
+        """The elements of `stream` from now on: `async with job.subscribe(s) as rows: async for row
+        in rows`.
 
-        A slow reader never holds the job: when `buffer` rows wait, `overflow` drops the oldest or the newest (counted in
-        `rows.dropped`), or ends the subscription with an error. At-most-once over a restart. Of records that come as columns only fields
-        that the flow has use for are read: GraphError, unless `run(subscribe=[stream])` said before that somebody looks at them.
+        A slow reader never holds the job: when `buffer` rows wait, `overflow` drops the oldest or
+        the newest (counted in `rows.dropped`), or ends the subscription with an error. At-most-once
+        over a restart. Of records that come as columns only fields that the flow has use for are
+        read: GraphError, unless `run(subscribe=[stream])` said before that somebody looks at them.
         """
         self._check_loop("subscribe()")
         key = self._tapped(stream)
         if buffer is None:
-            raise ValueError("buffer must be at least 1 row, got None: a reader that fell behind would fill the memory")
+            raise ValueError(
+                "buffer must be at least 1 row, got None: a reader that fell behind would fill "
+                "the memory"
+            )
         gathered = self._gathering.pop(key, None)
         if gathered is not None:
             gathered.bound(buffer, overflow)
             return self._attach(gathered)
         self._refuse_fragments(stream, key)
-        return self._attach(Subscription(self._cluster.task_executor, self.id, key, buffer=buffer, overflow=overflow))
+        return self._attach(
+            Subscription(
+                self._cluster.task_executor, self.id, key, buffer=buffer, overflow=overflow
+            )
+        )
 
     def _attach(self, subscription: Subscription[T]) -> Subscription[T]:
         subscription.of_job(self)
@@ -380,12 +476,16 @@ class Job:
             self._end_callbacks.remove(subscription.wake)
 
     def state(self, stream: DataStream[Any] | str) -> StateReader:
-        """The keyed state of the operator that made `stream` (or that has this uid), read between two slices: `.get(key)`, `.items()`."""
+        """The keyed state of the operator that made `stream` (or that has this uid), read
+        between two slices: `.get(key)`, `.items()`.
+        """
         self._check_loop("state()")
         if isinstance(stream, str):
             node_id = self._with_uid(stream)
         else:
-            node_id = self._one_node(stream, "has no state of its own: read that of an operator before or behind it")
+            node_id = self._one_node(
+                stream, "has no state of its own: read that of an operator before or behind it"
+            )
         return StateReader(self._cluster, self._job_graph, node_id)
 
     def _with_uid(self, uid: str) -> int:
@@ -393,28 +493,48 @@ class Job:
         uids = self._graph.uids()
         node_id = next((node_id for node_id, known in uids.items() if known == uid), None)
         if node_id is None:
-            keyed = sorted(uids[node_id] for node_id, node in self._graph.nodes.items() if node.keyed)
-            have = f"keyed state is that of {', '.join(map(repr, keyed))}" if keyed else "none of its operators has keyed state"
-            raise StateError(f"job {self.name!r} has no operator with uid {uid!r}: {have}{did_you_mean(uid, keyed)}")
+            keyed = sorted(
+                uids[node_id] for node_id, node in self._graph.nodes.items() if node.keyed
+            )
+            have = (
+                f"keyed state is that of {', '.join(map(repr, keyed))}"
+                if keyed
+                else "none of its operators has keyed state"
+            )
+            raise StateError(
+                f"job {self.name!r} has no operator with uid {uid!r}: "
+                f"{have}{did_you_mean(uid, keyed)}"
+            )
         return node_id
 
     def input(self, stream: DataStream[T]) -> PushInlet[T]:
-        """The way into a stream that begins at `af.io.push()`: `await job.input(events).put(event)`; waiting is back pressure.
+        """The way into a stream that begins at `af.io.push()`: `await
+        job.input(events).put(event)`; waiting is back pressure.
 
         What was accepted is replayed after a restart of the job, as long as this process lives.
         """
-        node_id = self._one_node(stream, "cannot be pushed into: job.input(stream) takes the stream of flow.source(af.io.push())")
+        node_id = self._one_node(
+            stream,
+            "cannot be pushed into: job.input(stream) takes the stream of "
+            "flow.source(af.io.push())",
+        )
         node = self._graph.nodes[node_id]
         inlet = node.source.inlet if isinstance(node.source, PushSource) else None
         if inlet is None:
-            raise GraphError(f"{node.name!r} cannot be pushed into: job.input(stream) takes the stream of flow.source(af.io.push())")
+            raise GraphError(
+                f"{node.name!r} cannot be pushed into: job.input(stream) takes the stream of "
+                "flow.source(af.io.push())"
+            )
         return inlet
 
     def _check_loop(self, call: str) -> None:
-        """A call from another loop would wait for what wakes nobody there, and wake the job's from the wrong thread."""
+        """A call from another loop would wait for what wakes nobody there, and wake the job's
+        from the wrong thread.
+        """
         if asyncio._get_running_loop() is not self._loop:
             raise RuntimeError(
-                f"{call} of job {self.name!r} was called outside of the loop that runs it: from another thread use "
+                f"{call} of job {self.name!r} was called outside of the loop that runs it: from "
+                "another thread use "
                 "asyncio.run_coroutine_threadsafe(..., loop)"
             )
 
@@ -426,7 +546,10 @@ class Job:
             self._end_callbacks.append(callback)
 
     def _one_node(self, stream: DataStream[Any], otherwise: str) -> int:
-        """The node that makes `stream`. Raises GraphError also for a union, which is no operator: it `otherwise`."""
+        """The node that makes `stream`.
+
+        Raises GraphError also for a union, which is no operator: it `otherwise`.
+        """
         node_id, *more = self._node_ids(stream)
         if more:
             raise GraphError(f"a union of {len(more) + 1} streams {otherwise}")
@@ -435,12 +558,16 @@ class Job:
     def _node_ids(self, stream: DataStream[Any]) -> tuple[int, ...]:
         """The nodes that make `stream`. Raises GraphError when they are no part of this job."""
         if not hasattr(stream, "upstreams"):
-            raise GraphError(f"job {self.name!r} was asked for {stream!r} of type {type(stream).__name__}, expected a stream of its flow")
+            raise GraphError(
+                f"job {self.name!r} was asked for {stream!r} of type {type(stream).__name__}, "
+                "expected a stream of its flow"
+            )
         ids = tuple(upstream.node_id for upstream in stream.upstreams)
         running = {node.id for vertex in self._job_graph.vertices for node in vertex.nodes}
         if stream.flow.name != self.name or not running.issuperset(ids):
             raise GraphError(
-                f"{stream!r} of flow {stream.flow.name!r} is no part of job {self.name!r}: take a stream that was in its flow when it began"
+                f"{stream!r} of flow {stream.flow.name!r} is no part of job {self.name!r}: take a "
+                "stream that was in its flow when it began"
             )
         return ids
 
@@ -450,38 +577,62 @@ class Job:
         return tuple(one.place for one in stream.upstreams)
 
     def _refuse_fragments(self, stream: DataStream[Any], places: tuple[TapPlace, ...]) -> None:
-        """Records of columns without the fields that nobody else reads are not what the stream holds: GraphError, with the remedy."""
+        """Records of columns without the fields that nobody else reads are not what the stream
+        holds: GraphError, with the remedy.
+        """
         whole = [place for named in self._options.subscribe for place in self._tapped(named)]
         for place in places:
             seen = fields_seen(self._graph, place, whole)
             if seen is not None:
                 raise GraphError(
-                    f"{stream!r} comes as columns, and only what the flow reads of it was read: {', '.join(seen) or 'no field'}. To see "
-                    "whole records, name it before: flow.run(subscribe=[stream]); or subscribe to a select(...) of fields"
+                    f"{stream!r} comes as columns, and only what the flow reads of it was read: "
+                    f"{', '.join(seen) or 'no field'}. To see "
+                    "whole records, name it before: flow.run(subscribe=[stream]); or subscribe to "
+                    "a select(...) of fields"
                 )
             if is_taken_apart(self._graph, place, whole):
                 raise GraphError(
-                    f"{stream!r} are late elements, and only what the window needs of them was sent to it. To see all of them, whole, "
+                    f"{stream!r} are late elements, and only what the window needs of them was "
+                    "sent to it. To see all of them, whole, "
                     "name it before: flow.run(subscribe=[stream])"
                 )
 
     def _sum_up(self) -> JobResult:
         times = self._cluster.job_master.timestamps_ms
         duration = times[self.status] - times[JobStatus.CREATED]
-        return JobResult(self.id, self.name, self.status.value, duration, self._cluster.job_master.executions.restarts, self.metrics())
+        return JobResult(
+            self.id,
+            self.name,
+            self.status.value,
+            duration,
+            self._cluster.job_master.executions.restarts,
+            self.metrics(),
+        )
 
 
 def _commits(node: StreamNode) -> bool:
     """Whether it is a sink whose prepared writes are part of a savepoint."""
-    return node.sink and node.factory is not None and bool(getattr(node.factory(), "commits", False))
+    return (
+        node.sink and node.factory is not None and bool(getattr(node.factory(), "commits", False))
+    )
 
 
-def _cluster(host: Host, graph: JobGraph, options: RunOptions) -> LocalCluster | WorkersCluster | RemoteRun:
+def _cluster(
+    host: Host, graph: JobGraph, options: RunOptions
+) -> LocalCluster | WorkersCluster | RemoteRun:
     if options.on is not None:
         settings = options.checkpoint_settings()
-        return options.on.start(host, graph, options.restart, options.task_options(graph.name), settings)  # type: ignore[no-any-return]
+        return options.on.start(  # type: ignore[no-any-return]
+            host, graph, options.restart, options.task_options(graph.name), settings
+        )
     if not options.workers:
-        return LocalCluster(host, graph, options.restart, options.task_options(graph.name), options.checkpoint_settings())
+        return LocalCluster(
+            host,
+            graph,
+            options.restart,
+            options.task_options(graph.name),
+            options.checkpoint_settings(),
+        )
     from aioflow.cluster.workers import WorkersCluster  # Loads what only processes need.
 
     return WorkersCluster(

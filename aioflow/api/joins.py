@@ -56,7 +56,9 @@ class _TwoStreams(HalfStream, Generic[T, U]):
         self._right = right
         self._left_keyed: KeyedStream[Any, T] | None = None
         self._right_keyed: KeyedStream[Any, U] | None = None
-        self._window: tuple[WindowAssigner, Trigger[Any] | None, Evictor[Any] | None, int] | None = None
+        self._window: (
+            tuple[WindowAssigner, Trigger[Any] | None, Evictor[Any] | None, int] | None
+        ) = None
 
     def where(self, key: Callable[[T], Any] | Expr[Any]) -> Self:
         """Key of the left elements."""
@@ -66,7 +68,9 @@ class _TwoStreams(HalfStream, Generic[T, U]):
     def equal_to(self, key: Callable[[U], Any] | Expr[Any]) -> Self:
         """Key of the right elements."""
         if self._left_keyed is None:
-            raise GraphError(f"{self.kind}: where(key of the left) comes before equal_to(key of the right)")
+            raise GraphError(
+                f"{self.kind}: where(key of the left) comes before equal_to(key of the right)"
+            )
         self._right_keyed = keyed_stream(self._right, key, "equal_to", f" of the {self.kind}")
         return self
 
@@ -79,7 +83,9 @@ class _TwoStreams(HalfStream, Generic[T, U]):
         evictor: Evictor[Any] | None = None,
         lateness: str | timedelta = "0s",
     ) -> Self:
-        """Elements meet within one window; in a co-group, a key of only one side makes a group too."""
+        """Elements meet within one window; in a co-group, a key of only one side makes a group
+        too.
+        """
         if self._left_keyed is None or self._right_keyed is None:
             raise GraphError(f"{self.kind}: where(...).equal_to(...) come before window(...)")
         lateness_ms = to_ms(lateness, "lateness")
@@ -89,17 +95,30 @@ class _TwoStreams(HalfStream, Generic[T, U]):
         self._window = (assigner, trigger, evictor, lateness_ms)
         return self
 
-    def _apply(self, fn: Any, options: OperatorOptions, said: str = "apply(...)") -> DataStream[Any]:
+    def _apply(
+        self, fn: Any, options: OperatorOptions, said: str = "apply(...)"
+    ) -> DataStream[Any]:
         """`said`: what the user wrote, for an error."""
         if self._window is None or self._left_keyed is None or self._right_keyed is None:
-            raise GraphError(f"{self.kind}: where(...).equal_to(...).window(...) come before {said}")
+            raise GraphError(
+                f"{self.kind}: where(...).equal_to(...).window(...) come before {said}"
+            )
         check_plain(fn, f"apply of {self.kind}", self.takes)
         assigner, trigger, evictor, lateness_ms = self._window
         factory = partial(_window_join, self.operator, assigner, fn, trigger, evictor, lateness_ms)
         flow = self._left.flow
         inputs = [self._left_keyed.upstreams, self._right_keyed.upstreams]
         remark = f"per window, {assigner}"
-        node = add_operator(flow.graph, self.kind, inputs, factory, options, function=fn, stateful=True, remark=remark)
+        node = add_operator(
+            flow.graph,
+            self.kind,
+            inputs,
+            factory,
+            options,
+            function=fn,
+            stateful=True,
+            remark=remark,
+        )
         return DataStream(flow, [Upstream(node.id)])
 
 
@@ -116,42 +135,67 @@ def _window_join(
 
 @explained_methods
 class JoinedStreams(_TwoStreams[T, U]):
-    """`a.join(b).where(k).equal_to(k).window(w).apply(fn)`: `fn(left, right)` gives one row for each pair."""
+    """`a.join(b).where(k).equal_to(k).window(w).apply(fn)`: `fn(left, right)` gives one row for
+    each pair.
+    """
 
     completed_by = f"{STEPS} and .apply(fn), .pairs() or .select(name=af.left.field)"
     kind = "join"
     takes = "left, right"
     operator = WindowJoinOperator
-    elsewhere: ClassVar[Mapping[str, str]] = {"process": "apply(fn), with fn(left, right), or pairs().process(fn)", "on": KEYS}
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "process": "apply(fn), with fn(left, right), or pairs().process(fn)",
+        "on": KEYS,
+    }
 
     def apply(
-        self, fn: Callable[[T, U], R], *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
+        self,
+        fn: Callable[[T, U], R],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
     ) -> DataStream[R]:
         """One row a pair, stamped with the window's `end - 1`."""
         return self._apply(fn, OperatorOptions(name, uid, parallelism))
 
-    def pairs(self, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None) -> DataStream[Pair[T, U]]:
-        """Each pair as `Pair(left, right)`, stamped with the window's `end - 1`. Of tumbling and sliding windows it runs on columns."""
+    def pairs(
+        self, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
+    ) -> DataStream[Pair[T, U]]:
+        """Each pair as `Pair(left, right)`, stamped with the window's `end - 1`.
+
+        Of tumbling and sliding windows it runs on columns.
+        """
         return self._apply(Pair, OperatorOptions(name, uid, parallelism), "pairs()")
 
-    def select(self, columns: dict[str, Any] | None = None, /, **named: Any) -> DataStream[dict[str, Any]]:
+    def select(
+        self, columns: dict[str, Any] | None = None, /, **named: Any
+    ) -> DataStream[dict[str, Any]]:
         """`pairs()`, and `select` of each: `select(name=af.left.name, item=af.right.id)`.
 
-        `name=`, `uid=` and `parallelism=` that are no expressions are those of the join, which has the state; `on_error=tag` is of the
-        columns. `pairs(uid="met").select(uid=...)` names either.
+        `name=`, `uid=` and `parallelism=` that are no expressions are those of the join, which has
+        the state; `on_error=tag` is of the columns. `pairs(uid="met").select(uid=...)` names
+        either.
         """
         own = operator_options(named)
-        return self._apply(Pair, own, "select(...)").select(columns, **{"parallelism": own.parallelism, **named})
+        return self._apply(Pair, own, "select(...)").select(
+            columns, **{"parallelism": own.parallelism, **named}
+        )
 
 
 @explained_methods
 class CoGroupedStreams(_TwoStreams[T, U]):
-    """`a.co_group(b).where(k).equal_to(k).window(w).apply(fn)`: `fn(key, lefts, rights)` gives any number of rows."""
+    """`a.co_group(b).where(k).equal_to(k).window(w).apply(fn)`: `fn(key, lefts, rights)` gives
+    any number of rows.
+    """
 
     kind = "co_group"
     takes = "key, lefts, rights"
     operator = CoGroupOperator
-    elsewhere: ClassVar[Mapping[str, str]] = {"process": "apply(fn), with fn(key, lefts, rights)", "on": KEYS}
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "process": "apply(fn), with fn(key, lefts, rights)",
+        "on": KEYS,
+    }
 
     def apply(
         self,
@@ -170,19 +214,35 @@ class IntervalJoin(HalfStream, Generic[K, T, U]):
     """Pairs whose times differ by no less than `lower` and no more than `upper`, both included."""
 
     completed_by = "process(fn)"
-    elsewhere: ClassVar[Mapping[str, str]] = {"apply": "process(fn), with fn(left, right, ctx), which gives any number of rows"}
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "apply": "process(fn), with fn(left, right, ctx), which gives any number of rows"
+    }
 
-    def __init__(self, left: KeyedStream[K, T], right: KeyedStream[K, U], lower: str | timedelta, upper: str | timedelta) -> None:
+    def __init__(
+        self,
+        left: KeyedStream[K, T],
+        right: KeyedStream[K, U],
+        lower: str | timedelta,
+        upper: str | timedelta,
+    ) -> None:
         self._left = left
         self._right = right
         self._bounds = (to_ms(lower, "lower"), to_ms(upper, "upper"))
         if self._bounds[0] > self._bounds[1]:
-            raise GraphError(f"interval_join: lower {lower!r} is after upper {upper!r}; no pair can match")
+            raise GraphError(
+                f"interval_join: lower {lower!r} is after upper {upper!r}; no pair can match"
+            )
         for side, stream in (("left", left), ("right", right)):
             if not isinstance(stream, KeyedStream):
-                raise GraphError(f"interval_join needs keyed streams, got {stream!r} on the {side}: put key_by(...) before it")
+                raise GraphError(
+                    f"interval_join needs keyed streams, got {stream!r} on the {side}: put "
+                    "key_by(...) before it"
+                )
             if not stream.has_event_time:
-                raise GraphError(f"interval_join of {stream!r} on the {side} needs event time, but {without_event_time(stream)}")
+                raise GraphError(
+                    f"interval_join of {stream!r} on the {side} needs event time, but "
+                    f"{without_event_time(stream)}"
+                )
 
     def process(
         self,
@@ -192,13 +252,17 @@ class IntervalJoin(HalfStream, Generic[K, T, U]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[R]:
-        """`fn(left, right, ctx)` gives the rows of one pair, stamped with the larger of the two times."""
+        """`fn(left, right, ctx)` gives the rows of one pair, stamped with the larger of the two
+        times.
+        """
         check_plain(fn, "process of interval_join", "left, right, ctx", "process_element")
         factory = partial(_interval_join, fn, *self._bounds)
         flow = self._left.flow
         inputs = [self._left.upstreams, self._right.upstreams]
         options = OperatorOptions(name, uid, parallelism)
-        node = add_operator(flow.graph, "interval_join", inputs, factory, options, function=fn, stateful=True)
+        node = add_operator(
+            flow.graph, "interval_join", inputs, factory, options, function=fn, stateful=True
+        )
         return DataStream(flow, [Upstream(node.id)])
 
 

@@ -1,6 +1,8 @@
-"""Keyed streams: what `key_by` gives. All elements of one key meet in one subtask, which keeps the key's state and timers.
+"""Keyed streams: what `key_by` gives. All elements of one key meet in one subtask, which keeps the
+key's state and timers.
 
-What needs keys stands here alone, so that leaving out the `key_by` is an error where the flow is written.
+What needs keys stands here alone, so that leaving out the `key_by` is an error where the flow is
+written.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ from aioflow.operators.aggregates import count, resolve_aggregate
 from aioflow.operators.aggregates import max as max_of
 from aioflow.operators.aggregates import min as min_of
 from aioflow.operators.aggregates import sum as sum_of
-from aioflow.operators.plain_functions import check_plain, check_without_resources, check_without_state
+from aioflow.operators.plain_functions import (
+    check_plain,
+    check_without_resources,
+    check_without_state,
+)
 from aioflow.operators.running import RunningAggregateOperator, RunningReduceOperator
 from aioflow.operators.stateless import is_async
 
@@ -51,14 +57,18 @@ METHODS = {ShipStrategy.GLOBAL: "global_", ShipStrategy.CUSTOM: "partition_custo
 
 @explained_methods
 class KeyedStream(DataStream[T], Generic[K, T]):
-    """A stream dealt out by key. What follows directly has keyed state; after `map` or `filter` it is keyed no more."""
+    """A stream dealt out by key.
+
+    What follows directly has keyed state; after `map` or `filter` it is keyed no more.
+    """
 
     _has_keys = True
 
     def _partitioned(self, strategy: ShipStrategy, function: Any = None) -> DataStream[T]:
         method = METHODS.get(strategy, strategy.value.lower())
         raise GraphError(
-            f"key_by(...).{method}() of {self!r} would undo the key_by: apply what needs the keys first, then {method}()"
+            f"key_by(...).{method}() of {self!r} would undo the key_by: apply what needs the keys "
+            f"first, then {method}()"
         )
 
     @overload
@@ -73,24 +83,47 @@ class KeyedStream(DataStream[T], Generic[K, T]):
     @overload
     def process(
         self,
-        fn: ProcessFunction[T, U] | type[ProcessFunction[T, U]] | Callable[[T, ProcessContext], Elements[U]],
+        fn: ProcessFunction[T, U]
+        | type[ProcessFunction[T, U]]
+        | Callable[[T, ProcessContext], Elements[U]],
         *,
         name: str | None = ...,
         uid: str | None = ...,
         parallelism: int | None = ...,
     ) -> DataStream[U]: ...
-    def process(self, fn: Any, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None) -> DataStream[Any]:
-        """Keyed state and timers for each element: a KeyedProcessFunction, or a generator function of (value, ctx)."""
+    def process(
+        self,
+        fn: Any,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[Any]:
+        """Keyed state and timers for each element: a KeyedProcessFunction, or a generator
+        function of (value, ctx).
+        """
         return self._process(fn, OperatorOptions(name, uid, parallelism))
 
     def reduce(
-        self, fn: Callable[[T, T], T], *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
+        self,
+        fn: Callable[[T, T], T],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
     ) -> DataStream[T]:
         """Running: the reduced value of the key after each element."""
         check_plain(fn, "reduce", "a, b")
-        return self._running(partial(make_operator, RunningReduceOperator, fn), "reduce", fn, OperatorOptions(name, uid, parallelism))
+        return self._running(
+            partial(make_operator, RunningReduceOperator, fn),
+            "reduce",
+            fn,
+            OperatorOptions(name, uid, parallelism),
+        )
 
-    def count(self, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None) -> DataStream[tuple[K, int]]:
+    def count(
+        self, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
+    ) -> DataStream[tuple[K, int]]:
         """Running: `(key, how many so far)` for each element."""
         return self._aggregated("count", count(), OperatorOptions(name, uid, parallelism))
 
@@ -154,13 +187,20 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         return WindowedStream(self, assigner, trigger=trigger, evictor=evictor, lateness=lateness)
 
     def count_window(self, size: int, slide: int | None = None) -> WindowedStream[K, T]:
-        """Windows of `size` elements of a key; with `slide` the last `size`, each `slide` elements. What is left at the end is dropped."""
+        """Windows of `size` elements of a key; with `slide` the last `size`, each `slide` elements.
+
+        What is left at the end is dropped.
+        """
         from aioflow.api.windows import WindowedStream
 
         return WindowedStream.counting(self, size, slide)
 
-    def interval_join(self, other: KeyedStream[K, U], lower: str | timedelta, upper: str | timedelta) -> IntervalJoin[K, T, U]:
-        """Pairs (left, right) with left.time + lower <= right.time <= left.time + upper; `.process(fn(left, right, ctx))`."""
+    def interval_join(
+        self, other: KeyedStream[K, U], lower: str | timedelta, upper: str | timedelta
+    ) -> IntervalJoin[K, T, U]:
+        """Pairs (left, right) with left.time + lower <= right.time <= left.time + upper;
+        `.process(fn(left, right, ctx))`.
+        """
         from aioflow.api.joins import IntervalJoin
 
         self._same_flow(other, "interval_join")
@@ -170,7 +210,9 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         resolve_aggregate(agg)  # A wrong aggregate is an error here, where it was written.
         return self._running(partial(_aggregating, agg), kind, None, options)
 
-    def _running(self, factory: Callable[[], Operator], kind: str, fn: Any, options: OperatorOptions) -> DataStream[Any]:
+    def _running(
+        self, factory: Callable[[], Operator], kind: str, fn: Any, options: OperatorOptions
+    ) -> DataStream[Any]:
         return self._add(kind, factory, options, function=fn, stateful=True)
 
     @property
@@ -179,18 +221,34 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         return event_time_of(self._graph, self._upstreams)
 
 
-def keyed_stream(stream: DataStream[T], fn: Any, method: str, whose: str = "") -> KeyedStream[Any, T]:
-    """`stream.key_by(fn)`, also where that is written otherwise: `method` and `whose`, as "where" and " of the join", are for errors."""
+def keyed_stream(
+    stream: DataStream[T], fn: Any, method: str, whose: str = ""
+) -> KeyedStream[Any, T]:
+    """`stream.key_by(fn)`, also where that is written otherwise: `method` and `whose`, as
+    "where" and " of the join", are for errors.
+    """
     written = method + whose
     if is_async(fn, "key_by"):
-        raise GraphError(f"{written} needs a plain function: the key is computed for each element at the sender; map(async fn) before it")
+        raise GraphError(
+            f"{written} needs a plain function: the key is computed for each element at the "
+            "sender; map(async fn) before it"
+        )
     if not callable(fn) and not is_expression(fn):
-        raise GraphError(f"{written} needs a function or an expression, got {type(fn).__name__}: {fn!r}{keys_hint(fn, method)}")
+        raise GraphError(
+            f"{written} needs a function or an expression, got {type(fn).__name__}: "
+            f"{fn!r}{keys_hint(fn, method)}"
+        )
     if not is_expression(fn):
         check_takes(fn, written, "value")
     check_without_resources(fn, written)
     check_without_state(fn, written)
-    return KeyedStream(stream.flow, [upstream.partitioned(ShipStrategy.HASH, fn, written=written) for upstream in stream.upstreams])
+    return KeyedStream(
+        stream.flow,
+        [
+            upstream.partitioned(ShipStrategy.HASH, fn, written=written)
+            for upstream in stream.upstreams
+        ],
+    )
 
 
 def _aggregating(agg: Any) -> Operator:

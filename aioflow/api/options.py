@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["RunOptions", "Runner", "parse_options"]
 
 COLLECTED = ".collected"
-"""Folder in a store for runs that only collect. No flow has a place of that name: see `encode_flow`."""
+"""Folder in a store for runs that only collect.
+
+No flow has a place of that name: see `encode_flow`.
+"""
 
 POLICIES = ("no_restart", "fixed_delay", "exponential_delay", "failure_rate")
 """Functions of `aioflow` that make one."""
@@ -38,7 +41,12 @@ class Runner(Protocol):
     """A place where flows run."""
 
     def start(
-        self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None
+        self,
+        host: Host,
+        graph: JobGraph,
+        restart: RestartPolicy,
+        options: TaskOptions,
+        checkpoints: CheckpointSettings | None,
     ) -> Any:
         """The run of one job. Any: it has the face of `LocalCluster`, each its own part of it."""
 
@@ -48,54 +56,89 @@ class RunOptions:
     """What `flow.run(**options)` takes."""
 
     workers: int = 0
-    """0: everything in this loop. N: N worker processes; what is part of this program (results, inputs, functions as sinks) stays here."""
+    """0: everything in this loop.
+
+    N: N worker processes; what is part of this program (results, inputs, functions as sinks) stays
+    here.
+    """
     on: Runner | None = None
-    """Where it runs instead: `af.RemoteCluster("host:port", secret=...)`, `af.Spark("local[4]")`."""
+    """Where it runs instead: `af.RemoteCluster("host:port", secret=...)`,
+    `af.Spark("local[4]")`.
+    """
     checkpoints: str | PathLike[str] | None = None
-    """URL of the store (`file://`, `s3://`, `gs://`, `az://`, `memory://`) or a local directory. None: state lives as long as the run."""
+    """URL of the store (`file://`, `s3://`, `gs://`, `az://`, `memory://`) or a local directory.
+
+    None: state lives as long as the run.
+    """
     every: str | timedelta = "10s"
     """Between two checkpoints."""
     unaligned: bool | str | timedelta = False
-    """Whether barriers overtake what is in flight: from the start (True), or once one is not through after so long."""
+    """Whether barriers overtake what is in flight: from the start (True), or once one is not
+    through after so long.
+    """
     timeout: str | timedelta = "10m"
     """A checkpoint that takes longer is given up."""
     min_pause: str | timedelta = "0s"
     """At least so long between the end of one checkpoint and the beginning of the next."""
     max_concurrent: int = 1
-    """How many checkpoints may be under way at once, savepoints included. With `unaligned` always one."""
+    """How many checkpoints may be under way at once, savepoints included.
+
+    With `unaligned` always one.
+    """
     retain: int = 1
     """How many completed checkpoints are kept. Savepoints are never deleted."""
     tolerable_failures: int | None = None
-    """How many checkpoints in a row may fail before the job does. None: any number, each with a warning."""
+    """How many checkpoints in a row may fail before the job does.
+
+    None: any number, each with a warning.
+    """
     restore: str | PathLike[str] | None = "latest"
-    """Where state comes from: "latest" is the flow's newest checkpoint or savepoint in the store; a savepoint's path, which needs no store;
-    None: nowhere."""
+    """Where state comes from: "latest" is the flow's newest checkpoint or savepoint in the store; a
+    savepoint's path, which needs no store; None: nowhere."""
     fresh: bool = False
-    """With `restore=None`: begin without state although the store holds that of an unfinished job."""
+    """With `restore=None`: begin without state although the store holds that of an unfinished
+    job.
+    """
     allow_non_restored: bool = False
-    """Begin although some state of the checkpoint belongs to no operator of this flow any more: it is dropped."""
+    """Begin although some state of the checkpoint belongs to no operator of this flow any more:
+    it is dropped.
+    """
     checkpoint_key: bytes | PathLike[str] | None = field(default=None, repr=False)
-    """Secret, or the `Path` of its file: then only checkpoints and savepoints that were written with it are restored."""
+    """Secret, or the `Path` of its file: then only checkpoints and savepoints that were written
+    with it are restored.
+    """
     state: Any = "heap"
     """State backend: a name, or an object that makes one."""
     restart: RestartPolicy = field(default_factory=no_restart)
-    """When a failed job tries again. With `checkpoints` the default is `af.exponential_delay()`, once all tasks have run."""
+    """When a failed job tries again.
+
+    With `checkpoints` the default is `af.exponential_delay()`, once all tasks have run.
+    """
     monitor: str | None = None
-    """`"HOST:PORT"` at which the dashboard, REST and `/metrics` are served while the run lasts; port 0: any free one."""
+    """`"HOST:PORT"` at which the dashboard, REST and `/metrics` are served while the run lasts;
+    port 0: any free one.
+    """
     monitor_options: Mapping[str, Any] = field(default_factory=dict)
-    """What it may do, and for whom, by names of `MonitorOptions`: `{"token": ..., "enable_control": True}`. Without: reading, on this
-    machine."""
+    """What it may do, and for whom, by names of `MonitorOptions`: `{"token": ..., "enable_control":
+    True}`. Without: reading, on this machine."""
     stop_timeout: str | timedelta = "30s"
     """How long a graceful stop may take before the job is cancelled."""
     cancellation_timeout: str | timedelta = "30s"
-    """How long functions may take to end once the job is cancelled, or has failed. The job then fails with `af.CancellationTimeout`, which
-    names the operator that holds it."""
+    """How long functions may take to end once the job is cancelled, or has failed. The job then
+    fails with `af.CancellationTimeout`, which names the operator that holds it."""
     strict: bool = False
-    """Refuse values that could not travel to another process, instead of warning once for each edge."""
+    """Refuse values that could not travel to another process, instead of warning once for each
+    edge.
+    """
     subscribe: Sequence[Any] = ()
-    """Streams whose subscription must miss nothing: they are gathered from the first record on, until somebody subscribes."""
+    """Streams whose subscription must miss nothing: they are gathered from the first record on,
+    until somebody subscribes.
+    """
     heartbeat: HeartbeatOptions | None = None
-    """How worker processes are watched. None: every second, given up after a minute of silence; the end of a process is seen at once."""
+    """How worker processes are watched.
+
+    None: every second, given up after a minute of silence; the end of a process is seen at once.
+    """
     debug: bool | None = None
     """Look for functions that change values which others see too. None: as asyncio's debug mode."""
     host: Host | None = None
@@ -110,8 +153,9 @@ class RunOptions:
     def that_collect(self) -> RunOptions:
         """The options of a run whose rows go to a list or an iterator of the program.
 
-        Rows in memory are gone with the program, so such a run begins with no state of another one. It has a place of its own in the
-        store, and leaves the state of the flow with its sinks alone.
+        Rows in memory are gone with the program, so such a run begins with no state of another one.
+        It has a place of its own in the store, and leaves the state of the flow with its sinks
+        alone.
         """
         if self.checkpoints is None:
             return self
@@ -123,8 +167,16 @@ class RunOptions:
     def task_options(self, flow: str) -> TaskOptions:
         """What each task of `flow` is told. Called on the loop that will run them."""
         settings = self.checkpoint_settings()
-        checkpoints = None if settings is None or settings.store is None else CheckpointTaskOptions(store=flow_url(settings.store, flow))
-        debug = self.tasks.debug or asyncio.get_running_loop().get_debug() if self.debug is None else self.debug
+        checkpoints = (
+            None
+            if settings is None or settings.store is None
+            else CheckpointTaskOptions(store=flow_url(settings.store, flow))
+        )
+        debug = (
+            self.tasks.debug or asyncio.get_running_loop().get_debug()
+            if self.debug is None
+            else self.debug
+        )
         return replace(
             self.tasks,
             state_backend=self.state,
@@ -145,33 +197,56 @@ class RunOptions:
 
 
 def parse_options(given: Mapping[str, Any]) -> RunOptions:
-    """`RunOptions` of keyword arguments. Raises TypeError for an unknown one, naming the nearest that exists."""
+    """`RunOptions` of keyword arguments.
+
+    Raises TypeError for an unknown one, naming the nearest that exists.
+    """
     known = [f.name for f in fields(RunOptions)]
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known, "{}=") or f"; expected some of {', '.join(known)}"
             raise TypeError(f"run option {name}= is not known{hint}")
     options = RunOptions(**given)
-    if not isinstance(options.workers, int) or isinstance(options.workers, bool) or options.workers < 0:
-        raise ValueError(f"workers must be a number of processes, got {options.workers!r}: without processes of its own it is workers=0")
+    if (
+        not isinstance(options.workers, int)
+        or isinstance(options.workers, bool)
+        or options.workers < 0
+    ):
+        raise ValueError(
+            f"workers must be a number of processes, got {options.workers!r}: without processes "
+            "of its own it is workers=0"
+        )
     policy: object = options.restart  # As given: the annotation is only a promise.
     if not isinstance(policy, RestartPolicy):
         what = f"{type(policy).__name__}: {policy!r}"
         hint = did_you_mean(policy, POLICIES, "af.{}(...)") if isinstance(policy, str) else ""
-        raise TypeError(f"restart= takes a policy, like af.fixed_delay(attempts=3, delay=\"1s\"), got {what}{hint}")
+        raise TypeError(
+            'restart= takes a policy, like af.fixed_delay(attempts=3, delay="1s"), got '
+            f"{what}{hint}"
+        )
     check_backend(options.state)
     if hasattr(options.subscribe, "upstreams"):
-        raise TypeError(f"subscribe= takes a list of streams, got one: write subscribe=[stream] of {options.subscribe!r}")
+        raise TypeError(
+            "subscribe= takes a list of streams, got one: write subscribe=[stream] of "
+            f"{options.subscribe!r}"
+        )
     if options.on is not None and (options.workers or not hasattr(options.on, "start")):
-        raise ValueError(f"on= takes a place to run, like af.RemoteCluster(...), and no workers= beside it; got {options.on!r}")
+        raise ValueError(
+            "on= takes a place to run, like af.RemoteCluster(...), and no workers= beside it; "
+            f"got {options.on!r}"
+        )
     if options.stop_timeout_s < 0:
         raise ValueError(f"stop_timeout must not be negative, got {options.stop_timeout!r}")
     if options.cancellation_timeout_s < 0:
-        raise ValueError(f"cancellation_timeout must not be negative, got {options.cancellation_timeout!r}")
+        raise ValueError(
+            f"cancellation_timeout must not be negative, got {options.cancellation_timeout!r}"
+        )
     if options.monitor is not None:
         served_options(options.monitor, options.monitor_options)
     elif options.monitor_options:
-        raise ValueError('monitor_options= is about an endpoint, and there is none: give monitor="HOST:PORT" too')
+        raise ValueError(
+            'monitor_options= is about an endpoint, and there is none: give monitor="HOST:PORT" too'
+        )
     check_checkpoint_options(given, options)
     if options.checkpoints is not None and "restart" not in given:
         # State outlives a failure, so trying again is what is wanted.

@@ -1,4 +1,7 @@
-"""Reading keyed state of a running job: between two slices, on the subtask that owns the key. What is read is not committed."""
+"""Reading keyed state of a running job: between two slices, on the subtask that owns the key.
+
+What is read is not committed.
+"""
 
 from __future__ import annotations
 
@@ -32,35 +35,56 @@ DECLARED: Any = object()
 class StateReader:
     """The state of one operator.
 
-    While the job restarts a read waits up to `timeout`, then raises JobNotRunning; while user code holds the subtask, TimeoutError.
+    While the job restarts a read waits up to `timeout`, then raises JobNotRunning; while user code
+    holds the subtask, TimeoutError.
     """
 
-    def __init__(self, cluster: LocalCluster | WorkersCluster | RemoteRun, graph: JobGraph, node_id: int) -> None:
+    def __init__(
+        self, cluster: LocalCluster | WorkersCluster | RemoteRun, graph: JobGraph, node_id: int
+    ) -> None:
         self._cluster = cluster
         self._vertex, index = graph.vertex_of_node(node_id)
         self._node = self._vertex.nodes[index]
         if not self._node.keyed:
-            raise StateError(f"operator {self._node.name!r} has no keyed state: only what follows key_by(...) directly has")
-        # Of a place where no task can be asked: it says so now, instead of a wait for tasks that run elsewhere.
+            raise StateError(
+                f"operator {self._node.name!r} has no keyed state: only what follows key_by(...) "
+                "directly has"
+            )
+        # Of a place where no task can be asked: it says so now, instead of a wait for tasks that
+        # run elsewhere.
         if (refuse := getattr(cluster, "refuse_state", None)) is not None:
             refuse(self._node.name)
 
     if not TYPE_CHECKING:  # A checker knows that it is not there.
 
         def __await__(self) -> Never:
-            raise TypeError("state is read by `await job.state(stream).get(key)`, or `.items()` for all keys")
+            raise TypeError(
+                "state is read by `await job.state(stream).get(key)`, or `.items()` for all keys"
+            )
 
-    async def get(self, key: Any, default: Any = DECLARED, name: str | None = None, *, timeout: str | timedelta = "5s") -> Any:
-        """The value under `key`; for a key without state `default`, or when that is left out what the descriptor declares, or None.
+    async def get(
+        self,
+        key: Any,
+        default: Any = DECLARED,
+        name: str | None = None,
+        *,
+        timeout: str | timedelta = "5s",
+    ) -> Any:
+        """The value under `key`; for a key without state `default`, or when that is left out what
+        the descriptor declares, or None.
 
         `name` of the state; may be left out when the operator has one.
         """
         given = () if default is DECLARED else (default,)
         vertex = self._vertex
-        subtask = subtask_for_group(key_group(key, vertex.max_parallelism), vertex.parallelism, vertex.max_parallelism)
+        subtask = subtask_for_group(
+            key_group(key, vertex.max_parallelism), vertex.parallelism, vertex.max_parallelism
+        )
         return await self._ask(subtask, partial(_get, self._node.name, name, key, given), timeout)
 
-    async def items(self, limit: int | None = 1000, name: str | None = None, *, timeout: str | timedelta = "5s") -> list[tuple[Any, Any]]:
+    async def items(
+        self, limit: int | None = 1000, name: str | None = None, *, timeout: str | timedelta = "5s"
+    ) -> list[tuple[Any, Any]]:
         """Up to `limit` pairs of key and value, over all subtasks."""
         found: list[tuple[Any, Any]] = []
         for subtask in range(self._vertex.parallelism):
@@ -78,10 +102,13 @@ class StateReader:
             try:
                 if execution.state is ExecutionState.RUNNING:
                     async with asyncio.timeout(deadline - self._cluster.host.clock.monotonic()):
-                        return await self._cluster.task_executor.query_state(execution.attempt, self._node.id, query)
+                        return await self._cluster.task_executor.query_state(
+                            execution.attempt, self._node.id, query
+                        )
             except TimeoutError:
                 raise TimeoutError(
-                    f"state of {self._node.name!r} was not read within {timeout}: its subtask {subtask + 1} is busy with one element; "
+                    f"state of {self._node.name!r} was not read within {timeout}: its subtask "
+                    f"{subtask + 1} is busy with one element; "
                     "give it more time by timeout="
                 ) from None
             except (Closed, JobNotRunning, asyncio.CancelledError):
@@ -90,20 +117,26 @@ class StateReader:
             over = master.status.is_terminal or execution.state is ExecutionState.FINISHED
             if over or self._cluster.host.clock.monotonic() >= deadline:
                 raise JobNotRunning(
-                    f"state of {self._node.name!r} cannot be read: job {master.executions.graph.name!r} is {master.status.value}, "
+                    f"state of {self._node.name!r} cannot be read: job "
+                    f"{master.executions.graph.name!r} is {master.status.value}, "
                     f"its subtask {subtask + 1} is {execution.state.value}"
                 )
             await asyncio.sleep(RETRY_S)
 
 
-# Functions of modules, because they may run in another process: they travel by name, with plain arguments.
+# Functions of modules, because they may run in another process: they travel by name, with plain
+# arguments.
 
 
-def _get(operator: str, name: str | None, key: Any, default: tuple[Any, ...], backend: KeyedStateBackend) -> Any:
+def _get(
+    operator: str, name: str | None, key: Any, default: tuple[Any, ...], backend: KeyedStateBackend
+) -> Any:
     return backend.query(_named(operator, name, backend), key, None, *default)
 
 
-def _items(operator: str, name: str | None, limit: int | None, backend: KeyedStateBackend) -> list[tuple[Any, Any]]:
+def _items(
+    operator: str, name: str | None, limit: int | None, backend: KeyedStateBackend
+) -> list[tuple[Any, Any]]:
     return backend.items(_named(operator, name, backend), limit=limit)
 
 
@@ -113,6 +146,13 @@ def _named(operator: str, name: str | None, backend: KeyedStateBackend) -> str:
         return names[0]
     if name is None or name not in names:
         have = ", ".join(repr(n) for n in names) or "none so far"
-        what = "name the state to read, get(key, name=...) or items(name=...)" if name is None else f"there is no state {name!r}"
-        raise StateError(f"operator {operator!r}: {what}; it has {have}{'' if name is None else did_you_mean(name, names)}")
+        what = (
+            "name the state to read, get(key, name=...) or items(name=...)"
+            if name is None
+            else f"there is no state {name!r}"
+        )
+        raise StateError(
+            f"operator {operator!r}: {what}; it has "
+            f"{have}{'' if name is None else did_you_mean(name, names)}"
+        )
     return name

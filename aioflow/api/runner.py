@@ -21,18 +21,26 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(flow: Flow, **options: Any) -> JobResult:
-    """Run `flow` to its end in a loop of its own: uvloop where it is installed. Options as for `flow.run`.
+    """Run `flow` to its end in a loop of its own: uvloop where it is installed. Options as for
+    `flow.run`.
 
-    The first Ctrl-C or SIGTERM stops the sources and lets what is under way reach the sinks, with checkpoints by a savepoint; the
-    second ends the job at once. A job that is still starting is stopped as soon as it has started. Nothing else in this package
-    touches signals. Raises what the job failed with; KeyboardInterrupt when the second signal has ended it.
+    The first Ctrl-C or SIGTERM stops the sources and lets what is under way reach the sinks, with
+    checkpoints by a savepoint; the second ends the job at once. A job that is still starting is
+    stopped as soon as it has started. Nothing else in this package touches signals. Raises what the
+    job failed with; KeyboardInterrupt when the second signal has ended it.
     """
     if not hasattr(flow, "run"):
         if asyncio.iscoroutine(flow):
             flow.close()  # Nobody else will await it, and Python would say so behind this error.
-        raise TypeError(f"af.run() takes a flow and runs it by itself, as in af.run(flow); got {type(flow).__name__}: {flow!r}")
+        raise TypeError(
+            "af.run() takes a flow and runs it by itself, as in af.run(flow); got "
+            f"{type(flow).__name__}: {flow!r}"
+        )
     if asyncio._get_running_loop() is not None:
-        raise RuntimeError(f"af.run({flow.name!r}) makes a loop of its own, and one is running here: use `await flow.execute()` instead")
+        raise RuntimeError(
+            f"af.run({flow.name!r}) makes a loop of its own, and one is running here: use `await "
+            "flow.execute()` instead"
+        )
     refuse_pushed(flow.graph, "af.run()")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_run(flow, options))
@@ -57,8 +65,9 @@ async def _run(flow: Flow, options: dict[str, Any]) -> JobResult:
 class Signals:
     """While entered, the first signal stops the job, and the second one cancels it.
 
-    A job that is still starting is stopped as soon as it has started: nothing of it is lost, and workers end in order. `on_stop` is
-    called once, at the first signal: stopping may take a while, and whoever sent the signal should know that it was heard.
+    A job that is still starting is stopped as soon as it has started: nothing of it is lost, and
+    workers end in order. `on_stop` is called once, at the first signal: stopping may take a while,
+    and whoever sent the signal should know that it was heard.
     """
 
     def __init__(self, on_stop: Callable[[], None] | None = None) -> None:
@@ -75,7 +84,9 @@ class Signals:
             try:
                 loop.add_signal_handler(number, self._on_signal)
             except (NotImplementedError, RuntimeError, ValueError):
-                continue  # Not the main thread, or a platform without signal handlers: then a signal does what it always does.
+                # Not the main thread, or a platform without signal handlers: then a signal does
+                # what it always does.
+                continue
             self._installed.append(number)
         return self
 

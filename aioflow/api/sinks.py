@@ -1,4 +1,6 @@
-"""What `stream.sink(...)` adds: the operator that writes to a Sink, or calls a function, and the checks of whether that may stand here."""
+"""What `stream.sink(...)` adds: the operator that writes to a Sink, or calls a function, and the
+checks of whether that may stand here.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,18 @@ if TYPE_CHECKING:
 __all__ = ["add_sink"]
 
 
-def add_sink(graph: StreamGraph, streams: list[Upstream], sink: Any, options: OperatorOptions) -> None:
-    """Write what comes of `streams` to `sink`. Raises GraphError for what is none, or must not be written to from there."""
+def add_sink(
+    graph: StreamGraph, streams: list[Upstream], sink: Any, options: OperatorOptions
+) -> None:
+    """Write what comes of `streams` to `sink`.
+
+    Raises GraphError for what is none, or must not be written to from there.
+    """
     if not callable(sink) and (remedy := sink_hint(sink)):
-        raise GraphError(f"sink() takes a Sink or a function of one element, got {type(sink).__name__}: {sink!r}{remedy}")
+        raise GraphError(
+            f"sink() takes a Sink or a function of one element, got {type(sink).__name__}: "
+            f"{sink!r}{remedy}"
+        )
     target = as_sink(sink)
     calls = isinstance(target, FunctionSink)
     if (check := getattr(target, "check_sink", None)) is not None:
@@ -34,8 +44,14 @@ def add_sink(graph: StreamGraph, streams: list[Upstream], sink: Any, options: Op
         graph,
         "sink",
         [streams],
-        partial(make_operator, calling, sink) if calls else partial(make_operator, SinkOperator, target),
-        OperatorOptions(options.name or getattr(target, "name", None) or type(target).__name__, options.uid, options.parallelism),
+        partial(make_operator, calling, sink)
+        if calls
+        else partial(make_operator, SinkOperator, target),
+        OperatorOptions(
+            options.name or getattr(target, "name", None) or type(target).__name__,
+            options.uid,
+            options.parallelism,
+        ),
         sink=True,
         stateful=calls and has_operator_state(sink),
         stays_here=bool(getattr(target, "stays_here", False)),

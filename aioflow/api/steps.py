@@ -1,7 +1,8 @@
-"""What is no stream yet, and what it says when it is used like one: a window without its function, a join without `apply`.
+"""What is no stream yet, and what it says when it is used like one: a window without its function,
+a join without `apply`.
 
-Whoever writes `window(...).map(fn)` has left out one step, and the error names it. So does that of whoever awaits or iterates over what
-has no elements, because nothing runs yet.
+Whoever writes `window(...).map(fn)` has left out one step, and the error names it. So does that of
+whoever awaits or iterates over what has no elements, because nothing runs yet.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ __all__ = ["HalfStream", "nearest_method", "no_such_method"]
 
 
 class HalfStream:
-    """Base of the steps between two streams. A method that it does not have is an AttributeError that says what comes first."""
+    """Base of the steps between two streams.
+
+    A method that it does not have is an AttributeError that says what comes first.
+    """
 
     completed_by: ClassVar[str] = ""
     """What makes a stream of it, as an error spells it."""
@@ -30,7 +34,10 @@ class HalfStream:
             if name in self.elsewhere:
                 remedy = f": write {self.elsewhere[name]}"
             elif hasattr(KeyedStream, name) and not name.startswith("_"):
-                remedy = f": it is no stream yet; end it with {self.completed_by}, whose result has {name}"
+                remedy = (
+                    f": it is no stream yet; end it with {self.completed_by}, whose result has "
+                    f"{name}"
+                )
             else:
                 remedy = nearest_method(type(self), name)
             raise no_such_method(self, name, remedy)
@@ -44,11 +51,16 @@ class HalfStream:
         __aiter__ = __iter__
 
         def _refuse(self, what: str) -> Never:
-            raise TypeError(f"{type(self).__name__} is {what}: it is no stream yet; end it with {self.completed_by}, and collect() that")
+            raise TypeError(
+                f"{type(self).__name__} is {what}: it is no stream yet; end it with "
+                f"{self.completed_by}, and collect() that"
+            )
 
 
 def nearest_method(of: type, name: str) -> str:
-    """The public method of `of` that `name` was probably meant for, as the end of a message; nothing where nobody wrote `name`."""
+    """The public method of `of` that `name` was probably meant for, as the end of a message;
+    nothing where nobody wrote `name`.
+    """
     if name.startswith("_"):  # Copying, pickling and introspection ask for these, and often.
         return ""
     return did_you_mean(name, [one for one in dir(of) if not one.startswith("_")])
@@ -57,6 +69,11 @@ def nearest_method(of: type, name: str) -> str:
 def no_such_method(of: object, name: str, remedy: str = "") -> AttributeError:
     """Python's own words, and what to write instead."""
     words = f"{type(of).__name__!r} object has no attribute {name!r}{remedy}"
-    # To an error that knows its name and object Python adds the attribute that is spelled most like it: after a remedy once too often. Left
-    # out they would be filled in by whoever looked for the attribute, so they are None.
-    return AttributeError(words, name=None, obj=None) if remedy else AttributeError(words, name=name, obj=of)
+    # To an error that knows its name and object Python adds the attribute that is spelled most like
+    # it: after a remedy once too often. Left out they would be filled in by whoever looked for the
+    # attribute, so they are None.
+    return (
+        AttributeError(words, name=None, obj=None)
+        if remedy
+        else AttributeError(words, name=name, obj=of)
+    )

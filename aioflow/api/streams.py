@@ -1,7 +1,9 @@
-"""Streams: what a flow is written with. Every method adds one operator to the flow and gives the stream that it makes.
+"""Streams: what a flow is written with. Every method adds one operator to the flow and gives the
+stream that it makes.
 
-Functions are plain functions, expressions, or function classes. `def` runs inline, `async def` is awaited with bounded concurrency,
-`blocking=True` runs in a bounded thread executor. Nothing runs before the flow does.
+Functions are plain functions, expressions, or function classes. `def` runs inline, `async def` is
+awaited with bounded concurrency, `blocking=True` runs in a bounded thread executor. Nothing runs
+before the flow does.
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ from aioflow.core.functions import (
     ProcessFunction,
 )
 from aioflow.graph.stream_graph import Chaining, ShipStrategy
-from aioflow.operators.plain_functions import check_plain, check_without_resources, check_without_state
+from aioflow.operators.plain_functions import (
+    check_plain,
+    check_without_resources,
+    check_without_state,
+)
 from aioflow.operators.stateless import StatelessKind
 from aioflow.operators.userfunction import has_operator_state
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
@@ -80,23 +86,38 @@ class DataStream(Generic[T]):
         return f"{type(self).__name__}({names})"
 
     def __iter__(self) -> Any:
-        raise TypeError("a stream is not a list: use `await stream.collect()`, or `async for x in stream.execute_and_collect()`")
+        raise TypeError(
+            "a stream is not a list: use `await stream.collect()`, or `async for x in "
+            "stream.execute_and_collect()`"
+        )
 
     def __aiter__(self) -> Never:
-        raise TypeError("a stream is read while its flow runs: `async for x in stream.execute_and_collect()`, or job.subscribe(stream)")
+        raise TypeError(
+            "a stream is read while its flow runs: `async for x in stream.execute_and_collect()`, "
+            "or job.subscribe(stream)"
+        )
 
     if not TYPE_CHECKING:  # A checker knows better which methods there are.
 
         def __await__(self) -> Never:
-            raise TypeError("a stream is not awaited: `await stream.collect()` for its elements, `await flow.execute()` to run the flow")
+            raise TypeError(
+                "a stream is not awaited: `await stream.collect()` for its elements, `await "
+                "flow.execute()` to run the flow"
+            )
 
         def __getattr__(self, name: str) -> Any:
             from aioflow.api.keyed import KeyedStream
 
             if name == "late":
-                remedy = ": late elements are of a window; take it directly of what its reduce, aggregate or process gave"
+                remedy = (
+                    ": late elements are of a window; take it directly of what its reduce, "
+                    "aggregate or process gave"
+                )
             elif name in ("run", "execute"):
-                remedy = f": it is of the flow, flow.{name}(), which runs all of it; for the elements of a stream `await stream.collect()`"
+                remedy = (
+                    f": it is of the flow, flow.{name}(), which runs all of it; for the elements "
+                    "of a stream `await stream.collect()`"
+                )
             elif hasattr(KeyedStream, name) and not name.startswith("_"):
                 remedy = ": it needs keys, put key_by(...) directly before it"
             else:
@@ -152,14 +173,20 @@ class DataStream(Generic[T]):
     ) -> DataStream[U]: ...
     @overload
     def map(
-        self, fn: Expr[Any], *, on_error: OutputTag[Any] | None = ..., name: str | None = ..., uid: str | None = ...,
+        self,
+        fn: Expr[Any],
+        *,
+        on_error: OutputTag[Any] | None = ...,
+        name: str | None = ...,
+        uid: str | None = ...,
         parallelism: int | None = ...,
     ) -> DataStream[Any]: ...
     def map(self, fn: Any, **options: Any) -> DataStream[Any]:
         """One element out for each element in.
 
-        For `async def` and `blocking=True`: `concurrency` calls at a time (8), `ordered` results (True), `timeout` for all tries of
-        one element together, `retry=af.Retry(...)`, `on_timeout=fn(element)` for a value instead of TimeoutError. `on_error=tag` sends
+        For `async def` and `blocking=True`: `concurrency` calls at a time (8), `ordered` results
+        (True), `timeout` for all tries of one element together, `retry=af.Retry(...)`,
+        `on_timeout=fn(element)` for a value instead of TimeoutError. `on_error=tag` sends
         `af.Failed` to the side output instead of failing the job.
         """
         return self._rows(StatelessKind.MAP, fn, options)
@@ -196,7 +223,9 @@ class DataStream(Generic[T]):
         parallelism: int | None = ...,
     ) -> DataStream[T]: ...
     def filter(self, fn: Any, **options: Any) -> DataStream[T]:
-        """Keeps the elements for which `fn` is true; an expression that gives None drops the element. Options as for `map`."""
+        """Keeps the elements for which `fn` is true; an expression that gives None drops the
+        element. Options as for `map`.
+        """
         return self._rows(StatelessKind.FILTER, fn, options)
 
     @overload
@@ -234,25 +263,36 @@ class DataStream(Generic[T]):
         """Any number of elements out for each element in. Options as for `map`."""
         return self._rows(StatelessKind.FLAT_MAP, fn, options)
 
-    def select(self, columns: dict[str, Any] | None = None, /, *more: Never, **named: Any) -> DataStream[dict[str, Any]]:
-        """Dict rows from expressions: `select(user=e.user, cents=(e.value * 100).round())` or `select({"any name": e.x})`.
+    def select(
+        self, columns: dict[str, Any] | None = None, /, *more: Never, **named: Any
+    ) -> DataStream[dict[str, Any]]:
+        """Dict rows from expressions: `select(user=e.user, cents=(e.value * 100).round())` or
+        `select({"any name": e.x})`.
 
-        Of the operator are `name=`, `uid=` and `parallelism=` where they are no expressions: `select(name=e.name)` is a column. So is
-        `on_error=tag` as for `map`.
+        Of the operator are `name=`, `uid=` and `parallelism=` where they are no expressions:
+        `select(name=e.name)` is a column. So is `on_error=tag` as for `map`.
         """
         from aioflow.api.calls import inline_call
 
         if more or (columns is not None and not isinstance(columns, Mapping)):
             given = (columns, *more)
-            raise GraphError(f"select() needs a name for each column, got {', '.join(map(repr, given))}; write {as_select(given)}")
+            raise GraphError(
+                f"select() needs a name for each column, got {', '.join(map(repr, given))}; write "
+                f"{as_select(given)}"
+            )
         options = operator_options(named)
         on_error = named.pop("on_error") if isinstance(named.get("on_error"), OutputTag) else None
         wanted = {**(columns or {}), **named}
         if not wanted:
             raise GraphError("select() needs at least one column, as in select(user=af.col.user)")
-        function, options = columns_to_function(wanted), replace(options, name=options.name or "select")
+        function, options = (
+            columns_to_function(wanted),
+            replace(options, name=options.name or "select"),
+        )
         if on_error is not None:
-            return self._rows(StatelessKind.MAP, function, {**asdict(options), "on_error": on_error})
+            return self._rows(
+                StatelessKind.MAP, function, {**asdict(options), "on_error": on_error}
+            )
         call = inline_call(StatelessKind.MAP, function)
         return self._add("select", call.factory, options, function=function, **call.more)
 
@@ -267,46 +307,90 @@ class DataStream(Generic[T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[U]:
-        """`fn` gets up to `max_size` elements at once, gathered for at most `max_wait`, and returns one result for each, in order."""
+        """`fn` gets up to `max_size` elements at once, gathered for at most `max_wait`, and
+        returns one result for each, in order.
+        """
         from aioflow.operators.batching import MapBatchesOperator
 
         MapBatchesOperator(fn, max_size, max_wait, blocking=blocking)  # As for `throttle`.
-        factory = partial(make_operator, MapBatchesOperator, fn, max_size=max_size, max_wait=max_wait, blocking=blocking)
+        factory = partial(
+            make_operator,
+            MapBatchesOperator,
+            fn,
+            max_size=max_size,
+            max_wait=max_wait,
+            blocking=blocking,
+        )
         own = OperatorOptions(name, uid, parallelism)
-        return self._add("map_batches", factory, own, function=fn, chaining=Chaining.HEAD, stateful=has_operator_state(fn))
+        return self._add(
+            "map_batches",
+            factory,
+            own,
+            function=fn,
+            chaining=Chaining.HEAD,
+            stateful=has_operator_state(fn),
+        )
 
     def process(
         self,
-        fn: ProcessFunction[T, U] | type[ProcessFunction[T, U]] | Callable[[T, ProcessContext], Elements[U]],
+        fn: ProcessFunction[T, U]
+        | type[ProcessFunction[T, U]]
+        | Callable[[T, ProcessContext], Elements[U]],
         *,
         name: str | None = None,
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[U]:
-        """Full access to each element: its time, side outputs. `fn` is a ProcessFunction, or a generator function of (value, ctx)."""
+        """Full access to each element: its time, side outputs.
+
+        `fn` is a ProcessFunction, or a generator function of (value, ctx).
+        """
         given = fn if isinstance(fn, type) else type(fn)
         if issubclass(given, KeyedProcessFunction):
-            raise GraphError(f"{given.__name__} is a KeyedProcessFunction, and {self!r} has no keys: put key_by(...) directly before it")
+            raise GraphError(
+                f"{given.__name__} is a KeyedProcessFunction, and {self!r} has no keys: put "
+                "key_by(...) directly before it"
+            )
         return self._process(fn, OperatorOptions(name, uid, parallelism))
 
     def throttle(
-        self, n: int, per: str | timedelta = "1s", *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
+        self,
+        n: int,
+        per: str | timedelta = "1s",
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
     ) -> DataStream[T]:
-        """At most `n` elements in each `per`, by each subtask; more wait, and hold back what is upstream."""
+        """At most `n` elements in each `per`, by each subtask; more wait, and hold back what is
+        upstream.
+        """
         from aioflow.operators.batching import ThrottleOperator
 
         ThrottleOperator(n, per)  # A wrong rate is an error here, where it was written.
         factory = partial(make_operator, ThrottleOperator, n, per)
-        return self._add("throttle", factory, OperatorOptions(name, uid, parallelism), chaining=Chaining.HEAD)
+        return self._add(
+            "throttle", factory, OperatorOptions(name, uid, parallelism), chaining=Chaining.HEAD
+        )
 
     def assign_timestamps_and_watermarks(
-        self, strategy: WatermarkStrategy[T], *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
+        self,
+        strategy: WatermarkStrategy[T],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
     ) -> DataStream[T]:
-        """Event time from here on. Prefer `watermarks=` of the source, which sees each split on its own."""
+        """Event time from here on.
+
+        Prefer `watermarks=` of the source, which sees each split on its own.
+        """
         check_watermarks(name or "timestamps", strategy)
         factory = partial(make_operator, TimestampsAndWatermarksOperator, strategy)
         options = OperatorOptions(name, uid, parallelism)
-        return self._add("timestamps", factory, options, event_time=strategy.emits_watermarks, stateful=True)
+        return self._add(
+            "timestamps", factory, options, event_time=strategy.emits_watermarks, stateful=True
+        )
 
     # Streams of streams.
 
@@ -323,7 +407,9 @@ class DataStream(Generic[T]):
     @overload
     def connect(self, other: DataStream[U]) -> ConnectedStreams[T, U]: ...
     def connect(self, other: Any) -> ConnectedStreams[T, Any]:
-        """Two streams of different types into one function; with `stream.broadcast(*descriptors)` the broadcast state pattern."""
+        """Two streams of different types into one function; with
+        `stream.broadcast(*descriptors)` the broadcast state pattern.
+        """
         from aioflow.api.connected import ConnectedStreams
 
         return ConnectedStreams(self, other)
@@ -336,7 +422,9 @@ class DataStream(Generic[T]):
         return JoinedStreams(self, other)
 
     def co_group(self, other: DataStream[U]) -> CoGroupedStreams[T, U]:
-        """All elements of both sides of a key and window: `.where(k).equal_to(k).window(w).apply(fn(key, lefts, rights))`."""
+        """All elements of both sides of a key and window:
+        `.where(k).equal_to(k).window(w).apply(fn(key, lefts, rights))`.
+        """
         from aioflow.api.joins import CoGroupedStreams
 
         self._same_flow(other, "co_group")
@@ -345,16 +433,26 @@ class DataStream(Generic[T]):
     def side(self, tag: OutputTag[U]) -> DataStream[U]:
         """The side output `tag` of the operator that made this stream; nothing upstream of it."""
         if not isinstance(tag, OutputTag):
-            raise GraphError(f"side() takes a tag, got {type(tag).__name__}: {tag!r}; expected af.OutputTag({str(tag)!r})")
-        warn_of_empty_side(self._graph, [self._graph.nodes[upstream.node_id] for upstream in self._upstreams], tag)
-        return DataStream(self._flow, [Upstream(upstream.node_id, tag) for upstream in self._upstreams])
+            raise GraphError(
+                f"side() takes a tag, got {type(tag).__name__}: {tag!r}; expected "
+                f"af.OutputTag({str(tag)!r})"
+            )
+        warn_of_empty_side(
+            self._graph, [self._graph.nodes[upstream.node_id] for upstream in self._upstreams], tag
+        )
+        return DataStream(
+            self._flow, [Upstream(upstream.node_id, tag) for upstream in self._upstreams]
+        )
 
     @overload
     def key_by(self, fn: Callable[[T], K]) -> KeyedStream[K, T]: ...
     @overload
     def key_by(self, fn: Expr[Any]) -> KeyedStream[Any, T]: ...
     def key_by(self, fn: Any) -> KeyedStream[Any, T]:
-        """Deal the elements out by key: all of one key meet in one subtask, which keeps its state. Equal in Python means one key."""
+        """Deal the elements out by key: all of one key meet in one subtask, which keeps its state.
+
+        Equal in Python means one key.
+        """
         from aioflow.api.keyed import keyed_stream
 
         return keyed_stream(self, fn, "key_by")
@@ -380,9 +478,14 @@ class DataStream(Generic[T]):
     @overload
     def broadcast(self) -> DataStream[T]: ...
     @overload
-    def broadcast(self, first: MapStateDescriptor[Any, Any], /, *more: MapStateDescriptor[Any, Any]) -> BroadcastStream[T]: ...
+    def broadcast(
+        self, first: MapStateDescriptor[Any, Any], /, *more: MapStateDescriptor[Any, Any]
+    ) -> BroadcastStream[T]: ...
     def broadcast(self, *descriptors: MapStateDescriptor[Any, Any]) -> Any:
-        """Every element to every subtask. With descriptors: the broadcast side of `connect`, whose state they declare."""
+        """Every element to every subtask.
+
+        With descriptors: the broadcast side of `connect`, whose state they declare.
+        """
         stream = self._partitioned(ShipStrategy.BROADCAST)
         if not descriptors:
             return stream
@@ -425,12 +528,19 @@ class DataStream(Generic[T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[T]:
-        """Write the elements to `sink`: a Sink, or a function or `async def` of one element (at-least-once). Gives this stream back."""
+        """Write the elements to `sink`: a Sink, or a function or `async def` of one element
+        (at-least-once). Gives this stream back.
+        """
         add_sink(self._graph, self._upstreams, sink, OperatorOptions(name, uid, parallelism))
         return self
 
     def print(
-        self, prefix: str = "", *, name: str | None = "print", uid: str | None = None, parallelism: int | None = None
+        self,
+        prefix: str = "",
+        *,
+        name: str | None = "print",
+        uid: str | None = None,
+        parallelism: int | None = None,
     ) -> DataStream[T]:
         """Write each element as a line to standard output."""
         from aioflow.io.printing import stdout
@@ -444,22 +554,30 @@ class DataStream(Generic[T]):
         return explain(self)
 
     async def collect(self, **options: Any) -> list[T]:
-        """Run what this stream depends on, to the end, and return its elements in order of arrival."""
+        """Run what this stream depends on, to the end, and return its elements in order of
+        arrival.
+        """
         (rows,) = await self._flow.collect(self, **options)
         return rows
 
     def execute_and_collect(self, **options: Any) -> RowStream[T]:
-        """`async for x in stream.execute_and_collect()`: the elements as they come; reading slowly holds the flow back."""
+        """`async for x in stream.execute_and_collect()`: the elements as they come; reading
+        slowly holds the flow back.
+        """
         return self._flow.rows(self, options)
 
     # Building blocks.
 
-    def _add(self, kind: str, factory: Callable[[], Operator], options: OperatorOptions, **more: Any) -> DataStream[Any]:
+    def _add(
+        self, kind: str, factory: Callable[[], Operator], options: OperatorOptions, **more: Any
+    ) -> DataStream[Any]:
         node = add_operator(self._graph, kind, [self._upstreams], factory, options, **more)
         return DataStream(self._flow, [Upstream(node.id)])
 
     def _partitioned(self, strategy: ShipStrategy, function: Any = None) -> DataStream[T]:
-        return DataStream(self._flow, [upstream.partitioned(strategy, function) for upstream in self._upstreams])
+        return DataStream(
+            self._flow, [upstream.partitioned(strategy, function) for upstream in self._upstreams]
+        )
 
     def _chained(self, chaining: Chaining) -> DataStream[T]:
         for upstream in self._upstreams:
@@ -470,12 +588,17 @@ class DataStream(Generic[T]):
         if not isinstance(other, DataStream):
             raise GraphError(f"{what}() takes a stream, got {type(other).__name__}")
         if other._flow is not self._flow:
-            raise GraphError(f"{what}() of streams of two flows, {self._flow.name!r} and {other._flow.name!r}: build both in one flow")
+            raise GraphError(
+                f"{what}() of streams of two flows, {self._flow.name!r} and {other._flow.name!r}: "
+                "build both in one flow"
+            )
 
     def _rows(self, kind: StatelessKind, fn: Any, options: dict[str, Any]) -> DataStream[Any]:
         from aioflow.api.calls import row_call
 
-        own = OperatorOptions(options.pop("name", None), options.pop("uid", None), options.pop("parallelism", None))
+        own = OperatorOptions(
+            options.pop("name", None), options.pop("uid", None), options.pop("parallelism", None)
+        )
         call = row_call(kind, fn, options, keyed=self._has_keys)
         return self._add(kind.value, call.factory, own, function=fn, **call.more)
 
@@ -487,7 +610,12 @@ class DataStream(Generic[T]):
 
 
 def operator_options(named: dict[str, Any]) -> OperatorOptions:
-    """What among the columns of a select is of the operator, and taken out of them: options that are no expressions."""
-    options = [option for option in ("name", "uid", "parallelism") if option in named and not is_expression(named[option])]
+    """What among the columns of a select is of the operator, and taken out of them: options that
+    are no expressions.
+    """
+    options = [
+        option
+        for option in ("name", "uid", "parallelism")
+        if option in named and not is_expression(named[option])
+    ]
     return OperatorOptions(**{option: named.pop(option) for option in options})
-

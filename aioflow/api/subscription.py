@@ -1,4 +1,6 @@
-"""A look at a stream of a running job, from the side: bounded, never holding the job, ending with it."""
+"""A look at a stream of a running job, from the side: bounded, never holding the job, ending
+with it.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,24 @@ OVERFLOWS = ("drop_oldest", "drop_newest", "error")
 
 
 class Subscription(Generic[T]):
-    """Rows of a stream from attaching on. `dropped` counts those that the reader was too slow for. Several readers share the rows."""
+    """Rows of a stream from attaching on.
 
-    def __init__(self, workers: TapGateway, job_id: str, places: tuple[TapPlace, ...], *, buffer: int | None, overflow: str) -> None:
-        """`buffer` None: everything is kept until `bound`. Attaches at once, to tasks in other processes as soon as they hear of it."""
+    `dropped` counts those that the reader was too slow for. Several readers share the rows.
+    """
+
+    def __init__(
+        self,
+        workers: TapGateway,
+        job_id: str,
+        places: tuple[TapPlace, ...],
+        *,
+        buffer: int | None,
+        overflow: str,
+    ) -> None:
+        """`buffer` None: everything is kept until `bound`.
+
+        Attaches at once, to tasks in other processes as soon as they hear of it.
+        """
         self._workers = workers
         self._job_id = job_id
         self._places = places
@@ -44,12 +60,19 @@ class Subscription(Generic[T]):
         if buffer is not None:
             self.bound(buffer, overflow)
         on_missed = None if buffer is None else self._miss
-        self._attaching = [attached for place in places for attached in workers.add_tap(job_id, place, self._take, on_missed)]
+        self._attaching = [
+            attached
+            for place in places
+            for attached in workers.add_tap(job_id, place, self._take, on_missed)
+        ]
 
     def bound(self, buffer: int, overflow: str) -> None:
         """From here on at most `buffer` rows wait, besides what was gathered before."""
         if overflow not in OVERFLOWS:
-            raise ValueError(f"overflow must be one of {', '.join(OVERFLOWS)}, got {overflow!r}{did_you_mean(overflow, OVERFLOWS)}")
+            raise ValueError(
+                f"overflow must be one of {', '.join(OVERFLOWS)}, got "
+                f"{overflow!r}{did_you_mean(overflow, OVERFLOWS)}"
+            )
         if type(buffer) is not int or buffer < 1:
             raise ValueError(f"buffer must be at least 1 row, got {buffer!r}")
         self._buffer = buffer
@@ -63,15 +86,23 @@ class Subscription(Generic[T]):
     if not TYPE_CHECKING:  # A checker knows that none of it is there.
 
         def __iter__(self) -> Never:
-            raise TypeError("rows come while the job runs: `async for row in rows`, or one by `await anext(rows)`")
+            raise TypeError(
+                "rows come while the job runs: `async for row in rows`, or one by `await "
+                "anext(rows)`"
+            )
 
         def __await__(self) -> Never:
             self.close()
-            raise TypeError("a subscription is not awaited: `async with job.subscribe(stream) as rows`, then `async for row in rows`")
+            raise TypeError(
+                "a subscription is not awaited: `async with job.subscribe(stream) as rows`, then "
+                "`async for row in rows`"
+            )
 
         def __enter__(self) -> Never:
             self.close()
-            raise TypeError("a subscription is entered by `async with job.subscribe(stream) as rows`")
+            raise TypeError(
+                "a subscription is entered by `async with job.subscribe(stream) as rows`"
+            )
 
         def __exit__(self, *exc_info: object) -> None:
             """Nothing was entered: it is here so that `with` comes as far as `__enter__`."""
@@ -103,14 +134,20 @@ class Subscription(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        """The next row, which no other reader gets. Ends once this is closed or the job is over, with what the job failed with."""
+        """The next row, which no other reader gets.
+
+        Ends once this is closed or the job is over, with what the job failed with.
+        """
         while True:
             if self._owed or self._rows:
                 return (self._owed or self._rows).popleft()
             if self._refused is not None:
                 raise self._refused
             if self._overflowed:
-                raise Broken(f"the reader of this subscription fell {self._buffer} rows behind; read faster, or use a larger buffer=")
+                raise Broken(
+                    f"the reader of this subscription fell {self._buffer} rows behind; read "
+                    "faster, or use a larger buffer="
+                )
             if self._closed:
                 raise StopAsyncIteration
             assert self._job is not None
@@ -126,7 +163,9 @@ class Subscription(Generic[T]):
         self._arrived.set_available()
 
     def _miss(self, count: int, refused: Exception | None) -> None:
-        """Records went by in a worker, because this process does not keep up; or they cannot travel at all."""
+        """Records went by in a worker, because this process does not keep up; or they cannot
+        travel at all.
+        """
         self.dropped += count
         self._refused = self._refused or refused
         self._overflowed = self._overflowed or (count > 0 and self._overflow == "error")

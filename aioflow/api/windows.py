@@ -15,7 +15,13 @@ from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods, hinted
 from aioflow.core.functions import AggregateFunction, OutputTag, ProcessWindowFunction, WindowResult
 from aioflow.core.timeunits import to_ms
-from aioflow.operators.window_plan import ReduceAggregate, WindowSpec, check_window, count_window, plan_window
+from aioflow.operators.window_plan import (
+    ReduceAggregate,
+    WindowSpec,
+    check_window,
+    count_window,
+    plan_window,
+)
 from aioflow.operators.windowing import GlobalWindows
 
 if TYPE_CHECKING:
@@ -39,7 +45,9 @@ class WindowResults(DataStream[R], Generic[R, T]):
 
     @property
     def late(self) -> DataStream[T]:
-        """Elements dropped because every window of theirs was over by more than the lateness; of the input's type."""
+        """Elements dropped because every window of theirs was over by more than the lateness; of
+        the input's type.
+        """
         return self.side(LATE)
 
 
@@ -50,13 +58,18 @@ class WindowedStream(HalfStream, Generic[K, T]):
     completed_by = "reduce(fn), aggregate(agg) or process(fn)"
     elsewhere: ClassVar[Mapping[str, str]] = {
         "apply": "process(fn), with fn(key, ctx, elements)",
-        **{name: f"aggregate(af.{name}({'' if name == 'count' else 'fn'}))" for name in ("count", "sum", "min", "max", "mean", "top")},
+        **{
+            name: f"aggregate(af.{name}({'' if name == 'count' else 'fn'}))"
+            for name in ("count", "sum", "min", "max", "mean", "top")
+        },
         "late": "window(...).aggregate(...).late: late elements are a side output of the result",
         "lateness": "window(assigner, lateness=...)",
         "allowed_lateness": "window(assigner, lateness=...)",
         "trigger": "window(assigner, trigger=...)",
         "evictor": "window(assigner, evictor=...)",
-        "side_output_late_data": "window(...).aggregate(...).late: late elements are a side output of the result",
+        "side_output_late_data": (
+            "window(...).aggregate(...).late: late elements are a side output of the result"
+        ),
     }
 
     def __init__(
@@ -77,7 +90,9 @@ class WindowedStream(HalfStream, Generic[K, T]):
         require_event_time(stream, assigner)
 
     @classmethod
-    def counting(cls, stream: KeyedStream[K, T], size: int, slide: int | None) -> WindowedStream[K, T]:
+    def counting(
+        cls, stream: KeyedStream[K, T], size: int, slide: int | None
+    ) -> WindowedStream[K, T]:
         """Windows of `size` elements."""
         assigner, trigger, evictor = count_window(size, slide)
         return cls(stream, assigner, trigger=trigger, evictor=evictor)
@@ -96,7 +111,9 @@ class WindowedStream(HalfStream, Generic[K, T]):
     def reduce(
         self,
         fn: Callable[[T, T], T],
-        window_fn: ProcessWindowFunction[T, R, K] | type[ProcessWindowFunction[T, R, K]] | Callable[[K, Any, T], R],
+        window_fn: ProcessWindowFunction[T, R, K]
+        | type[ProcessWindowFunction[T, R, K]]
+        | Callable[[K, Any, T], R],
         *,
         name: str | None = ...,
         uid: str | None = ...,
@@ -111,8 +128,15 @@ class WindowedStream(HalfStream, Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> WindowResults[Any, T]:
-        """`WindowResult(key, start, end, value)` a window, stamped `end - 1`; `window_fn(key, window, value)` makes something else."""
-        return self._add("window", OperatorOptions(name, uid, parallelism), aggregate=ReduceAggregate(fn), window_fn=window_fn)
+        """`WindowResult(key, start, end, value)` a window, stamped `end - 1`; `window_fn(key,
+        window, value)` makes something else.
+        """
+        return self._add(
+            "window",
+            OperatorOptions(name, uid, parallelism),
+            aggregate=ReduceAggregate(fn),
+            window_fn=window_fn,
+        )
 
     @overload
     def aggregate(
@@ -128,7 +152,9 @@ class WindowedStream(HalfStream, Generic[K, T]):
     def aggregate(
         self,
         agg: AggregateFunction[T, ACC, R] | type[AggregateFunction[T, ACC, R]],
-        window_fn: ProcessWindowFunction[R, S, K] | type[ProcessWindowFunction[R, S, K]] | Callable[[K, Any, R], S],
+        window_fn: ProcessWindowFunction[R, S, K]
+        | type[ProcessWindowFunction[R, S, K]]
+        | Callable[[K, Any, R], S],
         *,
         name: str | None = ...,
         uid: str | None = ...,
@@ -144,18 +170,26 @@ class WindowedStream(HalfStream, Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> WindowResults[Any, T]:
-        """Like `reduce`, with an aggregate: `af.count()`, `af.agg(n=af.count(), total=af.sum(fn))`, or an AggregateFunction."""
-        return self._add("window", OperatorOptions(name, uid, parallelism), aggregate=agg, window_fn=window_fn)
+        """Like `reduce`, with an aggregate: `af.count()`, `af.agg(n=af.count(),
+        total=af.sum(fn))`, or an AggregateFunction.
+        """
+        return self._add(
+            "window", OperatorOptions(name, uid, parallelism), aggregate=agg, window_fn=window_fn
+        )
 
     def process(
         self,
-        fn: ProcessWindowFunction[T, R, K] | type[ProcessWindowFunction[T, R, K]] | Callable[[K, Any, list[T]], Iterable[R]],
+        fn: ProcessWindowFunction[T, R, K]
+        | type[ProcessWindowFunction[T, R, K]]
+        | Callable[[K, Any, list[T]], Iterable[R]],
         *,
         name: str | None = None,
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> WindowResults[R, T]:
-        """All elements of a window at once: `process(key, ctx, elements)` of a ProcessWindowFunction, or a function like it."""
+        """All elements of a window at once: `process(key, ctx, elements)` of a
+        ProcessWindowFunction, or a function like it.
+        """
         return self._add("window", OperatorOptions(name, uid, parallelism), process=fn)
 
     def _add(self, kind: str, options: OperatorOptions, **what: Any) -> WindowResults[Any, T]:
@@ -169,22 +203,46 @@ class WindowedStream(HalfStream, Generic[K, T]):
         )
         plan = plan_window(spec)
         flow = self._stream.flow
-        node = add_operator(flow.graph, kind, [self._stream.upstreams], plan.factory, options, stateful=True, remark=plan.reason)
+        node = add_operator(
+            flow.graph,
+            kind,
+            [self._stream.upstreams],
+            plan.factory,
+            options,
+            stateful=True,
+            remark=plan.reason,
+        )
         return WindowResults(flow, [Upstream(node.id)])
 
 
-def require_event_time(stream: KeyedStream[Any, Any], assigner: WindowAssigner, which: str = "") -> None:
-    """An event-time window with no watermark strategy upstream never fires: GraphError, where it is written. `which`: of two streams."""
-    if assigner.is_event_time and not isinstance(assigner, GlobalWindows) and not stream.has_event_time:
-        raise GraphError(f'{assigner} after {which}{stream!r} needs event time, but {without_event_time(stream)}, or use time="processing"')
+def require_event_time(
+    stream: KeyedStream[Any, Any], assigner: WindowAssigner, which: str = ""
+) -> None:
+    """An event-time window with no watermark strategy upstream never fires: GraphError, where it
+    is written. `which`: of two streams.
+    """
+    if (
+        assigner.is_event_time
+        and not isinstance(assigner, GlobalWindows)
+        and not stream.has_event_time
+    ):
+        raise GraphError(
+            f"{assigner} after {which}{stream!r} needs event time, but "
+            f'{without_event_time(stream)}, or use time="processing"'
+        )
 
 
 def without_event_time(stream: KeyedStream[Any, Any]) -> str:
-    """Which streams that `stream` is made of have no watermark strategy, and what gives them one."""
+    """Which streams that `stream` is made of have no watermark strategy, and what gives them
+    one.
+    """
     nodes = [stream.flow.graph.nodes[upstream.node_id] for upstream in stream.upstreams]
     without = list(dict.fromkeys(repr(node.name) for node in nodes if not node.event_time))
     if any(node.event_time for node in nodes):
-        what = f"of the streams in the union no watermark strategy stands before {' and '.join(without)}, which would hold event time back"
+        what = (
+            "of the streams in the union no watermark strategy stands before "
+            f"{' and '.join(without)}, which would hold event time back"
+        )
     else:
         what = "no watermark strategy stands upstream"
     return f"{what}: give the source watermarks=af.WatermarkStrategy.bounded_out_of_orderness(...)"

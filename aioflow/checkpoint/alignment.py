@@ -1,17 +1,21 @@
-"""Where in its inputs a task takes a checkpoint: barriers of all channels in, verdicts out. Decides, does nothing, awaits nothing.
+"""Where in its inputs a task takes a checkpoint: barriers of all channels in, verdicts out.
+Decides, does nothing, awaits nothing.
 
-A barrier cuts a channel: what came before belongs to the checkpoint, what comes after does not. Aligned, a channel that delivered its
-barrier stands still until all others have delivered theirs; then the task takes its checkpoint, and nothing is in flight. Overtaking
-(unaligned), the task takes it at once, and what the other channels bring before their barriers is kept with it, as channel state.
+A barrier cuts a channel: what came before belongs to the checkpoint, what comes after does not.
+Aligned, a channel that delivered its barrier stands still until all others have delivered theirs;
+then the task takes its checkpoint, and nothing is in flight. Overtaking (unaligned), the task takes
+it at once, and what the other channels bring before their barriers is kept with it, as channel
+state.
 
     IDLE --first barrier of a newer id, or the announcement of one--> ALIGNING --last barrier--> Take --> IDLE
                                                                       ALIGNING --timeout, or an unaligned barrier--> Take --> OVERTAKING
                                                                       OVERTAKING --last barrier--> CaptureComplete --> IDLE
     ALIGNING | OVERTAKING --newer barrier, cancel marker, notice of the coordinator--> Abort --> IDLE
 
-Ids only rise, and may jump. Whatever comes for an id that is over is swallowed, and its channel goes on: an id is taken at most once,
-aborted at most once. Verdicts are carried out in their order; what follows a `Take` waits for the task's synchronous part.
-After Flink's SingleCheckpointBarrierHandler and its states.
+Ids only rise, and may jump. Whatever comes for an id that is over is swallowed, and its channel
+goes on: an id is taken at most once, aborted at most once. Verdicts are carried out in their order;
+what follows a `Take` waits for the task's synchronous part. After Flink's
+SingleCheckpointBarrierHandler and its states.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ __all__ = [
 ]
 
 _EARLY_ABORTS_MAX = 64
-"""Notices about checkpoints whose barriers have not come; more than that never come, and the oldest is forgotten."""
+"""Notices about checkpoints whose barriers have not come; more than that never come, and the
+oldest is forgotten.
+"""
 
 
 class AlignmentPhase(Enum):
@@ -58,7 +64,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Let these channels go on: they were blocked, or stand still behind a barrier that has no effect."""
+    """Let these channels go on: they were blocked, or stand still behind a barrier that has no
+    effect.
+    """
 
     channels: tuple[int, ...]
 
@@ -69,10 +77,12 @@ class Take:
 
     barrier: CheckpointBarrier
     unaligned: bool = False
-    """Whether what is in flight is part of it: what waits in the output, the data of `overtaken`, and what a barrier that was delivered
-    ahead of its turn has left behind in its own channel."""
+    """Whether what is in flight is part of it: what waits in the output, the data of `overtaken`,
+    and what a barrier that was delivered ahead of its turn has left behind in its own channel."""
     overtaken: tuple[int, ...] = ()
-    """Channels whose barrier is still to come: what they bring until `Captured` is processed as usual, and kept with the checkpoint."""
+    """Channels whose barrier is still to come: what they bring until `Captured` is processed as
+    usual, and kept with the checkpoint.
+    """
     start_delay_ms: int = 0
     """From the trigger to the first barrier here."""
     alignment_ms: int = 0
@@ -82,7 +92,9 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """`channel` has delivered the barrier that was overtaken, or ended: what it brings from here on is no part of the checkpoint."""
+    """`channel` has delivered the barrier that was overtaken, or ended: what it brings from here
+    on is no part of the checkpoint.
+    """
 
     checkpoint_id: int
     channel: int
@@ -99,7 +111,9 @@ class CaptureComplete:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The checkpoint will not complete: decline it, tell everybody downstream, drop what was written for it. Once for an id."""
+    """The checkpoint will not complete: decline it, tell everybody downstream, drop what was
+    written for it. Once for an id.
+    """
 
     checkpoint_id: int
     reason: CheckpointFailureReason
@@ -107,7 +121,10 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Call `tick` at this wall-clock time: the alignment has timed out then, unless it is over. A tick too many does nothing."""
+    """Call `tick` at this wall-clock time: the alignment has timed out then, unless it is over.
+
+    A tick too many does nothing.
+    """
 
     at_ms: int
 
@@ -118,11 +135,14 @@ Verdict = Block | Resume | Take | Captured | CaptureComplete | Abort | WaitUntil
 class BarrierAlignment:
     """Aligns the barriers of `channels` channels of one task, all of its gates counted through.
 
-    `never_overtaken`: channels whose data cannot be kept (pointwise and broadcast exchanges); an unaligned checkpoint waits for their
-    barriers. `after_finish=False`: an input that ends aborts the checkpoint that is under way, instead of counting as aligned.
+    `never_overtaken`: channels whose data cannot be kept (pointwise and broadcast exchanges); an
+    unaligned checkpoint waits for their barriers. `after_finish=False`: an input that ends aborts
+    the checkpoint that is under way, instead of counting as aligned.
     """
 
-    def __init__(self, channels: int, *, never_overtaken: Collection[int] = (), after_finish: bool = True) -> None:
+    def __init__(
+        self, channels: int, *, never_overtaken: Collection[int] = (), after_finish: bool = True
+    ) -> None:
         self._channels = channels
         self._never_overtaken = tuple(sorted(never_overtaken))
         self._after_finish = after_finish
@@ -137,7 +157,9 @@ class BarrierAlignment:
         self._early_aborts: dict[int, None] = {}
         """Ids of the coordinator's notices that came before the barriers."""
         self._unaligned = False
-        """Whether the pending one overtakes what it may: from the start, or since an upstream task or the timeout made it."""
+        """Whether the pending one overtakes what it may: from the start, or since an upstream
+        task or the timeout made it.
+        """
         self._due_ms: int | None = None
         self._first_ms = 0
         self._processed = 0
@@ -148,7 +170,9 @@ class BarrierAlignment:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a checkpoint is under way: records that are processed now are counted by `processed`."""
+        """Whether a checkpoint is under way: records that are processed now are counted by
+        `processed`.
+        """
         return self._pending is not None
 
     @property
@@ -168,15 +192,20 @@ class BarrierAlignment:
     # Stimuli.
 
     def barrier(self, channel: int, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
-        """`channel` delivered `barrier`. Raises RemoteProtocolError if it has delivered the same one before."""
+        """`channel` delivered `barrier`.
+
+        Raises RemoteProtocolError if it has delivered the same one before.
+        """
         stands_still = barrier.savepoint or not barrier.unaligned
         verdicts = self._begin(barrier, now_ms)
         if barrier.checkpoint_id != self.pending_id:
             return [*verdicts, Resume((channel,))] if stands_still else verdicts
         if channel in self._arrived:
             raise RemoteProtocolError(
-                f"input channel {channel} delivered barrier {barrier.checkpoint_id} twice, expected once: "
-                "its producer sent a corrupt stream, or the task read a channel that it was told to block"
+                f"input channel {channel} delivered barrier {barrier.checkpoint_id} twice, "
+                "expected once: "
+                "its producer sent a corrupt stream, or the task read a channel that it was told "
+                "to block"
             )
         if not self._arrived and self._phase is AlignmentPhase.ALIGNING:
             self._first_ms = now_ms
@@ -192,20 +221,32 @@ class BarrierAlignment:
             return verdicts + self._take(now_ms)
         if self._may_overtake(now_ms):
             return verdicts + self._overtake(now_ms)
-        return [*verdicts, Block(channel), *self._wait(first=len(self._arrived) == 1, now_ms=now_ms)]
+        return [
+            *verdicts,
+            Block(channel),
+            *self._wait(first=len(self._arrived) == 1, now_ms=now_ms),
+        ]
 
     def announce(self, channel: int, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
-        """`barrier` has arrived in `channel`, behind data that is not processed yet: its timeout runs from now on at the latest."""
+        """`barrier` has arrived in `channel`, behind data that is not processed yet: its timeout
+        runs from now on at the latest.
+        """
         before = self._highest
         verdicts = self._begin(barrier, now_ms)
-        if barrier.checkpoint_id != self.pending_id or self._phase is AlignmentPhase.OVERTAKING or channel in self._arrived:
+        if (
+            barrier.checkpoint_id != self.pending_id
+            or self._phase is AlignmentPhase.OVERTAKING
+            or channel in self._arrived
+        ):
             return verdicts
         if self._may_overtake(now_ms):
             return verdicts + self._overtake(now_ms)
         return verdicts + self._wait(first=self._highest > before, now_ms=now_ms)
 
     def trigger(self, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
-        """The coordinator triggers `barrier` here, because no task upstream is left to send it: it counts for every open channel."""
+        """The coordinator triggers `barrier` here, because no task upstream is left to send it:
+        it counts for every open channel.
+        """
         verdicts = self._begin(barrier, now_ms)
         if barrier.checkpoint_id != self.pending_id:
             return verdicts
@@ -218,7 +259,10 @@ class BarrierAlignment:
         return verdicts + self._complete_capture(now_ms)
 
     def cancel(self, channel: int, marker: CancelCheckpointMarker) -> list[Verdict]:
-        """`channel` says that a checkpoint will not complete; one word is enough. Without effect for one that is over here."""
+        """`channel` says that a checkpoint will not complete; one word is enough.
+
+        Without effect for one that is over here.
+        """
         cancelled = marker.checkpoint_id
         if cancelled == self.pending_id:
             return self._abort(CheckpointFailureReason.CANCELLATION_BARRIER)
@@ -229,7 +273,10 @@ class BarrierAlignment:
         return [*verdicts, Abort(cancelled, CheckpointFailureReason.CANCELLATION_BARRIER)]
 
     def abort(self, checkpoint_id: int) -> list[Verdict]:
-        """The coordinator has aborted a checkpoint. If its barriers are still to come, they will find it aborted."""
+        """The coordinator has aborted a checkpoint.
+
+        If its barriers are still to come, they will find it aborted.
+        """
         if checkpoint_id == self.pending_id:
             return self._abort(CheckpointFailureReason.ABORT_NOTIFIED)
         if checkpoint_id > self._highest:
@@ -239,7 +286,9 @@ class BarrierAlignment:
         return []
 
     def end_of_partition(self, channel: int, now_ms: int) -> list[Verdict]:
-        """`channel` has ended: it counts as aligned, for the checkpoint under way and for every later one."""
+        """`channel` has ended: it counts as aligned, for the checkpoint under way and for every
+        later one.
+        """
         if self._closed[channel]:
             return []
         self._closed[channel] = True
@@ -270,7 +319,9 @@ class BarrierAlignment:
     # What follows.
 
     def _begin(self, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
-        """Make `barrier` the one under way if it is newer than all seen; what it leaves behind is subsumed."""
+        """Make `barrier` the one under way if it is newer than all seen; what it leaves behind
+        is subsumed.
+        """
         checkpoint_id = barrier.checkpoint_id
         if checkpoint_id <= self._highest:
             return []
@@ -282,15 +333,23 @@ class BarrierAlignment:
         self._pending = barrier
         self._phase = AlignmentPhase.ALIGNING
         timeout = barrier.aligned_timeout_ms
-        self._unaligned = not barrier.savepoint and (barrier.unaligned or (timeout is not None and timeout <= 0))
-        self._due_ms = None if barrier.savepoint or timeout is None else barrier.timestamp_ms + timeout + 1
+        self._unaligned = not barrier.savepoint and (
+            barrier.unaligned or (timeout is not None and timeout <= 0)
+        )
+        self._due_ms = (
+            None if barrier.savepoint or timeout is None else barrier.timestamp_ms + timeout + 1
+        )
         self._first_ms = now_ms
         self._processed = 0
         return verdicts
 
     def _wait(self, *, first: bool, now_ms: int) -> list[Verdict]:
         """The timer of a checkpoint that has just become known here."""
-        return [WaitUntil(self._due_ms)] if first and self._due_ms is not None and self._due_ms > now_ms else []
+        return (
+            [WaitUntil(self._due_ms)]
+            if first and self._due_ms is not None and self._due_ms > now_ms
+            else []
+        )
 
     def _missing(self) -> list[int]:
         """Open channels whose barrier has not come."""
@@ -304,7 +363,14 @@ class BarrierAlignment:
     def _take(self, now_ms: int) -> list[Verdict]:
         """Every channel is aligned."""
         barrier, resume = self._sent_on(), self._resume_blocked()
-        take = Take(barrier, self._unaligned, (), self._start_delay_ms(), self._alignment_ms(now_ms), self._processed)
+        take = Take(
+            barrier,
+            self._unaligned,
+            (),
+            self._start_delay_ms(),
+            self._alignment_ms(now_ms),
+            self._processed,
+        )
         self._reset()
         return [take, *resume]
 
@@ -313,13 +379,24 @@ class BarrierAlignment:
         self._phase = AlignmentPhase.OVERTAKING
         self._pending = barrier = self._sent_on()
         overtaken = tuple(self._missing())
-        take = Take(barrier, True, overtaken, self._start_delay_ms(), self._alignment_ms(now_ms), self._processed)
+        take = Take(
+            barrier,
+            True,
+            overtaken,
+            self._start_delay_ms(),
+            self._alignment_ms(now_ms),
+            self._processed,
+        )
         return [take, *self._resume_blocked()]
 
     def _sent_on(self) -> CheckpointBarrier:
         barrier = self._pending
         assert barrier is not None
-        return barrier if barrier.unaligned is self._unaligned else replace(barrier, unaligned=self._unaligned)
+        return (
+            barrier
+            if barrier.unaligned is self._unaligned
+            else replace(barrier, unaligned=self._unaligned)
+        )
 
     def _captured(self, channel: int, now_ms: int) -> list[Verdict]:
         assert self._pending is not None
@@ -328,7 +405,9 @@ class BarrierAlignment:
 
     def _complete_capture(self, now_ms: int) -> list[Verdict]:
         assert self._pending is not None
-        complete = CaptureComplete(self._pending.checkpoint_id, self._alignment_ms(now_ms), self._processed)
+        complete = CaptureComplete(
+            self._pending.checkpoint_id, self._alignment_ms(now_ms), self._processed
+        )
         self._reset()
         return [complete]
 

@@ -1,11 +1,14 @@
-"""Who restores what: a completed checkpoint, dealt out to the subtasks of a job whose parallelism may be another.
+"""Who restores what: a completed checkpoint, dealt out to the subtasks of a job whose parallelism
+may be another.
 
-State is found by the uid of its operator, wherever in a chain that stands now. Keyed state goes by key group: a subtask gets the handles of
-all former subtasks that hold groups of its range, and takes those. Operator state goes to everybody, in the order of the former subtasks:
-each computes its share. The splits of a source are dealt out here, once their positions were read. Pure: nothing is read or written.
+State is found by the uid of its operator, wherever in a chain that stands now. Keyed state goes by
+key group: a subtask gets the handles of all former subtasks that hold groups of its range, and
+takes those. Operator state goes to everybody, in the order of the former subtasks: each computes
+its share. The splits of a source are dealt out here, once their positions were read. Pure: nothing
+is read or written.
 
-Nothing is lost silently: state of an operator that is there no more refuses the restore, unless that was allowed.
-After Flink's StateAssignmentOperation.
+Nothing is lost silently: state of an operator that is there no more refuses the restore, unless
+that was allowed. After Flink's StateAssignmentOperation.
 """
 
 from __future__ import annotations
@@ -40,9 +43,13 @@ class OperatorRestore:
     """What one operator of one subtask takes over."""
 
     keyed: tuple[KeyedStateHandle, ...] = ()
-    """Those that hold key groups of this subtask's range, in ascending order; they may hold others besides."""
+    """Those that hold key groups of this subtask's range, in ascending order; they may hold
+    others besides.
+    """
     operator: tuple[StateFile | None, ...] = ()
-    """One for each former subtask, in their order, None where it had none; empty if no one had any."""
+    """One for each former subtask, in their order, None where it had none; empty if no one had
+    any.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +93,16 @@ class TaskRestore:
     in_flight: tuple[InFlightRestore, ...] = ()
     """By former subtask, in their order."""
     same_exchanges: frozenset[int] = frozenset()
-    """Ids of the exchanges whose channels are those of the checkpoint: each continues where it stood."""
+    """Ids of the exchanges whose channels are those of the checkpoint: each continues where it
+    stood.
+    """
     others: tuple[StateFile | None, ...] | None = None
-    """Of the other former subtasks, what tells their event time; None for one that had none yet. Only
-    where such a subtask may continue here: its records must not become late."""
+    """Of the other former subtasks, what tells their event time; None for one that had none yet.
+    Only where such a subtask may continue here: its records must not become late."""
     allow_non_restored: bool = False
-    """Whether state that an operator has no use for is left behind; otherwise it refuses the restore."""
+    """Whether state that an operator has no use for is left behind; otherwise it refuses the
+    restore.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +112,8 @@ class RestorePlan:
     tasks: Mapping[tuple[int, int], TaskRestore]
     """By vertex id and index: every subtask of the job has one."""
     sources: Mapping[int, tuple[StateFile | None, ...]]
-    """By id of a source's vertex: the positions of the former subtasks, encoded, in their order; None where one had none. To be read for
-    `assign_splits`."""
+    """By id of a source's vertex: the positions of the former subtasks, encoded, in their order;
+    None where one had none. To be read for `assign_splits`."""
 
 
 class FoundSplit(Protocol):
@@ -117,35 +128,59 @@ class FoundSplit(Protocol):
 
 
 def plan_restore(
-    checkpoint: CompletedCheckpoint, vertices: Sequence[CheckpointedVertex], *, allow_non_restored: bool = False
+    checkpoint: CompletedCheckpoint,
+    vertices: Sequence[CheckpointedVertex],
+    *,
+    allow_non_restored: bool = False,
 ) -> RestorePlan:
-    """Deal `checkpoint` out to the subtasks of `vertices`. Raises RestoreError, which says what does not fit and what to do."""
+    """Deal `checkpoint` out to the subtasks of `vertices`.
+
+    Raises RestoreError, which says what does not fit and what to do.
+    """
     former = {operator.uid: _Former(checkpoint, operator) for operator in checkpoint.operators}
     _collect(checkpoint, former)
     wanted = {operator.uid for vertex in vertices for operator in vertex.operators}
     if not allow_non_restored:
-        _refuse_unmatched(checkpoint, [f for uid, f in former.items() if uid not in wanted and f.has_state], vertices)
+        _refuse_unmatched(
+            checkpoint,
+            [f for uid, f in former.items() if uid not in wanted and f.has_state],
+            vertices,
+        )
     tasks: dict[tuple[int, int], TaskRestore] = {}
     sources: dict[int, tuple[StateFile | None, ...]] = {}
-    in_flight = InFlightPlan(checkpoint, vertices) if _keeps_channels(checkpoint, vertices) else None
+    in_flight = (
+        InFlightPlan(checkpoint, vertices) if _keeps_channels(checkpoint, vertices) else None
+    )
     for vertex in vertices:
-        found = [(operator, former[operator.uid]) for operator in vertex.operators if operator.uid in former]
+        found = [
+            (operator, former[operator.uid])
+            for operator in vertex.operators
+            if operator.uid in former
+        ]
         for index in range(vertex.parallelism):
             operators = {operator.uid: state.restore(operator, index) for operator, state in found}
-            task = TaskRestore(checkpoint.checkpoint_id, operators, allow_non_restored=allow_non_restored)
-            tasks[vertex.vertex_id, index] = task if in_flight is None else in_flight.restore(task, vertex, index)
+            task = TaskRestore(
+                checkpoint.checkpoint_id, operators, allow_non_restored=allow_non_restored
+            )
+            tasks[vertex.vertex_id, index] = (
+                task if in_flight is None else in_flight.restore(task, vertex, index)
+            )
         for _, state in found:
             if state.is_source:
                 sources[vertex.vertex_id] = state.source
     return RestorePlan(tasks, sources)
 
 
-def assign_splits(former: Sequence[Sequence[SplitState]], found: Iterable[FoundSplit], parallelism: int) -> list[list[SplitState]]:
-    """The splits of each of `parallelism` subtasks: those of the `former` subtasks where they stood, and those `found` besides.
+def assign_splits(
+    former: Sequence[Sequence[SplitState]], found: Iterable[FoundSplit], parallelism: int
+) -> list[list[SplitState]]:
+    """The splits of each of `parallelism` subtasks: those of the `former` subtasks where they
+    stood, and those `found` besides.
 
-    A split that was known keeps its position, and the payload that it was begun with; one that was read to its end stays so. With an
-    unchanged parallelism a split stays with its subtask; otherwise they are dealt out anew, in their order. What is new goes where the
-    fewest unfinished ones are. Raises RestoreError when two former subtasks read the same split.
+    A split that was known keeps its position, and the payload that it was begun with; one that was
+    read to its end stays so. With an unchanged parallelism a split stays with its subtask;
+    otherwise they are dealt out anew, in their order. What is new goes where the fewest unfinished
+    ones are. Raises RestoreError when two former subtasks read the same split.
     """
     dealt: list[list[SplitState]] = [[] for _ in range(parallelism)]
     known: dict[str, int] = {}
@@ -153,7 +188,8 @@ def assign_splits(former: Sequence[Sequence[SplitState]], found: Iterable[FoundS
         for split in splits:
             if split.id in known:
                 raise RestoreError(
-                    f"split {split.id!r} was read by the former subtasks {known[split.id]} and {index}, expected by one: "
+                    f"split {split.id!r} was read by the former subtasks {known[split.id]} and "
+                    f"{index}, expected by one: "
                     "the checkpoint is damaged, or the source gave two splits the same id"
                 )
             known[split.id] = index
@@ -163,7 +199,10 @@ def assign_splits(former: Sequence[Sequence[SplitState]], found: Iterable[FoundS
     else:
         everything = [split for splits in former for split in splits]
         # Apart, so that the work is spread and not only the names of what is done.
-        for one_sort in ([s for s in everything if not s.finished], [s for s in everything if s.finished]):
+        for one_sort in (
+            [s for s in everything if not s.finished],
+            [s for s in everything if s.finished],
+        ):
             for number, split in enumerate(one_sort):
                 dealt[number % parallelism].append(split)
     unfinished = [sum(not split.finished for split in splits) for splits in dealt]
@@ -196,7 +235,9 @@ class _Former:
     def settle(self) -> None:
         """All handles are here."""
         handles = [handle for handle in self._handles if handle is not None]
-        self.keyed = sorted((h.keyed for h in handles if h.keyed is not None), key=lambda keyed: keyed.first_group)
+        self.keyed = sorted(
+            (h.keyed for h in handles if h.keyed is not None), key=lambda keyed: keyed.first_group
+        )
         self.source = tuple(None if handle is None else handle.source for handle in self._handles)
         for before, after in zip(self.keyed, self.keyed[1:], strict=False):
             if after.first_group <= before.last_group:
@@ -208,7 +249,11 @@ class _Former:
 
     @property
     def has_state(self) -> bool:
-        return bool(self.keyed) or self.is_source or any(h is not None and h.operator is not None for h in self._handles)
+        return (
+            bool(self.keyed)
+            or self.is_source
+            or any(h is not None and h.operator is not None for h in self._handles)
+        )
 
     def restore(self, now: CheckpointedOperator, index: int) -> OperatorRestore:
         """The part of subtask `index` of the operator as it is now."""
@@ -216,11 +261,18 @@ class _Former:
         for keyed in self.keyed:
             if keyed.max_parallelism != now.max_parallelism:
                 raise RestoreError(
-                    f"{_title(self._checkpoint)}: the keyed state of operator {now.name!r} (uid {now.uid}) has "
-                    f"{keyed.max_parallelism} key groups, the flow has max_parallelism {now.max_parallelism}; the number is fixed for "
-                    f"the life of the state: build the flow with max_parallelism={keyed.max_parallelism}"
+                    f"{_title(self._checkpoint)}: the keyed state of operator {now.name!r} (uid "
+                    f"{now.uid}) has "
+                    f"{keyed.max_parallelism} key groups, the flow has max_parallelism "
+                    f"{now.max_parallelism}; the number is fixed for "
+                    "the life of the state: build the flow with "
+                    f"max_parallelism={keyed.max_parallelism}"
                 )
-        met = [k for k in self.keyed if own.intersection(KeyGroupRange(k.first_group, k.last_group)) is not None]
+        met = [
+            k
+            for k in self.keyed
+            if own.intersection(KeyGroupRange(k.first_group, k.last_group)) is not None
+        ]
         blobs = tuple(None if handle is None else handle.operator for handle in self._handles)
         return OperatorRestore(tuple(met), blobs if any(blob is not None for blob in blobs) else ())
 
@@ -239,7 +291,8 @@ def _collect(checkpoint: CompletedCheckpoint, former: Mapping[str, _Former]) -> 
             operator = former.get(handle.uid)
             if operator is None:
                 raise RestoreError(
-                    f"{_title(checkpoint)}: subtask {index} of {head} has state of an operator {handle.uid} that is not in its list of "
+                    f"{_title(checkpoint)}: subtask {index} of {head} has state of an operator "
+                    f"{handle.uid} that is not in its list of "
                     "operators; the metadata is damaged, restore another one"
                 )
             operator.add(index, handle)
@@ -247,7 +300,9 @@ def _collect(checkpoint: CompletedCheckpoint, former: Mapping[str, _Former]) -> 
         operator.settle()
 
 
-def _refuse_unmatched(checkpoint: CompletedCheckpoint, lost: Sequence[_Former], vertices: Sequence[CheckpointedVertex]) -> None:
+def _refuse_unmatched(
+    checkpoint: CompletedCheckpoint, lost: Sequence[_Former], vertices: Sequence[CheckpointedVertex]
+) -> None:
     if not lost:
         return
     known = {operator.uid for operator in checkpoint.operators}
@@ -255,10 +310,15 @@ def _refuse_unmatched(checkpoint: CompletedCheckpoint, lost: Sequence[_Former], 
     lines = []
     for one in lost:
         namesake = new.get(one.operator.name)
-        hint = f", the flow has a new one of that name with uid {namesake}" if namesake is not None else ""
+        hint = (
+            f", the flow has a new one of that name with uid {namesake}"
+            if namesake is not None
+            else ""
+        )
         lines.append(f"{one.operator.name!r} (uid {one.operator.uid}{hint})")
     raise RestoreError(
-        f"{_title(checkpoint)} holds state of operators that the flow does not have: {', '.join(lines)}; give them their uids back with "
+        f"{_title(checkpoint)} holds state of operators that the flow does not have: "
+        f"{', '.join(lines)}; give them their uids back with "
         "uid=, or begin without that state with allow_non_restored=True"
     )
 
@@ -267,17 +327,28 @@ _IN_TASK = (ChannelSide.CHAIN, ChannelSide.RESTORED)
 """Places that belong to no exchange."""
 
 
-def _keeps_channels(checkpoint: CompletedCheckpoint, vertices: Sequence[CheckpointedVertex]) -> bool:
-    """Whether there are data in flight to hand out. They fit the very exchanges that they were taken from, and no others."""
-    if not any(channel.is_data for state in checkpoint.subtasks.values() for channel in state.channels):
+def _keeps_channels(
+    checkpoint: CompletedCheckpoint, vertices: Sequence[CheckpointedVertex]
+) -> bool:
+    """Whether there are data in flight to hand out.
+
+    They fit the very exchanges that they were taken from, and no others.
+    """
+    if not any(
+        channel.is_data for state in checkpoint.subtasks.values() for channel in state.channels
+    ):
         return False
     chains = {vertex.uid: [operator.uid for operator in vertex.operators] for vertex in vertices}
     edges = {read.edge_id for vertex in vertices for read in vertex.inputs}
-    fits = [operator.uid for operator in checkpoint.operators] == [uid for chain in chains.values() for uid in chain]
+    fits = [operator.uid for operator in checkpoint.operators] == [
+        uid for chain in chains.values() for uid in chain
+    ]
     for (head, _), state in checkpoint.subtasks.items():
         uids = [handle.uid for handle in state.operators]
         fits = fits and (not uids or uids == chains.get(head))
-        fits = fits and all(channel.edge_id in edges or channel.side in _IN_TASK for channel in state.channels)
+        fits = fits and all(
+            channel.edge_id in edges or channel.side in _IN_TASK for channel in state.channels
+        )
     if not fits:
         raise _changed(checkpoint)
     return True
@@ -285,20 +356,28 @@ def _keeps_channels(checkpoint: CompletedCheckpoint, vertices: Sequence[Checkpoi
 
 def _changed(checkpoint: CompletedCheckpoint) -> RestoreError:
     return RestoreError(
-        f"{_title(checkpoint)} is unaligned, it holds data in flight between operators, and the flow has changed since; restore it with "
-        "the same operators, chained alike, and the same exchanges between them, or restore a savepoint, which holds none"
+        f"{_title(checkpoint)} is unaligned, it holds data in flight between operators, and the "
+        "flow has changed since; restore it with "
+        "the same operators, chained alike, and the same exchanges between them, or restore a "
+        "savepoint, which holds none"
     )
 
 
 class InFlightPlan:
-    """Deals out the data in flight of `checkpoint`, which was taken of the same operators, at any parallelism.
+    """Deals out the data in flight of `checkpoint`, which was taken of the same operators, at any
+    parallelism.
 
-    The unit is a former subtask: what waited in its chain, what it had restored itself, and its channels, where
-    what waited at the producer follows what waited at the consumer. Each subtask that has keys of it reads it.
+    The unit is a former subtask: what waited in its chain, what it had restored itself, and its
+    channels, where what waited at the producer follows what waited at the consumer. Each subtask
+    that has keys of it reads it.
     """
 
-    def __init__(self, checkpoint: CompletedCheckpoint, vertices: Sequence[CheckpointedVertex]) -> None:
-        self._parallelism = {operator.uid: operator.parallelism for operator in checkpoint.operators}
+    def __init__(
+        self, checkpoint: CompletedCheckpoint, vertices: Sequence[CheckpointedVertex]
+    ) -> None:
+        self._parallelism = {
+            operator.uid: operator.parallelism for operator in checkpoint.operators
+        }
         self._uids = {vertex.vertex_id: vertex.uid for vertex in vertices}
         self._now = {vertex.vertex_id: vertex.parallelism for vertex in vertices}
         consumers = {read.edge_id: vertex.uid for vertex in vertices for read in vertex.inputs}
@@ -333,7 +412,9 @@ class InFlightPlan:
                 for subtask in range(former)
                 if subtask not in own and (vertex.uid, subtask) not in self._finished
             )
-        same = frozenset(read.edge_id for read in vertex.inputs if not dealt and self._is_same(read))
+        same = frozenset(
+            read.edge_id for read in vertex.inputs if not dealt and self._is_same(read)
+        )
         return replace(task, in_flight=tuple(found), same_exchanges=same, others=others)
 
     def _is_same(self, read: VertexInput) -> bool:
@@ -346,19 +427,28 @@ class InFlightPlan:
         then = range_for_subtask(subtask, self._parallelism[vertex.uid], groups)
         return range_for_subtask(index, vertex.parallelism, groups).intersection(then) is not None
 
-    def _of(self, vertex: CheckpointedVertex, subtask: int, *, dealt: bool, rest: bool) -> InFlightRestore:
+    def _of(
+        self, vertex: CheckpointedVertex, subtask: int, *, dealt: bool, rest: bool
+    ) -> InFlightRestore:
         files = self._files.get((vertex.uid, subtask), {})
-        chain = [(place, file) for (side, _, place), file in files.items() if side is ChannelSide.CHAIN]
+        chain = [
+            (place, file) for (side, _, place), file in files.items() if side is ChannelSide.CHAIN
+        ]
         chain.sort(key=itemgetter(0), reverse=True)
         ends = {which[1:] for which in files if which[0] not in _IN_TASK}
         channels = []
         for edge_id, index in sorted(ends):
-            first, second = (files.get((side, edge_id, index)) for side in (ChannelSide.INPUT, ChannelSide.OUTPUT))
+            first, second = (
+                files.get((side, edge_id, index))
+                for side in (ChannelSide.INPUT, ChannelSide.OUTPUT)
+            )
             waiting = tuple(file for file in (first, second) if file is not None)
             channels.append(ChannelRestore(edge_id, index, waiting, has_head=first is not None))
         restored = files.get((ChannelSide.RESTORED, 0, 0))
         only = self._parallelism[vertex.uid] == 1
-        return InFlightRestore(subtask, only, tuple(chain), restored, tuple(channels), dealt=dealt, takes_rest=rest)
+        return InFlightRestore(
+            subtask, only, tuple(chain), restored, tuple(channels), dealt=dealt, takes_rest=rest
+        )
 
 
 def _title(checkpoint: CompletedCheckpoint) -> str:

@@ -1,7 +1,8 @@
 """Completed checkpoints as plain data, how many of them are kept, and which files may be deleted.
 
-A file belongs to every checkpoint that refers to it: increments share what has not changed. It is deleted when no completed checkpoint
-that is kept and no pending one refers to it any more. Savepoints belong to the user: nothing here deletes them.
+A file belongs to every checkpoint that refers to it: increments share what has not changed. It is
+deleted when no completed checkpoint that is kept and no pending one refers to it any more.
+Savepoints belong to the user: nothing here deletes them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from enum import StrEnum
 
 from aioflow.checkpoint.subtask import SubtaskState
 
-__all__ = ["CheckpointKind", "CheckpointRetention", "CheckpointedOperator", "CompletedCheckpoint", "Discard", "files_of"]
+__all__ = [
+    "CheckpointKind",
+    "CheckpointRetention",
+    "CheckpointedOperator",
+    "CompletedCheckpoint",
+    "Discard",
+    "files_of",
+]
 
 
 class CheckpointKind(StrEnum):
@@ -22,7 +30,9 @@ class CheckpointKind(StrEnum):
     CHECKPOINT = "CHECKPOINT"
     """For the engine: restarts begin here; deleted once newer ones are complete."""
     SAVEPOINT = "SAVEPOINT"
-    """For the user, while the job goes on: nobody restarts from it unasked, and sinks commit nothing on it."""
+    """For the user, while the job goes on: nobody restarts from it unasked, and sinks commit
+    nothing on it.
+    """
     SYNC_SAVEPOINT = "SYNC_SAVEPOINT"
     """The last act of a job that is stopped: sinks commit on it."""
 
@@ -54,7 +64,10 @@ class CompletedCheckpoint:
     """When the last subtask acknowledged it."""
     operators: tuple[CheckpointedOperator, ...] = ()
     subtasks: Mapping[tuple[str, int], SubtaskState] = field(default_factory=dict)
-    """By uid of the head of its chain, and index. Finished ones are here with what they had when they finished."""
+    """By uid of the head of its chain, and index.
+
+    Finished ones are here with what they had when they finished.
+    """
     directory: str = ""
     """Of a savepoint: the URL that was asked for; empty: under the flow's store."""
     location: str = ""
@@ -63,7 +76,8 @@ class CompletedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Delete the metadata of `checkpoints`, if there is any, and only when that is gone `files`. Repeating it does no harm.
+    """Delete the metadata of `checkpoints`, if there is any, and only when that is gone `files`.
+    Repeating it does no harm.
 
     In this order and no other: metadata must never be left that refers to a file that is gone.
     """
@@ -76,7 +90,9 @@ class Discard:
 
 
 def files_of(states: Iterable[SubtaskState]) -> list[str]:
-    """Names of all files that `states` refer to, each once, in order; content that travels in its handle has none."""
+    """Names of all files that `states` refer to, each once, in order; content that travels in
+    its handle has none.
+    """
     names: dict[str, None] = {}
     for state in states:
         for file in state.files():
@@ -86,7 +102,9 @@ def files_of(states: Iterable[SubtaskState]) -> list[str]:
 
 
 _DELETED_MAX = 16
-"""The files of so many deleted checkpoints are remembered: a task that has missed more completions in a row is not heard of any more."""
+"""The files of so many deleted checkpoints are remembered: a task that has missed more
+completions in a row is not heard of any more.
+"""
 
 
 @dataclass(slots=True)
@@ -105,7 +123,10 @@ class CheckpointRetention:
 
     def __init__(self, retain: int) -> None:
         if retain < 1:
-            raise ValueError(f"retain is {retain}, expected at least 1: a job without a completed checkpoint has nothing to restart from")
+            raise ValueError(
+                f"retain is {retain}, expected at least 1: a job without a completed checkpoint "
+                "has nothing to restart from"
+            )
         self._retain = retain
         self._kept: list[CompletedCheckpoint] = []
         self._not_ours: set[int] = set()
@@ -126,7 +147,10 @@ class CheckpointRetention:
         return self._kept[-1] if self._kept else None
 
     def restored(self, checkpoint: CompletedCheckpoint, *, claim: bool) -> None:
-        """The job begins with `checkpoint`. With `claim` it is ours, and deleted like our own; otherwise it is never deleted."""
+        """The job begins with `checkpoint`.
+
+        With `claim` it is ours, and deleted like our own; otherwise it is never deleted.
+        """
         self.refer(checkpoint.checkpoint_id, checkpoint.subtasks.values())
         self._kept.append(checkpoint)
         if not claim or checkpoint.kind.is_savepoint:
@@ -141,7 +165,10 @@ class CheckpointRetention:
                 self._references[name] = self._references.get(name, 0) + 1
 
     def completed(self, checkpoint: CompletedCheckpoint, pending: Collection[int]) -> Discard:
-        """`checkpoint` is durable, and the newest one. `pending` are those under way that may build on an older one."""
+        """`checkpoint` is durable, and the newest one.
+
+        `pending` are those under way that may build on an older one.
+        """
         self._kept.append(checkpoint)
         if checkpoint.kind.is_savepoint:
             self._not_ours.add(checkpoint.checkpoint_id)
@@ -155,24 +182,40 @@ class CheckpointRetention:
         return self._settle()
 
     def ended(self, checkpoint_id: int) -> Discard:
-        """A pending checkpoint or savepoint completed: nothing waits for it any more. The references of a savepoint stay for ever."""
+        """A pending checkpoint or savepoint completed: nothing waits for it any more.
+
+        The references of a savepoint stay for ever.
+        """
         for dropped in self._dropped:
             dropped.waits_for.discard(checkpoint_id)
         return self._settle()
 
     def failed(self, checkpoint_id: int, metadata: CompletedCheckpoint | None = None) -> Discard:
-        """A pending checkpoint failed: what only it refers to goes. `metadata`: of it something may have been stored."""
+        """A pending checkpoint failed: what only it refers to goes.
+
+        `metadata`: of it something may have been stored.
+        """
         files = self._forget(checkpoint_id)
         rest = self.ended(checkpoint_id)
-        return Discard((*(() if metadata is None else (metadata,)), *rest.checkpoints), (*files, *rest.files))
+        return Discard(
+            (*(() if metadata is None else (metadata,)), *rest.checkpoints), (*files, *rest.files)
+        )
 
     def unreferenced(self, state: SubtaskState) -> Discard:
         """What may be deleted of a state that came too late: what nobody else refers to."""
-        return Discard((), tuple(name for name in files_of([state]) if name not in self._references))
+        return Discard(
+            (), tuple(name for name in files_of([state]) if name not in self._references)
+        )
 
     def deleted(self, state: SubtaskState) -> list[str]:
-        """The files that `state` refers to and that are deleted: whoever wrote it had not heard yet that what it built on was subsumed."""
-        return [name for name in files_of([state]) if name not in self._references and any(name in gone for gone in self._deleted)]
+        """The files that `state` refers to and that are deleted: whoever wrote it had not heard
+        yet that what it built on was subsumed.
+        """
+        return [
+            name
+            for name in files_of([state])
+            if name not in self._references and any(name in gone for gone in self._deleted)
+        ]
 
     def all_ours(self) -> Discard:
         """Everything that is kept and ours, for a job that leaves nothing to resume."""
@@ -191,7 +234,9 @@ class CheckpointRetention:
             self._dropped.remove(dropped)
             checkpoint = dropped.checkpoint
             if checkpoint.checkpoint_id in self._not_ours:
-                continue  # Its references stay for ever: what still builds on its files must not delete them either.
+                # Its references stay for ever: what still builds on its files must not delete them
+                # either.
+                continue
             checkpoints.append(checkpoint)
             free = self._forget(checkpoint.checkpoint_id)
             if free:

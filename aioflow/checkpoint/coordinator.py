@@ -1,16 +1,19 @@
-"""Coordinates the checkpoints of one job: when the next is due, who has acknowledged, what completed, what failed. Decides, does nothing.
+"""Coordinates the checkpoints of one job: when the next is due, who has acknowledged, what
+completed, what failed. Decides, does nothing.
 
-Stimuli in, instructions out; the JobMaster carries them out in their order. Time is an argument, and every message of a task names its
-attempt: what an older one says changes nothing.
+Stimuli in, instructions out; the JobMaster carries them out in their order. Time is an argument,
+and every message of a task names its attempt: what an older one says changes nothing.
 
     requested --slot free, all tasks running--> PENDING --last acknowledgement--> STORING --stored--> completed
               PENDING --declined, expired, subsumed, a task lost--> aborted
               STORING --not stored, expired, subsumed, job restarted--> aborted, and what may have been stored is deleted
 
-A checkpoint is complete when its metadata is durable, not before: only then tasks are told, and sinks commit. It subsumes every earlier
-one that is under way, and what earlier ones left unconfirmed: a sink commits everything that was prepared up to it. Ids only rise, over
-restarts and restores too. A savepoint that is taken beside the job subsumes nothing, is told to nobody and never restarted from, so sinks
-commit nothing on it. What is taken next, and when, is in `turns.py`. After Flink's CheckpointCoordinator and CheckpointFailureManager.
+A checkpoint is complete when its metadata is durable, not before: only then tasks are told, and
+sinks commit. It subsumes every earlier one that is under way, and what earlier ones left
+unconfirmed: a sink commits everything that was prepared up to it. Ids only rise, over restarts and
+restores too. A savepoint that is taken beside the job subsumes nothing, is told to nobody and never
+restarted from, so sinks commit nothing on it. What is taken next, and when, is in `turns.py`. After
+Flink's CheckpointCoordinator and CheckpointFailureManager.
 """
 
 from __future__ import annotations
@@ -19,7 +22,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
 
-from aioflow.checkpoint.completed import CheckpointKind, CheckpointRetention, CompletedCheckpoint, Discard
+from aioflow.checkpoint.completed import (
+    CheckpointKind,
+    CheckpointRetention,
+    CompletedCheckpoint,
+    Discard,
+)
 from aioflow.checkpoint.failure import CheckpointFailureReason, FailureCounter
 from aioflow.checkpoint.instructions import (
     Answer,
@@ -54,7 +62,9 @@ _CLOSING = (
     CheckpointFailureReason.CANCELLATION_BARRIER,
     CheckpointFailureReason.INPUT_END_OF_STREAM,
 )
-"""What one may end with because a task ended in the middle of it: said by that task, or by those downstream. Without it, all is well."""
+"""What one may end with because a task ended in the middle of it: said by that task, or by those
+downstream. Without it, all is well.
+"""
 
 CLOSING_TRIES = 5
 """So often is begun again what somebody asked for."""
@@ -68,14 +78,25 @@ take equally long. Once a checkpoint takes less than an interval, the first age 
 """
 
 _ENDED_BADLY_MAX = 1000
-"""So many failed checkpoints are remembered; what is acknowledged for older ones is left to the sweep of orphans."""
+"""So many failed checkpoints are remembered; what is acknowledged for older ones is left to the
+sweep of orphans.
+"""
 
 
 class CheckpointCoordinator:
-    """`first_id` is above every id that the flow's store has seen. `vertices` stand in topological order."""
+    """`first_id` is above every id that the flow's store has seen.
+
+    `vertices` stand in topological order.
+    """
 
     def __init__(
-        self, options: CoordinatorOptions, vertices: Sequence[CheckpointedVertex], *, flow: str = "", job_id: str = "", first_id: int = 1
+        self,
+        options: CoordinatorOptions,
+        vertices: Sequence[CheckpointedVertex],
+        *,
+        flow: str = "",
+        job_id: str = "",
+        first_id: int = 1,
     ) -> None:
         self.options = options
         self.statistics = CheckpointStatistics(vertices)
@@ -85,7 +106,9 @@ class CheckpointCoordinator:
         self._subtasks = SubtaskTable(vertices)
         self._operators = tuple(operator for vertex in vertices for operator in vertex.operators)
         self._uids = {vertex.vertex_id: vertex.uid for vertex in vertices}
-        self._order = [(vertex.uid, index) for vertex in vertices for index in range(vertex.parallelism)]
+        self._order = [
+            (vertex.uid, index) for vertex in vertices for index in range(vertex.parallelism)
+        ]
         self._retention = CheckpointRetention(options.retain)
         self._turns = CheckpointTurns(options, self._subtasks)
         self._failures = FailureCounter(options.tolerable_failures)
@@ -96,17 +119,23 @@ class CheckpointCoordinator:
         self._ended_badly: dict[int, None] = {}
         self._finished: dict[tuple[str, int], None] = {}
         self._needs_full = False
-        """Nothing was completed since a restore without claim: whatever is taken refers to no file of what was restored."""
+        """Nothing was completed since a restore without claim: whatever is taken refers to no
+        file of what was restored.
+        """
         self._wake_at_s: float | None = None
         interval_ms = options.interval_ms
-        self._late_at_first_ms = inf if interval_ms is None else max(LATE_INTERVALS * interval_ms, LATE_MS)
+        self._late_at_first_ms = (
+            inf if interval_ms is None else max(LATE_INTERVALS * interval_ms, LATE_MS)
+        )
         self._late_ms = self._late_at_first_ms
         """Age of a checkpoint at which the next warning is logged."""
         self._is_over = False
 
     @property
     def latest(self) -> CompletedCheckpoint | None:
-        """What a restart begins with: the newest one that tasks were told of, or what was restored."""
+        """What a restart begins with: the newest one that tasks were told of, or what was
+        restored.
+        """
         return self._retention.latest
 
     @property
@@ -126,22 +155,33 @@ class CheckpointCoordinator:
     # Stimuli of the job's life.
 
     def restored(self, checkpoint: CompletedCheckpoint, now: Moment, *, claim: bool) -> None:
-        """The job begins with `checkpoint`, before tasks are deployed. With `claim` it is ours, and goes when newer ones are complete."""
+        """The job begins with `checkpoint`, before tasks are deployed.
+
+        With `claim` it is ours, and goes when newer ones are complete.
+        """
         self._next_id = max(self._next_id, checkpoint.checkpoint_id + 1)
         self._retention.restored(checkpoint, claim=claim)
         self._needs_full = not claim
-        self.statistics.restored(checkpoint.checkpoint_id, checkpoint.kind, checkpoint.location, now.ms)
+        self.statistics.restored(
+            checkpoint.checkpoint_id, checkpoint.kind, checkpoint.location, now.ms
+        )
 
     def kept(self, older: CompletedCheckpoint) -> None:
-        """Before `restored`, oldest first: a former run kept it, and it is ours, like one that this job has completed."""
+        """Before `restored`, oldest first: a former run kept it, and it is ours, like one that
+        this job has completed.
+        """
         self._retention.restored(older, claim=True)
 
     def restart(self, subtasks: Iterable[tuple[int, int]], now: Moment) -> list[Instruction]:
-        """These, by vertex id and index, are about to be deployed again, from `latest`: what is under way is of a past that is given up."""
+        """These, by vertex id and index, are about to be deployed again, from `latest`: what is
+        under way is of a past that is given up.
+        """
         for vertex_id, index in subtasks:
             self._subtasks.reset(vertex_id, index)
             self._finished.pop((self._uids[vertex_id], index), None)
-        instructions = self._abort_all(CheckpointFailureReason.TASK_FAILURE, "the job restarts", now)
+        instructions = self._abort_all(
+            CheckpointFailureReason.TASK_FAILURE, "the job restarts", now
+        )
         self._turns.restarted(now)
         latest = self.latest
         if latest is not None:
@@ -149,7 +189,10 @@ class CheckpointCoordinator:
         return self._after(instructions, now)
 
     def shutdown(self, now: Moment, *, discard: bool = False) -> list[Instruction]:
-        """The job is over. With `discard` it leaves nothing to resume: every checkpoint that is ours goes."""
+        """The job is over.
+
+        With `discard` it leaves nothing to resume: every checkpoint that is ours goes.
+        """
         instructions = self._abort_all(CheckpointFailureReason.SHUTDOWN, "", now)
         for request in self._turns.give_up():
             instructions += self._refuse(request, CheckpointFailureReason.SHUTDOWN, "")
@@ -186,71 +229,115 @@ class CheckpointCoordinator:
         for pending in list(self._pending.values()):
             if attempt in pending.waiting:
                 detail = f"{self._subtasks.name_of(attempt)} has finished"
-                instructions += self._abort(pending, CheckpointFailureReason.TASK_CLOSING, detail, now)
+                instructions += self._abort(
+                    pending, CheckpointFailureReason.TASK_CLOSING, detail, now
+                )
         return self._after(instructions, now)
 
     def task_lost(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
-        """It has failed, was cancelled, or is being cancelled. What is acknowledged by all, and being stored, is still worth having."""
+        """It has failed, was cancelled, or is being cancelled.
+
+        What is acknowledged by all, and being stored, is still worth having.
+        """
         if not self._subtasks.lost(attempt):
             return []
         instructions: list[Instruction] = []
         for pending in list(self._pending.values()):
             if pending.storing is None:
                 detail = f"{self._subtasks.name_of(attempt)} is gone"
-                instructions += self._abort(pending, CheckpointFailureReason.TASK_FAILURE, detail, now)
+                instructions += self._abort(
+                    pending, CheckpointFailureReason.TASK_FAILURE, detail, now
+                )
         return self._after(instructions, now)
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
         """It is through with its data, and waits for the final checkpoint.
 
-        While a stop waits for its savepoint, no task may end with another checkpoint: those downstream would not take the final one.
+        While a stop waits for its savepoint, no task may end with another checkpoint: those
+        downstream would not take the final one.
         """
         self._subtasks.end_of_data(attempt)
         instructions: list[Instruction] = []
         for pending in list(self._pending.values()):
-            if self._turns.is_stopping and attempt in pending.waiting and not pending.request.kind.is_savepoint:
+            if (
+                self._turns.is_stopping
+                and attempt in pending.waiting
+                and not pending.request.kind.is_savepoint
+            ):
                 if pending.request.number is not None:
                     self._turns.add(pending.request)  # The final one will do.
                     pending.request = replace(pending.request, number=None)
                 detail = f"{self._subtasks.name_of(attempt)} was stopped before it"
-                instructions += self._abort(pending, CheckpointFailureReason.TASK_CLOSING, detail, now)
+                instructions += self._abort(
+                    pending, CheckpointFailureReason.TASK_CLOSING, detail, now
+                )
         return self._after(instructions, now)
 
     def acknowledge(
-        self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats, now: Moment
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        state: SubtaskState,
+        stats: CheckpointStats,
+        now: Moment,
     ) -> list[Instruction]:
-        """A subtask has written its part. What comes too late, or from an attempt that is no part of it, is deleted."""
+        """A subtask has written its part.
+
+        What comes too late, or from an attempt that is no part of it, is deleted.
+        """
         pending = self._pending.get(checkpoint_id)
         if pending is None or attempt not in pending.waiting:
             is_strange = pending is not None and attempt not in pending.plan.acknowledging
             if is_strange or checkpoint_id in self._ended_badly:
                 return self._discard(self._retention.unreferenced(state))
-            return []  # Said twice, or unknown: deleting what somebody may refer to would be worse than an orphan.
+            # Said twice, or unknown: deleting what somebody may refer to would be worse than an
+            # orphan.
+            return []
         deleted = self._retention.deleted(state)
         if deleted:
             detail = f"by {self._subtasks.name_of(attempt)}: {deleted[0]}"
             instructions = self._abort(pending, CheckpointFailureReason.FILES_DELETED, detail, now)
-            return self._after(instructions + self._discard(self._retention.unreferenced(state)), now)
+            return self._after(
+                instructions + self._discard(self._retention.unreferenced(state)), now
+            )
         del pending.waiting[attempt]
         pending.states[self._uids[attempt.vertex_id], attempt.subtask_index] = state
         self._retention.refer(checkpoint_id, [state])
-        self.statistics.acknowledged(checkpoint_id, attempt.vertex_id, attempt.subtask_index, stats, now.ms)
+        self.statistics.acknowledged(
+            checkpoint_id, attempt.vertex_id, attempt.subtask_index, stats, now.ms
+        )
         if pending.waiting:
             return []
-        checkpoint = pending.complete(self._flow, self._job_id, self._operators, self._order, now.ms)
+        checkpoint = pending.complete(
+            self._flow, self._job_id, self._operators, self._order, now.ms
+        )
         return [Store(checkpoint)]
 
     def decline(
-        self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, now: Moment, error: BaseException | None = None
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        reason: str,
+        now: Moment,
+        error: BaseException | None = None,
     ) -> list[Instruction]:
-        """A subtask will not acknowledge. `reason` is the name of a CheckpointFailureReason; an unknown one counts as DECLINED."""
+        """A subtask will not acknowledge.
+
+        `reason` is the name of a CheckpointFailureReason; an unknown one counts as DECLINED.
+        """
         if reason == CheckpointFailureReason.TASK_CLOSING:
             self._subtasks.closing(attempt)
         pending = self._pending.get(checkpoint_id)
-        if pending is None or pending.storing is not None or attempt not in pending.plan.acknowledging:
+        if (
+            pending is None
+            or pending.storing is not None
+            or attempt not in pending.plan.acknowledging
+        ):
             return []
         known = CheckpointFailureReason.__members__.get(reason, CheckpointFailureReason.DECLINED)
-        detail = f"by {self._subtasks.name_of(attempt)}" + ("" if error is None else f": {type(error).__name__}: {message_of(error)}")
+        detail = f"by {self._subtasks.name_of(attempt)}" + (
+            "" if error is None else f": {type(error).__name__}: {message_of(error)}"
+        )
         return self._after(self._abort(pending, known, detail, now, error), now)
 
     # Stimuli of the store.
@@ -260,13 +347,20 @@ class CheckpointCoordinator:
         doomed = self._doomed.pop(checkpoint_id, None)
         if doomed is not None:
             # With its place: only so its metadata is found, which must not outlive its files.
-            return self._discard(self._retention.failed(checkpoint_id, replace(doomed, location=location)))
+            return self._discard(
+                self._retention.failed(checkpoint_id, replace(doomed, location=location))
+            )
         pending = self._pending.pop(checkpoint_id)
-        assert pending.storing is not None, f"checkpoint {checkpoint_id} was stored before it was acknowledged"
+        assert pending.storing is not None, (
+            f"checkpoint {checkpoint_id} was stored before it was acknowledged"
+        )
         checkpoint = replace(pending.storing, location=location)
         self._turns.completed(pending.request, now)
         self._failures.succeeded(checkpoint_id)
-        if self.options.interval_ms is not None and now.s - pending.begun_s < self.options.interval_ms / 1000:
+        if (
+            self.options.interval_ms is not None
+            and now.s - pending.begun_s < self.options.interval_ms / 1000
+        ):
             self._late_ms = self._late_at_first_ms
         self.statistics.completed(checkpoint_id, location)
         instructions: list[Instruction] = []
@@ -276,25 +370,36 @@ class CheckpointCoordinator:
             instructions.append(NotifyComplete(checkpoint_id))
             builds_on_older = [p.id for p in self._pending.values() if not p.barrier.full]
             older = self._retention.completed(checkpoint, builds_on_older)
-            discard = Discard((*discard.checkpoints, *older.checkpoints), (*discard.files, *older.files))
+            discard = Discard(
+                (*discard.checkpoints, *older.checkpoints), (*discard.files, *older.files)
+            )
             for other in list(self._pending.values()):
                 if other.id < checkpoint_id and not other.request.kind.is_savepoint:
                     detail = f"checkpoint {checkpoint_id} is complete"
-                    instructions += self._abort(other, CheckpointFailureReason.SUBSUMED, detail, now)
+                    instructions += self._abort(
+                        other, CheckpointFailureReason.SUBSUMED, detail, now
+                    )
         if pending.request.number is not None:
             instructions.append(Answer(pending.request.number, checkpoint))
         if self._turns.final_is_complete:
             instructions += self._answer_the_rest(checkpoint)
         return self._after(instructions + self._discard(discard), now)
 
-    def not_stored(self, checkpoint_id: int, error: BaseException, now: Moment) -> list[Instruction]:
+    def not_stored(
+        self, checkpoint_id: int, error: BaseException, now: Moment
+    ) -> list[Instruction]:
         """It could not be stored, or nobody knows whether it is."""
         doomed = self._doomed.pop(checkpoint_id, None)
         if doomed is not None:
             return self._discard(self._retention.failed(checkpoint_id, doomed))
         pending = self._pending[checkpoint_id]
         detail = f"{type(error).__name__}: {message_of(error)}"
-        return self._after(self._abort(pending, CheckpointFailureReason.IO_EXCEPTION, detail, now, error, is_known=True), now)
+        return self._after(
+            self._abort(
+                pending, CheckpointFailureReason.IO_EXCEPTION, detail, now, error, is_known=True
+            ),
+            now,
+        )
 
     # Stimuli of users. `number` is theirs to choose, an `Answer` goes by it.
 
@@ -304,15 +409,25 @@ class CheckpointCoordinator:
 
     def request_savepoint(self, number: int, directory: str, now: Moment) -> list[Instruction]:
         """Take a savepoint beside the job, in files below the URL `directory`."""
-        return self._request(Request(kind=CheckpointKind.SAVEPOINT, number=number, directory=directory), now)
+        return self._request(
+            Request(kind=CheckpointKind.SAVEPOINT, number=number, directory=directory), now
+        )
 
-    def request_stop(self, number: int, now: Moment, *, savepoint: bool = True, directory: str = "") -> list[Instruction]:
-        """The sources are being stopped: the final checkpoint answers this request, as a savepoint or as a plain one."""
+    def request_stop(
+        self, number: int, now: Moment, *, savepoint: bool = True, directory: str = ""
+    ) -> list[Instruction]:
+        """The sources are being stopped: the final checkpoint answers this request, as a
+        savepoint or as a plain one.
+        """
         if self._is_over or self._turns.is_stopping:
             refused = Request(kind=CheckpointKind.SYNC_SAVEPOINT, number=number)
             if self._is_over:
                 return self._refuse(refused, CheckpointFailureReason.SHUTDOWN, "")
-            return self._refuse(refused, CheckpointFailureReason.TOO_MANY_REQUESTS, "the job is being stopped already")
+            return self._refuse(
+                refused,
+                CheckpointFailureReason.TOO_MANY_REQUESTS,
+                "the job is being stopped already",
+            )
         kind = CheckpointKind.SYNC_SAVEPOINT if savepoint else CheckpointKind.CHECKPOINT
         self._turns.stop(Request(kind=kind, number=number, directory=directory, final=True))
         return self._after([], now)
@@ -329,7 +444,9 @@ class CheckpointCoordinator:
         return self._after(instructions, now)
 
     def _after(self, instructions: list[Instruction], now: Moment) -> list[Instruction]:
-        """Every stimulus ends here: take what can be taken now, and say when time alone will change something."""
+        """Every stimulus ends here: take what can be taken now, and say when time alone will
+        change something.
+        """
         while not self._is_over and len(self._pending) < self.options.max_concurrent:
             request = self._turns.take(now)
             if request is None:
@@ -358,7 +475,14 @@ class CheckpointCoordinator:
             if now.s >= self._late_s(pending) and self.options.interval_ms is not None:
                 age_ms = round((now.s - pending.begun_s) * 1000)
                 self._late_ms = 2.0 * age_ms
-                warnings.append(WarnBehind(pending.id, age_ms, self.options.interval_ms, pending.waits_for(self._subtasks.name_of)))
+                warnings.append(
+                    WarnBehind(
+                        pending.id,
+                        age_ms,
+                        self.options.interval_ms,
+                        pending.waits_for(self._subtasks.name_of),
+                    )
+                )
         return warnings
 
     def _late_s(self, pending: PendingCheckpoint) -> float:
@@ -399,15 +523,27 @@ class CheckpointCoordinator:
         return [Trigger(barrier, plan.triggered)]
 
     def _finished_state(self, subtask: tuple[str, int]) -> SubtaskState:
-        """Of the newest checkpoint, whose files are kept: those of the one that was the newest when it finished may be deleted by now.
+        """Of the newest checkpoint, whose files are kept: those of the one that was the newest when
+        it finished may be deleted by now.
 
-        Without the data that were in flight: it has processed its input, and what it sent is processed or kept by those downstream.
+        Without the data that were in flight: it has processed its input, and what it sent is
+        processed or kept by those downstream.
         """
         last = None if self.latest is None else self.latest.subtasks.get(subtask)
-        return SubtaskState(finished=True) if last is None else replace(last, finished=True, channels=())
+        return (
+            SubtaskState(finished=True)
+            if last is None
+            else replace(last, finished=True, channels=())
+        )
 
-    def _abort_all(self, reason: CheckpointFailureReason, detail: str, now: Moment) -> list[Instruction]:
-        return [i for pending in list(self._pending.values()) for i in self._abort(pending, reason, detail, now)]
+    def _abort_all(
+        self, reason: CheckpointFailureReason, detail: str, now: Moment
+    ) -> list[Instruction]:
+        return [
+            i
+            for pending in list(self._pending.values())
+            for i in self._abort(pending, reason, detail, now)
+        ]
 
     def _abort(
         self,
@@ -437,28 +573,50 @@ class CheckpointCoordinator:
         return instructions
 
     def _consequences(
-        self, pending: PendingCheckpoint, reason: CheckpointFailureReason, error: CheckpointError, now: Moment
+        self,
+        pending: PendingCheckpoint,
+        reason: CheckpointFailureReason,
+        error: CheckpointError,
+        now: Moment,
     ) -> list[Instruction]:
         request = pending.request
         self._turns.failed(request, now)
-        # State holds a value that cannot be kept. Who asks for a savepoint hears of it; a job that takes checkpoints ends at the first one,
-        # instead of going on with nothing to go back to. Another attempt would come to the same value.
+        # State holds a value that cannot be kept. Who asks for a savepoint hears of it; a job that
+        # takes checkpoints ends at the first one, instead of going on with nothing to go back to.
+        # Another attempt would come to the same value.
         hopeless = not request.kind.is_savepoint and isinstance(error.__cause__, ValueNotSupported)
         may_retry = reason in _RETRIED or not (request.kind.is_savepoint or hopeless)
         still_stops = request.final and request.number is not None and may_retry
         if still_stops:
-            # The job comes back, or a task ended that was through by itself; and a plain checkpoint is tried again as at any end.
+            # The job comes back, or a task ended that was through by itself; and a plain checkpoint
+            # is tried again as at any end.
             self._turns.stop(request)
-        if request.number is not None and not request.final and reason in _CLOSING and request.tries < CLOSING_TRIES:
+        if (
+            request.number is not None
+            and not request.final
+            and reason in _CLOSING
+            and request.tries < CLOSING_TRIES
+        ):
             turned_away = self._turns.add(replace(request, tries=request.tries + 1))
-            return [] if turned_away is None else self._refuse(turned_away, CheckpointFailureReason.TOO_MANY_REQUESTS, "")
+            return (
+                []
+                if turned_away is None
+                else self._refuse(turned_away, CheckpointFailureReason.TOO_MANY_REQUESTS, "")
+            )
         is_answered = request.number is not None and not still_stops
-        instructions: list[Instruction] = [Answer(request.number, None, error)] if is_answered and request.number is not None else []
+        instructions: list[Instruction] = (
+            [Answer(request.number, None, error)]
+            if is_answered and request.number is not None
+            else []
+        )
         if hopeless:
             return [*instructions, FailJob(error, for_good=True)]
         if still_stops and request.kind.is_savepoint:
             return instructions
-        if request.kind is CheckpointKind.SYNC_SAVEPOINT and reason is not CheckpointFailureReason.SHUTDOWN:
+        if (
+            request.kind is CheckpointKind.SYNC_SAVEPOINT
+            and reason is not CheckpointFailureReason.SHUTDOWN
+        ):
             # The sources are stopped, so it cannot go on as if nothing had been asked.
             return [*instructions, FailJob(error)]
         if not request.kind.is_savepoint and reason.counts:
@@ -468,7 +626,9 @@ class CheckpointCoordinator:
         return instructions
 
     def _answer_the_rest(self, final: CompletedCheckpoint) -> list[Instruction]:
-        """Nothing is taken behind the final one, which is as good as any checkpoint that was asked for."""
+        """Nothing is taken behind the final one, which is as good as any checkpoint that was
+        asked for.
+        """
         instructions: list[Instruction] = []
         for request in self._turns.clear():
             if request.kind.is_savepoint or request.number is None:
@@ -477,11 +637,19 @@ class CheckpointCoordinator:
                 instructions.append(Answer(request.number, final))
         return instructions
 
-    def _refuse(self, request: Request, reason: CheckpointFailureReason, detail: str) -> list[Instruction]:
+    def _refuse(
+        self, request: Request, reason: CheckpointFailureReason, detail: str
+    ) -> list[Instruction]:
         if request.number is None:
             return []
         what = "a savepoint" if request.kind.is_savepoint else "a checkpoint"
-        return [Answer(request.number, None, _failed(f"{what} of {self._flow or 'the job'}", reason, detail))]
+        return [
+            Answer(
+                request.number,
+                None,
+                _failed(f"{what} of {self._flow or 'the job'}", reason, detail),
+            )
+        ]
 
     def _discard(self, discard: Discard) -> list[Instruction]:
         for checkpoint in discard.checkpoints:

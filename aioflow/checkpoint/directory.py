@@ -1,7 +1,8 @@
 """Objects as files of a local directory, or of one that machines share.
 
-A file is written beside its place under a name that no object can have, fsynced, moved to its name if nothing has that, and its directory
-is fsynced: a reader sees the whole object or none, whatever is killed or loses power.
+A file is written beside its place under a name that no object can have, fsynced, moved to its name
+if nothing has that, and its directory is fsynced: a reader sees the whole object or none, whatever
+is killed or loses power.
 """
 
 from __future__ import annotations
@@ -27,11 +28,16 @@ ASIDE = "~"
 """Stands in the names of files that are being written, and in no name of an object."""
 
 WRITE_BYTES = 1 << 20
-"""How much is collected for one write: large enough that the way to the thread and back does not count."""
+"""How much is collected for one write: large enough that the way to the thread and back does not
+count.
+"""
 
 
 class DirectoryObjects:
-    """An `ObjectStore` in a directory, which is made when the first object is. Directories are for their owner alone."""
+    """An `ObjectStore` in a directory, which is made when the first object is.
+
+    Directories are for their owner alone.
+    """
 
     shared = True
 
@@ -77,14 +83,20 @@ class DirectoryObjects:
     async def harden(self) -> None:
         directories, _ = await self._walk("")
         for directory in directories:
-            with suppress(FileNotFoundError):  # Removed meanwhile, and nothing in it was to be seen then.
+            with suppress(
+                FileNotFoundError
+            ):  # Removed meanwhile, and nothing in it was to be seen then.
                 await self._fs.fsync_dir(f"{self._root}/{directory}" if directory else self._root)
 
     async def sweep(self, before_ms: int) -> None:
         for name in (await self._walk(""))[1]:
             base = posixpath.basename(name)
             path = f"{self._root}/{name}"
-            if ASIDE in base and is_name(base.partition(ASIDE)[0]) and (await self._fs.stat(path)).modified_ms < before_ms:
+            if (
+                ASIDE in base
+                and is_name(base.partition(ASIDE)[0])
+                and (await self._fs.stat(path)).modified_ms < before_ms
+            ):
                 logger.info("removing %s, which was never finished", path)
                 await self._discard(path)
 
@@ -96,7 +108,10 @@ class DirectoryObjects:
         try:
             await self._fs.mkdirs(directory, private=True)
         except (FileExistsError, NotADirectoryError) as error:
-            what = f"{error.filename or directory} is a file, expected a directory: checkpoints are kept in many files"
+            what = (
+                f"{error.filename or directory} is a file, expected a directory: checkpoints are "
+                "kept in many files"
+            )
             raise NotADirectoryError(what) from error
         self._made.add(directory)
 
@@ -153,7 +168,9 @@ class DirectoryObjects:
 
 
 async def _take(chunks: Chunks) -> tuple[bytes, bool]:
-    """What comes next, `WRITE_BYTES` of it and what is left of a chunk, and whether that was the last."""
+    """What comes next, `WRITE_BYTES` of it and what is left of a chunk, and whether that was the
+    last.
+    """
     taken: list[bytes] = []
     size = 0
     async for chunk in chunks:

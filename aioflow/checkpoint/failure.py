@@ -1,4 +1,5 @@
-"""Why a checkpoint did not complete, and how often that is borne: one list of reasons for tasks, coordinator and statistics.
+"""Why a checkpoint did not complete, and how often that is borne: one list of reasons for tasks,
+coordinator and statistics.
 
 After Flink's CheckpointFailureReason and CheckpointFailureManager.
 """
@@ -43,7 +44,10 @@ class CheckpointFailureReason(StrEnum):
 
     @property
     def counts(self) -> bool:
-        """Whether only so many of it in a row are tolerated. The others are consequences of something that is dealt with elsewhere."""
+        """Whether only so many of it in a row are tolerated.
+
+        The others are consequences of something that is dealt with elsewhere.
+        """
         return self in _COUNTED
 
 
@@ -61,24 +65,36 @@ _SENTENCES = {
     CheckpointFailureReason.ASYNC_EXCEPTION: "a task could not write its snapshot",
     CheckpointFailureReason.TASK_NOT_READY: "a task was not running yet",
     CheckpointFailureReason.TASK_CLOSING: "a task was ending",
-    CheckpointFailureReason.DECLINED_SUBSUMED: "the barrier of a newer checkpoint came before all of its own had",
+    CheckpointFailureReason.DECLINED_SUBSUMED: (
+        "the barrier of a newer checkpoint came before all of its own had"
+    ),
     CheckpointFailureReason.CANCELLATION_BARRIER: "a task upstream cancelled it",
     CheckpointFailureReason.INPUT_END_OF_STREAM: "an input ended during the alignment",
     CheckpointFailureReason.ABORT_NOTIFIED: "the coordinator had aborted it",
     CheckpointFailureReason.EXPIRED: "it was not complete within the timeout",
     CheckpointFailureReason.IO_EXCEPTION: "it could not be stored",
     CheckpointFailureReason.SUBSUMED: "a newer one completed first",
-    CheckpointFailureReason.FILES_DELETED: "a task did not know yet that what it built on was subsumed, and files of that are deleted",
-    CheckpointFailureReason.TASK_FAILURE: "a task failed or was cancelled, and the job goes back to its last checkpoint",
+    CheckpointFailureReason.FILES_DELETED: (
+        "a task did not know yet that what it built on was subsumed, and files of that are deleted"
+    ),
+    CheckpointFailureReason.TASK_FAILURE: (
+        "a task failed or was cancelled, and the job goes back to its last checkpoint"
+    ),
     CheckpointFailureReason.NOT_ALL_TASKS_RUNNING: "not all tasks that it needs are running",
-    CheckpointFailureReason.ALL_TASKS_FINISHED: "all tasks have finished, so nothing is left to take one of",
-    CheckpointFailureReason.TOO_MANY_REQUESTS: "too many checkpoints and savepoints were asked for before",
+    CheckpointFailureReason.ALL_TASKS_FINISHED: (
+        "all tasks have finished, so nothing is left to take one of"
+    ),
+    CheckpointFailureReason.TOO_MANY_REQUESTS: (
+        "too many checkpoints and savepoints were asked for before"
+    ),
     CheckpointFailureReason.SHUTDOWN: "the job is over",
 }
 
 
 class FailureCounter:
-    """Counts the failures since the last success, each checkpoint once; `tolerable` of them are borne, None: any number."""
+    """Counts the failures since the last success, each checkpoint once; `tolerable` of them are
+    borne, None: any number.
+    """
 
     def __init__(self, tolerable: int | None) -> None:
         self._tolerable = tolerable
@@ -86,7 +102,10 @@ class FailureCounter:
         self._succeeded = 0
 
     def failed(self, checkpoint_id: int, error: CheckpointError) -> CheckpointError | None:
-        """One of the failures that count. Returns the error that ends the job when they are too many."""
+        """One of the failures that count.
+
+        Returns the error that ends the job when they are too many.
+        """
         if self._tolerable is None or checkpoint_id <= self._succeeded:
             return None
         self._failed[checkpoint_id] = None
@@ -94,7 +113,10 @@ class FailureCounter:
             return None
         count = len(self._failed)
         self._failed.clear()
-        too_many = CheckpointError(f"{count} checkpoints failed in a row, {self._tolerable} are tolerated; the last one: {error}")
+        too_many = CheckpointError(
+            f"{count} checkpoints failed in a row, {self._tolerable} are tolerated; the last one: "
+            f"{error}"
+        )
         too_many.__cause__ = error
         return too_many
 

@@ -1,10 +1,12 @@
 """One job per flow and store: whoever runs a flow holds the lease of its place, and says who it is.
 
-Another start waits no longer than it must to know whether the holder lives: not at all when it has resigned, or is a process of this
-machine that is known to have ended; until it renews, which refuses the start; or until it has not renewed for as long as a lease lasts.
+Another start waits no longer than it must to know whether the holder lives: not at all when it has
+resigned, or is a process of this machine that is known to have ended; until it renews, which
+refuses the start; or until it has not renewed for as long as a lease lasts.
 
-A holder that is late, because its machine is busy or slept, goes on if nobody took the lease meanwhile; what the lease guards waits until
-that is known. Only who has really lost it is told to stop.
+A holder that is late, because its machine is busy or slept, goes on if nobody took the lease
+meanwhile; what the lease guards waits until that is known. Only who has really lost it is told to
+stop.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from aioflow.checkpoint.lease import Lease, LeaseInfo, LeaseKeeper, LeaseOptions, LeaseStore, current_holder
+from aioflow.checkpoint.lease import (
+    Lease,
+    LeaseInfo,
+    LeaseKeeper,
+    LeaseOptions,
+    LeaseStore,
+    current_holder,
+)
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import CheckpointError
 from aioflow.core.host import ProcessIdentity
@@ -47,7 +56,9 @@ class Holder:
     def decode(text: str) -> Holder | None:
         """None if it says something else."""
         match text.split("\n"):
-            case [host, pid, machine, started, since_ms] if pid.isdecimal() and since_ms.isdecimal():
+            case [host, pid, machine, started, since_ms] if (
+                pid.isdecimal() and since_ms.isdecimal()
+            ):
                 return Holder(ProcessIdentity(host, int(pid), machine, started), int(since_ms))
         return None
 
@@ -57,10 +68,18 @@ class Holder:
 
 
 class FlowLease:
-    """The lease of one flow, kept until `release`. What it guards is done only after `confirm`, or while `check` does not raise."""
+    """The lease of one flow, kept until `release`.
+
+    What it guards is done only after `confirm`, or while `check` does not raise.
+    """
 
     def __init__(
-        self, host: Host, leases: LeaseStore, what: str, on_lost: Callable[[CheckpointError], None], options: LeaseOptions | None = None
+        self,
+        host: Host,
+        leases: LeaseStore,
+        what: str,
+        on_lost: Callable[[CheckpointError], None],
+        options: LeaseOptions | None = None,
     ) -> None:
         self._host = host
         self._leases = leases
@@ -84,21 +103,30 @@ class FlowLease:
         return self._lease is not None and self._lease.is_valid
 
     async def acquire(self) -> None:
-        """Take the lease and begin to renew it. Raises CheckpointError, naming the holder, if another job has it."""
+        """Take the lease and begin to renew it.
+
+        Raises CheckpointError, naming the holder, if another job has it.
+        """
         try:
             self._lease = await self._win()
         except OSError as error:
             raise CheckpointError(f"the lease of {self._what} cannot be taken: {error}") from error
         logger.info("%s is held with fencing token %d", self._what, self.token)
-        self._keeping = asyncio.get_running_loop().create_task(self._keep(self._lease), name=f"lease of {self._what}")
+        self._keeping = asyncio.get_running_loop().create_task(
+            self._keep(self._lease), name=f"lease of {self._what}"
+        )
 
     def check(self) -> None:
         """Raise CheckpointError unless the lease is held at this moment."""
         if not self.is_valid:
-            raise CheckpointError(f"the lease of {self._what} is not held any more: another job may have it, so this one must stop")
+            raise CheckpointError(
+                f"the lease of {self._what} is not held any more: another job may have it, so "
+                "this one must stop"
+            )
 
     async def confirm(self) -> None:
-        """As `check`, but a holder that is merely late is not refused: it learns whether another has the lease, and renews it if not.
+        """As `check`, but a holder that is merely late is not refused: it learns whether another
+        has the lease, and renews it if not.
 
         After something was done this says, too, that nobody can have begun without seeing it.
         """
@@ -108,7 +136,10 @@ class FlowLease:
         self.check()
 
     async def release(self) -> None:
-        """Give the lease back, so that the next job can start at once; nothing if it is not held. `on_lost` is not called any more."""
+        """Give the lease back, so that the next job can start at once; nothing if it is not held.
+
+        `on_lost` is not called any more.
+        """
         lease, keeping = self._lease, self._keeping
         if lease is None or keeping is None:
             return
@@ -125,17 +156,26 @@ class FlowLease:
         while True:
             head = await current_holder(self._leases)
             now = clock.monotonic()
-            if head is None or self._is_free(head) or (seen == head and now - since >= options.take_over_s):
+            if (
+                head is None
+                or self._is_free(head)
+                or (seen == head and now - since >= options.take_over_s)
+            ):
                 lease = await self._keeper.take(1 if head is None else head.number + 1, Lease)
                 if lease is not None:
                     return lease
                 seen = None
             elif seen is None:
                 seen, since = head, now
-                logger.info("%s has a holder, %s: waiting whether it renews its lease", self._what, _shown(head))
+                logger.info(
+                    "%s has a holder, %s: waiting whether it renews its lease",
+                    self._what,
+                    _shown(head),
+                )
             elif seen != head:
                 raise CheckpointError(
-                    f"{self._what} is running already: {_shown(head)}. Stop that job first, or give this one another store or flow name"
+                    f"{self._what} is running already: {_shown(head)}. Stop that job first, or "
+                    "give this one another store or flow name"
                 )
             await asyncio.sleep(options.renew_s * self._host.rng.uniform(0.1, 0.2))
 
@@ -150,10 +190,19 @@ class FlowLease:
             await self._keeper.keep(lease)
             if not await self._keeper.renew_late(lease):
                 break
-            logger.warning("the lease of %s was renewed late, this process or its store is slow; nobody had taken it", self._what)
+            logger.warning(
+                "the lease of %s was renewed late, this process or its store is slow; nobody had "
+                "taken it",
+                self._what,
+            )
         lease.revoke()
         logger.error("the lease of %s is lost", self._what)
-        self._on_lost(CheckpointError(f"the lease of {self._what} could not be renewed: another job may take it, so this one must stop"))
+        self._on_lost(
+            CheckpointError(
+                f"the lease of {self._what} could not be renewed: another job may take it, so "
+                "this one must stop"
+            )
+        )
 
 
 def _shown(head: LeaseInfo) -> str:

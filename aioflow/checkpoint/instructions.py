@@ -1,4 +1,6 @@
-"""What the coordinator of checkpoints is told, and what it tells: its options, the two clocks, its instructions."""
+"""What the coordinator of checkpoints is told, and what it tells: its options, the two clocks,
+its instructions.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Now, by both clocks: durations are measured on the first, what others see is stamped with the second."""
+    """Now, by both clocks: durations are measured on the first, what others see is stamped with
+    the second.
+    """
 
     s: float
     """Monotonic."""
@@ -53,15 +57,26 @@ class CoordinatorOptions:
     """So many in a row are borne, the next one fails the job. None: any number."""
     unaligned: bool = False
     aligned_timeout_ms: int | None = None
-    """With it checkpoints begin aligned, and overtake when they are not through so long after their trigger."""
+    """With it checkpoints begin aligned, and overtake when they are not through so long after
+    their trigger.
+    """
 
     def __post_init__(self) -> None:
-        for name, least in (("interval_ms", 1), ("timeout_ms", 1), ("min_pause_ms", 0), ("max_concurrent", 1), ("tolerable_failures", 0)):
+        for name, least in (
+            ("interval_ms", 1),
+            ("timeout_ms", 1),
+            ("min_pause_ms", 0),
+            ("max_concurrent", 1),
+            ("tolerable_failures", 0),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}, expected at least {least}")
         if self.max_concurrent > 1 and (self.unaligned or self.aligned_timeout_ms is not None):
-            raise ValueError(f"max_concurrent is {self.max_concurrent}, expected 1: unaligned checkpoints are taken one at a time")
+            raise ValueError(
+                f"max_concurrent is {self.max_concurrent}, expected 1: unaligned checkpoints are "
+                "taken one at a time"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +96,20 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class NotifyComplete:
-    """Tell every running task: it is durable, commit everything that was prepared up to it. It may be said again."""
+    """Tell every running task: it is durable, commit everything that was prepared up to it.
+
+    It may be said again.
+    """
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class NotifyAborted:
-    """Tell every running task. `latest_completed` is the newest that sinks may commit up to, 0: none."""
+    """Tell every running task.
+
+    `latest_completed` is the newest that sinks may commit up to, 0: none.
+    """
 
     checkpoint_id: int
     latest_completed: int
@@ -97,7 +118,9 @@ class NotifyAborted:
 
 @dataclass(frozen=True, slots=True)
 class FailJob:
-    """Fail the job as a task's error would: it restarts from the last completed checkpoint, if its policy allows."""
+    """Fail the job as a task's error would: it restarts from the last completed checkpoint, if
+    its policy allows.
+    """
 
     error: CheckpointError
     for_good: bool = False
@@ -115,14 +138,20 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Call `tick` at this monotonic time; it replaces the one before. None: nothing is due by time alone."""
+    """Call `tick` at this monotonic time; it replaces the one before.
+
+    None: nothing is due by time alone.
+    """
 
     at_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class WarnBehind:
-    """Warn that checkpoint `checkpoint_id` falls behind: it is `age_ms` old. `waits_for` names the tasks that have not acknowledged it."""
+    """Warn that checkpoint `checkpoint_id` falls behind: it is `age_ms` old.
+
+    `waits_for` names the tasks that have not acknowledged it.
+    """
 
     checkpoint_id: int
     age_ms: int
@@ -130,4 +159,14 @@ class WarnBehind:
     waits_for: str
 
 
-Instruction = Trigger | Store | NotifyComplete | NotifyAborted | Discard | FailJob | Answer | WakeAt | WarnBehind
+Instruction = (
+    Trigger
+    | Store
+    | NotifyComplete
+    | NotifyAborted
+    | Discard
+    | FailJob
+    | Answer
+    | WakeAt
+    | WarnBehind
+)

@@ -1,20 +1,24 @@
 """A lease: one holder at a time, of several that share nothing but a store, and for how long.
 
-The lease is a sequence of numbered objects that are created once and never changed. Whoever creates number n+1 after n has the lease: the
-holder to renew it, another to take it over. Creation is the only thing that must be atomic, so a local directory or an object store with
-conditional puts will do. The number of a take-over is the fencing token of that holder: of two, the larger is the newer.
+The lease is a sequence of numbered objects that are created once and never changed. Whoever creates
+number n+1 after n has the lease: the holder to renew it, another to take it over. Creation is the
+only thing that must be atomic, so a local directory or an object store with conditional puts will
+do. The number of a take-over is the fencing token of that holder: of two, the larger is the newer.
 
-Why two never act at once. A holder acts until `lease_s` after the moment *before* it began to create its newest number. A candidate takes
-over when it has seen the same newest number for `lease_s`, stretched by twice the drift that clocks may have; it cannot have seen the
-number before it was created. So no wall clock is compared, and however long a write, a read or a process hangs, the old holder's time is up
-first. Nobody waits for a holder whose process is known to have ended: it acts no more. What it has sent before is fenced by its token. A
-holder that could not renew is told to stop `stop_s` before its time is up.
+Why two never act at once. A holder acts until `lease_s` after the moment *before* it began to
+create its newest number. A candidate takes over when it has seen the same newest number for
+`lease_s`, stretched by twice the drift that clocks may have; it cannot have seen the number before
+it was created. So no wall clock is compared, and however long a write, a read or a process hangs,
+the old holder's time is up first. Nobody waits for a holder whose process is known to have ended:
+it acts no more. What it has sent before is fenced by its token. A holder that could not renew is
+told to stop `stop_s` before its time is up.
 
-A holder that is late has not lost its lease by that: it has when another creates the next number. One that can wait with what it does until
-it has created that itself goes on (`renew_late`); one that cannot, as a leader of many jobs, stops in time.
+A holder that is late has not lost its lease by that: it has when another creates the next number.
+One that can wait with what it does until it has created that itself goes on (`renew_late`); one
+that cannot, as a leader of many jobs, stops in time.
 
-Old numbers are deleted, a good while later. A candidate that slept may therefore create one of them again: nobody holds the lease before
-it has looked and found its own number to be the newest.
+Old numbers are deleted, a good while later. A candidate that slept may therefore create one of them
+again: nobody holds the lease before it has looked and found its own number to be the newest.
 """
 
 from __future__ import annotations
@@ -35,15 +39,28 @@ from aioflow.state.handles import whole
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
-__all__ = ["KEPT", "Lease", "LeaseInfo", "LeaseKeeper", "LeaseOptions", "LeaseStore", "ObjectLeases", "current_holder"]
+__all__ = [
+    "KEPT",
+    "Lease",
+    "LeaseInfo",
+    "LeaseKeeper",
+    "LeaseOptions",
+    "LeaseStore",
+    "ObjectLeases",
+    "current_holder",
+]
 
 logger = logging.getLogger(__name__)
 
 KEPT = 16
-"""Newest numbers that are not deleted: a listing that races with deletions still shows one that matters."""
+"""Newest numbers that are not deleted: a listing that races with deletions still shows one that
+matters.
+"""
 
 LATE_LEASES = 3
-"""For so many leases a holder that is late asks a store that does not answer, before it gives up."""
+"""For so many leases a holder that is late asks a store that does not answer, before it gives
+up.
+"""
 
 FORMAT = 1
 
@@ -64,10 +81,13 @@ class LeaseOptions:
     def __post_init__(self) -> None:
         if not 0 < self.renew_s < self.lease_s - self.stop_s or self.stop_s < 0:
             raise ValueError(
-                f"renew_s is {self.renew_s}, stop_s {self.stop_s}, lease_s {self.lease_s}: expected 0 < renew_s < lease_s - stop_s"
+                f"renew_s is {self.renew_s}, stop_s {self.stop_s}, lease_s {self.lease_s}: "
+                "expected 0 < renew_s < lease_s - stop_s"
             )
         if not 0 <= self.clock_drift < 0.5:
-            raise ValueError(f"clock_drift is {self.clock_drift}, expected a share from 0 to below 0.5")
+            raise ValueError(
+                f"clock_drift is {self.clock_drift}, expected a share from 0 to below 0.5"
+            )
 
     @property
     def take_over_s(self) -> float:
@@ -76,7 +96,10 @@ class LeaseOptions:
 
 
 class LeaseStore(Protocol):
-    """Numbered objects. Listing shows what was created before it began and not deleted. Errors of the world are OSError."""
+    """Numbered objects.
+
+    Listing shows what was created before it began and not deleted. Errors of the world are OSError.
+    """
 
     async def numbers(self) -> list[int]:
         """Numbers there are, ascending."""
@@ -96,7 +119,11 @@ class LeaseStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """One number of the lease. `address` is what others must know of the holder, or where they reach it; None once it has resigned."""
+    """One number of the lease.
+
+    `address` is what others must know of the holder, or where they reach it; None once it has
+    resigned.
+    """
 
     number: int
     token: int
@@ -104,24 +131,35 @@ class LeaseInfo:
     address: str | None
 
     def encode(self) -> bytes:
-        return msgpack.packb([FORMAT, self.token, self.holder, self.address])  # type: ignore[no-any-return]  # msgpack has no types.
+        # msgpack has no types.
+        return msgpack.packb([FORMAT, self.token, self.holder, self.address])  # type: ignore[no-any-return]
 
     @staticmethod
     def decode(number: int, data: bytes, where: str) -> LeaseInfo:
         """Raises RestoreError, which names `where`."""
         try:
             version, token, holder, address = msgpack.unpackb(data)
-            if version == FORMAT and type(token) is int and type(holder) is str and (address is None or type(address) is str):
+            if (
+                version == FORMAT
+                and type(token) is int
+                and type(holder) is str
+                and (address is None or type(address) is str)
+            ):
                 return LeaseInfo(number, token, holder, address)
         except (ValueError, TypeError, msgpack.UnpackException):
             pass
-        raise RestoreError(f"lease {where} cannot be read ({len(data)} bytes), expected format {FORMAT}: delete it if no holder is alive")
+        raise RestoreError(
+            f"lease {where} cannot be read ({len(data)} bytes), expected format {FORMAT}: delete "
+            "it if no holder is alive"
+        )
 
 
 class Lease:
     """The time in which one holder may act. Ask `is_valid` at every step that others can see."""
 
-    def __init__(self, host: Host, info: LeaseInfo, began: float, began_wall_ms: int, lease_s: float) -> None:
+    def __init__(
+        self, host: Host, info: LeaseInfo, began: float, began_wall_ms: int, lease_s: float
+    ) -> None:
         self._clock = host.clock
         self._lease_s = lease_s
         self._revoked = False
@@ -149,8 +187,13 @@ class Lease:
 
     @property
     def is_valid(self) -> bool:
-        # The wall clock too: the monotonic one stands still while a machine is suspended, and others do not.
-        return not self._revoked and self._clock.monotonic() < self.valid_until and self._clock.wall_ms() < self._valid_until_ms
+        # The wall clock too: the monotonic one stands still while a machine is suspended, and
+        # others do not.
+        return (
+            not self._revoked
+            and self._clock.monotonic() < self.valid_until
+            and self._clock.wall_ms() < self._valid_until_ms
+        )
 
 
 class ObjectLeases:
@@ -196,28 +239,44 @@ LeaseT = TypeVar("LeaseT", bound=Lease)
 
 
 class LeaseKeeper:
-    """Takes, renews and gives back a lease for one candidate. `address` stands in every number that it creates, `name` in the log."""
+    """Takes, renews and gives back a lease for one candidate.
 
-    def __init__(self, host: Host, leases: LeaseStore, address: str, name: str, options: LeaseOptions) -> None:
+    `address` stands in every number that it creates, `name` in the log.
+    """
+
+    def __init__(
+        self, host: Host, leases: LeaseStore, address: str, name: str, options: LeaseOptions
+    ) -> None:
         self._host = host
         self._leases = leases
         self._address = address
         self._name = name
         self._options = options
         who = host.procs.identity()
-        self.candidate = "\n".join([host.ids.new("candidate"), who.host, str(who.pid), who.machine, who.started])
+        self.candidate = "\n".join(
+            [host.ids.new("candidate"), who.host, str(who.pid), who.machine, who.started]
+        )
         """Names this life of this candidate: a restarted one is another."""
         self._fails = False
 
     def has_ended(self, head: LeaseInfo) -> bool:
-        """Whether the process of its holder is known to run no more: nobody renews it, so nobody needs to wait for it."""
+        """Whether the process of its holder is known to run no more: nobody renews it, so nobody
+        needs to wait for it.
+        """
         match head.holder.split("\n"):
             case [_, machine_name, pid, machine, started] if pid.isdecimal():
-                return self._host.procs.has_ended(ProcessIdentity(machine_name, int(pid), machine, started))
+                return self._host.procs.has_ended(
+                    ProcessIdentity(machine_name, int(pid), machine, started)
+                )
         return False
 
-    async def take(self, number: int, make: Callable[[Host, LeaseInfo, float, int, float], LeaseT]) -> LeaseT | None:
-        """Take the lease over with `number`; None if another was faster. `make`: the class of the lease."""
+    async def take(
+        self, number: int, make: Callable[[Host, LeaseInfo, float, int, float], LeaseT]
+    ) -> LeaseT | None:
+        """Take the lease over with `number`; None if another was faster.
+
+        `make`: the class of the lease.
+        """
         began, wall = self._host.clock.monotonic(), self._host.clock.wall_ms()
         info = LeaseInfo(number, number, self.candidate, self._address)
         if not await self._create(info):
@@ -232,14 +291,18 @@ class LeaseKeeper:
         return (await self._leases.numbers())[-1:] == [info.number]
 
     async def keep(self, lease: Lease) -> None:
-        """Renew until it fails for good: another leads, the time to stop has come, or the lease was revoked."""
+        """Renew until it fails for good: another leads, the time to stop has come, or the lease
+        was revoked.
+        """
         options, clock = self._options, self._host.clock
         try:
             while True:
                 stop_at = lease.valid_until - options.stop_s
                 # A renewal that failed is tried again soon; one that worked, after `renew_s`.
                 renew_at = lease.valid_until - options.lease_s + options.renew_s
-                await asyncio.sleep(max(options.renew_s / 8, min(renew_at, stop_at) - clock.monotonic()))
+                await asyncio.sleep(
+                    max(options.renew_s / 8, min(renew_at, stop_at) - clock.monotonic())
+                )
                 left = stop_at - clock.monotonic()
                 if left <= 0 or lease.is_revoked:
                     return
@@ -250,9 +313,11 @@ class LeaseKeeper:
             return
 
     async def renew_late(self, lease: Lease) -> bool:
-        """Whether a lease whose time is up, or nearly, is still this holder's: then it is renewed. False: another has it, or none answers.
+        """Whether a lease whose time is up, or nearly, is still this holder's: then it is renewed.
+        False: another has it, or none answers.
 
-        Nobody acted in between: whoever takes a lease over creates the number that is created here. Until that is known it is not valid.
+        Nobody acted in between: whoever takes a lease over creates the number that is created here.
+        Until that is known it is not valid.
         """
         try:
             async with asyncio.timeout(self._options.lease_s * LATE_LEASES):
@@ -298,7 +363,9 @@ class LeaseKeeper:
                 await self._leases.delete(number)
 
     async def resign(self, lease: Lease) -> None:
-        """Let the next one begin at once, if the lease is still held; else it finds out by itself."""
+        """Let the next one begin at once, if the lease is still held; else it finds out by
+        itself.
+        """
         was_valid = lease.is_valid
         lease.revoke()
         if not was_valid:
@@ -307,6 +374,10 @@ class LeaseKeeper:
             async with asyncio.timeout(self._options.renew_s):
                 head = await current_holder(self._leases)
                 if head is not None and head.holder == self.candidate:
-                    await self._leases.create(head.number + 1, LeaseInfo(0, head.token, self.candidate, None).encode())
+                    await self._leases.create(
+                        head.number + 1, LeaseInfo(0, head.token, self.candidate, None).encode()
+                    )
         except (OSError, TimeoutError) as error:
-            logger.warning("%s could not give back its lease, it ends by itself: %r", self._name, error)
+            logger.warning(
+                "%s could not give back its lease, it ends by itself: %r", self._name, error
+            )

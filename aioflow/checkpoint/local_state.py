@@ -1,10 +1,13 @@
-"""Copies of the state that this process wrote, so that a task which is restored here need not ask the store for it.
+"""Copies of the state that this process wrote, so that a task which is restored here need not ask
+the store for it.
 
-A process that lives on when others die still has what its tasks wrote for the checkpoint that the job goes back to. A copy belongs to the
-checkpoints that refer to it: it is kept while one of them may be gone back to, and let go with the last. No copy is believed: it counts
-only with the size and digest that the handle in the checkpoint says, and otherwise the store is asked as if there were none. Names of
-state files are never used twice, so it does not matter which subtask, of which attempt, with which key groups, wrote a file or wants it.
-After Flink's TaskLocalStateStore and BackendRestorerProcedure.
+A process that lives on when others die still has what its tasks wrote for the checkpoint that the
+job goes back to. A copy belongs to the checkpoints that refer to it: it is kept while one of them
+may be gone back to, and let go with the last. No copy is believed: it counts only with the size and
+digest that the handle in the checkpoint says, and otherwise the store is asked as if there were
+none. Names of state files are never used twice, so it does not matter which subtask, of which
+attempt, with which key groups, wrote a file or wants it. After Flink's TaskLocalStateStore and
+BackendRestorerProcedure.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ __all__ = ["LOCAL_BYTES_MAX", "FirstOf", "LocalCopies", "LocalState"]
 logger = logging.getLogger(__name__)
 
 LOCAL_BYTES_MAX = 64 << 20
-"""So much is kept in memory by a process and job. What does not fit is read from the store, as if it had been written elsewhere."""
+"""So much is kept in memory by a process and job.
+
+What does not fit is read from the store, as if it had been written elsewhere.
+"""
 
 
 class LocalCopies:
@@ -121,8 +127,13 @@ class LocalState:
         if chunks is None:
             raise NotHere(f"state file {file.name} was not written by this process")
         content = b"".join(chunks)
-        if len(content) != file.size or hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() != file.digest:
-            raise RestoreError(f"the copy of state file {file.name} in this process does not match its digest")
+        if (
+            len(content) != file.size
+            or hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() != file.digest
+        ):
+            raise RestoreError(
+                f"the copy of state file {file.name} in this process does not match its digest"
+            )
         self.reads += 1
         return content
 
@@ -132,7 +143,9 @@ class NotHere(RestoreError):
 
 
 class FirstOf:
-    """A `StateInput` over alternatives: the first that can give a file does, the others are not asked. Each is tried once, in order."""
+    """A `StateInput` over alternatives: the first that can give a file does, the others are not
+    asked. Each is tried once, in order.
+    """
 
     def __init__(self, inputs: Sequence[StateInput]) -> None:
         self._inputs = inputs

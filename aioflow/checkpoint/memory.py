@@ -1,6 +1,8 @@
-"""Objects in the memory of this process: for tests, and for services that want exactly-once over a failure of their own code only.
+"""Objects in the memory of this process: for tests, and for services that want exactly-once over a
+failure of their own code only.
 
-A name stands for the same objects as long as the process lives, also for jobs that run one after the other.
+A name stands for the same objects as long as the process lives, also for jobs that run one after
+the other.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["MemoryObjects"]
 
 _STORES: dict[str, dict[str, tuple[bytes, int]]] = {}
-"""Store -> name -> content and time of creation. The one thing that outlives a job within a process, as a disk outlives a process."""
+"""Store -> name -> content and time of creation.
+
+The one thing that outlives a job within a process, as a disk outlives a process.
+"""
 
 
 class MemoryObjects:

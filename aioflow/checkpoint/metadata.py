@@ -1,10 +1,12 @@
-"""What stands in the metadata of a checkpoint, and how it becomes bytes: msgpack with a version, sealed by a digest; no code is ever in it.
+"""What stands in the metadata of a checkpoint, and how it becomes bytes: msgpack with a version,
+sealed by a digest; no code is ever in it.
 
     magic (8)  digest (16)  version (1)  length of the MAC (1: 0 or 32)  MAC  body (msgpack)
 
-The digest is over all that follows it, so damage is found at every byte. The MAC, keyed BLAKE2b over version and body, is there when the
-store has a key: such a file is read with that key alone, and with a key nothing else is read. Magic, digest and version stay where they
-are in every later version.
+The digest is over all that follows it, so damage is found at every byte. The MAC, keyed BLAKE2b
+over version and body, is there when the store has a key: such a file is read with that key alone,
+and with a key nothing else is read. Magic, digest and version stay where they are in every later
+version.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from typing import Any, NoReturn, TypeVar
 import msgpack
 
 from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
-from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle, OperatorStateHandle, SubtaskState
+from aioflow.checkpoint.subtask import (
+    ChannelSide,
+    ChannelStateHandle,
+    OperatorStateHandle,
+    SubtaskState,
+)
 from aioflow.core.errors import RestoreError
 from aioflow.state.handles import KeyedStateHandle, StateFile
 
@@ -36,7 +43,10 @@ MAC_BYTES = 32
 
 def shown(checkpoint: CompletedCheckpoint) -> str:
     """How messages call it."""
-    return f"{'savepoint' if checkpoint.kind.is_savepoint else 'checkpoint'} {checkpoint.checkpoint_id} of flow {checkpoint.flow!r}"
+    return (
+        f"{'savepoint' if checkpoint.kind.is_savepoint else 'checkpoint'} "
+        f"{checkpoint.checkpoint_id} of flow {checkpoint.flow!r}"
+    )
 
 
 def encode_metadata(checkpoint: CompletedCheckpoint, key: bytes | None = None) -> bytes:
@@ -48,21 +58,36 @@ def encode_metadata(checkpoint: CompletedCheckpoint, key: bytes | None = None) -
         checkpoint.job_id,
         checkpoint.triggered_ms,
         checkpoint.completed_ms,
-        [[operator.uid, operator.name, operator.parallelism, operator.max_parallelism] for operator in checkpoint.operators],
-        [[uid, index, encode_subtask(state)] for (uid, index), state in checkpoint.subtasks.items()],
+        [
+            [operator.uid, operator.name, operator.parallelism, operator.max_parallelism]
+            for operator in checkpoint.operators
+        ],
+        [
+            [uid, index, encode_subtask(state)]
+            for (uid, index), state in checkpoint.subtasks.items()
+        ],
     ]
     return seal(body, key)
 
 
 def decode_metadata(data: bytes, where: str, key: bytes | None = None) -> CompletedCheckpoint:
-    """The content of the file `where`. Raises RestoreError, naming it, for whatever was not written by `encode_metadata`."""
-    number, kind, flow, job_id, triggered_ms, completed_ms, operators, subtasks = _parse(unseal(data, where, key), where, _BODY)
+    """The content of the file `where`.
+
+    Raises RestoreError, naming it, for whatever was not written by `encode_metadata`.
+    """
+    number, kind, flow, job_id, triggered_ms, completed_ms, operators, subtasks = _parse(
+        unseal(data, where, key), where, _BODY
+    )
     if kind not in list(CheckpointKind):
         _refuse(where, f"it is of the unknown kind {kind!r}")
     found = []
     for entry in operators:
         uid, name, parallelism, max_parallelism = _parse(entry, where, _OPERATOR)
-        found.append(CheckpointedOperator(uid=uid, name=name, parallelism=parallelism, max_parallelism=max_parallelism))
+        found.append(
+            CheckpointedOperator(
+                uid=uid, name=name, parallelism=parallelism, max_parallelism=max_parallelism
+            )
+        )
     return CompletedCheckpoint(
         checkpoint_id=number,
         kind=CheckpointKind(kind),
@@ -79,16 +104,27 @@ def encode_subtask(state: SubtaskState) -> list[Any]:
     """As plain data, for msgpack: metadata and acknowledgements carry it so."""
     return [
         [
-            [operator.uid, None if operator.keyed is None else _keyed(operator.keyed), _file(operator.operator), _file(operator.source)]
+            [
+                operator.uid,
+                None if operator.keyed is None else _keyed(operator.keyed),
+                _file(operator.operator),
+                _file(operator.source),
+            ]
             for operator in state.operators
         ],
-        [[channel.edge_id, channel.side.value, channel.index, _file(channel.file)] for channel in state.channels],
+        [
+            [channel.edge_id, channel.side.value, channel.index, _file(channel.file)]
+            for channel in state.channels
+        ],
         state.finished,
     ]
 
 
 def decode_subtask(data: Any, where: str) -> SubtaskState:
-    """What `encode_subtask` made. Raises RestoreError, naming `where` it came from, for anything else."""
+    """What `encode_subtask` made.
+
+    Raises RestoreError, naming `where` it came from, for anything else.
+    """
     operators, channels, finished = _parse(data, where, (list, list, bool))
     return SubtaskState(
         tuple(_operator_from(entry, where) for entry in operators),
@@ -97,13 +133,20 @@ def decode_subtask(data: Any, where: str) -> SubtaskState:
     )
 
 
-def rename_files(checkpoint: CompletedCheckpoint, rename: Callable[[str], str]) -> CompletedCheckpoint:
+def rename_files(
+    checkpoint: CompletedCheckpoint, rename: Callable[[str], str]
+) -> CompletedCheckpoint:
     """The same with other names of files. Content that travels in its handle has none."""
-    return map_files(checkpoint, lambda file: file if file.content is not None else replace(file, name=rename(file.name)))
+    return map_files(
+        checkpoint,
+        lambda file: file if file.content is not None else replace(file, name=rename(file.name)),
+    )
 
 
 def seal(body: Any, key: bytes | None = None) -> bytes:
-    """Bytes of plain data that show when they were changed; with a `key`, also by somebody who did not have it."""
+    """Bytes of plain data that show when they were changed; with a `key`, also by somebody who
+    did not have it.
+    """
     packed: bytes = msgpack.packb(body, unicode_errors="surrogatepass")
     version = bytes([VERSION])
     mac = b"" if key is None else _mac(version + packed, key)
@@ -119,13 +162,21 @@ def unseal(data: bytes, where: str, key: bytes | None = None) -> Any:
     if digest != _digest(rest) or len(rest) < 2:
         _refuse(where, f"its {len(data)} bytes do not match their digest")
     if rest[0] != VERSION:
-        raise RestoreError(f"{where} has version {rest[0]}, this aioflow reads {VERSION}: use the one that wrote it, or a newer one")
+        raise RestoreError(
+            f"{where} has version {rest[0]}, this aioflow reads {VERSION}: use the one that wrote "
+            "it, or a newer one"
+        )
     mac, packed = rest[2 : 2 + rest[1]], rest[2 + rest[1] :]
     if key is None and mac:
         # What a job without the key writes behind it, a job with the key would refuse.
-        raise RestoreError(f"{where} was written with a key: give the same checkpoint_key= (--checkpoint-key-file)")
+        raise RestoreError(
+            f"{where} was written with a key: give the same checkpoint_key= (--checkpoint-key-file)"
+        )
     if key is not None and not hmac.compare_digest(mac, _mac(rest[:1] + packed, key)):
-        raise RestoreError(f"{where} was not written with the key of this store{'' if mac else ', and with none'}: it is not trusted")
+        raise RestoreError(
+            f"{where} was not written with the key of this "
+            f"store{'' if mac else ', and with none'}: it is not trusted"
+        )
     try:
         return msgpack.unpackb(packed, strict_map_key=False, unicode_errors="surrogatepass")
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
@@ -154,10 +205,18 @@ def _file(file: StateFile | None) -> list[Any] | None:
 
 def _keyed(handle: KeyedStateHandle) -> list[Any]:
     files = [_file(file) for file in handle.files]
-    return [handle.format, handle.max_parallelism, handle.first_group, handle.last_group, files, handle.meta]
+    return [
+        handle.format,
+        handle.max_parallelism,
+        handle.first_group,
+        handle.last_group,
+        files,
+        handle.meta,
+    ]
 
 
-# From plain data: types are checked one by one, so that whatever stands there ends in one kind of error.
+# From plain data: types are checked one by one, so that whatever stands there ends in one kind of
+# error.
 
 _Shape = tuple[type | tuple[type, ...], ...]
 _NONE = type(None)
@@ -186,7 +245,9 @@ def _subtask_entry(data: Any, where: str) -> tuple[tuple[str, int], SubtaskState
 
 
 def _operator_from(data: Any, where: str) -> OperatorStateHandle:
-    uid, keyed, operator, source = _parse(data, where, (str, (list, _NONE), (list, _NONE), (list, _NONE)))
+    uid, keyed, operator, source = _parse(
+        data, where, (str, (list, _NONE), (list, _NONE), (list, _NONE))
+    )
     return OperatorStateHandle(
         uid,
         None if keyed is None else _keyed_from(keyed, where),
@@ -206,7 +267,9 @@ def _keyed_from(data: list[Any], where: str) -> KeyedStateHandle:
     form, max_parallelism, first, last, files, meta = _parse(data, where, _KEYED)
     if not first <= last < max_parallelism:
         _refuse(where, f"key groups from {first} to {last} of {max_parallelism}")
-    return KeyedStateHandle(form, max_parallelism, first, last, tuple(_file_from(file, where) for file in files), meta)
+    return KeyedStateHandle(
+        form, max_parallelism, first, last, tuple(_file_from(file, where) for file in files), meta
+    )
 
 
 def _file_from(data: Any, where: str) -> StateFile:
@@ -216,7 +279,9 @@ def _file_from(data: Any, where: str) -> StateFile:
     return StateFile(name, size, digest, content)
 
 
-def map_files(checkpoint: CompletedCheckpoint, change: Callable[[StateFile], StateFile]) -> CompletedCheckpoint:
+def map_files(
+    checkpoint: CompletedCheckpoint, change: Callable[[StateFile], StateFile]
+) -> CompletedCheckpoint:
     """The same with every file that it refers to changed, in order."""
 
     def maybe(file: StateFile | None) -> StateFile | None:
@@ -226,10 +291,18 @@ def map_files(checkpoint: CompletedCheckpoint, change: Callable[[StateFile], Sta
         keyed = handle.keyed
         if keyed is not None:
             keyed = replace(keyed, files=tuple(change(file) for file in keyed.files))
-        return replace(handle, keyed=keyed, operator=maybe(handle.operator), source=maybe(handle.source))
+        return replace(
+            handle, keyed=keyed, operator=maybe(handle.operator), source=maybe(handle.source)
+        )
 
     def subtask(state: SubtaskState) -> SubtaskState:
         channels = tuple(replace(channel, file=change(channel.file)) for channel in state.channels)
-        return replace(state, operators=tuple(operator(handle) for handle in state.operators), channels=channels)
+        return replace(
+            state,
+            operators=tuple(operator(handle) for handle in state.operators),
+            channels=channels,
+        )
 
-    return replace(checkpoint, subtasks={place: subtask(state) for place, state in checkpoint.subtasks.items()})
+    return replace(
+        checkpoint, subtasks={place: subtask(state) for place, state in checkpoint.subtasks.items()}
+    )

@@ -1,8 +1,10 @@
-"""The smallest store that checkpoints need: named objects that are created once, whole, and never change.
+"""The smallest store that checkpoints need: named objects that are created once, whole, and never
+change.
 
-A local directory, the memory of a process and an object store can all give this much, and a lease and a completed checkpoint need no more:
-creation is the only thing that must be atomic. Names are segments of `[A-Za-z0-9_.-]`, joined by slashes, so that they mean the same
-everywhere and can point nowhere else.
+A local directory, the memory of a process and an object store can all give this much, and a lease
+and a completed checkpoint need no more: creation is the only thing that must be atomic. Names are
+segments of `[A-Za-z0-9_.-]`, joined by slashes, so that they mean the same everywhere and can point
+nowhere else.
 """
 
 from __future__ import annotations
@@ -22,21 +24,27 @@ SEGMENT = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
 
 class ObjectStore(Protocol):
-    """Objects under one root. What the world refuses is an OSError; FileNotFoundError only for a name that nothing has."""
+    """Objects under one root.
+
+    What the world refuses is an OSError; FileNotFoundError only for a name that nothing has.
+    """
 
     @property
     def url(self) -> str:
-        """Of the root, without a slash at its end: what errors show, and what `urls.open_objects` opens again."""
+        """Of the root, without a slash at its end: what errors show, and what
+        `urls.open_objects` opens again.
+        """
 
     @property
     def shared(self) -> bool:
         """Whether another process that opens `url` sees the same objects."""
 
     async def create(self, name: str, chunks: Chunks) -> bool:
-        """Make an object; it is durable and whole when this returns. False, with nothing changed, if it exists, durably.
+        """Make an object; it is durable and whole when this returns. False, with nothing changed,
+        if it exists, durably.
 
-        Of several that create one name at the same moment one wins; on an object store only as long as the content is small (`remote`).
-        After an OSError it may exist or not.
+        Of several that create one name at the same moment one wins; on an object store only as long
+        as the content is small (`remote`). After an OSError it may exist or not.
         """
 
     async def read(self, name: str) -> bytes:
@@ -46,16 +54,24 @@ class ObjectStore(Protocol):
         """Remove those that exist."""
 
     async def names(self, prefix: str = "") -> list[str]:
-        """Names below `prefix`, whole segments, in order. What is created or deleted meanwhile may be missing or there."""
+        """Names below `prefix`, whole segments, in order.
+
+        What is created or deleted meanwhile may be missing or there.
+        """
 
     async def modified_ms(self, name: str) -> int:
         """When it was created, by the clock of the store."""
 
     async def harden(self) -> None:
-        """Make durable all that can be seen: whoever created it may have died before it was. For one who acts on what it finds."""
+        """Make durable all that can be seen: whoever created it may have died before it was.
+
+        For one who acts on what it finds.
+        """
 
     async def sweep(self, before_ms: int) -> None:
-        """Remove what writers that died before this moment left unfinished, where that is visible at all."""
+        """Remove what writers that died before this moment left unfinished, where that is
+        visible at all.
+        """
 
 
 def is_name(name: str) -> bool:
@@ -66,7 +82,10 @@ def is_name(name: str) -> bool:
 def check_name(name: str) -> str:
     """Return `name`. Raises ValueError if nothing can be called so."""
     if not is_name(name):
-        raise ValueError(f"object name {name!r}: expected segments of 1 to 64 of the characters A-Z a-z 0-9 _ . - joined by slashes")
+        raise ValueError(
+            f"object name {name!r}: expected segments of 1 to 64 of the characters A-Z a-z 0-9 _ "
+            ". - joined by slashes"
+        )
     return name
 
 
@@ -76,9 +95,11 @@ async def collect(chunks: Chunks) -> bytes:
 
 
 async def to_the_end(step: Awaitable[bool]) -> bool:
-    """Await a step that must not be left half done: a cancellation is raised only once its outcome is known.
+    """Await a step that must not be left half done: a cancellation is raised only once its outcome
+    is known.
 
-    A call in another thread cannot be taken back: if its waiter left, the object could appear after all had agreed that it does not exist.
+    A call in another thread cannot be taken back: if its waiter left, the object could appear after
+    all had agreed that it does not exist.
     """
     future = asyncio.ensure_future(step)
     cancelled: asyncio.CancelledError | None = None

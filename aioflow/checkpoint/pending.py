@@ -1,4 +1,6 @@
-"""One checkpoint that is under way: who has still to acknowledge it, and what the others have written."""
+"""One checkpoint that is under way: who has still to acknowledge it, and what the others have
+written.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ __all__ = ["PendingCheckpoint"]
 
 @dataclass(slots=True, kw_only=True)
 class PendingCheckpoint:
-    """`states` by uid of the vertex and index; of subtasks that have finished they are there from the beginning."""
+    """`states` by uid of the vertex and index; of subtasks that have finished they are there
+    from the beginning.
+    """
 
     barrier: CheckpointBarrier
     request: Request
@@ -37,7 +41,12 @@ class PendingCheckpoint:
         return f"{'savepoint' if self.request.kind.is_savepoint else 'checkpoint'} {self.id}"
 
     def complete(
-        self, flow: str, job_id: str, operators: tuple[CheckpointedOperator, ...], order: Iterable[tuple[str, int]], now_ms: int
+        self,
+        flow: str,
+        job_id: str,
+        operators: tuple[CheckpointedOperator, ...],
+        order: Iterable[tuple[str, int]],
+        now_ms: int,
     ) -> CompletedCheckpoint:
         """What is to be stored: nobody is waited for any more. `order` is that of its subtasks."""
         self.storing = CompletedCheckpoint(

@@ -1,8 +1,9 @@
-"""Which subtasks a checkpoint needs: who is triggered, who has to acknowledge, who has finished already (FLIP-147).
+"""Which subtasks a checkpoint needs: who is triggered, who has to acknowledge, who has finished
+already (FLIP-147).
 
-Only tasks that nobody upstream can send a barrier to are triggered: sources, and tasks all of whose producers have finished. Every
-running one acknowledges. Reports of an attempt that is not the newest of its subtask are ignored. After Flink's
-DefaultCheckpointPlanCalculator.
+Only tasks that nobody upstream can send a barrier to are triggered: sources, and tasks all of whose
+producers have finished. Every running one acknowledges. Reports of an attempt that is not the
+newest of its subtask are ignored. After Flink's DefaultCheckpointPlanCalculator.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from aioflow.checkpoint.completed import CheckpointedOperator
 from aioflow.checkpoint.failure import CheckpointFailureReason
 from aioflow.core.ids import ExecutionAttemptId
 
-__all__ = ["CheckpointPlan", "CheckpointRefused", "CheckpointedVertex", "SubtaskTable", "VertexInput"]
+__all__ = [
+    "CheckpointPlan",
+    "CheckpointRefused",
+    "CheckpointedVertex",
+    "SubtaskTable",
+    "VertexInput",
+]
 
 _NAMED_MAX = 3
 """So many of the subtasks that are not there are named; the others are counted."""
@@ -27,7 +34,10 @@ class VertexInput:
 
     vertex_id: int
     producers: tuple[Sequence[int], ...] | None = None
-    """Of a pointwise exchange: for each subtask the producers it reads. None: every subtask reads all."""
+    """Of a pointwise exchange: for each subtask the producers it reads.
+
+    None: every subtask reads all.
+    """
     edge_id: int = -1
     """Of the exchange."""
     keyed: bool = False
@@ -38,7 +48,10 @@ class VertexInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointedVertex:
-    """A chain of operators, as far as checkpoints are concerned. Its operators stand head first, and share their parallelism."""
+    """A chain of operators, as far as checkpoints are concerned.
+
+    Its operators stand head first, and share their parallelism.
+    """
 
     vertex_id: int
     name: str
@@ -90,7 +103,10 @@ class _Subtask:
 
 
 class SubtaskTable:
-    """Where the subtasks of a job are, as far as they said. `vertices` stand in topological order."""
+    """Where the subtasks of a job are, as far as they said.
+
+    `vertices` stand in topological order.
+    """
 
     def __init__(self, vertices: Sequence[CheckpointedVertex]) -> None:
         self.vertices = tuple(vertices)
@@ -140,7 +156,10 @@ class SubtaskTable:
 
     def name_of(self, attempt: ExecutionAttemptId) -> str:
         """As people know it."""
-        return f"{self._subtasks[attempt.vertex_id, attempt.subtask_index].name}, attempt {attempt.attempt}"
+        return (
+            f"{self._subtasks[attempt.vertex_id, attempt.subtask_index].name}, attempt "
+            f"{attempt.attempt}"
+        )
 
     @property
     def running_attempts(self) -> tuple[ExecutionAttemptId, ...]:
@@ -153,7 +172,10 @@ class SubtaskTable:
     @property
     def any_closing(self) -> bool:
         """Whether a subtask is about to end, and has not yet."""
-        return any(subtask.is_closing and subtask.phase in (_Phase.RUNNING, _Phase.AT_END) for subtask in self._subtasks.values())
+        return any(
+            subtask.is_closing and subtask.phase in (_Phase.RUNNING, _Phase.AT_END)
+            for subtask in self._subtasks.values()
+        )
 
     @property
     def any_at_end(self) -> bool:
@@ -162,7 +184,9 @@ class SubtaskTable:
 
     @property
     def all_at_end(self) -> bool:
-        """Whether every subtask that has not finished is through with its data, and there is at least one."""
+        """Whether every subtask that has not finished is through with its data, and there is at
+        least one.
+        """
         phases = {subtask.phase for subtask in self._subtasks.values()}
         return _Phase.AT_END in phases and phases <= {_Phase.AT_END, _Phase.FINISHED}
 
@@ -170,7 +194,9 @@ class SubtaskTable:
         """Who takes part in a checkpoint that is triggered now."""
         missing = [s.name for s in self._subtasks.values() if s.phase is _Phase.DOWN]
         if missing:
-            return CheckpointRefused(CheckpointFailureReason.NOT_ALL_TASKS_RUNNING, f"missing are {_named(missing)}")
+            return CheckpointRefused(
+                CheckpointFailureReason.NOT_ALL_TASKS_RUNNING, f"missing are {_named(missing)}"
+            )
         finished = tuple(key for key, s in self._subtasks.items() if s.phase is _Phase.FINISHED)
         if len(finished) == len(self._subtasks):
             return CheckpointRefused(CheckpointFailureReason.ALL_TASKS_FINISHED, "the job ends")
@@ -180,15 +206,23 @@ class SubtaskTable:
             for index in range(vertex.parallelism):
                 attempt = self._subtasks[vertex.vertex_id, index].attempt
                 assert attempt is not None
-                if (vertex.vertex_id, index) not in gone and self._has_no_producer(vertex, index, gone):
+                if (vertex.vertex_id, index) not in gone and self._has_no_producer(
+                    vertex, index, gone
+                ):
                     triggered.append(attempt)
         return CheckpointPlan(tuple(triggered), self.running_attempts, finished)
 
-    def _has_no_producer(self, vertex: CheckpointedVertex, index: int, gone: dict[tuple[int, int], None]) -> bool:
+    def _has_no_producer(
+        self, vertex: CheckpointedVertex, index: int, gone: dict[tuple[int, int], None]
+    ) -> bool:
         if not gone:
             return not vertex.inputs
         for read in vertex.inputs:
-            producers = range(self._parallelism(read.vertex_id)) if read.producers is None else read.producers[index]
+            producers = (
+                range(self._parallelism(read.vertex_id))
+                if read.producers is None
+                else read.producers[index]
+            )
             if any((read.vertex_id, producer) not in gone for producer in producers):
                 return False
         return True

@@ -1,8 +1,11 @@
-"""Objects in an object store: S3 and what speaks its protocol, Google Cloud Storage, Azure. Needs the extra `[s3]` (obstore).
+"""Objects in an object store: S3 and what speaks its protocol, Google Cloud Storage, Azure. Needs
+the extra `[s3]` (obstore).
 
-Credentials, region and endpoint come from the environment, as for that store's own tools (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ...).
-The requests are obstore's own, out of sight of `Host`: this is the one store that cannot be simulated. Its blocking calls are used, in
-threads of the host: with the awaitable ones processes crashed at their end, as its threads call back into an interpreter that is gone.
+Credentials, region and endpoint come from the environment, as for that store's own tools
+(`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ...). The requests are obstore's own, out of sight of
+`Host`: this is the one store that cannot be simulated. Its blocking calls are used, in threads of
+the host: with the awaitable ones processes crashed at their end, as its threads call back into an
+interpreter that is gone.
 """
 
 from __future__ import annotations
@@ -24,19 +27,24 @@ __all__ = ["RemoteObjects"]
 T = TypeVar("T")
 
 PART_BYTES = 8 << 20
-"""Content up to here is one conditional request; above it is sent in parts of this size, as it comes."""
+"""Content up to here is one conditional request; above it is sent in parts of this size, as it
+comes.
+"""
 
 
 class RemoteObjects:
     """An `ObjectStore` over obstore. `store`: instead of the one that the URL names.
 
-    A request creates or fails atomically. What is sent in parts cannot be made conditional everywhere, so whoever creates large objects
-    draws their names, and two that create one at the same moment may both think that they did.
+    A request creates or fails atomically. What is sent in parts cannot be made conditional
+    everywhere, so whoever creates large objects draws their names, and two that create one at the
+    same moment may both think that they did.
     """
 
     shared = True
 
-    def __init__(self, host: Host, url: str, store: Any = None) -> None:  # Any: obstore's stores share no class.
+    def __init__(
+        self, host: Host, url: str, store: Any = None
+    ) -> None:  # Any: obstore's stores share no class.
         self._host = host
         self.url = url.rstrip("/")
         self._store = from_url(self.url) if store is None else store
@@ -61,7 +69,9 @@ class RemoteObjects:
             await self._call("delete", ", ".join(doomed[:3]), self._delete, doomed)
 
     async def names(self, prefix: str = "") -> list[str]:
-        return sorted(await self._call("list", prefix or "everything", self._list, prefix.rstrip("/") or None))
+        return sorted(
+            await self._call("list", prefix or "everything", self._list, prefix.rstrip("/") or None)
+        )
 
     async def modified_ms(self, name: str) -> int:
         meta = await self._call("look at", name, self._head, check_name(name))
@@ -71,7 +81,9 @@ class RemoteObjects:
         """What can be seen is durable."""
 
     async def sweep(self, before_ms: int) -> None:
-        """Parts of what was never finished are not visible here; a rule of the bucket removes them."""
+        """Parts of what was never finished are not visible here; a rule of the bucket removes
+        them.
+        """
 
     async def _create_large(self, name: str, head: bytes, rest: Chunks) -> bool:
         try:
@@ -106,7 +118,11 @@ class RemoteObjects:
         return obstore.head(self._store, name)
 
     def _list(self, prefix: str | None) -> list[str]:
-        return [meta["path"] for metas in obstore.list(self._store, prefix, chunk_size=1000) for meta in metas]
+        return [
+            meta["path"]
+            for metas in obstore.list(self._store, prefix, chunk_size=1000)
+            for meta in metas
+        ]
 
     def _delete(self, names: list[str]) -> None:
         # One by one where the store says that one was missing: it may have stopped there.
@@ -120,7 +136,10 @@ class RemoteObjects:
                     pass
 
     async def _call(self, what: str, name: str, call: Callable[..., T], *args: Any) -> T:
-        """Run `call` in a thread. What the store refuses becomes an OSError that says which store, and what was asked."""
+        """Run `call` in a thread.
+
+        What the store refuses becomes an OSError that says which store, and what was asked.
+        """
         try:
             return await self._host.blocking(call, *args)
         except FileNotFoundError as error:

@@ -1,7 +1,7 @@
 """Who asked for a checkpoint, and whose turn it is. After Flink's CheckpointRequestDecider.
 
-Savepoints go before checkpoints, within a sort first come, first served. What the clock asks for goes last: it is no entry here, the
-coordinator looks at the clock when nobody waits.
+Savepoints go before checkpoints, within a sort first come, first served. What the clock asks for
+goes last: it is no entry here, the coordinator looks at the clock when nobody waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ REQUESTS_MAX = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """`number` is the asker's: the answer goes by it. None: the engine itself asks, and nobody waits for an answer."""
+    """`number` is the asker's: the answer goes by it.
+
+    None: the engine itself asks, and nobody waits for an answer.
+    """
 
     kind: CheckpointKind
     number: int | None = None

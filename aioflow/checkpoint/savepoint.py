@@ -8,7 +8,8 @@
         edit.remove_operator("old-join")
         print(await edit.write("/var/lib/app/savepoints"))
 
-Values of classes that are not loaded here come as records of the same name and fields; to get the classes, import them before.
+Values of classes that are not loaded here come as records of the same name and fields; to get the
+classes, import them before.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Entry(NamedTuple):
 
     key: Any
     value: Any
-    """Of a value state the value, of a list or map state the list or dict, of an aggregating state the accumulator."""
+    """Of a value state the value, of a list or map state the list or dict, of an aggregating
+    state the accumulator.
+    """
     namespace: Any = None
     """A window, where the state has one for each."""
 
@@ -59,7 +62,9 @@ class StateSummary:
 
     name: str
     kind: str
-    """value, list, map, reducing or aggregating; `table` of a built-in operator; `timers`; `split`, `union` or `broadcast`."""
+    """value, list, map, reducing or aggregating; `table` of a built-in operator; `timers`;
+    `split`, `union` or `broadcast`.
+    """
     entries: int
     """Keys (one for each namespace), timers, or elements."""
 
@@ -80,12 +85,16 @@ class OperatorSummary:
 
 
 class Savepoint:
-    """A savepoint or a checkpoint, opened at a path or URL with `async with`. Reading it changes nothing.
+    """A savepoint or a checkpoint, opened at a path or URL with `async with`. Reading it changes
+    nothing.
 
-    `key`: the one that it was written with. Raises RestoreError for whatever cannot be read, naming the file.
+    `key`: the one that it was written with. Raises RestoreError for whatever cannot be read, naming
+    the file.
     """
 
-    def __init__(self, path: str | PathLike[str], *, key: bytes | None = None, host: Host | None = None) -> None:
+    def __init__(
+        self, path: str | PathLike[str], *, key: bytes | None = None, host: Host | None = None
+    ) -> None:
         self._url = fspath(path)
         self.key = key
         self._host = host
@@ -104,7 +113,12 @@ class Savepoint:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         await self._stack.aclose()
 
     checkpoint: CompletedCheckpoint
@@ -126,19 +140,32 @@ class Savepoint:
         for summary in self._summaries:
             if summary.uid == uid:
                 return summary
-        raise KeyError(f"{self.checkpoint.location} has no operator with the uid {uid!r}, only {', '.join(map(repr, self._uids()))}")
+        raise KeyError(
+            f"{self.checkpoint.location} has no operator with the uid {uid!r}, only "
+            f"{', '.join(map(repr, self._uids()))}"
+        )
 
     async def entries(self, uid: str, state: str) -> AsyncIterator[Entry]:
-        """Entries of a keyed state, subtask by subtask. Raises KeyError if there is no such state."""
+        """Entries of a keyed state, subtask by subtask.
+
+        Raises KeyError if there is no such state.
+        """
         known = [summary.name for summary in self.operator(uid).states]
         if state not in known:
-            raise KeyError(f"operator {uid!r} has no state {state!r}, only {', '.join(map(repr, known)) or 'none'}")
+            raise KeyError(
+                f"operator {uid!r} has no state {state!r}, only "
+                f"{', '.join(map(repr, known)) or 'none'}"
+            )
         async for read in self.read_keyed(uid):
             meta = read.header.tables.get(state)
             for namespace, values in read.tables.get(state, {}).items():
                 for key, stored in values.items():
                     assert meta is not None
-                    value = _without_times(stored, meta.kind, f"state {state!r} of operator {uid!r}") if meta.timed else stored
+                    value = (
+                        _without_times(stored, meta.kind, f"state {state!r} of operator {uid!r}")
+                        if meta.timed
+                        else stored
+                    )
                     yield Entry(key, value, namespace)
 
     async def operator_state(self, uid: str) -> list[OperatorSnapshot]:
@@ -146,7 +173,10 @@ class Savepoint:
         self.operator(uid)
         found = [handle.operator for handle in self.handles(uid)]
         return [
-            OperatorSnapshot() if file is None else decode_operator_state(await self.files.read(file), self.codec, uid) for file in found
+            OperatorSnapshot()
+            if file is None
+            else decode_operator_state(await self.files.read(file), self.codec, uid)
+            for file in found
         ]
 
     async def positions(self, uid: str) -> list[SplitState]:
@@ -155,7 +185,9 @@ class Savepoint:
         found: list[SplitState] = []
         for handle in self.handles(uid):
             if handle.source is not None:
-                found += decode_source_state(await self.files.read(handle.source), self.codec, f"source {uid!r}")
+                found += decode_source_state(
+                    await self.files.read(handle.source), self.codec, f"source {uid!r}"
+                )
         return found
 
     def edit(self) -> SavepointEdit:
@@ -177,37 +209,70 @@ class Savepoint:
                 yield await read_handle(handle.keyed, groups, self.files, self.codec, uid)
 
     def _uids(self) -> list[str]:
-        with_state = [handle.uid for state in self.checkpoint.subtasks.values() for handle in state.operators]
-        return list(dict.fromkeys([*(operator.uid for operator in self.checkpoint.operators), *with_state]))
+        with_state = [
+            handle.uid for state in self.checkpoint.subtasks.values() for handle in state.operators
+        ]
+        return list(
+            dict.fromkeys([*(operator.uid for operator in self.checkpoint.operators), *with_state])
+        )
 
     async def _summary(self, uid: str) -> OperatorSummary:
-        known = next((operator for operator in self.checkpoint.operators if operator.uid == uid), None)
+        known = next(
+            (operator for operator in self.checkpoint.operators if operator.uid == uid), None
+        )
         if known is None:
-            raise RestoreError(f"{self.checkpoint.location} has state of an operator {uid!r} that it does not list: it is damaged")
+            raise RestoreError(
+                f"{self.checkpoint.location} has state of an operator {uid!r} that it does not "
+                "list: it is damaged"
+            )
         counts: dict[tuple[str, str], int] = {}
         async for read in self.read_keyed(uid):
             for name, meta in read.header.tables.items():
                 entries = sum(len(values) for values in read.tables.get(name, {}).values())
                 counts[name, meta.kind] = counts.get((name, meta.kind), 0) + entries
-        # Without operator state there is nothing to list, and `operator_state` would ask for this very summary.
-        for file in [handle.operator for handle in self.handles(uid) if handle.operator is not None]:
+        # Without operator state there is nothing to list, and `operator_state` would ask for this
+        # very summary.
+        for file in [
+            handle.operator for handle in self.handles(uid) if handle.operator is not None
+        ]:
             state = decode_operator_state(await self.files.read(file), self.codec, uid)
-            for kind, tables in (("split", state.split), ("union", state.union), ("broadcast", state.broadcast)):
+            for kind, tables in (
+                ("split", state.split),
+                ("union", state.union),
+                ("broadcast", state.broadcast),
+            ):
                 for name, elements in tables.items():
                     counts[name, kind] = counts.get((name, kind), 0) + len(elements)
         splits = 0
         size = 0
         for handle in self.handles(uid):
-            files = [*(() if handle.keyed is None else handle.keyed.files), handle.operator, handle.source]
+            files = [
+                *(() if handle.keyed is None else handle.keyed.files),
+                handle.operator,
+                handle.source,
+            ]
             size += sum(file.size for file in files if file is not None)
             if handle.source is not None:
-                splits += len(decode_source_state(await self.files.read(handle.source), self.codec, f"source {uid!r}"))
-        states = tuple(StateSummary(name, kind, entries) for (name, kind), entries in counts.items() if entries or kind != TIMERS)
-        return OperatorSummary(uid, known.name, known.parallelism, known.max_parallelism, states, splits, size)
+                splits += len(
+                    decode_source_state(
+                        await self.files.read(handle.source), self.codec, f"source {uid!r}"
+                    )
+                )
+        states = tuple(
+            StateSummary(name, kind, entries)
+            for (name, kind), entries in counts.items()
+            if entries or kind != TIMERS
+        )
+        return OperatorSummary(
+            uid, known.name, known.parallelism, known.max_parallelism, states, splits, size
+        )
 
 
 def _without_times(stored: Any, kind: str, where: str) -> Any:
-    """A stored value of a state with a time to live, without the times of its parts. Raises RestoreError naming `where` it is."""
+    """A stored value of a state with a time to live, without the times of its parts.
+
+    Raises RestoreError naming `where` it is.
+    """
     try:
         if kind == "list":
             return [value for _, value in stored]
@@ -216,4 +281,7 @@ def _without_times(stored: Any, kind: str, where: str) -> Any:
         _, value = stored
         return value
     except (TypeError, ValueError, AttributeError) as error:
-        raise RestoreError(f"{where} holds {type(stored).__name__} where values with their times are expected: {error}") from error
+        raise RestoreError(
+            f"{where} holds {type(stored).__name__} where values with their times are expected: "
+            f"{error}"
+        ) from error

@@ -1,4 +1,6 @@
-"""A new savepoint made from another one, without a job: operators renamed or left out, states left out, entries changed."""
+"""A new savepoint made from another one, without a job: operators renamed or left out, states
+left out, entries changed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from aioflow.checkpoint.subtask import OperatorStateHandle, SubtaskState
 from aioflow.checkpoint.urls import join_url, open_objects
 from aioflow.core.errors import CheckpointError
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.state.format import TIMERS, FileHeader, encode_end, encode_entries, encode_header, groups_of_read
+from aioflow.state.format import (
+    TIMERS,
+    FileHeader,
+    encode_end,
+    encode_entries,
+    encode_header,
+    groups_of_read,
+)
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, whole
 from aioflow.state.heap_restore import ReadState, read_handle
 from aioflow.state.operator_state import decode_operator_state, encode_operator_state
@@ -46,7 +55,10 @@ class _Changes:
 
 
 class SavepointEdit:
-    """Changes are noted at once and made by `write`, which leaves the first savepoint as it is. May write several times."""
+    """Changes are noted at once and made by `write`, which leaves the first savepoint as it is.
+
+    May write several times.
+    """
 
     def __init__(self, savepoint: Savepoint) -> None:
         self._savepoint = savepoint
@@ -56,8 +68,14 @@ class SavepointEdit:
     def rename_operator(self, uid: str, new_uid: str) -> None:
         """Give its state to the operator that has `new_uid` from now on."""
         changes = self._of(uid)
-        if any(other.uid == new_uid and old not in self._removed for old, other in self._changes.items()):
-            raise ValueError(f"operator {uid!r} cannot be called {new_uid!r}: another one has that uid, remove or rename it first")
+        if any(
+            other.uid == new_uid and old not in self._removed
+            for old, other in self._changes.items()
+        ):
+            raise ValueError(
+                f"operator {uid!r} cannot be called {new_uid!r}: another one has that uid, remove "
+                "or rename it first"
+            )
         changes.uid = new_uid
 
     def remove_operator(self, uid: str) -> None:
@@ -70,7 +88,10 @@ class SavepointEdit:
         self._of_state(uid, state).removed_states.add(state)
 
     def map_values(self, uid: str, state: str, change: Change) -> None:
-        """Replace each value of a keyed state by `change(key, value)`. Of a state with a time to live, values carry their times."""
+        """Replace each value of a keyed state by `change(key, value)`.
+
+        Of a state with a time to live, values carry their times.
+        """
         self._of_state(uid, state, keyed=True).values.setdefault(state, []).append(change)
 
     def keep_entries(self, uid: str, state: str, wanted: Callable[[Any, Any], bool]) -> None:
@@ -78,10 +99,15 @@ class SavepointEdit:
         self._of_state(uid, state, keyed=True).kept.setdefault(state, []).append(wanted)
 
     async def write(self, directory: str | PathLike[str]) -> str:
-        """Write the new savepoint into a directory of its own below `directory`, a path or URL. Returns its URL."""
+        """Write the new savepoint into a directory of its own below `directory`, a path or URL.
+
+        Returns its URL.
+        """
         savepoint = self._savepoint
         host = savepoint.host
-        place = join_url(open_objects(fspath(directory), host).url, f"savepoint-{host.ids.new('savepoint')}")
+        place = join_url(
+            open_objects(fspath(directory), host).url, f"savepoint-{host.ids.new('savepoint')}"
+        )
         objects = open_objects(place, host)
         output = FileOutput(host, objects, absolute=True)
         old = savepoint.checkpoint
@@ -92,18 +118,31 @@ class SavepointEdit:
                 for handle in state.operators
                 if handle.uid not in self._removed
             ]
-            channels = [replace(channel, file=await self._copy(channel.file, output)) for channel in state.channels]
+            channels = [
+                replace(channel, file=await self._copy(channel.file, output))
+                for channel in state.channels
+            ]
             if operators or channels:
-                subtasks[self._new_head(head, operators), index] = SubtaskState(tuple(operators), tuple(channels), state.finished)
+                subtasks[self._new_head(head, operators), index] = SubtaskState(
+                    tuple(operators), tuple(channels), state.finished
+                )
         operators_left = tuple(
-            replace(operator, uid=self._changes[operator.uid].uid) for operator in old.operators if operator.uid not in self._removed
+            replace(operator, uid=self._changes[operator.uid].uid)
+            for operator in old.operators
+            if operator.uid not in self._removed
         )
-        made = replace(old, kind=CheckpointKind.SAVEPOINT, operators=operators_left, subtasks=subtasks)
-        data = encode_metadata(rename_files(made, lambda name: name.removeprefix(f"{place}/")), savepoint.key)
+        made = replace(
+            old, kind=CheckpointKind.SAVEPOINT, operators=operators_left, subtasks=subtasks
+        )
+        data = encode_metadata(
+            rename_files(made, lambda name: name.removeprefix(f"{place}/")), savepoint.key
+        )
         try:
             await objects.create(METADATA, whole(data))
         except OSError as error:
-            raise CheckpointError(f"the savepoint could not be written at {place}: {error}") from error
+            raise CheckpointError(
+                f"the savepoint could not be written at {place}: {error}"
+            ) from error
         return place
 
     def _of(self, uid: str) -> _Changes:
@@ -111,11 +150,16 @@ class SavepointEdit:
         return self._changes[uid]
 
     def _of_state(self, uid: str, state: str, *, keyed: bool = False) -> _Changes:
-        found = [summary for summary in self._savepoint.operator(uid).states if summary.name == state]
+        found = [
+            summary for summary in self._savepoint.operator(uid).states if summary.name == state
+        ]
         if not found:
             raise KeyError(f"operator {uid!r} has no state {state!r}")
         if keyed and found[0].kind in (TIMERS, "split", "union", "broadcast"):
-            raise ValueError(f"state {state!r} of operator {uid!r} is of kind {found[0].kind}, expected a keyed state")
+            raise ValueError(
+                f"state {state!r} of operator {uid!r} is of kind {found[0].kind}, expected a "
+                "keyed state"
+            )
         return self._changes[uid]
 
     def _new_head(self, head: str, operators: list[OperatorStateHandle]) -> str:
@@ -124,7 +168,9 @@ class SavepointEdit:
             return self._changes[head].uid if head in self._changes else head
         return operators[0].uid if operators else head
 
-    async def _operator(self, handle: OperatorStateHandle, changes: _Changes, output: FileOutput) -> OperatorStateHandle:
+    async def _operator(
+        self, handle: OperatorStateHandle, changes: _Changes, output: FileOutput
+    ) -> OperatorStateHandle:
         keyed, operator = handle.keyed, handle.operator
         if keyed is not None:
             keyed = await self._keyed(handle.uid, keyed, changes, output)
@@ -133,45 +179,69 @@ class SavepointEdit:
         source = None if handle.source is None else await self._copy(handle.source, output)
         return OperatorStateHandle(changes.uid, keyed, operator, source)
 
-    async def _keyed(self, uid: str, handle: KeyedStateHandle, changes: _Changes, output: FileOutput) -> KeyedStateHandle:
+    async def _keyed(
+        self, uid: str, handle: KeyedStateHandle, changes: _Changes, output: FileOutput
+    ) -> KeyedStateHandle:
         if handle.format == CANONICAL and not changes.touches_keyed:
-            return replace(handle, files=tuple([await self._copy(file, output) for file in handle.files]))
+            return replace(
+                handle, files=tuple([await self._copy(file, output) for file in handle.files])
+            )
         groups = KeyGroupRange(handle.first_group, handle.last_group)
         read = await read_handle(handle, groups, self._savepoint.files, self._savepoint.codec, uid)
         file = await output.write(self._content(read, changes))
-        return KeyedStateHandle(CANONICAL, handle.max_parallelism, handle.first_group, handle.last_group, (file,))
+        return KeyedStateHandle(
+            CANONICAL, handle.max_parallelism, handle.first_group, handle.last_group, (file,)
+        )
 
     async def _content(self, read: ReadState, changes: _Changes) -> AsyncIterator[bytes]:
         """One canonical file of everything that stays."""
         header = read.header
-        tables = {name: meta for name, meta in header.tables.items() if name not in changes.removed_states}
-        yield encode_header(FileHeader(header.max_parallelism, header.groups, tables, header.watermarks))
+        tables = {
+            name: meta for name, meta in header.tables.items() if name not in changes.removed_states
+        }
+        yield encode_header(
+            FileHeader(header.max_parallelism, header.groups, tables, header.watermarks)
+        )
         frames = 1
         for index, (name, meta) in enumerate(tables.items()):
             rows = _rows(read, name, meta, header.max_parallelism, changes)
             while part := list(islice(rows, ROWS_A_FRAME)):
-                found, namespaces, keys, values = (list(column) for column in zip(*part, strict=True))
+                found, namespaces, keys, values = (
+                    list(column) for column in zip(*part, strict=True)
+                )
                 groups = KeyGroupRange(found[0], found[-1])
                 owner = f"operator {changes.uid!r}, state {name!r}"
-                yield encode_entries(index, groups, namespaces, keys, values, self._savepoint.codec, owner)
+                yield encode_entries(
+                    index, groups, namespaces, keys, values, self._savepoint.codec, owner
+                )
                 frames += 1
         yield encode_end(frames)
 
-    async def _operator_state(self, uid: str, file: StateFile, changes: _Changes, output: FileOutput) -> StateFile:
+    async def _operator_state(
+        self, uid: str, file: StateFile, changes: _Changes, output: FileOutput
+    ) -> StateFile:
         if not changes.removed_states:
             return await self._copy(file, output)
-        state = decode_operator_state(await self._savepoint.files.read(file), self._savepoint.codec, uid)
+        state = decode_operator_state(
+            await self._savepoint.files.read(file), self._savepoint.codec, uid
+        )
         for tables in (state.split, state.union, state.broadcast):
             for name in changes.removed_states & set(tables):
                 del tables[name]
-        return await output.write(whole(encode_operator_state(state, self._savepoint.codec, changes.uid)))
+        return await output.write(
+            whole(encode_operator_state(state, self._savepoint.codec, changes.uid))
+        )
 
     async def _copy(self, file: StateFile, output: FileOutput) -> StateFile:
         return await output.write(whole(await self._savepoint.files.read(file)))
 
 
-def _rows(read: ReadState, name: str, meta: TableMeta, max_parallelism: int, changes: _Changes) -> Iterator[tuple[int, Any, Any, Any]]:
-    """Key group, namespace, key and value of what stays of a table, in order of key groups and otherwise as it was read."""
+def _rows(
+    read: ReadState, name: str, meta: TableMeta, max_parallelism: int, changes: _Changes
+) -> Iterator[tuple[int, Any, Any, Any]]:
+    """Key group, namespace, key and value of what stays of a table, in order of key groups and
+    otherwise as it was read.
+    """
     rows = []
     where = f"table {name!r} of operator {changes.uid!r}"
     for namespace, held in read.tables.get(name, {}).items():

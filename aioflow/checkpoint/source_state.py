@@ -1,9 +1,11 @@
-"""What a checkpoint holds of a source: each split with where its reader stands, and the event time reached there.
+"""What a checkpoint holds of a source: each split with where its reader stands, and the event time
+reached there.
 
-A split that was read to its end stays in every later checkpoint as finished: it would be taken for a new one otherwise. A source that goes
-on finding splits comes to have very many of those, so they are kept apart: id and payload, packed by the thousand, and what was packed for
-one checkpoint is written again by the next as it is. Positions and payloads are plain data in the terms of the source. Nothing here knows
-what they mean.
+A split that was read to its end stays in every later checkpoint as finished: it would be taken for
+a new one otherwise. A source that goes on finding splits comes to have very many of those, so they
+are kept apart: id and payload, packed by the thousand, and what was packed for one checkpoint is
+written again by the next as it is. Positions and payloads are plain data in the terms of the
+source. Nothing here knows what they mean.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ __all__ = [
 ]
 
 SOURCE_STATE_VERSION = 2
-"""The first value of an encoded source state. Version 1, which had no packs, is read as well; another one is refused."""
+"""The first value of an encoded source state.
+
+Version 1, which had no packs, is read as well; another one is refused.
+"""
 
 PACKED = 1_000
 """So many finished splits to a pack: some three milliseconds to make one."""
@@ -42,7 +47,9 @@ class SplitState:
 
     id: str
     position: Any
-    """After the last record that was emitted before the barrier; None is the beginning, or an end that nobody needs."""
+    """After the last record that was emitted before the barrier; None is the beginning, or an
+    end that nobody needs.
+    """
     payload: Any
     watermark: int = MIN_WATERMARK
     """Event time of the split at that position."""
@@ -98,46 +105,76 @@ class SourceState:
     """Where the subtask was when it had read them: the event time of each of `finished`."""
 
     def pack(self, codec: Codec, owner: str) -> Iterator[None]:
-        """Make the packs that there are not yet, one at each step, so that others get their turn in between. Before `encode`."""
+        """Make the packs that there are not yet, one at each step, so that others get their turn
+        in between. Before `encode`.
+        """
         for pack in self.finished:
             if pack.content is None:
                 pack.packed(codec, owner)
                 yield
 
     def encode(self, codec: Codec, owner: str) -> bytes:
-        """Returns the bytes of all. Raises TypeNotSupported naming `owner`, the source, for a position that cannot be kept."""
-        return _encoded(self.splits, self.watermark, [pack.packed(codec, owner) for pack in self.finished], codec, owner)
+        """Returns the bytes of all.
+
+        Raises TypeNotSupported naming `owner`, the source, for a position that cannot be kept.
+        """
+        return _encoded(
+            self.splits,
+            self.watermark,
+            [pack.packed(codec, owner) for pack in self.finished],
+            codec,
+            owner,
+        )
 
 
 def encode_source_state(splits: Sequence[SplitState], codec: Codec, owner: str) -> bytes:
-    """Returns the bytes of `splits`. Raises TypeNotSupported naming `owner`, the source, for a position that cannot be kept."""
+    """Returns the bytes of `splits`.
+
+    Raises TypeNotSupported naming `owner`, the source, for a position that cannot be kept.
+    """
     return _encoded(splits, MIN_WATERMARK, [], codec, owner)
 
 
-def _encoded(splits: Sequence[SplitState], watermark: int, packs: list[bytes], codec: Codec, owner: str) -> bytes:
-    rows = [(split.id, split.position, split.payload, split.watermark, split.finished) for split in splits]
+def _encoded(
+    splits: Sequence[SplitState], watermark: int, packs: list[bytes], codec: Codec, owner: str
+) -> bytes:
+    rows = [
+        (split.id, split.position, split.payload, split.watermark, split.finished)
+        for split in splits
+    ]
     return codec.encode_batch([SOURCE_STATE_VERSION, watermark, packs, *rows], owner=owner)
 
 
 def _pack(rows: list[tuple[str, Any]], codec: Codec, owner: str) -> bytes:
-    # Ids and payloads are paths as a rule, which begin alike. More effort than this one's makes them less by a tenth.
+    # Ids and payloads are paths as a rule, which begin alike. More effort than this one's makes
+    # them less by a tenth.
     content = codec.encode_batch(rows, owner=owner)
     if len(content) > PACK_BYTES_MAX:
-        raise ValueNotSupported(f"{owner}: {len(rows)} splits that were read take {len(content)} bytes, expected up to {PACK_BYTES_MAX}")
+        raise ValueNotSupported(
+            f"{owner}: {len(rows)} splits that were read take {len(content)} bytes, expected up "
+            f"to {PACK_BYTES_MAX}"
+        )
     return zlib.compress(content, 1)
 
 
 def _unpack(pack: bytes) -> bytes:
-    """Raises ValueError for a pack that is not whole, or larger than any that is written: a few bytes may stand for gigabytes."""
+    """Raises ValueError for a pack that is not whole, or larger than any that is written: a few
+    bytes may stand for gigabytes.
+    """
     unpacking = zlib.decompressobj()
     content = unpacking.decompress(pack, PACK_BYTES_MAX)
     if not unpacking.eof:
-        raise ValueError(f"a pack of finished splits is cut off, or has more than {PACK_BYTES_MAX} bytes")
+        raise ValueError(
+            f"a pack of finished splits is cut off, or has more than {PACK_BYTES_MAX} bytes"
+        )
     return content
 
 
 def decode_source_state(content: bytes, codec: Codec, where: str) -> list[SplitState]:
-    """Returns the splits that were encoded, finished ones first. Raises RestoreError naming `where`, the source or file."""
+    """Returns the splits that were encoded, finished ones first.
+
+    Raises RestoreError naming `where`, the source or file.
+    """
     try:
         version, *rest = codec.decode_batch(content)
         if version == SOURCE_STATE_VERSION:
@@ -149,10 +186,13 @@ def decode_source_state(content: bytes, codec: Codec, where: str) -> list[SplitS
             reached, finished, rows = MIN_WATERMARK, [], rest
         else:
             raise RestoreError(
-                f"{where}: positions have version {version!r}, expected {SOURCE_STATE_VERSION}; restore with the release that wrote them"
+                f"{where}: positions have version {version!r}, expected {SOURCE_STATE_VERSION}; "
+                "restore with the release that wrote them"
             )
     except (DecodeError, ValueError, TypeError, zlib.error) as error:
-        raise RestoreError(f"{where}: the positions of the source cannot be read: {error}") from error
+        raise RestoreError(
+            f"{where}: the positions of the source cannot be read: {error}"
+        ) from error
     splits = []
     for row in finished:
         match row:
@@ -165,5 +205,8 @@ def decode_source_state(content: bytes, codec: Codec, where: str) -> list[SplitS
             case (str(split_id), position, payload, int(watermark), bool(is_finished)):
                 splits.append(SplitState(split_id, position, payload, watermark, is_finished))
             case _:
-                raise RestoreError(f"{where}: {row!r} is no split with its position, expected (id, position, payload, watermark, finished)")
+                raise RestoreError(
+                    f"{where}: {row!r} is no split with its position, expected (id, position, "
+                    "payload, watermark, finished)"
+                )
     return splits

@@ -1,6 +1,8 @@
-"""Types for programs that look at state without the program that wrote it: classes that are not loaded here are stood in for.
+"""Types for programs that look at state without the program that wrote it: classes that are not
+loaded here are stood in for.
 
-A stand-in is a frozen dataclass with the name and the fields that were written, so what is written again is what was read.
+A stand-in is a frozen dataclass with the name and the fields that were written, so what is written
+again is what was read.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ __all__ = ["StandInTypes"]
 
 
 class StandInTypes(TypeRegistry):
-    """The types of this process, and stand-ins for records of other classes. Enums and registered types have no fields to go by."""
+    """The types of this process, and stand-ins for records of other classes.
+
+    Enums and registered types have no fields to go by.
+    """
 
     def __init__(self) -> None:
         super().__init__(DEFAULT_TYPES)
@@ -26,7 +31,9 @@ class StandInTypes(TypeRegistry):
         if self._resolve(name) is None and fields and all(_is_field(field) for field in fields):
             module, _, qualname = name.rpartition(":")
             label = qualname.rpartition(".")[2]
-            made: type[Any] = make_dataclass(label if label.isidentifier() else "Record", list(fields), frozen=True)
+            made: type[Any] = make_dataclass(
+                label if label.isidentifier() else "Record", list(fields), frozen=True
+            )
             made.__module__, made.__qualname__ = module, qualname
             self.register(made, name)
         return super().assembler(name, fields)

@@ -1,7 +1,8 @@
-"""State of subtasks as files of a store: streamed out and digested on the way, checked when they are read again.
+"""State of subtasks as files of a store: streamed out and digested on the way, checked when they
+are read again.
 
-Small state travels in its handle: a file for each of a thousand small subtasks would cost a store more than their bytes do. In a store that
-other processes do not see, everything travels so.
+Small state travels in its handle: a file for each of a thousand small subtasks would cost a store
+more than their bytes do. In a store that other processes do not see, everything travels so.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ DIGEST_BYTES = 16
 
 
 class FileOutput:
-    """A `StateOutput`: new files at `state/` in `objects`. With `absolute`, handles name them by URL, not relative to the flow's root."""
+    """A `StateOutput`: new files at `state/` in `objects`.
+
+    With `absolute`, handles name them by URL, not relative to the flow's root.
+    """
 
     def __init__(self, host: Host, objects: ObjectStore, *, absolute: bool = False) -> None:
         self._host = host
@@ -59,15 +63,20 @@ class FileOutput:
 
         stream = both()
         try:
-            # False is no other's file, as the name was drawn: a reply was lost and the request repeated.
+            # False is no other's file, as the name was drawn: a reply was lost and the request
+            # repeated.
             await self._objects.create(name, stream)
         finally:
             await stream.aclose()
-        return StateFile(join_url(self._objects.url, name) if self._absolute else name, rest.size, rest.digest())
+        return StateFile(
+            join_url(self._objects.url, name) if self._absolute else name, rest.size, rest.digest()
+        )
 
 
 class FileInput:
-    """A `StateInput` over the root of a flow, `objects`; what handles name by URL is read from there."""
+    """A `StateInput` over the root of a flow, `objects`; what handles name by URL is read from
+    there.
+    """
 
     def __init__(self, host: Host, objects: ObjectStore) -> None:
         self._places = Places(host, objects)
@@ -80,18 +89,28 @@ class FileInput:
             try:
                 content = await objects.read(name)
             except FileNotFoundError as error:
-                raise RestoreError(f"state file {where} is missing, a checkpoint that refers to it cannot be restored") from error
+                raise RestoreError(
+                    f"state file {where} is missing, a checkpoint that refers to it cannot be "
+                    "restored"
+                ) from error
             except OSError as error:
                 raise RestoreError(f"state file {where} cannot be read: {error}") from error
         if len(content) != file.size:
-            raise RestoreError(f"{where} has {len(content)} bytes, expected {file.size}: it is damaged, restore it from a copy")
+            raise RestoreError(
+                f"{where} has {len(content)} bytes, expected {file.size}: it is damaged, restore "
+                "it from a copy"
+            )
         if hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() != file.digest:
-            raise RestoreError(f"{where} does not match its digest: it is damaged, restore it from a copy")
+            raise RestoreError(
+                f"{where} does not match its digest: it is damaged, restore it from a copy"
+            )
         return content
 
 
 class Places:
-    """Which store a file is in, by its name: that of its flow, or, named by URL, the one of its directory."""
+    """Which store a file is in, by its name: that of its flow, or, named by URL, the one of its
+    directory.
+    """
 
     def __init__(self, host: Host, root: ObjectStore) -> None:
         self._host = host
@@ -99,14 +118,20 @@ class Places:
         self._others: dict[str, ObjectStore] = {}
 
     def find(self, name: str) -> tuple[ObjectStore, str]:
-        """The store, and the name of the file there. Raises RestoreError for what no file can be called."""
+        """The store, and the name of the file there.
+
+        Raises RestoreError for what no file can be called.
+        """
         objects, inner = self._root, name.removeprefix(f"{self._root.url}/")
         if "://" in inner:
             base, _, inner = inner.rpartition("/")
             # Kept: opening may make connections.
             objects = self._others[base] = self._others.get(base) or open_objects(base, self._host)
         if not is_name(inner):
-            raise RestoreError(f"a checkpoint names a state file {name!r}, which no file can be called: its metadata is damaged or forged")
+            raise RestoreError(
+                f"a checkpoint names a state file {name!r}, which no file can be called: its "
+                "metadata is damaged or forged"
+            )
         return objects, inner
 
 

@@ -1,7 +1,8 @@
-"""What happened to the checkpoints of a job, for those who watch it. The names are those of Flink's REST API.
+"""What happened to the checkpoints of a job, for those who watch it. The names are those of Flink's
+REST API.
 
-Plain data to be read between two stimuli of the coordinator, which is the only one that changes it. Times are wall-clock ms, -1 for what
-has not happened; durations ms; sizes bytes.
+Plain data to be read between two stimuli of the coordinator, which is the only one that changes it.
+Times are wall-clock ms, -1 for what has not happened; durations ms; sizes bytes.
 """
 
 from __future__ import annotations
@@ -180,7 +181,10 @@ class Distribution:
         if not values:
             return Distribution()
         ordered = sorted(values)
-        ranks = (ordered[min(int(len(ordered) * share), len(ordered) - 1)] for share in (0.5, 0.9, 0.95, 0.99, 0.999))
+        ranks = (
+            ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+            for share in (0.5, 0.9, 0.95, 0.99, 0.999)
+        )
         return Distribution(ordered[0], ordered[-1], sum(ordered) / len(ordered), *ranks)
 
 
@@ -196,7 +200,9 @@ class SummaryStatistics:
 
 
 class CheckpointStatistics:
-    """The last `history_max` checkpoints and all that are in progress, newest first in `history`."""
+    """The last `history_max` checkpoints and all that are in progress, newest first in
+    `history`.
+    """
 
     def __init__(self, vertices: Sequence[CheckpointedVertex], history_max: int = 20) -> None:
         self.counts = CheckpointCounts()
@@ -224,22 +230,40 @@ class CheckpointStatistics:
             Distribution.of([r.persisted_data for r in completed]),
         )
 
-    def adopt(self, counts: CheckpointCounts, latest: LatestCheckpoints, records: Sequence[CheckpointRecord]) -> None:
+    def adopt(
+        self,
+        counts: CheckpointCounts,
+        latest: LatestCheckpoints,
+        records: Sequence[CheckpointRecord],
+    ) -> None:
         """Show what another process has told; `records` newest last."""
         self.counts, self.latest = counts, latest
         self._records = {record.id: record for record in records}
 
     # From the coordinator.
 
-    def triggered(self, checkpoint_id: int, kind: CheckpointKind, now_ms: int, finished: Sequence[tuple[int, int]]) -> None:
+    def triggered(
+        self,
+        checkpoint_id: int,
+        kind: CheckpointKind,
+        now_ms: int,
+        finished: Sequence[tuple[int, int]],
+    ) -> None:
         done = [vertex_id for vertex_id, _ in finished]
-        tasks = {v.vertex_id: VertexRecord(v.vertex_id, v.name, v.parallelism, done.count(v.vertex_id)) for v in self._vertices}
-        self._records[checkpoint_id] = CheckpointRecord(id=checkpoint_id, kind=kind, trigger_timestamp=now_ms, tasks=tasks)
+        tasks = {
+            v.vertex_id: VertexRecord(v.vertex_id, v.name, v.parallelism, done.count(v.vertex_id))
+            for v in self._vertices
+        }
+        self._records[checkpoint_id] = CheckpointRecord(
+            id=checkpoint_id, kind=kind, trigger_timestamp=now_ms, tasks=tasks
+        )
         self.counts.total += 1
         self.counts.in_progress += 1
         self._forget()
 
-    def acknowledged(self, checkpoint_id: int, vertex_id: int, index: int, stats: CheckpointStats, now_ms: int) -> None:
+    def acknowledged(
+        self, checkpoint_id: int, vertex_id: int, index: int, stats: CheckpointStats, now_ms: int
+    ) -> None:
         record = self._records[checkpoint_id]
         duration = max(now_ms - record.trigger_timestamp, 0)
         record.tasks[vertex_id].subtasks[index] = SubtaskRecord(index, now_ms, duration, stats)
@@ -258,18 +282,28 @@ class CheckpointStatistics:
             self.latest.completed = record
         self._forget()
 
-    def failed(self, checkpoint_id: int, reason: CheckpointFailureReason, message: str, now_ms: int) -> None:
+    def failed(
+        self, checkpoint_id: int, reason: CheckpointFailureReason, message: str, now_ms: int
+    ) -> None:
         record = self._records[checkpoint_id]
         record.status = CheckpointStatus.FAILED
-        record.failure_timestamp, record.failure_reason, record.failure_message = now_ms, reason, message
+        record.failure_timestamp, record.failure_reason, record.failure_message = (
+            now_ms,
+            reason,
+            message,
+        )
         self.counts.in_progress -= 1
         self.counts.failed += 1
         self.latest.failed = record
         self._forget()
 
-    def restored(self, checkpoint_id: int, kind: CheckpointKind, external_path: str, now_ms: int) -> None:
+    def restored(
+        self, checkpoint_id: int, kind: CheckpointKind, external_path: str, now_ms: int
+    ) -> None:
         self.counts.restored += 1
-        self.latest.restored = RestoredRecord(checkpoint_id, now_ms, kind.is_savepoint, external_path)
+        self.latest.restored = RestoredRecord(
+            checkpoint_id, now_ms, kind.is_savepoint, external_path
+        )
 
     def discarded(self, checkpoint_id: int) -> None:
         for record in (self._records.get(checkpoint_id), self.latest.completed):
@@ -277,6 +311,8 @@ class CheckpointStatistics:
                 record.discarded = True
 
     def _forget(self) -> None:
-        over = [r.id for r in self._records.values() if r.status is not CheckpointStatus.IN_PROGRESS]
+        over = [
+            r.id for r in self._records.values() if r.status is not CheckpointStatus.IN_PROGRESS
+        ]
         for checkpoint_id in over[: max(len(over) - self._history_max, 0)]:
             del self._records[checkpoint_id]

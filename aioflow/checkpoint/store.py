@@ -1,4 +1,5 @@
-"""What is kept of a flow: the files of its state, its completed checkpoints, its savepoints, and whether its job is over.
+"""What is kept of a flow: the files of its state, its completed checkpoints, its savepoints, and
+whether its job is over.
 
     state/<id>                      one file of state
     checkpoints/<number>/metadata   a completed checkpoint: written last; without it there is none
@@ -11,8 +12,9 @@
     ended/<number>                  the job came to its end by itself with checkpoint <number>: a run from there has nothing to do
     left/<number>                   a job that went on from an older one has left it behind: not resumed unless it is asked for
 
-Numbers grow over the whole life of a flow. Names of state files are relative to the root of the flow in the metadata of a checkpoint,
-relative to its own directory in that of a savepoint, which can therefore be moved; in memory, files of savepoints are named by URL.
+Numbers grow over the whole life of a flow. Names of state files are relative to the root of the
+flow in the metadata of a checkpoint, relative to its own directory in that of a savepoint, which
+can therefore be moved; in memory, files of savepoints are named by URL.
 """
 
 from __future__ import annotations
@@ -27,7 +29,15 @@ from typing import TYPE_CHECKING
 from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint, Discard
 from aioflow.checkpoint.flow_lease import FlowLease
 from aioflow.checkpoint.lease import LeaseOptions, ObjectLeases
-from aioflow.checkpoint.metadata import decode_metadata, encode_metadata, map_files, rename_files, seal, shown, unseal
+from aioflow.checkpoint.metadata import (
+    decode_metadata,
+    encode_metadata,
+    map_files,
+    rename_files,
+    seal,
+    shown,
+    unseal,
+)
 from aioflow.checkpoint.objects import ObjectStore, to_the_end
 from aioflow.checkpoint.state_files import FileInput, FileOutput, Places
 from aioflow.checkpoint.urls import join_url, open_objects
@@ -52,9 +62,11 @@ REMOTE_LEASE = LeaseOptions(lease_s=60.0, renew_s=15.0, stop_s=10.0)
 
 
 class FlowStore:
-    """The store of one flow: for the processes that write and read its state, and for the one that completes its checkpoints.
+    """The store of one flow: for the processes that write and read its state, and for the one that
+    completes its checkpoints.
 
-    What cannot be written is a CheckpointError, what cannot be read a RestoreError; both name the flow, the checkpoint and the place.
+    What cannot be written is a CheckpointError, what cannot be read a RestoreError; both name the
+    flow, the checkpoint and the place.
     """
 
     def __init__(self, host: Host, objects: ObjectStore, key: bytes | None = None) -> None:
@@ -79,7 +91,9 @@ class FlowStore:
     # Subtasks.
 
     def output(self, directory: str = "") -> StateOutput:
-        """Where a subtask writes its state: below the root, or below the directory (URL) of a savepoint, as its barrier says."""
+        """Where a subtask writes its state: below the root, or below the directory (URL) of a
+        savepoint, as its barrier says.
+        """
         if directory:
             return FileOutput(self._host, open_objects(directory, self._host), absolute=True)
         return FileOutput(self._host, self._objects)
@@ -90,23 +104,38 @@ class FlowStore:
 
     # Completing.
 
-    async def hold(self, on_lost: Callable[[CheckpointError], None], options: LeaseOptions | None = None) -> FlowLease:
-        """Take the lease of this flow, and complete checkpoints only while it is held; whoever called releases it.
+    async def hold(
+        self, on_lost: Callable[[CheckpointError], None], options: LeaseOptions | None = None
+    ) -> FlowLease:
+        """Take the lease of this flow, and complete checkpoints only while it is held; whoever
+        called releases it.
 
-        Raises CheckpointError, naming the holder, if another job has it. `on_lost` is called when it could not be renewed: then stop.
+        Raises CheckpointError, naming the holder, if another job has it. `on_lost` is called when
+        it could not be renewed: then stop.
         """
         if options is None:
-            options = LeaseOptions() if self.url.startswith(("file://", "memory://")) else REMOTE_LEASE
-        lease = FlowLease(self._host, ObjectLeases(self._objects, "lease"), f"the flow at {self.url}", on_lost, options)
+            options = (
+                LeaseOptions() if self.url.startswith(("file://", "memory://")) else REMOTE_LEASE
+            )
+        lease = FlowLease(
+            self._host,
+            ObjectLeases(self._objects, "lease"),
+            f"the flow at {self.url}",
+            on_lost,
+            options,
+        )
         await lease.acquire()
         self._lease = lease
         try:
-            # A checkpoint that is found is resumed, and what it prepared is committed: it must not be gone after the next loss of power.
+            # A checkpoint that is found is resumed, and what it prepared is committed: it must not
+            # be gone after the next loss of power.
             await self._objects.harden()
         except BaseException as error:
             await lease.release()
             if isinstance(error, OSError):
-                raise CheckpointError(f"what is in {self.url} cannot be made durable: {error}") from error
+                raise CheckpointError(
+                    f"what is in {self.url} cannot be made durable: {error}"
+                ) from error
             raise
         return lease
 
@@ -118,37 +147,51 @@ class FlowStore:
         return join_url(open_objects(directory, self._host).url, f"savepoint-{drawn}")
 
     async def complete(self, checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
-        """Make a checkpoint, or the savepoint in `directory`, the newest one. Durable when this returns it with its `location`.
+        """Make a checkpoint, or the savepoint in `directory`, the newest one. Durable when this
+        returns it with its `location`.
 
-        After a CheckpointError it is not there, and will not be; where that cannot be made sure now, because the store does not answer,
-        `settle` makes sure of it later. Only when the lease was lost meanwhile it may be there: whoever holds it now decides.
+        After a CheckpointError it is not there, and will not be; where that cannot be made sure
+        now, because the store does not answer, `settle` makes sure of it later. Only when the lease
+        was lost meanwhile it may be there: whoever holds it now decides.
         """
         await self._confirm_lease()
         await self.settle()
         if not checkpoint.kind.is_savepoint:
             own = rename_files(checkpoint, lambda name: self._own_name(checkpoint, name))
             name = f"checkpoints/{checkpoint.checkpoint_id}"
-            await self._put(checkpoint, self._objects, f"{name}/{METADATA}", encode_metadata(own, self._key))
+            await self._put(
+                checkpoint, self._objects, f"{name}/{METADATA}", encode_metadata(own, self._key)
+            )
             return replace(checkpoint, location=join_url(self.url, name))
         if not checkpoint.directory:
-            raise CheckpointError(f"{shown(checkpoint)} has no directory, expected a new one from savepoint_url")
+            raise CheckpointError(
+                f"{shown(checkpoint)} has no directory, expected a new one from savepoint_url"
+            )
         saved = open_objects(checkpoint.directory, self._host)
         complete = await self._with_copies(checkpoint, saved.url)
         own = rename_files(complete, lambda name: _relative_name(complete, name, saved.url))
         data = encode_metadata(own, self._key)
         await self._put(checkpoint, saved, METADATA, data)
-        location = saved.url[len(self.url) + 1 :] if saved.url.startswith(f"{self.url}/") else saved.url
+        location = (
+            saved.url[len(self.url) + 1 :] if saved.url.startswith(f"{self.url}/") else saved.url
+        )
         if location != saved.url or checkpoint.kind is CheckpointKind.SYNC_SAVEPOINT:
             entry = seal([location, checkpoint.kind.value], self._key)
             try:
-                await self._put(checkpoint, self._objects, f"taken/{checkpoint.checkpoint_id}", entry)
+                await self._put(
+                    checkpoint, self._objects, f"taken/{checkpoint.checkpoint_id}", entry
+                )
             except (CheckpointError, asyncio.CancelledError):
                 await self._withdraw(saved, METADATA, data)
                 raise
         return replace(complete, location=saved.url)
 
-    async def _with_copies(self, savepoint: CompletedCheckpoint, directory: str) -> CompletedCheckpoint:
-        """A savepoint is complete in itself: state of subtasks that finished before it lies in files of the flow, and is copied."""
+    async def _with_copies(
+        self, savepoint: CompletedCheckpoint, directory: str
+    ) -> CompletedCheckpoint:
+        """A savepoint is complete in itself: state of subtasks that finished before it lies in
+        files of the flow, and is copied.
+        """
         elsewhere: dict[str, StateFile] = {}
 
         def note(file: StateFile) -> StateFile:
@@ -159,16 +202,24 @@ class FlowStore:
         map_files(savepoint, note)
         output, source = self.output(directory), self.input()
         try:
-            copies = {name: await output.write(whole(await source.read(file))) for name, file in elsewhere.items()}
+            copies = {
+                name: await output.write(whole(await source.read(file)))
+                for name, file in elsewhere.items()
+            }
         except (OSError, RestoreError) as error:
             what = "the state of tasks that finished before it cannot be copied"
             raise CheckpointError(f"{shown(savepoint)}: {what}: {error}") from error
-        return map_files(savepoint, lambda file: file if file.content is not None else copies.get(file.name, file))
+        return map_files(
+            savepoint,
+            lambda file: file if file.content is not None else copies.get(file.name, file),
+        )
 
     async def settle(self) -> None:
-        """Remove what failed writes may have left. Call before a job goes back to an older checkpoint. Raises CheckpointError.
+        """Remove what failed writes may have left. Call before a job goes back to an older
+        checkpoint. Raises CheckpointError.
 
-        Not without the lease: whoever holds it now may have found what was in doubt, and have begun with it.
+        Not without the lease: whoever holds it now may have found what was in doubt, and have begun
+        with it.
         """
         if self._in_doubt:
             await self._confirm_lease()
@@ -183,19 +234,26 @@ class FlowStore:
                 await _remove_own(objects, name, data)
             except OSError as error:
                 raise CheckpointError(
-                    f"{join_url(objects.url, name)} may hold a checkpoint that was given up, and cannot be removed: {error}"
+                    f"{join_url(objects.url, name)} may hold a checkpoint that was given up, and "
+                    f"cannot be removed: {error}"
                 ) from error
-            if doubt in self._in_doubt:  # Others may settle it too, and more may have come into doubt meanwhile.
+            if (
+                doubt in self._in_doubt
+            ):  # Others may settle it too, and more may have come into doubt meanwhile.
                 self._in_doubt.remove(doubt)
 
     async def discard(self, discard: Discard) -> None:
-        """Remove what is wanted no more, metadata first. What the store refuses stays, with all that it may refer to, for `sweep`.
+        """Remove what is wanted no more, metadata first. What the store refuses stays, with all
+        that it may refer to, for `sweep`.
 
-        Without the lease nothing goes: what was given up here may have been stored after all, and another job may have begun with it.
+        Without the lease nothing goes: what was given up here may have been stored after all, and
+        another job may have begun with it.
         """
         places = Places(self._host, self._objects)
         # Without a location nothing was stored, or `settle` has removed it.
-        self._unwanted.update((checkpoint.location, None) for checkpoint in discard.checkpoints if checkpoint.location)
+        self._unwanted.update(
+            (checkpoint.location, None) for checkpoint in discard.checkpoints if checkpoint.location
+        )
         try:
             await self._confirm_lease()
             await self.settle()
@@ -214,39 +272,63 @@ class FlowStore:
             logger.warning("what is wanted no more in %s stays behind: %s", self.url, error)
 
     async def finish(self, number: int) -> None:
-        """Leave nothing to resume of what has a number up to `number`: a job begins without it. Raises CheckpointError."""
+        """Leave nothing to resume of what has a number up to `number`: a job begins without it.
+
+        Raises CheckpointError.
+        """
         try:
             if number not in await self._numbers("finished"):
                 await self._objects.create(f"finished/{number}", whole(b""))
-            await self._objects.delete([f"finished/{older}" for older in await self._numbers("finished") if older < number])
+            await self._objects.delete(
+                [f"finished/{older}" for older in await self._numbers("finished") if older < number]
+            )
             for kind in ("left", "ended"):
-                await self._objects.delete([f"{kind}/{older}" for older in await self._numbers(kind) if older <= number])
+                await self._objects.delete(
+                    [f"{kind}/{older}" for older in await self._numbers(kind) if older <= number]
+                )
         except OSError as error:
-            raise CheckpointError(f"{self.url} cannot keep that a job begins without it: {error}") from error
+            raise CheckpointError(
+                f"{self.url} cannot keep that a job begins without it: {error}"
+            ) from error
 
     async def end(self, number: int) -> None:
-        """The job came to its end by itself, with checkpoint `number`, which stays. Raises CheckpointError."""
+        """The job came to its end by itself, with checkpoint `number`, which stays.
+
+        Raises CheckpointError.
+        """
         try:
             await self._objects.create(f"ended/{number}", whole(b""))
-            await self._objects.delete([f"ended/{older}" for older in await self._numbers("ended") if older < number])
+            await self._objects.delete(
+                [f"ended/{older}" for older in await self._numbers("ended") if older < number]
+            )
         except (OSError, RestoreError) as error:
-            raise CheckpointError(f"{self.url} cannot keep that its job has ended: {error}") from error
+            raise CheckpointError(
+                f"{self.url} cannot keep that its job has ended: {error}"
+            ) from error
 
     async def ended_ms(self, found: CompletedCheckpoint) -> int | None:
-        """When, by the wall clock, the job that `found` is the last checkpoint of came to its end by itself. None: it did not."""
-        if found.kind.is_savepoint or found.location != join_url(self.url, f"checkpoints/{found.checkpoint_id}"):
+        """When, by the wall clock, the job that `found` is the last checkpoint of came to its
+        end by itself. None: it did not.
+        """
+        if found.kind.is_savepoint or found.location != join_url(
+            self.url, f"checkpoints/{found.checkpoint_id}"
+        ):
             return None
         try:
             return await self._objects.modified_ms(f"ended/{found.checkpoint_id}")
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise RestoreError(f"{self.url} cannot be searched for the end of its job: {error}") from error
+            raise RestoreError(
+                f"{self.url} cannot be searched for the end of its job: {error}"
+            ) from error
 
     async def leave_behind(self, number: int) -> None:
-        """A job goes back to `number`: `newest` finds no longer what is above. Durable on return. Raises CheckpointError.
+        """A job goes back to `number`: `newest` finds no longer what is above. Durable on return.
+        Raises CheckpointError.
 
-        Its sinks drop what they prepared since, so a savepoint of that past lacks what it would have to commit.
+        Its sinks drop what they prepared since, so a savepoint of that past lacks what it would
+        have to commit.
         """
         await self._confirm_lease()
         try:
@@ -256,38 +338,54 @@ class FlowStore:
                 if one > number:
                     await self._objects.create(f"left/{one}", whole(b""))
         except (OSError, RestoreError) as error:
-            raise CheckpointError(f"{self.url} cannot keep that its job goes back to {number}: {error}") from error
+            raise CheckpointError(
+                f"{self.url} cannot keep that its job goes back to {number}: {error}"
+            ) from error
 
     async def begin_with(self, found: CompletedCheckpoint, number: int) -> None:
-        """A job was told to begin with `found`: until it completes one of its own, `newest` finds that, and nothing else.
+        """A job was told to begin with `found`: until it completes one of its own, `newest` finds
+        that, and nothing else.
 
-        Its sinks drop what was prepared since, as in `leave_behind`. `number` is above all others. Durable on return.
-        Raises CheckpointError.
+        Its sinks drop what was prepared since, as in `leave_behind`. `number` is above all others.
+        Durable on return. Raises CheckpointError.
         """
-        if found.location.startswith(f"{self.url}/") and found.checkpoint_id > await self.finished():
+        if (
+            found.location.startswith(f"{self.url}/")
+            and found.checkpoint_id > await self.finished()
+        ):
             await self.leave_behind(found.checkpoint_id)
             return
         await self._confirm_lease()
         try:
             taken = await self._numbers("taken")
-            if not taken or taken[-1] < await self.highest() or (await self._taken(taken[-1]))[0] != found.location:
+            if (
+                not taken
+                or taken[-1] < await self.highest()
+                or (await self._taken(taken[-1]))[0] != found.location
+            ):
                 entry = seal([found.location, found.kind.value, found.checkpoint_id], self._key)
                 await self._put(found, self._objects, f"taken/{number}", entry)
         except RestoreError as error:
-            raise CheckpointError(f"{self.url} cannot keep that its job begins with {found.location}: {error}") from error
+            raise CheckpointError(
+                f"{self.url} cannot keep that its job begins with {found.location}: {error}"
+            ) from error
 
     # Finding.
 
     async def newest(self, *, fall_back: bool = False) -> CompletedCheckpoint | None:
-        """The completed checkpoint or savepoint with the largest number that was not left behind; None: there is none, or its job is over.
+        """The completed checkpoint or savepoint with the largest number that was not left behind;
+        None: there is none, or its job is over.
 
-        One that cannot be read is refused with a RestoreError, and only with `fall_back` passed over for an older one, with a warning: what
-        sinks committed since then would be committed again. A savepoint that did not end its job committed nothing, so it may be gone.
+        One that cannot be read is refused with a RestoreError, and only with `fall_back` passed
+        over for an older one, with a warning: what sinks committed since then would be committed
+        again. A savepoint that did not end its job committed nothing, so it may be gone.
         """
         finished = await self.finished()
         savepoints = await self._numbers("taken")
         left = await self._numbers("left")
-        numbers = sorted({*savepoints, *await self._numbers("checkpoints")}.difference(left), reverse=True)
+        numbers = sorted(
+            {*savepoints, *await self._numbers("checkpoints")}.difference(left), reverse=True
+        )
         refused = False
         for number in numbers:
             if number <= finished:
@@ -296,24 +394,40 @@ class FlowStore:
                 if number not in savepoints:
                     return await self.checkpoint(number)
                 url, kind, inside = await self._taken(number)
-                if kind is CheckpointKind.SAVEPOINT and inside == number and not await self._has_metadata(url):
+                if (
+                    kind is CheckpointKind.SAVEPOINT
+                    and inside == number
+                    and not await self._has_metadata(url)
+                ):
                     continue
                 return await self._read(url, inside)
             except RestoreError as error:
                 if not fall_back:
                     raise RestoreError(
-                        f"the newest checkpoint in {self.url} cannot be restored, and no older one is taken in its place by itself: {error}"
-                        ". Put it back where it was, name one that is there by restore=, or begin without any: restore=None, fresh=True"
+                        f"the newest checkpoint in {self.url} cannot be restored, and no older "
+                        f"one is taken in its place by itself: {error}"
+                        ". Put it back where it was, name one that is there by restore=, or begin "
+                        "without any: restore=None, fresh=True"
                     ) from error
                 logger.warning("an older checkpoint is taken: %s", error)
                 refused = True
         if refused:
-            raise RestoreError(f"no checkpoint in {self.url} can be restored: the log says why, of each")
+            raise RestoreError(
+                f"no checkpoint in {self.url} can be restored: the log says why, of each"
+            )
         return None
 
     async def highest(self) -> int:
-        """The largest number that was ever completed or finished, 0 if there is none: those of a new job begin above it."""
-        return max([await self.finished(), *await self._numbers("taken"), *await self._numbers("checkpoints")])
+        """The largest number that was ever completed or finished, 0 if there is none: those of a
+        new job begin above it.
+        """
+        return max(
+            [
+                await self.finished(),
+                *await self._numbers("taken"),
+                *await self._numbers("checkpoints"),
+            ]
+        )
 
     async def finished(self) -> int:
         """Up to that number there is nothing to resume; 0: no job was ever finished."""
@@ -324,7 +438,9 @@ class FlowStore:
         return await self._numbers("checkpoints")
 
     async def left_behind(self) -> list[int]:
-        """Numbers that are not resumed unless they are asked for, ascending: a job went back to an older one."""
+        """Numbers that are not resumed unless they are asked for, ascending: a job went back to
+        an older one.
+        """
         return await self._numbers("left")
 
     async def checkpoint(self, number: int) -> CompletedCheckpoint:
@@ -336,7 +452,11 @@ class FlowStore:
         found = []
         for number in await self._numbers("taken"):
             url, _, inside = await self._taken(number)
-            if inside == number and url.startswith(f"{self.url}/") and await self._has_metadata(url):
+            if (
+                inside == number
+                and url.startswith(f"{self.url}/")
+                and await self._has_metadata(url)
+            ):
                 found.append(url)
         return found
 
@@ -346,7 +466,11 @@ class FlowStore:
             names = [name.split("/") for name in await self._objects.names(kind)]
         except OSError as error:
             raise RestoreError(f"{self.url} cannot be searched for {kind}: {error}") from error
-        return sorted(int(parts[1]) for parts in names if len(parts) > 1 and parts[1].isdecimal() and parts[2:] in ([], [METADATA]))
+        return sorted(
+            int(parts[1])
+            for parts in names
+            if len(parts) > 1 and parts[1].isdecimal() and parts[2:] in ([], [METADATA])
+        )
 
     async def _has_metadata(self, url: str) -> bool:
         try:
@@ -360,11 +484,15 @@ class FlowStore:
     async def _read(self, url: str, number: int) -> CompletedCheckpoint:
         stored = await read_checkpoint(url, self._host, self._key, root=self._objects)
         if stored.checkpoint_id != number:
-            raise RestoreError(f"{url} holds {shown(stored)}, expected number {number}: files were moved")
+            raise RestoreError(
+                f"{url} holds {shown(stored)}, expected number {number}: files were moved"
+            )
         return stored
 
     async def _taken(self, number: int) -> tuple[str, CheckpointKind, int]:
-        """Where savepoint `number` is, of which kind, and the number in its metadata: another one if a job was told to begin with it."""
+        """Where savepoint `number` is, of which kind, and the number in its metadata: another
+        one if a job was told to begin with it.
+        """
         where = join_url(self.url, f"taken/{number}")
         try:
             content = unseal(await self._objects.read(f"taken/{number}"), where, self._key)
@@ -372,37 +500,62 @@ class FlowStore:
             raise RestoreError(f"{where} cannot be read: {error}") from error
         match content:
             case [str(location), CheckpointKind.SAVEPOINT | CheckpointKind.SYNC_SAVEPOINT as kind]:
-                return location if "://" in location else join_url(self.url, location), CheckpointKind(kind), number
-            case [str(location), CheckpointKind.CHECKPOINT | CheckpointKind.SAVEPOINT | CheckpointKind.SYNC_SAVEPOINT as kind, int(inside)]:
+                return (
+                    location if "://" in location else join_url(self.url, location),
+                    CheckpointKind(kind),
+                    number,
+                )
+            case [
+                str(location),
+                CheckpointKind.CHECKPOINT
+                | CheckpointKind.SAVEPOINT
+                | CheckpointKind.SYNC_SAVEPOINT as kind,
+                int(inside),
+            ]:
                 return location, CheckpointKind(kind), inside
             case _:
-                raise RestoreError(f"{where} does not say where a savepoint is: it is damaged, restore it from a copy")
+                raise RestoreError(
+                    f"{where} does not say where a savepoint is: it is damaged, restore it from a "
+                    "copy"
+                )
 
     def _own_name(self, checkpoint: CompletedCheckpoint, name: str) -> str:
         own = name[len(self.url) + 1 :] if name.startswith(f"{self.url}/state/") else name
         if "://" in own:
             raise CheckpointError(
-                f"{shown(checkpoint)} refers to {name}, which is not in {self.url}: the first after a restored savepoint must be full"
+                f"{shown(checkpoint)} refers to {name}, which is not in {self.url}: the first "
+                "after a restored savepoint must be full"
             )
         return own
 
     # Writing.
 
-    async def _put(self, checkpoint: CompletedCheckpoint, objects: ObjectStore, name: str, data: bytes) -> None:
+    async def _put(
+        self, checkpoint: CompletedCheckpoint, objects: ObjectStore, name: str, data: bytes
+    ) -> None:
         """Create an object, or make sure that it is not there."""
         where = join_url(objects.url, name)
         try:
             # False, and yet ours, if a reply was lost and the request repeated.
-            created = await to_the_end(objects.create(name, whole(data))) or await objects.read(name) == data
-            # The time that it took may have been too long: then whoever leads now has not seen it, and nobody may act on it.
+            created = (
+                await to_the_end(objects.create(name, whole(data)))
+                or await objects.read(name) == data
+            )
+            # The time that it took may have been too long: then whoever leads now has not seen it,
+            # and nobody may act on it.
             await self._confirm_lease()
         except (OSError, asyncio.CancelledError) as error:
             await self._withdraw(objects, name, data)
             if isinstance(error, OSError):
-                raise CheckpointError(f"{shown(checkpoint)} could not be stored at {where}: {error}") from error
+                raise CheckpointError(
+                    f"{shown(checkpoint)} could not be stored at {where}: {error}"
+                ) from error
             raise
         if not created:
-            raise CheckpointError(f"{shown(checkpoint)} could not be stored: {where} exists, expected a new number: is another job there?")
+            raise CheckpointError(
+                f"{shown(checkpoint)} could not be stored: {where} exists, expected a new number: "
+                "is another job there?"
+            )
 
     async def _confirm_lease(self) -> None:
         """Raise CheckpointError if another job has the lease; one that is late learns that here."""
@@ -428,14 +581,17 @@ async def _remove_own(objects: ObjectStore, name: str, data: bytes) -> None:
 
 
 def open_store(url: str, host: Host, key: bytes | None = None) -> FlowStore:
-    """The store of the flow whose root is `url`, as `urls.flow_url(store, flow)` gives it. Does no I/O.
+    """The store of the flow whose root is `url`, as `urls.flow_url(store, flow)` gives it. Does no
+    I/O.
 
     With a `key`, metadata carries a MAC made with it, and what has another or none is refused.
     """
     return FlowStore(host, open_objects(url, host), key)
 
 
-async def read_checkpoint(url: str, host: Host, key: bytes | None = None, *, root: ObjectStore | None = None) -> CompletedCheckpoint:
+async def read_checkpoint(
+    url: str, host: Host, key: bytes | None = None, *, root: ObjectStore | None = None
+) -> CompletedCheckpoint:
     """The checkpoint or savepoint whose directory is `url`, or a path. Raises RestoreError.
 
     Its state files are named by URL, but those below `root`, if given, relative to it.
@@ -451,9 +607,14 @@ async def read_checkpoint(url: str, host: Host, key: bytes | None = None, *, roo
         what = "it is no directory"
         if not isinstance(error, NotADirectoryError):
             with suppress(OSError):
-                what = f"it has no file {METADATA!r}" if await open_objects(url, host).names() else "there is nothing"
+                what = (
+                    f"it has no file {METADATA!r}"
+                    if await open_objects(url, host).names()
+                    else "there is nothing"
+                )
         raise RestoreError(
-            f"{location} is no checkpoint or savepoint: {what}; expected the directory of a savepoint, as job.savepoint() and job.stop() "
+            f"{location} is no checkpoint or savepoint: {what}; expected the directory of a "
+            "savepoint, as job.savepoint() and job.stop() "
             "return it, or of a checkpoint, which is checkpoints/NUMBER under the flow in its store"
         ) from error
     except OSError as error:
@@ -463,13 +624,21 @@ async def read_checkpoint(url: str, host: Host, key: bytes | None = None, *, roo
     if not checkpoint.kind.is_savepoint:
         base, found, _ = location.rpartition("/checkpoints/")
         if not found:
-            raise RestoreError(f"{where} is of a checkpoint, which cannot be moved away from its store: take a savepoint for that")
+            raise RestoreError(
+                f"{where} is of a checkpoint, which cannot be moved away from its store: take a "
+                "savepoint for that"
+            )
     if root is None or base != root.url:
         checkpoint = rename_files(checkpoint, lambda name: join_url(base, name))
-    return replace(checkpoint, location=location, directory=location if checkpoint.kind.is_savepoint else "")
+    return replace(
+        checkpoint, location=location, directory=location if checkpoint.kind.is_savepoint else ""
+    )
 
 
 def _relative_name(checkpoint: CompletedCheckpoint, name: str, directory: str) -> str:
     if not name.startswith(f"{directory}/state/"):
-        raise CheckpointError(f"{shown(checkpoint)} refers to {name}, which is not in {directory}: a savepoint must be complete in itself")
+        raise CheckpointError(
+            f"{shown(checkpoint)} refers to {name}, which is not in {directory}: a savepoint must "
+            "be complete in itself"
+        )
     return name[len(directory) + 1 :]

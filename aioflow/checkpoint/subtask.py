@@ -1,4 +1,6 @@
-"""What one subtask contributes to a checkpoint, as plain data: its acknowledgement carries it, the metadata lists it."""
+"""What one subtask contributes to a checkpoint, as plain data: its acknowledgement carries it,
+the metadata lists it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from enum import StrEnum
 
 from aioflow.state.handles import KeyedStateHandle, StateFile
 
-__all__ = ["HEAD_BYTES", "ChannelSide", "ChannelStateHandle", "CheckpointStats", "OperatorStateHandle", "SubtaskState"]
+__all__ = [
+    "HEAD_BYTES",
+    "ChannelSide",
+    "ChannelStateHandle",
+    "CheckpointStats",
+    "OperatorStateHandle",
+    "SubtaskState",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +42,16 @@ class ChannelSide(StrEnum):
     CHAIN = "chain"
     """In the task, in front of an operator: from 1; 0: what a source without any has read."""
     RESTORED = "restored"
-    """Data in the task that it restored and has not processed. It also holds the event time of the whole input."""
+    """Data in the task that it restored and has not processed.
+
+    It also holds the event time of the whole input.
+    """
 
 
 HEAD_BYTES = 14
-"""Head of a file of data in flight: version, event time in front of the data, number of channels."""
+"""Head of a file of data in flight: version, event time in front of the data, number of
+channels.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +65,9 @@ class ChannelStateHandle:
 
     @property
     def is_data(self) -> bool:
-        """Whether it is more than the event time of a whole input: alone, that is not needed, as the sources tell it again."""
+        """Whether it is more than the event time of a whole input: alone, that is not needed, as
+        the sources tell it again.
+        """
         return self.side is not ChannelSide.RESTORED or self.file.size > HEAD_BYTES
 
 
@@ -62,7 +78,9 @@ class SubtaskState:
     operators: tuple[OperatorStateHandle, ...] = ()
     channels: tuple[ChannelStateHandle, ...] = ()
     finished: bool = False
-    """Whether its input had ended and it had finished before the checkpoint: nothing is left to process."""
+    """Whether its input had ended and it had finished before the checkpoint: nothing is left to
+    process.
+    """
 
     def files(self) -> Iterator[StateFile]:
         """All that it refers to, in order."""
@@ -79,7 +97,10 @@ class SubtaskState:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStats:
-    """How one subtask's checkpoint went. Durations in ms, sizes in bytes; the names are those of Flink's REST API."""
+    """How one subtask's checkpoint went.
+
+    Durations in ms, sizes in bytes; the names are those of Flink's REST API.
+    """
 
     start_delay_ms: int = 0
     """From the trigger to the first barrier here."""

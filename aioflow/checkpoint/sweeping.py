@@ -1,6 +1,7 @@
 """Finds files that crashed jobs and tasks left in the store of a flow, and removes old ones.
 
-Nothing that a completed checkpoint refers to is ever removed, and nothing at all when one of them cannot be read: then nobody knows.
+Nothing that a completed checkpoint refers to is ever removed, and nothing at all when one of them
+cannot be read: then nobody knows.
 """
 
 from __future__ import annotations
@@ -21,15 +22,28 @@ __all__ = ["GRACE_MS", "sweep", "sweep_state"]
 logger = logging.getLogger(__name__)
 
 GRACE_MS = 10 * 60 * 1000
-"""How old something must be. A job that lost its lease may still write: nobody waits for it, but its files must not vanish under it."""
+"""How old something must be.
+
+A job that lost its lease may still write: nobody waits for it, but its files must not vanish under
+it.
+"""
 
 
-async def sweep(store: FlowStore, host: Host, *, retain: int, keep: Collection[int] = (), grace_ms: int = GRACE_MS) -> list[str]:
-    """Remove what is left over, and return its names. For the holder of the lease, before its job writes anything.
+async def sweep(
+    store: FlowStore,
+    host: Host,
+    *,
+    retain: int,
+    keep: Collection[int] = (),
+    grace_ms: int = GRACE_MS,
+) -> list[str]:
+    """Remove what is left over, and return its names. For the holder of the lease, before its job
+    writes anything.
 
-    Left over are checkpoints beyond the `retain` newest (those numbered in `keep` stay, whatever they are) and those of jobs that are over,
-    state that none refers to, savepoints that were never completed, and files that were never finished. Savepoints stay for ever. What a
-    job left behind when it went back is none of the newest, and stays until that job has completed another one.
+    Left over are checkpoints beyond the `retain` newest (those numbered in `keep` stay, whatever
+    they are) and those of jobs that are over, state that none refers to, savepoints that were never
+    completed, and files that were never finished. Savepoints stay for ever. What a job left behind
+    when it went back is none of the newest, and stays until that job has completed another one.
     What the store refuses stays too, for the next time.
     """
     objects = store.objects
@@ -46,7 +60,11 @@ async def sweep(store: FlowStore, host: Host, *, retain: int, keep: Collection[i
         left = dict.fromkeys(await store.left_behind())
         going = [number for number in numbers if number not in left]
         stays = {*going[-retain:], *(number for number in left if not going or number > going[-1])}
-        over = [number for number in numbers if number not in keep and (number <= finished or number not in stays)]
+        over = [
+            number
+            for number in numbers
+            if number not in keep and (number <= finished or number not in stays)
+        ]
         await remove([f"checkpoints/{number}/{METADATA}" for number in over])
         removed += await _remove_state(store, before)
         saved: dict[str, list[str]] = {}
@@ -63,15 +81,20 @@ async def sweep(store: FlowStore, host: Host, *, retain: int, keep: Collection[i
 
 
 async def sweep_state(store: FlowStore, host: Host, *, grace_ms: int = GRACE_MS) -> list[str]:
-    """Remove the state that no checkpoint refers to, and return its names. For a job whose tasks are about to be deployed again.
+    """Remove the state that no checkpoint refers to, and return its names. For a job whose tasks
+    are about to be deployed again.
 
-    A task that was killed had written files for a checkpoint that never came. Checkpoints may be completed meanwhile: their files are
-    either younger than `grace_ms`, or belong to one that is there already.
+    A task that was killed had written files for a checkpoint that never came. Checkpoints may be
+    completed meanwhile: their files are either younger than `grace_ms`, or belong to one that is
+    there already.
     """
     removed: list[str] = []
     try:
         removed = await _remove_state(store, host.clock.wall_ms() - grace_ms)
-    except (OSError, RestoreError) as error:  # Perhaps a checkpoint that went while it was read: the next time.
+    except (
+        OSError,
+        RestoreError,
+    ) as error:  # Perhaps a checkpoint that went while it was read: the next time.
         logger.debug("state that is left over in %s stays there: %s", store.url, error)
     if removed:
         logger.info("removed %d left-over files of state from %s", len(removed), store.url)
@@ -83,7 +106,11 @@ async def _remove_state(store: FlowStore, before_ms: int) -> list[str]:
     referred: set[str] = set()
     for number in await store.checkpoints():
         referred.update(files_of((await store.checkpoint(number)).subtasks.values()))
-    return await _remove_old(store, [name for name in await store.objects.names("state") if name not in referred], before_ms)
+    return await _remove_old(
+        store,
+        [name for name in await store.objects.names("state") if name not in referred],
+        before_ms,
+    )
 
 
 async def _remove_old(store: FlowStore, names: list[str], before_ms: int) -> list[str]:

@@ -1,4 +1,5 @@
-"""What is taken next, and when: savepoints, the final checkpoint, checkpoints that were asked for, then what the clock asks for.
+"""What is taken next, and when: savepoints, the final checkpoint, checkpoints that were asked for,
+then what the clock asks for.
 
     AHEAD --every subtask is through with its data--> UNDER_WAY --complete--> COMPLETE       (the final checkpoint)
     UNDER_WAY --failed--> AHEAD, again after a while          COMPLETE --the job restarts--> AHEAD
@@ -18,10 +19,14 @@ from aioflow.checkpoint.requests import Request, RequestQueue
 __all__ = ["CheckpointTurns"]
 
 FINAL_RETRY_S = 1.0
-"""A final checkpoint that failed is tried again after so long: the tasks wait for it, and a store that is full is not asked in a loop."""
+"""A final checkpoint that failed is tried again after so long: the tasks wait for it, and a
+store that is full is not asked in a loop.
+"""
 
 FINAL_REPEAT_S = 5.0
-"""That the final checkpoint is complete is said again after so long, while tasks wait to hear it: no later one will tell them."""
+"""That the final checkpoint is complete is said again after so long, while tasks wait to hear
+it: no later one will tell them.
+"""
 
 
 class _Final(Enum):
@@ -31,7 +36,10 @@ class _Final(Enum):
 
 
 class CheckpointTurns:
-    """Who has asked, what the clock says, and how far the final checkpoint is. `subtasks` is looked at, never changed."""
+    """Who has asked, what the clock says, and how far the final checkpoint is.
+
+    `subtasks` is looked at, never changed.
+    """
 
     def __init__(self, options: CoordinatorOptions, subtasks: SubtaskTable) -> None:
         self._options = options
@@ -41,7 +49,9 @@ class CheckpointTurns:
         """The user stops the job: the final checkpoint is made for this request."""
         self._final = _Final.AHEAD
         self._final_at_s = 0.0
-        """When the final checkpoint is tried again, and once it is complete: when that is said again."""
+        """When the final checkpoint is tried again, and once it is complete: when that is said
+        again.
+        """
         self._periodic_at_s: float | None = None
         self._last_completion_s: float | None = None
 
@@ -130,7 +140,9 @@ class CheckpointTurns:
         return True
 
     def next_due(self, *, has_slot: bool) -> float | None:
-        """When time alone will change something, in seconds of the monotonic clock; without a slot nothing more can be taken."""
+        """When time alone will change something, in seconds of the monotonic clock; without a
+        slot nothing more can be taken.
+        """
         if self._awaits_the_end:
             return self._final_at_s
         if not has_slot or self._final is not _Final.AHEAD:
@@ -149,7 +161,10 @@ class CheckpointTurns:
         return request
 
     def _periodic_due(self, now: Moment | None) -> float | None:
-        """When the interval asks for the next one: first an interval after all tasks run. None: never, or they do not run."""
+        """When the interval asks for the next one: first an interval after all tasks run.
+
+        None: never, or they do not run.
+        """
         interval_ms = self._options.interval_ms
         if interval_ms is None or isinstance(self._subtasks.plan(), CheckpointRefused):
             return None

@@ -1,7 +1,8 @@
 """Where things are: stores by URL, and the place of a flow in a store.
 
-A flow's name is any text. Its directory is the name with every character but `[A-Za-z0-9_-]` written as a dot and two hexadecimal digits a
-byte of its UTF-8, cut into segments of which all but the last end with `.-`: each name has one place, and each place one name.
+A flow's name is any text. Its directory is the name with every character but `[A-Za-z0-9_-]`
+written as a dot and two hexadecimal digits a byte of its UTF-8, cut into segments of which all but
+the last end with `.-`: each name has one place, and each place one name.
 """
 
 from __future__ import annotations
@@ -33,19 +34,26 @@ ESCAPED = re.compile(rb"\.([0-9A-F]{2})")
 
 
 def open_objects(url: str, host: Host) -> ObjectStore:
-    """The objects under a URL: `file:///path` or just a path, `memory://name`, `s3://bucket/prefix`, `gs://`, `az://`.
+    """The objects under a URL: `file:///path` or just a path, `memory://name`,
+    `s3://bucket/prefix`, `gs://`, `az://`.
 
-    Does no I/O. Raises CheckpointError for a URL that means nothing here, or whose extra is not installed.
+    Does no I/O. Raises CheckpointError for a URL that means nothing here, or whose extra is not
+    installed.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
         if not url:
-            raise CheckpointError("the URL of a store is empty, expected for example file:///var/lib/app/checkpoints")
+            raise CheckpointError(
+                "the URL of a store is empty, expected for example file:///var/lib/app/checkpoints"
+            )
         return DirectoryObjects(host, url)
     if scheme == "file":
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-            raise CheckpointError(f"store {url} names another machine, expected three slashes and an absolute path: file:///{rest}")
+            raise CheckpointError(
+                f"store {url} names another machine, expected three slashes and an absolute path: "
+                f"file:///{rest}"
+            )
         return DirectoryObjects(host, unquote(parts.path))
     if scheme == "memory":
         if not rest.strip("/"):
@@ -55,11 +63,16 @@ def open_objects(url: str, host: Host) -> ObjectStore:
         try:
             from aioflow.checkpoint.remote import RemoteObjects  # Its package is an extra.
         except ModuleNotFoundError as error:
-            raise CheckpointError(f"store {url} needs the package obstore, which is not installed: pip install 'aioflow[s3]'") from error
+            raise CheckpointError(
+                f"store {url} needs the package obstore, which is not installed: pip install "
+                "'aioflow[s3]'"
+            ) from error
 
         return RemoteObjects(host, url)
     known = ", ".join(f"{known}://" for known in SCHEMES)
-    raise CheckpointError(f"store {redacted(url)} has the scheme {scheme!r}, expected one of {known}, or a path")
+    raise CheckpointError(
+        f"store {redacted(url)} has the scheme {scheme!r}, expected one of {known}, or a path"
+    )
 
 
 def join_url(url: str, name: str) -> str:
@@ -76,7 +89,10 @@ def encode_flow(flow: str) -> str:
     """The place of a flow, as an object name."""
     if not flow:
         raise ValueError("the name of a flow is empty, expected a text to keep its state under")
-    text = "".join(chr(byte) if byte in PLAIN else f".{byte:02X}" for byte in flow.encode("utf-8", "surrogatepass"))
+    text = "".join(
+        chr(byte) if byte in PLAIN else f".{byte:02X}"
+        for byte in flow.encode("utf-8", "surrogatepass")
+    )
     pieces = [text[start : start + SEGMENT_LENGTH] for start in range(0, len(text), SEGMENT_LENGTH)]
     return f"{GOES_ON}/".join(pieces)
 
@@ -84,7 +100,9 @@ def encode_flow(flow: str) -> str:
 def decode_flow(place: str) -> str:
     """The name of the flow that has this place. Raises ValueError if none has."""
     text = place.replace(f"{GOES_ON}/", "").encode("ascii")
-    flow = ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), text).decode("utf-8", "surrogatepass")
+    flow = ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), text).decode(
+        "utf-8", "surrogatepass"
+    )
     if encode_flow(flow) != place:
         raise ValueError(f"{place!r} is the place of no flow")
     return flow

@@ -1,4 +1,6 @@
-"""How a command asks a cluster: where its JobManagers are, with which secret, and what is said when nobody answers."""
+"""How a command asks a cluster: where its JobManagers are, with which secret, and what is said
+when nobody answers.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def addresses(text: str) -> Whereabouts:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def asking(arguments: argparse.Namespace, body: Callable[[ClusterClient], Coroutine[Any, Any, int]]) -> int:
+def asking(
+    arguments: argparse.Namespace, body: Callable[[ClusterClient], Coroutine[Any, Any, int]]
+) -> int:
     find_started(arguments)
 
     async def connected(host: Host) -> int:
@@ -59,7 +63,9 @@ def asking(arguments: argparse.Namespace, body: Callable[[ClusterClient], Corout
     return run_on_host(arguments, connected)
 
 
-def run_on_host(arguments: argparse.Namespace, body: Callable[[Host], Coroutine[Any, Any, int]]) -> int:
+def run_on_host(
+    arguments: argparse.Namespace, body: Callable[[Host], Coroutine[Any, Any, int]]
+) -> int:
     """Run `body` in a loop of its own; errors of the world become a line and a code."""
 
     async def on_a_host() -> int:
@@ -70,7 +76,9 @@ def run_on_host(arguments: argparse.Namespace, body: Callable[[Host], Coroutine[
             await host.close()
 
     if arguments.command in ("jobmanager", "taskmanager"):
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(on_a_host())
@@ -82,7 +90,10 @@ def _failed(arguments: argparse.Namespace, error: Exception) -> int:
     if isinstance(error, BrokenPipeError) and reader_is_gone():
         return FAILED
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        text = f"port {arguments.port} is in use: another jobmanager may run there; choose another with --port"
+        text = (
+            f"port {arguments.port} is in use: another jobmanager may run there; choose another "
+            "with --port"
+        )
     elif isinstance(error, NoJobManager):
         text = f"{error.what}: {_remedy(arguments)}"
     else:
@@ -97,15 +108,25 @@ def _remedy(arguments: argparse.Namespace) -> str:
     alive = [] if arguments.at.data is None else processes_of(data)
     if alive:
         others = f"processes {', '.join(map(str, alive))} of its cluster still run"
-        return f"it is gone, {others}; end them with aioflow cluster stop, and start it again (its jobs are kept)"
-    return "start a cluster with aioflow cluster start" + ("" if "data" in arguments else ", or name one with --at")
+        return (
+            f"it is gone, {others}; end them with aioflow cluster stop, and start it again (its "
+            "jobs are kept)"
+        )
+    return "start a cluster with aioflow cluster start" + (
+        "" if "data" in arguments else ", or name one with --at"
+    )
 
 
 def secret_of(path: Path) -> bytes:
     """Raises NotAuthenticated."""
-    if path == DATA / "secret" and not path.exists():  # Nobody has named it: the first command in a new directory.
+    if (
+        path == DATA / "secret" and not path.exists()
+    ):  # Nobody has named it: the first command in a new directory.
         here = f"no cluster was started in this directory: there is no {path}"
-        raise NotAuthenticated(f"{here}. Start one with aioflow cluster start, or name the secret of another with --secret-file")
+        raise NotAuthenticated(
+            f"{here}. Start one with aioflow cluster start, or name the secret of another with "
+            "--secret-file"
+        )
     return read_secret(str(path), "with --secret-file")
 
 
@@ -117,11 +138,18 @@ def find_started(arguments: argparse.Namespace) -> None:
 
 
 def whereabouts_of(data: Path) -> Whereabouts:
-    """The JobManager that started last, or whoever leads by now. Raises FileNotFoundError, or UsageError for a file with something else."""
+    """The JobManager that started last, or whoever leads by now.
+
+    Raises FileNotFoundError, or UsageError for a file with something else.
+    """
     path = data / "address"
     text = path.read_text(encoding="utf-8", errors="replace").strip()
     try:
         return Whereabouts((parse_address(text),), str(data))
     except ValueError as error:
-        remedy = "start the jobmanager of this directory again, which writes it, or name one with --at"
-        raise UsageError(f"{path} should hold the address of a jobmanager: {error}; {remedy}") from error
+        remedy = (
+            "start the jobmanager of this directory again, which writes it, or name one with --at"
+        )
+        raise UsageError(
+            f"{path} should hold the address of a jobmanager: {error}; {remedy}"
+        ) from error

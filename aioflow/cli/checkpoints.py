@@ -15,19 +15,41 @@ __all__ = ["add_checkpoint_options", "checkpoint_options"]
 
 def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     """Give a command the options of checkpoints."""
-    parser.add_argument("--checkpoints", metavar="URL", help="keep state there (a directory, file:// s3:// gs:// az://), go on from it")
+    parser.add_argument(
+        "--checkpoints",
+        metavar="URL",
+        help="keep state there (a directory, file:// s3:// gs:// az://), go on from it",
+    )
     parser.add_argument("--every", metavar="TIME", help="between two checkpoints (10s)")
-    parser.add_argument("--restore", metavar="PATH", help="begin with this savepoint, not with the newest state in the store")
-    parser.add_argument("--checkpoint-key-file", metavar="FILE", help="secret: restore only what was written with it")
-    parser.add_argument("--fresh", action="store_true", help="begin without state, whatever the store holds")
-    parser.add_argument("--allow-non-restored", action="store_true", help="drop state of operators that the flow has no more")
+    parser.add_argument(
+        "--restore",
+        metavar="PATH",
+        help="begin with this savepoint, not with the newest state in the store",
+    )
+    parser.add_argument(
+        "--checkpoint-key-file",
+        metavar="FILE",
+        help="secret: restore only what was written with it",
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="begin without state, whatever the store holds"
+    )
+    parser.add_argument(
+        "--allow-non-restored",
+        action="store_true",
+        help="drop state of operators that the flow has no more",
+    )
 
 
 def checkpoint_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What was given, as options of `flow.run`. Raises UsageError for what cannot be meant."""
     if arguments.fresh and arguments.restore is not None:
         raise UsageError("--fresh begins without state, --restore with some: give one of them")
-    given = {name: getattr(arguments, name) for name in ("checkpoints", "every", "restore") if getattr(arguments, name) is not None}
+    given = {
+        name: getattr(arguments, name)
+        for name in ("checkpoints", "every", "restore")
+        if getattr(arguments, name) is not None
+    }
     if arguments.checkpoint_key_file is not None:
         given["checkpoint_key"] = Path(arguments.checkpoint_key_file)
     if arguments.fresh:

@@ -1,4 +1,6 @@
-"""The commands about the processes of a cluster: `jobmanager`, `taskmanager`, and `cluster`, which starts and ends them on this machine."""
+"""The commands about the processes of a cluster: `jobmanager`, `taskmanager`, and `cluster`,
+which starts and ends them on this machine.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aioflow.cli.asking import DATA, FAILED, FINISHED, LOCAL, PORT, addresses, asking, run_on_host, secret_of, whereabouts_of
+from aioflow.cli.asking import (
+    DATA,
+    FAILED,
+    FINISHED,
+    LOCAL,
+    PORT,
+    addresses,
+    asking,
+    run_on_host,
+    secret_of,
+    whereabouts_of,
+)
 from aioflow.cli.jobs import print_jobs
 from aioflow.cli.monitor import add_monitor_options, monitor_arguments, served
 from aioflow.cli.processes import jobmanagers_of, processes_of
@@ -42,43 +55,112 @@ STOP_TIMEOUT_S = 15.0
 
 def add_commands(commands: Any) -> None:
     """Add the commands to an argparse subparsers object."""
-    jobmanager = commands.add_parser("jobmanager", help="run a JobManager", description="Take jobs and hand out the slots of TaskManagers.")
-    jobmanager.add_argument("--port", type=port, default=PORT, help=f"where to listen ({PORT}); 0: any free port")
-    jobmanager.add_argument("--bind", type=bind_address, default="127.0.0.1", metavar="ADDRESS", help="address to listen at (127.0.0.1)")
-    jobmanager.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"jobs and lease are kept there ({DATA})")
-    jobmanager.add_argument("--secret-file", type=Path, metavar="FILE", help="the shared secret (DIR/secret, made when absent)")
+    jobmanager = commands.add_parser(
+        "jobmanager",
+        help="run a JobManager",
+        description="Take jobs and hand out the slots of TaskManagers.",
+    )
+    jobmanager.add_argument(
+        "--port", type=port, default=PORT, help=f"where to listen ({PORT}); 0: any free port"
+    )
+    jobmanager.add_argument(
+        "--bind",
+        type=bind_address,
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen at (127.0.0.1)",
+    )
+    jobmanager.add_argument(
+        "--data",
+        type=Path,
+        default=DATA,
+        metavar="DIR",
+        help=f"jobs and lease are kept there ({DATA})",
+    )
+    jobmanager.add_argument(
+        "--secret-file",
+        type=Path,
+        metavar="FILE",
+        help="the shared secret (DIR/secret, made when absent)",
+    )
     add_monitor_options(jobmanager)
     jobmanager.set_defaults(carry_out=_jobmanager)
 
-    taskmanager = commands.add_parser("taskmanager", help="run a TaskManager", description="Lend slots to a cluster and run tasks in them.")
-    taskmanager.add_argument("--jobmanager", type=addresses, metavar="HOST:PORT[,...]", help=f"whom to register at (127.0.0.1:{PORT})")
-    taskmanager.add_argument("--data", type=Path, metavar="DIR", help="of the JobManagers: the lease in it says which of them leads")
+    taskmanager = commands.add_parser(
+        "taskmanager",
+        help="run a TaskManager",
+        description="Lend slots to a cluster and run tasks in them.",
+    )
+    taskmanager.add_argument(
+        "--jobmanager",
+        type=addresses,
+        metavar="HOST:PORT[,...]",
+        help=f"whom to register at (127.0.0.1:{PORT})",
+    )
+    taskmanager.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="of the JobManagers: the lease in it says which of them leads",
+    )
     taskmanager.add_argument("--slots", type=positive, default=1, help="how many (1)")
     reached = "address at which others reach it (127.0.0.1)"
-    taskmanager.add_argument("--bind", type=bind_address, default="127.0.0.1", metavar="ADDRESS", help=reached)
-    taskmanager.add_argument("--secret-file", type=Path, metavar="FILE", help=f"the shared secret (DIR/secret, without DIR {DATA}/secret)")
+    taskmanager.add_argument(
+        "--bind", type=bind_address, default="127.0.0.1", metavar="ADDRESS", help=reached
+    )
+    taskmanager.add_argument(
+        "--secret-file",
+        type=Path,
+        metavar="FILE",
+        help=f"the shared secret (DIR/secret, without DIR {DATA}/secret)",
+    )
     taskmanager.set_defaults(carry_out=_taskmanager)
 
     for process in (jobmanager, taskmanager):
-        process.add_argument("--allow-plaintext", action="store_true", help="listen off loopback without TLS: others may read along")
+        process.add_argument(
+            "--allow-plaintext",
+            action="store_true",
+            help="listen off loopback without TLS: others may read along",
+        )
 
     cluster = commands.add_parser("cluster", help="start, stop or show a cluster on this machine")
     actions = cluster.add_subparsers(dest="action", metavar="ACTION", required=True)
-    start = actions.add_parser("start", help="start a JobManager and TaskManagers in the background")
-    start.add_argument("--workers", type=count, default=1, metavar="N", help="how many TaskManagers (1)")
-    start.add_argument("--slots", type=positive, default=os.cpu_count() or 1, help="slots of each (one a processor)")
-    start.add_argument("--port", type=port, default=PORT, help=f"of the JobManager ({PORT}); 0: any free port")
+    start = actions.add_parser(
+        "start", help="start a JobManager and TaskManagers in the background"
+    )
+    start.add_argument(
+        "--workers", type=count, default=1, metavar="N", help="how many TaskManagers (1)"
+    )
+    start.add_argument(
+        "--slots",
+        type=positive,
+        default=os.cpu_count() or 1,
+        help="slots of each (one a processor)",
+    )
+    start.add_argument(
+        "--port", type=port, default=PORT, help=f"of the JobManager ({PORT}); 0: any free port"
+    )
     add_monitor_options(start)
     start.set_defaults(carry_out=partial(_in_directory, _start))
     status = actions.add_parser("status", help="show its processes, slots and jobs")
     status.set_defaults(carry_out=partial(_in_directory, _status))
-    stop = actions.add_parser("stop", help="end all its processes; jobs that run are taken up again at the next start")
+    stop = actions.add_parser(
+        "stop", help="end all its processes; jobs that run are taken up again at the next start"
+    )
     stop.set_defaults(carry_out=partial(_in_directory, _stop_cluster))
     for command in (jobmanager, start):
         short = "a job that gets no slots for so long fails (30s)"
-        command.add_argument("--request-timeout", type=duration, default="30s", metavar="TIME", help=short)
+        command.add_argument(
+            "--request-timeout", type=duration, default="30s", metavar="TIME", help=short
+        )
     for action in (start, status, stop):
-        action.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"everything about it is there ({DATA})")
+        action.add_argument(
+            "--data",
+            type=Path,
+            default=DATA,
+            metavar="DIR",
+            help=f"everything about it is there ({DATA})",
+        )
     for command in (jobmanager, taskmanager, start, status, stop):
         add_tls_options(command)
 
@@ -90,14 +172,23 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
     async def body(host: Host) -> int:
         path = arguments.secret_file or arguments.data / "secret"
         check_bind(arguments.bind, arguments.secret_file is not None)
-        secret = secret_of(path) if arguments.secret_file else create_secret(str(path), _new_secret(host))
+        secret = (
+            secret_of(path)
+            if arguments.secret_file
+            else create_secret(str(path), _new_secret(host))
+        )
         arguments.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         options = JobManagerOptions(
-            data=str(arguments.data), bind=arguments.bind, port=arguments.port, request_timeout_s=to_seconds(arguments.request_timeout)
+            data=str(arguments.data),
+            bind=arguments.bind,
+            port=arguments.port,
+            request_timeout_s=to_seconds(arguments.request_timeout),
         )
 
         def on_listening(address: str, number: int) -> None:
-            whole = arguments.data / f"address.{os.getpid()}"  # Whoever waits for the file must not find it empty.
+            whole = (
+                arguments.data / f"address.{os.getpid()}"
+            )  # Whoever waits for the file must not find it empty.
             whole.write_text(f"{address}:{number}\n", encoding="utf-8")
             whole.replace(arguments.data / "address")
             print(f"jobmanager listens at {address}:{number}", flush=True)
@@ -113,8 +204,14 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
 
 def _taskmanager(arguments: argparse.Namespace) -> int:
     async def body(host: Host) -> int:
-        named = LOCAL if arguments.jobmanager is None and arguments.data is None else arguments.jobmanager or Whereabouts()
-        where = Whereabouts(named.addresses, None if arguments.data is None else str(arguments.data))
+        named = (
+            LOCAL
+            if arguments.jobmanager is None and arguments.data is None
+            else arguments.jobmanager or Whereabouts()
+        )
+        where = Whereabouts(
+            named.addresses, None if arguments.data is None else str(arguments.data)
+        )
         options = TaskManagerOptions(jobmanagers=where, slots=arguments.slots, bind=arguments.bind)
         secret = secret_of(arguments.secret_file or (arguments.data or DATA) / "secret")
         manager = TaskManager(host, secret, options, end_process=_end_soon)
@@ -153,7 +250,8 @@ def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-        # On its way out already: who tells it once more, as `cluster stop` does with all that are still there, is not to kill it.
+        # On its way out already: who tells it once more, as `cluster stop` does with all that are
+        # still there, is not to kill it.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -164,21 +262,31 @@ def _new_secret(host: Host) -> bytes:
 # A cluster on this machine.
 
 
-def _in_directory(action: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    """Carry out what begins with the files of a cluster. Raises UsageError for a directory that cannot be used."""
+def _in_directory(
+    action: Callable[[argparse.Namespace], int], arguments: argparse.Namespace
+) -> int:
+    """Carry out what begins with the files of a cluster.
+
+    Raises UsageError for a directory that cannot be used.
+    """
     try:
         if arguments.data.exists() and not arguments.data.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         return action(arguments)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise UsageError(f"{arguments.data} cannot be used: {error.strerror}; --data names a directory") from error
+        raise UsageError(
+            f"{arguments.data} cannot be used: {error.strerror}; --data names a directory"
+        ) from error
 
 
 def _start(arguments: argparse.Namespace) -> int:
     data = arguments.data
     alive = processes_of(data)
     if alive:
-        raise UsageError(f"a cluster runs with {data} already (processes {', '.join(map(str, alive))}); stop it first")
+        raise UsageError(
+            f"a cluster runs with {data} already (processes {', '.join(map(str, alive))}); stop "
+            "it first"
+        )
     monitoring = monitor_arguments(arguments)
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     (data / "address").unlink(missing_ok=True)
@@ -196,31 +304,56 @@ def _start(arguments: argparse.Namespace) -> int:
         raise
 
 
-def _bring_up(arguments: argparse.Namespace, started: list[subprocess.Popen[bytes]], tls: list[str], monitoring: list[str]) -> int:
+def _bring_up(
+    arguments: argparse.Namespace,
+    started: list[subprocess.Popen[bytes]],
+    tls: list[str],
+    monitoring: list[str],
+) -> int:
     """Start all processes, which go into `started`, and wait until the JobManager knows them."""
     data = arguments.data
     options = ["--port", str(arguments.port), "--request-timeout", arguments.request_timeout]
     with _uninterrupted():
-        jobmanager = _spawn(data, "jobmanager", ["jobmanager", "--data", str(data), *options, *tls, *monitoring])
+        jobmanager = _spawn(
+            data, "jobmanager", ["jobmanager", "--data", str(data), *options, *tls, *monitoring]
+        )
         started.append(jobmanager)
-    listens = _wait_until(lambda: (data / "address").exists() or jobmanager.poll() is not None, START_TIMEOUT_S)
+    listens = _wait_until(
+        lambda: (data / "address").exists() or jobmanager.poll() is not None, START_TIMEOUT_S
+    )
     if not listens or jobmanager.poll() is not None:
         jobmanager.kill()
         jobmanager.wait()
         raise UsageError(f"the jobmanager did not start: {_last_words(data, 'jobmanager')}")
     address = (data / "address").read_text(encoding="utf-8").strip()
     for number in range(1, arguments.workers + 1):
-        options = ["--jobmanager", address, "--data", str(data), "--slots", str(arguments.slots), "--secret-file", str(data / "secret")]
+        options = [
+            "--jobmanager",
+            address,
+            "--data",
+            str(data),
+            "--slots",
+            str(arguments.slots),
+            "--secret-file",
+            str(data / "secret"),
+        ]
         with _uninterrupted():
             started.append(_spawn(data, f"taskmanager-{number}", ["taskmanager", *options, *tls]))
     arguments.at, arguments.secret_file = whereabouts_of(data), data / "secret"
-    return asking(arguments, partial(_all_registered, arguments=arguments, taskmanagers=started[1:], address=address))
+    return asking(
+        arguments,
+        partial(_all_registered, arguments=arguments, taskmanagers=started[1:], address=address),
+    )
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C comes behind it: in the midst of starting a process it would leave one that nobody knows, and nobody can tell for ours yet."""
-    if (before := signal.getsignal(signal.SIGINT)) is not signal.default_int_handler:  # Whoever passes over Ctrl-C goes on to do so.
+    """Ctrl-C comes behind it: in the midst of starting a process it would leave one that nobody
+    knows, and nobody can tell for ours yet.
+    """
+    if (
+        before := signal.getsignal(signal.SIGINT)
+    ) is not signal.default_int_handler:  # Whoever passes over Ctrl-C goes on to do so.
         yield
         return
     came: list[int] = []
@@ -234,19 +367,36 @@ def _uninterrupted() -> Iterator[None]:
 
 
 async def _all_registered(
-    client: ClusterClient, arguments: argparse.Namespace, taskmanagers: Sequence[subprocess.Popen[bytes]], address: str
+    client: ClusterClient,
+    arguments: argparse.Namespace,
+    taskmanagers: Sequence[subprocess.Popen[bytes]],
+    address: str,
 ) -> int:
     deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
     while True:
         found = await client.taskmanagers()
-        ended = [number for number, process in enumerate(taskmanagers, 1) if process.poll() is not None]
-        if len(found) + len(ended) >= len(taskmanagers) or asyncio.get_running_loop().time() > deadline:
+        ended = [
+            number for number, process in enumerate(taskmanagers, 1) if process.poll() is not None
+        ]
+        if (
+            len(found) + len(ended) >= len(taskmanagers)
+            or asyncio.get_running_loop().time() > deadline
+        ):
             break
         await asyncio.sleep(POLL_S)
     slots = sum(line[1] for line in found)
-    print(f"cluster at {address}: {len(found)} taskmanagers with {slots} slots; logs in {arguments.data}")
+    print(
+        f"cluster at {address}: {len(found)} taskmanagers with {slots} slots; logs in "
+        f"{arguments.data}"
+    )
     if arguments.monitor is not None:  # Its port may be any free one.
-        print(next(line for line in reversed(_log(arguments.data, "jobmanager")) if line.startswith("dashboard at ")))
+        print(
+            next(
+                line
+                for line in reversed(_log(arguments.data, "jobmanager"))
+                if line.startswith("dashboard at ")
+            )
+        )
     for number in ended:
         said = _last_words(arguments.data, f"taskmanager-{number}")
         print(f"aioflow cluster: taskmanager {number} did not start: {said}", file=sys.stderr)
@@ -267,7 +417,9 @@ def _spawn(data: Path, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
     log = os.open(data / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         command = [sys.executable, "-m", "aioflow", *argv]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
     finally:
         os.close(log)
     with (data / "pids").open("a", encoding="utf-8") as pids:
@@ -296,10 +448,16 @@ def _stop_cluster(arguments: argparse.Namespace) -> int:
     _find(arguments)
     leader = None
     try:
-        leader = asyncio.run(_ask_once(arguments, ClusterClient.shutdown, timeout_s=STOP_TIMEOUT_S / 3))
+        leader = asyncio.run(
+            _ask_once(arguments, ClusterClient.shutdown, timeout_s=STOP_TIMEOUT_S / 3)
+        )
     except (AioflowError, OSError) as error:
-        print(f"aioflow cluster: the jobmanager does not answer ({error}), its processes are ended", file=sys.stderr)
-    # JobManagers first: a standby would lead next, and to one that leads the end of a TaskManager is a failure of the jobs that run there.
+        print(
+            f"aioflow cluster: the jobmanager does not answer ({error}), its processes are ended",
+            file=sys.stderr,
+        )
+    # JobManagers first: a standby would lead next, and to one that leads the end of a TaskManager
+    # is a failure of the jobs that run there.
     for pid in jobmanagers_of(arguments.data):
         if pid != leader:
             _signal(pid, signal.SIGTERM)
@@ -346,12 +504,16 @@ def _find(arguments: argparse.Namespace) -> None:
 
 
 async def _ask_once(
-    arguments: argparse.Namespace, question: Callable[[ClusterClient], Coroutine[Any, Any, T]], timeout_s: float
+    arguments: argparse.Namespace,
+    question: Callable[[ClusterClient], Coroutine[Any, Any, T]],
+    timeout_s: float,
 ) -> T:
     host = secured_host(arguments)
     try:
         async with asyncio.timeout(timeout_s):
-            async with ClusterClient(host, arguments.at, secret_of(arguments.secret_file)) as client:
+            async with ClusterClient(
+                host, arguments.at, secret_of(arguments.secret_file)
+            ) as client:
                 return await question(client)
     finally:
         await host.close()

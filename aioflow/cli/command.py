@@ -1,6 +1,8 @@
-"""The commands and their options. `main` gives the exit code: 0 finished, 1 the job failed, 2 wrong usage, 130 ended by Ctrl-C.
+"""The commands and their options. `main` gives the exit code: 0 finished, 1 the job failed, 2 wrong
+usage, 130 ended by Ctrl-C.
 
-A command that runs a flow loads nothing of the others: a service that was killed is back so much earlier.
+A command that runs a flow loads nothing of the others: a service that was killed is back so much
+earlier.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else FINISHED
     try:
         code = int(arguments.carry_out(arguments))
-        print(end="", flush=True)  # Here, not when the process ends: a reader that has left is known below.
+        print(
+            end="", flush=True
+        )  # Here, not when the process ends: a reader that has left is known below.
         return code
     except UsageError as error:
         print(f"aioflow {arguments.command}: {error}", file=sys.stderr)
@@ -57,27 +61,51 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser(command: str) -> argparse.ArgumentParser:
     """A parser that knows `command`, and every other one too unless that is one of those here."""
-    parser = argparse.ArgumentParser(prog="aioflow", description="A stateful stream processor for asyncio.")
+    parser = argparse.ArgumentParser(
+        prog="aioflow", description="A stateful stream processor for asyncio."
+    )
     parser.add_argument("--version", action="version", version=f"aioflow {aioflow.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    run = commands.add_parser("run", help="run a flow", description="Run a flow to its end. Ctrl-C stops it, a second one at once.")
+    run = commands.add_parser(
+        "run",
+        help="run a flow",
+        description="Run a flow to its end. Ctrl-C stops it, a second one at once.",
+    )
     run.add_argument("target", metavar="TARGET", help=TARGET_HELP)
     _add_run_options(run)
     run.add_argument(
-        "--on", type=_place, metavar="spark[=MASTER]", help="run as a job of Spark, such as spark=spark://host:7077 (spark=local[*])"
+        "--on",
+        type=_place,
+        metavar="spark[=MASTER]",
+        help="run as a job of Spark, such as spark=spark://host:7077 (spark=local[*])",
     )
     add_checkpoint_options(run)
     run.set_defaults(carry_out=_run)
 
-    graph = commands.add_parser("graph", help="show how a flow will run", description="Show the tasks of a flow without running it.")
+    graph = commands.add_parser(
+        "graph",
+        help="show how a flow will run",
+        description="Show the tasks of a flow without running it.",
+    )
     graph.add_argument("target", metavar="TARGET", help=TARGET_HELP)
-    graph.add_argument("--format", choices=("text", "mermaid", "svg"), default="text", help="what goes to standard output (text)")
+    graph.add_argument(
+        "--format",
+        choices=("text", "mermaid", "svg"),
+        default="text",
+        help="what goes to standard output (text)",
+    )
     graph.add_argument("--svg", metavar="FILE", type=Path, help="write a picture there instead")
-    graph.add_argument("--mermaid", metavar="FILE", type=Path, help="write a Mermaid flowchart there instead")
+    graph.add_argument(
+        "--mermaid", metavar="FILE", type=Path, help="write a Mermaid flowchart there instead"
+    )
     graph.set_defaults(carry_out=_graph)
 
-    demo = commands.add_parser("demo", help="see it work on a year of flights", description="Replay the flights out of New York in 2013.")
+    demo = commands.add_parser(
+        "demo",
+        help="see it work on a year of flights",
+        description="Replay the flights out of New York in 2013.",
+    )
     _add_run_options(demo)
     demo.set_defaults(carry_out=_demo)
 
@@ -94,11 +122,18 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-w", "--workers", type=count, default=0, metavar="N", help="run over N worker processes (0: everything in this one)"
+        "-w",
+        "--workers",
+        type=count,
+        default=0,
+        metavar="N",
+        help="run over N worker processes (0: everything in this one)",
     )
     add_monitor_options(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
-    parser.add_argument("--traceback", action="store_true", help="show the whole traceback of an error")
+    parser.add_argument(
+        "--traceback", action="store_true", help="show the whole traceback of an error"
+    )
 
 
 def _place(text: str) -> Any:
@@ -119,16 +154,23 @@ def _watcher(arguments: argparse.Namespace) -> Watcher:
 def _run(arguments: argparse.Namespace) -> int:
     options = {**checkpoint_options(arguments), **monitor_options(arguments)}
     if "checkpoints" in options:
-        options["restart"] = once_running(fatal=(ReaderGone,))  # As without `restart=`; but what was piped away ends it.
+        options["restart"] = once_running(
+            fatal=(ReaderGone,)
+        )  # As without `restart=`; but what was piped away ends it.
     flow = load_flow(arguments.target)
     try:
-        result = run_flow(flow, _watcher(arguments), workers=arguments.workers, on=arguments.on, **options)
+        result = run_flow(
+            flow, _watcher(arguments), workers=arguments.workers, on=arguments.on, **options
+        )
     except GraphError as error:
         raise UsageError(in_flags(str(error))) from error
-    except Exception as error:  # noqa: BLE001  # The job's own error, of any type: it becomes the exit code.
+    # The job's own error, of any type: it becomes the exit code.
+    except Exception as error:  # noqa: BLE001
         return _failed(arguments, flow.name, error)
     if not arguments.quiet:
-        print(f"{result.name}: {result.status} in {result.duration_ms / 1000:.1f} s", file=sys.stderr)
+        print(
+            f"{result.name}: {result.status} in {result.duration_ms / 1000:.1f} s", file=sys.stderr
+        )
     return FINISHED
 
 
@@ -166,12 +208,22 @@ def _demo(arguments: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     report, options = Report(), monitor_options(arguments)
     try:
-        result = run_flow(build_flow(folder, report), _watcher(arguments), workers=arguments.workers, **options)
+        result = run_flow(
+            build_flow(folder, report), _watcher(arguments), workers=arguments.workers, **options
+        )
     except Exception as error:  # noqa: BLE001  # As for any flow.
         return _failed(arguments, "demo", error)
     if not arguments.quiet:
         print(file=sys.stderr)
-    print("\n".join([*report_lines(report, seconds=result.duration_ms / 1000, workers=arguments.workers), "", *next_lines(_own_name())]))
+    print(
+        "\n".join(
+            [
+                *report_lines(report, seconds=result.duration_ms / 1000, workers=arguments.workers),
+                "",
+                *next_lines(_own_name()),
+            ]
+        )
+    )
     return FINISHED
 
 
@@ -192,5 +244,8 @@ def _failed(arguments: argparse.Namespace, name: str, error: Exception) -> int:
         if isinstance(error, AioflowError | OSError):  # What it says is ours.
             first = in_flags(first)
         print(f"aioflow {arguments.command}: job {name!r} failed: {first}", file=sys.stderr)
-        print("".join(f"  {line}\n" for line in more) + "  (--traceback shows the rest)", file=sys.stderr)
+        print(
+            "".join(f"  {line}\n" for line in more) + "  (--traceback shows the rest)",
+            file=sys.stderr,
+        )
     return FAILED

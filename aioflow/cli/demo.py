@@ -1,6 +1,8 @@
-"""The demonstration: 336,776 flights out of New York in 2013, replayed in the order in which the planes left.
+"""The demonstration: 336,776 flights out of New York in 2013, replayed in the order in which the
+planes left.
 
-An event's time is when the plane *should* have left. So lateness is natural: a plane that left five hours late comes five hours late.
+An event's time is when the plane *should* have left. So lateness is natural: a plane that left five
+hours late comes five hours late.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from aioflow.cli.demo_data import Airline, Flight, FlightLog, Observation, Weath
 __all__ = ["Alarm", "AirlineDay", "Report", "build_flow", "flow"]
 
 QUIET_MS = 9 * 3_600_000
-"""An airport from which nothing has left for so long is worth an alarm. A usual night is shorter."""
+"""An airport from which nothing has left for so long is worth an alarm.
+
+A usual night is shorter.
+"""
 
 NIGHT = "5h"
 """Midnight in New York, seen from UTC: where a day begins. (In summer, one in the morning.)"""
@@ -31,31 +36,44 @@ def build_flow(folder: Path, report: Report) -> af.Flow:
     flights = flow.source(
         FlightLog(folder),
         name="flights",
-        watermarks=af.WatermarkStrategy.bounded_out_of_orderness("2h", timestamp=lambda flight: flight.scheduled),
+        watermarks=af.WatermarkStrategy.bounded_out_of_orderness(
+            "2h", timestamp=lambda flight: flight.scheduled
+        ),
     )
     weather = flow.source(
         WeatherLog(folder),
         name="weather",
-        watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda observation: observation.time),
+        watermarks=af.WatermarkStrategy.monotonous_timestamps(
+            timestamp=lambda observation: observation.time
+        ),
     )
     airlines = flow.source(af.io.csv(folder / "airlines.csv", Airline), name="airlines")
 
-    # The same flights on another clock: when the plane really left. On this one nothing is ever late.
+    # The same flights on another clock: when the plane really left. On this one nothing is ever
+    # late.
     happened = flights.assign_timestamps_and_watermarks(
-        af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda flight: flight.moment), name="as it happened"
+        af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda flight: flight.moment),
+        name="as it happened",
     )
 
     delay_by_airline(flights, airlines, report)
     delay_by_weather(happened, weather, report)
-    happened.key_by(lambda flight: flight.origin).process(QuietAirport, name="quiet airports").sink(report.alarms.append, name="report")
+    happened.key_by(lambda flight: flight.origin).process(QuietAirport, name="quiet airports").sink(
+        report.alarms.append, name="report"
+    )
     return flow
 
 
 # Windows in event time, late data, and names from a broadcast stream.
 
 
-def delay_by_airline(flights: af.DataStream[Flight], airlines: af.DataStream[Airline], report: Report) -> None:
-    """Each airline's days, its year, and the worst days of all. A day is over two hours after its last minute, in event time."""
+def delay_by_airline(
+    flights: af.DataStream[Flight], airlines: af.DataStream[Airline], report: Report
+) -> None:
+    """Each airline's days, its year, and the worst days of all.
+
+    A day is over two hours after its last minute, in event time.
+    """
     departed = flights.process(without_cancelled, name="departed")
     days = (
         departed.key_by(lambda flight: flight.carrier)
@@ -70,7 +88,11 @@ def delay_by_airline(flights: af.DataStream[Flight], airlines: af.DataStream[Air
             name="airline days",
         )
     )
-    named = days.key_by(lambda day: day.key).connect(airlines.broadcast(NAMES)).process(NameAirline, name="airline names")
+    named = (
+        days.key_by(lambda day: day.key)
+        .connect(airlines.broadcast(NAMES))
+        .process(NameAirline, name="airline names")
+    )
     years = (
         named.key_by(lambda day: day.airline)
         .window(af.global_window(at_end=True))
@@ -94,7 +116,9 @@ def delay_by_airline(flights: af.DataStream[Flight], airlines: af.DataStream[Air
     years.sink(report.airlines.append, name="report")
     worst_days.sink(lambda result: report.worst_days.extend(result.value), name="report")
     days.late.sink(report.late.append, name="late for their day")
-    departed.side(CANCELLED).key_by(lambda flight: flight.origin).count(name="cancelled").sink(report.count_cancelled, name="report")
+    departed.side(CANCELLED).key_by(lambda flight: flight.origin).count(name="cancelled").sink(
+        report.count_cancelled, name="report"
+    )
 
 
 def without_cancelled(flight: Flight, ctx: af.ProcessContext) -> Iterator[Flight]:
@@ -124,8 +148,8 @@ class AirlineDay(NamedTuple):
 class NameAirline(af.KeyedBroadcastProcessFunction[str, Any, Airline, AirlineDay]):
     """Puts the name in place of the carrier's code. A day whose name is not known yet waits.
 
-    The airlines have no event time, so their stream holds back this operator's watermark until it has been read to its end: a timer
-    at the day's own time fires when every name is there.
+    The airlines have no event time, so their stream holds back this operator's watermark until it
+    has been read to its end: a timer at the day's own time fires when every name is there.
     """
 
     def open(self, ctx: af.RuntimeContext) -> None:
@@ -152,20 +176,30 @@ class NameAirline(af.KeyedBroadcastProcessFunction[str, Any, Airline, AirlineDay
 # Two streams joined by time.
 
 
-def delay_by_weather(departures: af.DataStream[Flight], weather: af.DataStream[Observation], report: Report) -> None:
+def delay_by_weather(
+    departures: af.DataStream[Flight], weather: af.DataStream[Observation], report: Report
+) -> None:
     """How late planes leave in which weather: that of the hour at the airport."""
     skies = (
         departures.filter(lambda flight: flight.delay is not None, name="not cancelled")
         .key_by(lambda flight: flight.origin)
-        # Observations are hourly and departures whole minutes: these bounds, both included, meet one observation.
+        # Observations are hourly and departures whole minutes: these bounds, both included, meet
+        # one observation.
         .interval_join(weather.key_by(lambda observation: observation.origin), "-59m", "0m")
-        .process(lambda flight, observation, ctx: [(observation.sky, flight.delay)], name="weather at departure")
+        .process(
+            lambda flight, observation, ctx: [(observation.sky, flight.delay)],
+            name="weather at departure",
+        )
     )
     years = (
         skies.key_by(lambda pair: pair[0])
         .window(af.global_window(at_end=True))
         .aggregate(
-            af.agg(flights=af.count(), minutes=af.sum(lambda pair: pair[1]), late15=af.count(where=lambda pair: pair[1] > 15)),
+            af.agg(
+                flights=af.count(),
+                minutes=af.sum(lambda pair: pair[1]),
+                late15=af.count(where=lambda pair: pair[1] > 15),
+            ),
             name="delay by weather",
         )
     )
@@ -178,7 +212,8 @@ def delay_by_weather(departures: af.DataStream[Flight], weather: af.DataStream[O
 class Alarm(NamedTuple):
     """Nothing left an airport from `since` on; `until` is None while that lasts. Times in ms.
 
-    When the input ends, event time runs to its end and every airport falls quiet: the last alarms stay open.
+    When the input ends, event time runs to its end and every airport falls quiet: the last alarms
+    stay open.
     """
 
     origin: str
@@ -188,7 +223,9 @@ class Alarm(NamedTuple):
 
 
 class QuietAirport(af.KeyedProcessFunction[str, Flight, Alarm]):
-    """Raises an alarm when no plane has left an airport for nine hours, and ends it with the next that does."""
+    """Raises an alarm when no plane has left an airport for nine hours, and ends it with the
+    next that does.
+    """
 
     def open(self, ctx: af.RuntimeContext) -> None:
         self.last = ctx.get_state(af.ValueStateDescriptor[int]("last departure"))
@@ -215,7 +252,9 @@ class QuietAirport(af.KeyedProcessFunction[str, Flight, Alarm]):
 
 
 def flow() -> af.Flow:
-    """The flow on the installed data, with a report that nobody reads: `aioflow graph aioflow.cli.demo:flow`."""
+    """The flow on the installed data, with a report that nobody reads: `aioflow graph
+    aioflow.cli.demo:flow`.
+    """
     return build_flow(find_data(), Report())
 
 

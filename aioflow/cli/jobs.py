@@ -14,7 +14,17 @@ from typing import Any
 from aioflow.api.build import warn_of_loose_ends
 from aioflow.api.checkpoint_options import shown_path, store_url
 from aioflow.api.options import parse_options
-from aioflow.cli.asking import DATA, FAILED, FINISHED, PORT, addresses, asking, find_started, run_on_host, secret_of
+from aioflow.cli.asking import (
+    DATA,
+    FAILED,
+    FINISHED,
+    PORT,
+    addresses,
+    asking,
+    find_started,
+    run_on_host,
+    secret_of,
+)
 from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
 from aioflow.cli.failure import describe
 from aioflow.cli.flags import in_flags
@@ -32,7 +42,9 @@ from aioflow.graph.job_graph import build_job_graph
 __all__ = ["add_commands", "how_far", "print_jobs", "remote_cluster"]
 
 STATUS_WIDTH = 12
-"""Of the longest status there is, INITIALIZING: what follows stays where it is as long as nothing waits."""
+"""Of the longest status there is, INITIALIZING: what follows stays where it is as long as
+nothing waits.
+"""
 
 OWN_ERRORS = ("CheckpointError:", "RestoreError:")
 """Of jobs, that may speak of arguments."""
@@ -40,36 +52,89 @@ OWN_ERRORS = ("CheckpointError:", "RestoreError:")
 
 def add_commands(commands: Any) -> None:
     """Add the commands to an argparse subparsers object."""
-    submit = commands.add_parser("submit", help="run a flow on a cluster", description="Run a flow on a cluster and wait for its end.")
-    submit.add_argument("target", metavar="TARGET", help="MODULE:FLOW or PATH.py:FLOW, where FLOW is a Flow or a function that returns one")
-    submit.add_argument("-d", "--detach", action="store_true", help="do not wait: print the job's id")
-    submit.add_argument("--restarts", type=count, metavar="N", help="try again so often when a task fails (0; with --checkpoints always)")
+    submit = commands.add_parser(
+        "submit",
+        help="run a flow on a cluster",
+        description="Run a flow on a cluster and wait for its end.",
+    )
+    submit.add_argument(
+        "target",
+        metavar="TARGET",
+        help="MODULE:FLOW or PATH.py:FLOW, where FLOW is a Flow or a function that returns one",
+    )
+    submit.add_argument(
+        "-d", "--detach", action="store_true", help="do not wait: print the job's id"
+    )
+    submit.add_argument(
+        "--restarts",
+        type=count,
+        metavar="N",
+        help="try again so often when a task fails (0; with --checkpoints always)",
+    )
     add_checkpoint_options(submit)
     submit.set_defaults(carry_out=_submit)
     listing = commands.add_parser("list", help="list the jobs of a cluster")
     listing.set_defaults(carry_out=_list)
     cancel = commands.add_parser("cancel", help="end a job of a cluster at once")
     cancel.set_defaults(carry_out=_cancel)
-    stop_job = commands.add_parser("stop", help="end the sources of a job; what is under way reaches the sinks")
-    stop_job.add_argument("--drain", action="store_true", help="end event time too: open windows fire")
+    stop_job = commands.add_parser(
+        "stop", help="end the sources of a job; what is under way reaches the sinks"
+    )
+    stop_job.add_argument(
+        "--drain", action="store_true", help="end event time too: open windows fire"
+    )
     how = stop_job.add_mutually_exclusive_group()
-    how.add_argument("--savepoint", metavar="DIR", help="where the savepoint goes that a job with checkpoints ends with (its store)")
-    how.add_argument("--no-savepoint", action="store_true", help="make none: the job goes on from its last checkpoint")
+    how.add_argument(
+        "--savepoint",
+        metavar="DIR",
+        help="where the savepoint goes that a job with checkpoints ends with (its store)",
+    )
+    how.add_argument(
+        "--no-savepoint",
+        action="store_true",
+        help="make none: the job goes on from its last checkpoint",
+    )
     stop_job.set_defaults(carry_out=_stop_job)
-    savepoint = commands.add_parser("savepoint", help="write the state of a job, which goes on, where it stays until you delete it")
+    savepoint = commands.add_parser(
+        "savepoint",
+        help="write the state of a job, which goes on, where it stays until you delete it",
+    )
     savepoint.set_defaults(carry_out=_savepoint)
     for command in (cancel, stop_job, savepoint):
-        command.add_argument("job", type=id_beginning, metavar="JOB", help="id of the job, or its beginning")
-    savepoint.add_argument("directory", metavar="DIR", nargs="?", help="where it goes (the store of the job's checkpoints)")
+        command.add_argument(
+            "job", type=id_beginning, metavar="JOB", help="id of the job, or its beginning"
+        )
+    savepoint.add_argument(
+        "directory",
+        metavar="DIR",
+        nargs="?",
+        help="where it goes (the store of the job's checkpoints)",
+    )
     for command in (submit, listing, cancel, stop_job, savepoint):
         add_tls_options(command)
         where = f"the JobManager, or several (of the cluster whose secret it is; 127.0.0.1:{PORT})"
         command.add_argument("--at", type=addresses, metavar="HOST:PORT[,...]", help=where)
         whose = command.add_mutually_exclusive_group()
         secret = DATA / "secret"
-        whose.add_argument("--secret-file", type=Path, default=secret, metavar="FILE", help=f"the shared secret ({secret})")
-        where = f"of the cluster, as for aioflow cluster start: its secret and its address are there ({DATA})"
-        whose.add_argument("--data", type=_secret_in, dest="secret_file", default=argparse.SUPPRESS, metavar="DIR", help=where)
+        whose.add_argument(
+            "--secret-file",
+            type=Path,
+            default=secret,
+            metavar="FILE",
+            help=f"the shared secret ({secret})",
+        )
+        where = (
+            "of the cluster, as for aioflow cluster start: its secret and its address are there "
+            f"({DATA})"
+        )
+        whose.add_argument(
+            "--data",
+            type=_secret_in,
+            dest="secret_file",
+            default=argparse.SUPPRESS,
+            metavar="DIR",
+            help=where,
+        )
 
 
 def _secret_in(directory: str) -> Path:
@@ -79,7 +144,9 @@ def _secret_in(directory: str) -> Path:
 
 def remote_cluster(arguments: argparse.Namespace) -> RemoteCluster:
     """What `--at` and `--secret-file` name."""
-    address = str(arguments.at) if arguments.at.data is None else Path(arguments.at.data)  # Its lease knows the next leader too.
+    address = (
+        str(arguments.at) if arguments.at.data is None else Path(arguments.at.data)
+    )  # Its lease knows the next leader too.
     return RemoteCluster(address, secret=secret_of(arguments.secret_file), tls=tls_files(arguments))
 
 
@@ -87,21 +154,32 @@ def _submit(arguments: argparse.Namespace) -> int:
     find_started(arguments)
     given = checkpoint_options(arguments)
     if arguments.restarts is not None:
-        given["restart"] = fixed_delay(arguments.restarts, "1s") if arguments.restarts else no_restart()
+        given["restart"] = (
+            fixed_delay(arguments.restarts, "1s") if arguments.restarts else no_restart()
+        )
     flow = load_flow(arguments.target)
     options = replace(parse_options(given), debug=False)
     try:
         graph = build_job_graph(flow.graph, apart=True)
-        at_home = [node.name for vertex in graph.vertices for node in vertex.nodes if node.stays_here]
+        at_home = [
+            node.name for vertex in graph.vertices for node in vertex.nodes if node.stays_here
+        ]
         if at_home and arguments.detach:
-            raise UsageError(f"{', '.join(at_home)} runs in the submitting process, which has to stay: leave out --detach")
-        job = submission_of(graph, options.restart, options.task_options(flow.name), options.checkpoint_settings())
+            raise UsageError(
+                f"{', '.join(at_home)} runs in the submitting process, which has to stay: leave "
+                "out --detach"
+            )
+        job = submission_of(
+            graph, options.restart, options.task_options(flow.name), options.checkpoint_settings()
+        )
     except (GraphError, CheckpointError) as error:
         raise UsageError(in_flags(str(error))) from error
     warn_of_loose_ends(flow.graph)
     if not at_home:
         return asking(arguments, partial(_submit_and_wait, job=job, detach=arguments.detach))
-    return run_on_host(arguments, partial(_execute, flow=flow, cluster=remote_cluster(arguments), given=given))
+    return run_on_host(
+        arguments, partial(_execute, flow=flow, cluster=remote_cluster(arguments), given=given)
+    )
 
 
 async def _submit_and_wait(client: ClusterClient, job: Any, detach: bool) -> int:
@@ -113,12 +191,19 @@ async def _submit_and_wait(client: ClusterClient, job: Any, detach: bool) -> int
     try:
         return await _followed(client, job_id)
     except asyncio.CancelledError:
-        print(f"aioflow submit: job {job_id} goes on; aioflow cancel {job_id[:8]} ends it", file=sys.stderr)
+        print(
+            f"aioflow submit: job {job_id} goes on; aioflow cancel {job_id[:8]} ends it",
+            file=sys.stderr,
+        )
         raise
 
 
-async def _followed(client: ClusterClient, job_id: str, ask: Callable[[], Awaitable[None]] | None = None) -> int:
-    """Wait for the end of a job; its JobManager may die before it, and the next one is asked again."""
+async def _followed(
+    client: ClusterClient, job_id: str, ask: Callable[[], Awaitable[None]] | None = None
+) -> int:
+    """Wait for the end of a job; its JobManager may die before it, and the next one is asked
+    again.
+    """
     try:
         return _ended(await client.follow(job_id, RETURN_TIMEOUT_S, ask))
     except CheckpointError:  # What was asked is refused.
@@ -144,7 +229,9 @@ async def _execute(host: Host, flow: Any, cluster: RemoteCluster, given: dict[st
 
 
 def _ended(line: JobLine) -> int:
-    error = (in_flags(line.error) if line.error.startswith(OWN_ERRORS) else line.error).replace("\n", "\n  ")
+    error = (in_flags(line.error) if line.error.startswith(OWN_ERRORS) else line.error).replace(
+        "\n", "\n  "
+    )
     print(f"{line.name}: {line.status.value}{': ' + error if error else ''}", file=sys.stderr)
     if line.savepoint:
         print(shown_path(line.savepoint))
@@ -170,12 +257,24 @@ def print_jobs(lines: list[JobLine]) -> None:
 
 
 def how_far(line: JobLine) -> str:
-    """The status of a job, how many of its tasks run, and what it waits for: RUNNING alone says that it was started, no more."""
+    """The status of a job, how many of its tasks run, and what it waits for: RUNNING alone says
+    that it was started, no more.
+    """
     if line.status.is_terminal or not line.tasks:
         return line.status.value
-    waits = f"waits for {line.slots_missing} slot{'s' * (line.slots_missing > 1)}" if line.slots_missing else ""
-    more = ", ".join(part for part in (waits, f"{line.tasks_finished} finished" if line.tasks_finished else "") if part)
-    return f"{line.status.value} {line.tasks_running}/{line.tasks} tasks{f' ({more})' if more else ''}"
+    waits = (
+        f"waits for {line.slots_missing} slot{'s' * (line.slots_missing > 1)}"
+        if line.slots_missing
+        else ""
+    )
+    more = ", ".join(
+        part
+        for part in (waits, f"{line.tasks_finished} finished" if line.tasks_finished else "")
+        if part
+    )
+    return (
+        f"{line.status.value} {line.tasks_running}/{line.tasks} tasks{f' ({more})' if more else ''}"
+    )
 
 
 def _cancel(arguments: argparse.Namespace) -> int:
@@ -184,7 +283,9 @@ def _cancel(arguments: argparse.Namespace) -> int:
         if line.status.is_terminal:
             _had_ended(line, "cancelled")  # It runs no more, as was wanted.
         else:
-            line = await client.follow(line.job_id, RETURN_TIMEOUT_S, partial(client.cancel, line.job_id))
+            line = await client.follow(
+                line.job_id, RETURN_TIMEOUT_S, partial(client.cancel, line.job_id)
+            )
         print(f"{line.job_id}  {line.status.value}")
         return FINISHED
 
@@ -196,7 +297,11 @@ def _stop_job(arguments: argparse.Namespace) -> int:
         line = await _job(client, arguments.job)
         if line.status.is_terminal:
             return _had_ended(line, "stopped")
-        how = {"drain": arguments.drain, "savepoint": not arguments.no_savepoint, "directory": directory}
+        how = {
+            "drain": arguments.drain,
+            "savepoint": not arguments.no_savepoint,
+            "directory": directory,
+        }
         return await _followed(client, line.job_id, partial(client.stop, line.job_id, **how))
 
     directory = _directory(arguments.savepoint)
@@ -225,7 +330,9 @@ def _directory(given: str | None) -> str | None:
 
 def _had_ended(line: JobLine, done: str) -> int:
     """Say that a job is over and stays as it is: no savepoint was made of it."""
-    print(f"{line.name}: had ended already, {line.status.value}: nothing was {done}", file=sys.stderr)
+    print(
+        f"{line.name}: had ended already, {line.status.value}: nothing was {done}", file=sys.stderr
+    )
     return FAILED
 
 

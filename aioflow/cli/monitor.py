@@ -19,13 +19,25 @@ __all__ = ["add_monitor_options", "monitor_arguments", "monitor_options", "serve
 def add_monitor_options(parser: argparse.ArgumentParser) -> None:
     """Add them to the options of a command."""
     parser.add_argument(
-        "--monitor", type=_address, metavar="HOST:PORT", help="serve the dashboard, REST and /metrics there; port 0: any free one"
+        "--monitor",
+        type=_address,
+        metavar="HOST:PORT",
+        help="serve the dashboard, REST and /metrics there; port 0: any free one",
     )
     parser.add_argument(
-        "--monitor-token-file", type=Path, metavar="FILE", help="its first line must be shown as a bearer token: off loopback always"
+        "--monitor-token-file",
+        type=Path,
+        metavar="FILE",
+        help="its first line must be shown as a bearer token: off loopback always",
     )
-    parser.add_argument("--enable-control", action="store_true", help="let who knows the token stop, cancel and save jobs")
-    parser.add_argument("--show-data", action="store_true", help="show state and records to whoever may read")
+    parser.add_argument(
+        "--enable-control",
+        action="store_true",
+        help="let who knows the token stop, cancel and save jobs",
+    )
+    parser.add_argument(
+        "--show-data", action="store_true", help="show state and records to whoever may read"
+    )
 
 
 def _address(text: str) -> str:
@@ -39,10 +51,20 @@ def _address(text: str) -> str:
 def monitor_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What was given, as options of a run. Raises UsageError for what would let anybody in."""
     if arguments.monitor is None:
-        if arguments.monitor_token_file is not None or arguments.enable_control or arguments.show_data:
-            raise UsageError("--monitor-token-file, --enable-control and --show-data are about --monitor HOST:PORT, which is not given")
+        if (
+            arguments.monitor_token_file is not None
+            or arguments.enable_control
+            or arguments.show_data
+        ):
+            raise UsageError(
+                "--monitor-token-file, --enable-control and --show-data are about --monitor "
+                "HOST:PORT, which is not given"
+            )
         return {}
-    given: dict[str, Any] = {"enable_control": arguments.enable_control, "show_data": arguments.show_data}
+    given: dict[str, Any] = {
+        "enable_control": arguments.enable_control,
+        "show_data": arguments.show_data,
+    }
     if arguments.monitor_token_file is not None:
         try:
             text = arguments.monitor_token_file.read_text(encoding="utf-8")
@@ -57,11 +79,25 @@ def monitor_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def monitor_arguments(arguments: argparse.Namespace) -> list[str]:
-    """The same options, for a process that is started with them. Raises UsageError as `monitor_options`."""
+    """The same options, for a process that is started with them.
+
+    Raises UsageError as `monitor_options`.
+    """
     if not monitor_options(arguments):
         return []
-    token = [] if arguments.monitor_token_file is None else ["--monitor-token-file", str(arguments.monitor_token_file)]
-    flags = [name for name, given in (("--enable-control", arguments.enable_control), ("--show-data", arguments.show_data)) if given]
+    token = (
+        []
+        if arguments.monitor_token_file is None
+        else ["--monitor-token-file", str(arguments.monitor_token_file)]
+    )
+    flags = [
+        name
+        for name, given in (
+            ("--enable-control", arguments.enable_control),
+            ("--show-data", arguments.show_data),
+        )
+        if given
+    ]
     return ["--monitor", arguments.monitor, *token, *flags]
 
 
@@ -76,7 +112,9 @@ async def served(what: Any, arguments: argparse.Namespace) -> AsyncIterator[None
 
     async with AsyncExitStack() as stack:
         try:
-            url = await stack.enter_async_context(serving(what, options["monitor"], options["monitor_options"]))
+            url = await stack.enter_async_context(
+                serving(what, options["monitor"], options["monitor_options"])
+            )
         except OSError as error:
             raise UsageError(in_flags(error.strerror or str(error))) from error
         print(f"dashboard at {url}", flush=True)

@@ -1,7 +1,9 @@
-"""The processes of this machine that belong to a cluster, found by how they were started: whoever started them, and whenever.
+"""The processes of this machine that belong to a cluster, found by how they were started: whoever
+started them, and whenever.
 
-`aioflow cluster start` writes down which it starts (`pids`), but a JobManager that died is started again by hand, or by a supervisor, and a
-standby and further TaskManagers are started by hand too: to be ended with the cluster they have to be found like the rest.
+`aioflow cluster start` writes down which it starts (`pids`), but a JobManager that died is started
+again by hand, or by a supervisor, and a standby and further TaskManagers are started by hand too:
+to be ended with the cluster they have to be found like the rest.
 """
 
 from __future__ import annotations
@@ -34,17 +36,28 @@ def _found(data: Path) -> Iterator[tuple[int, str]]:
     whole = os.path.realpath(data)
     for pid in sorted(int(entry.name) for entry in PROC.glob("[0-9]*") if entry.name.isdecimal()):
         try:
-            argv = (PROC / str(pid) / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
+            argv = (
+                (PROC / str(pid) / "cmdline")
+                .read_bytes()
+                .decode("utf-8", "surrogateescape")
+                .split("\0")
+            )
             command = _command(argv)
             directory = _data(argv, command) if command else None
-            if directory is not None and os.path.realpath((PROC / str(pid) / "cwd").readlink() / directory) == whole:
+            if (
+                directory is not None
+                and os.path.realpath((PROC / str(pid) / "cwd").readlink() / directory) == whole
+            ):
                 yield pid, command
         except OSError:  # It has ended meanwhile, or is somebody else's.
             continue
 
 
 def _command(argv: list[str]) -> str:
-    """Which part of a cluster it is; nothing for any other program. One that only starts it, like `timeout`, is none."""
+    """Which part of a cluster it is; nothing for any other program.
+
+    One that only starts it, like `timeout`, is none.
+    """
     if os.path.basename(argv[0]).startswith("python"):
         for program, command in pairwise(argv):
             if os.path.basename(program) == "aioflow" and command in (JOBMANAGER, TASKMANAGER):

@@ -1,4 +1,5 @@
-"""What a running job looks like: one row a task, made of the metrics that the tasks keep, as a table or as one line.
+"""What a running job looks like: one row a task, made of the metrics that the tasks keep, as a
+table or as one line.
 
 Nothing here prints, and nothing reads a clock: who shows it gives the time that has passed.
 """
@@ -53,7 +54,10 @@ def task_rows(graph: JobGraph, metrics: Mapping[str, float]) -> list[TaskRow]:
 
 def _row(vertex: JobVertex, metrics: Mapping[str, float]) -> TaskRow:
     def read(name: str) -> list[float]:
-        found = [metrics.get(f"{vertex.metrics_name(index)}.{name}") for index in range(vertex.parallelism)]
+        found = [
+            metrics.get(f"{vertex.metrics_name(index)}.{name}")
+            for index in range(vertex.parallelism)
+        ]
         return [value for value in found if value is not None]
 
     def share(name: str) -> float | None:
@@ -88,7 +92,10 @@ COLUMNS: tuple[tuple[str, int, Callable[[TaskRow], str]], ...] = (
     ("idle", 6, lambda row: NOTHING if row.at_end else _percent(row.idle)),
     ("held", 6, lambda row: NOTHING if row.at_end else _percent(row.back_pressured)),
 )
-"""Heading, width and text of each column after the name. `held`: waiting for those after it, that is, back-pressured."""
+"""Heading, width and text of each column after the name.
+
+`held`: waiting for those after it, that is, back-pressured.
+"""
 
 DROPPED_FIRST = ("idle", "out", "held", "event time", "rate/s", "busy", "in")
 """The order in which columns are given up when the terminal is narrow."""
@@ -102,20 +109,29 @@ def table(rows: Sequence[TaskRow], *, title: str, width: int, color: bool) -> li
             break
         columns = [column for column in columns if column[0] != name]
     longest = max((len(row.name) for row in rows), default=NAME_WIDTH_MIN)
-    name_width = max(1, min(width - sum(column[1] for column in columns), max(longest, NAME_WIDTH_MIN)))
+    name_width = max(
+        1, min(width - sum(column[1] for column in columns), max(longest, NAME_WIDTH_MIN))
+    )
     paint = _painted if color else _plain
     heading = "task".ljust(name_width) + "".join(name.rjust(size) for name, size, _ in columns)
     lines = [paint(BOLD, clipped(title, width)), paint(DIM, clipped(heading, width))]
     for row in rows:
-        line = clipped(row.name, name_width).ljust(name_width) + "".join(text(row).rjust(size) for _, size, text in columns)
+        line = clipped(row.name, name_width).ljust(name_width) + "".join(
+            text(row).rjust(size) for _, size, text in columns
+        )
         lines.append(paint(_mark(row), clipped(line, width)))
     return lines
 
 
 def one_line(rows: Sequence[TaskRow], *, elapsed_s: float, over: bool) -> str:
-    """The whole job in a line for a log: what the sources read, and until it is over how fast, up to which event time, who is busiest."""
+    """The whole job in a line for a log: what the sources read, and until it is over how fast,
+    up to which event time, who is busiest.
+    """
     sources = [row for row in rows if row.is_source]
-    parts = [f"{elapsed_s:6.1f} s", f"{_number(sum(row.records_in or 0 for row in sources))} records read"]
+    parts = [
+        f"{elapsed_s:6.1f} s",
+        f"{_number(sum(row.records_in or 0 for row in sources))} records read",
+    ]
     running = [] if over else [row for row in rows if not row.at_end]
     rate = sum(row.rate or 0.0 for row in running if row.is_source)
     if rate:
@@ -164,6 +180,10 @@ def _instant(watermark: int | None) -> str:
     if watermark >= MAX_WATERMARK:
         return "end"
     try:
-        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=watermark)).strftime("%Y-%m-%d %H:%M")
-    except OverflowError:  # Event time need not be a date: a test counts from 0, a simulation runs for ages.
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=watermark)).strftime(
+            "%Y-%m-%d %H:%M"
+        )
+    except (
+        OverflowError
+    ):  # Event time need not be a date: a test counts from 0, a simulation runs for ages.
         return str(watermark)

@@ -1,4 +1,6 @@
-"""Runs a flow in this process and shows how it goes: a live table on a terminal, now and then a line elsewhere."""
+"""Runs a flow in this process and shows how it goes: a live table on a terminal, now and then a
+line elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Lines(Watcher):
         self._stream = stream
 
     def show(self, job: Job, elapsed_s: float) -> None:
-        line = one_line(task_rows(job.graph, job.metrics()), elapsed_s=elapsed_s, over=job.status.is_terminal)
+        line = one_line(
+            task_rows(job.graph, job.metrics()), elapsed_s=elapsed_s, over=job.status.is_terminal
+        )
         print(line, file=self._stream, flush=True)
 
 
@@ -70,7 +74,9 @@ class Live(Watcher):
         title = f"{job.name}  {job.status.value}  {elapsed_s:.1f} s"
         if not job.status.is_terminal:
             title += "   (Ctrl-C stops, a second one at once)"
-        lines = table(task_rows(job.graph, job.metrics()), title=title, width=width, color=self._color)
+        lines = table(
+            task_rows(job.graph, job.metrics()), title=title, width=width, color=self._color
+        )
         if len(lines) > height:
             lines = [*lines[: height - 1], f"... and {len(lines) - height + 1} more tasks"]
         self._block.draw(lines)
@@ -82,7 +88,8 @@ def watcher_for(stream: TextIO) -> Watcher:
 
 
 def run_flow(flow: Flow, watcher: Watcher, **options: Any) -> JobResult:
-    """Run `flow` to its end, in a loop of its own. The first Ctrl-C stops it gracefully, the second at once, with KeyboardInterrupt.
+    """Run `flow` to its end, in a loop of its own. The first Ctrl-C stops it gracefully, the second
+    at once, with KeyboardInterrupt.
 
     Raises what the job failed with.
     """

@@ -15,25 +15,46 @@ OPTIONS = ("--tls-cert", "--tls-key", "--tls-ca")
 
 def add_tls_options(command: argparse.ArgumentParser) -> None:
     """All three or none of them."""
-    group = command.add_argument_group("TLS between the processes of a cluster, each of which proves itself by a certificate")
-    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate of this process (PEM)")
-    group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM, not encrypted)")
-    group.add_argument("--tls-ca", type=Path, metavar="FILE", help="the authority that has signed the certificates of all (PEM)")
+    group = command.add_argument_group(
+        "TLS between the processes of a cluster, each of which proves itself by a certificate"
+    )
+    group.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="certificate of this process (PEM)"
+    )
+    group.add_argument(
+        "--tls-key", type=Path, metavar="FILE", help="its private key (PEM, not encrypted)"
+    )
+    group.add_argument(
+        "--tls-ca",
+        type=Path,
+        metavar="FILE",
+        help="the authority that has signed the certificates of all (PEM)",
+    )
 
 
 def tls_files(arguments: argparse.Namespace) -> TlsFiles | None:
     """Raises NotAuthenticated when only some are given."""
-    certificate, key, authority = (None if path is None else str(path) for path in _given(arguments))
+    certificate, key, authority = (
+        None if path is None else str(path) for path in _given(arguments)
+    )
     return TlsFiles.of(certificate, key, authority, OPTIONS)
 
 
 def tls_arguments(arguments: argparse.Namespace) -> list[str]:
     """The same options, for another process."""
-    return [text for name, path in zip(OPTIONS, _given(arguments), strict=True) if path is not None for text in (name, str(path))]
+    return [
+        text
+        for name, path in zip(OPTIONS, _given(arguments), strict=True)
+        if path is not None
+        for text in (name, str(path))
+    ]
 
 
 def secured_host(arguments: argparse.Namespace) -> Host:
-    """A host whose cluster connections are as the options say. Raises NotAuthenticated for files that cannot be used."""
+    """A host whose cluster connections are as the options say.
+
+    Raises NotAuthenticated for files that cannot be used.
+    """
     files = tls_files(arguments)
     allow_plaintext = getattr(arguments, "allow_plaintext", False)
     if files is None and not allow_plaintext:

@@ -25,8 +25,16 @@ def add_commands(commands: Any) -> None:
     """Add the commands to an argparse subparsers object."""
     state = commands.add_parser("state", help="look into savepoints and checkpoints")
     actions = state.add_subparsers(dest="action", metavar="ACTION", required=True)
-    show = actions.add_parser("show", help="show what is in one", description="Show the operators of a job as it was, and their state.")
-    show.add_argument("path", metavar="PATH", help="the directory of a savepoint or checkpoint, or its URL: where the file `metadata` is")
+    show = actions.add_parser(
+        "show",
+        help="show what is in one",
+        description="Show the operators of a job as it was, and their state.",
+    )
+    show.add_argument(
+        "path",
+        metavar="PATH",
+        help="the directory of a savepoint or checkpoint, or its URL: where the file `metadata` is",
+    )
     show.add_argument("--json", action="store_true", help="as JSON, for programs")
     show.add_argument("--key-file", metavar="FILE", help="the key that it was written with")
     show.set_defaults(carry_out=_show)
@@ -39,7 +47,11 @@ def _show(arguments: argparse.Namespace) -> int:
         print(f"aioflow state show: {error}", file=sys.stderr)
         return FAILED
     if arguments.json:
-        print(json.dumps({**summary, "operators": [asdict(operator) for operator in operators]}, indent=2))
+        print(
+            json.dumps(
+                {**summary, "operators": [asdict(operator) for operator in operators]}, indent=2
+            )
+        )
     else:
         print("\n".join(_lines(summary, operators)))
     return FINISHED
@@ -68,10 +80,13 @@ async def _read(path: str, key: bytes | None) -> tuple[dict[str, Any], tuple[Ope
 
 
 def _lines(summary: dict[str, Any], operators: tuple[OperatorSummary, ...]) -> list[str]:
-    taken = datetime.fromtimestamp(summary["completed_ms"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    taken = datetime.fromtimestamp(summary["completed_ms"] / 1000, UTC).strftime(
+        "%Y-%m-%d %H:%M:%S"
+    )
     kind = "checkpoint" if summary["kind"] == "CHECKPOINT" else "savepoint"
     lines = [
-        f"{kind} {summary['number']} of flow {summary['flow']!r}, completed {taken} UTC, {_size(summary['size'])}",
+        f"{kind} {summary['number']} of flow {summary['flow']!r}, completed {taken} UTC, "
+        f"{_size(summary['size'])}",
         f"job {summary['job_id']}, at {summary['path']}",
     ]
     for operator in operators:
@@ -80,7 +95,12 @@ def _lines(summary: dict[str, Any], operators: tuple[OperatorSummary, ...]) -> l
         if operator.splits:
             lines.append(f"  {_count(operator.splits, 'split')} with positions")
         for state in operator.states:
-            what = {"timers": "timer", "split": "element", "union": "element", "broadcast": "entry"}.get(state.kind, "key")
+            what = {
+                "timers": "timer",
+                "split": "element",
+                "union": "element",
+                "broadcast": "entry",
+            }.get(state.kind, "key")
             lines.append(f"  {state.name}  {state.kind}, {_count(state.entries, what)}")
     return lines
 

@@ -1,7 +1,9 @@
-"""A flow's tasks as a picture: producers left, consumers right, each task a box with its chained operators.
+"""A flow's tasks as a picture: producers left, consumers right, each task a box with its chained
+operators.
 
-Layered layout: a task stands one layer right of its farthest producer; an exchange that passes layers bends around their boxes through
-a place of its own in each. Within a layer, boxes follow the mean height of what feeds them, so that few arrows cross.
+Layered layout: a task stands one layer right of its farthest producer; an exchange that passes
+layers bends around their boxes through a place of its own in each. Within a layer, boxes follow the
+mean height of what feeds them, so that few arrows cross.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ def svg(graph: JobGraph) -> str:
     width, height = _arrange(layers, routes)
     width = max(width, len(_title(graph)) * CHARACTER * 1.3 + 2 * MARGIN)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'width="{width:.0f}" height="{height:.0f}" '
         f'role="img" aria-label="{_attribute(_title(graph))}">',
         f"<style>{STYLE}</style>",
         f'<rect class="page" width="{width:.0f}" height="{height:.0f}"/>',
@@ -90,18 +93,26 @@ def svg(graph: JobGraph) -> str:
 
 def _title(graph: JobGraph) -> str:
     count = len(graph.vertices)
-    return f"{graph.name}: {count} task{'s' if count > 1 else ''}, {'bounded' if graph.bounded else 'unbounded'}"
+    return (
+        f"{graph.name}: {count} task{'s' if count > 1 else ''}, "
+        f"{'bounded' if graph.bounded else 'unbounded'}"
+    )
 
 
 # The layout.
 
 
 def _places(graph: JobGraph) -> tuple[list[Place], list[tuple[JobEdge, list[Place]]]]:
-    """A place for each task, and for each exchange in each layer that it passes; the route of each exchange through them."""
+    """A place for each task, and for each exchange in each layer that it passes; the route of
+    each exchange through them.
+    """
     layer_of: dict[int, int] = {}
     for vertex in graph.vertices:  # Producers first, so theirs are known.
-        layer_of[vertex.id] = max((layer_of[edge.source] + 1 for edge in graph.inputs_of(vertex.id)), default=0)
-    # A source stands beside its first reader: an arrow across the whole picture would say nothing more.
+        layer_of[vertex.id] = max(
+            (layer_of[edge.source] + 1 for edge in graph.inputs_of(vertex.id)), default=0
+        )
+    # A source stands beside its first reader: an arrow across the whole picture would say nothing
+    # more.
     for vertex in graph.vertices:
         readers = [layer_of[edge.target] for edge in graph.outputs_of(vertex.id)]
         if vertex.head.source is not None and readers:
@@ -123,11 +134,21 @@ def _places(graph: JobGraph) -> tuple[list[Place], list[tuple[JobEdge, list[Plac
 
 def _place(vertex: JobVertex, layer: int) -> Place:
     longest = max(len(name) for name in _names(vertex))
-    return Place(vertex, layer, max(longest, 12) * CHARACTER + 2 * PAD, HEADER + LINE * len(vertex.nodes) + PAD)
+    return Place(
+        vertex,
+        layer,
+        max(longest, 12) * CHARACTER + 2 * PAD,
+        HEADER + LINE * len(vertex.nodes) + PAD,
+    )
 
 
 def _names(vertex: JobVertex) -> list[str]:
-    return [node.name if len(node.name) <= NAME_CHARACTERS_MAX else f"{node.name[: NAME_CHARACTERS_MAX - 1]}…" for node in vertex.nodes]
+    return [
+        node.name
+        if len(node.name) <= NAME_CHARACTERS_MAX
+        else f"{node.name[: NAME_CHARACTERS_MAX - 1]}…"
+        for node in vertex.nodes
+    ]
 
 
 def _layers(places: Sequence[Place]) -> list[list[Place]]:
@@ -138,7 +159,9 @@ def _layers(places: Sequence[Place]) -> list[list[Place]]:
 
 
 def _order(layers: list[list[Place]]) -> None:
-    """Sort each layer by the mean position of its neighbours, to the right and back (Sugiyama's barycentre), and keep the best order."""
+    """Sort each layer by the mean position of its neighbours, to the right and back (Sugiyama's
+    barycentre), and keep the best order.
+    """
     position = {place: index for layer in layers for index, place in enumerate(layer)}
 
     def sort(layer: list[Place], *, backwards: bool) -> None:
@@ -164,16 +187,26 @@ def _crossings(layers: Sequence[Sequence[Place]], position: dict[Place, int]) ->
     """How many pairs of arrows cross between neighbouring layers."""
     crossings = 0
     for layer in layers:
-        arrows = sorted((position[place], position[other]) for place in layer for other in place.after)
+        arrows = sorted(
+            (position[place], position[other]) for place in layer for other in place.after
+        )
         for index, (start, end) in enumerate(arrows):
-            crossings += sum(1 for other_start, other_end in arrows[:index] if other_start < start and other_end > end)
+            crossings += sum(
+                1
+                for other_start, other_end in arrows[:index]
+                if other_start < start and other_end > end
+            )
     return crossings
 
 
-def _arrange(layers: list[list[Place]], routes: Sequence[tuple[JobEdge, list[Place]]]) -> tuple[float, float]:
+def _arrange(
+    layers: list[list[Place]], routes: Sequence[tuple[JobEdge, list[Place]]]
+) -> tuple[float, float]:
     """Set x and y of every place. Gives the size of the picture."""
     top = MARGIN * 2 + LINE
-    heights = [sum(place.height for place in layer) + ROW_GAP * (len(layer) - 1) for layer in layers]
+    heights = [
+        sum(place.height for place in layer) + ROW_GAP * (len(layer) - 1) for layer in layers
+    ]
     tallest = max(heights)
     x: float = MARGIN
     for index, layer in enumerate(layers):
@@ -186,7 +219,9 @@ def _arrange(layers: list[list[Place]], routes: Sequence[tuple[JobEdge, list[Pla
                 place.x, place.width = x, column
             y += place.height + ROW_GAP
         # The widest label that leaves this layer has to fit into the gap behind it.
-        labels = [len(edge_label(edge)) * CHARACTER for edge, route in routes if route[-2].layer == index]
+        labels = [
+            len(edge_label(edge)) * CHARACTER for edge, route in routes if route[-2].layer == index
+        ]
         x += column + COLUMN_GAP + max(labels, default=0.0)
     last = max(place.x + place.width for place in layers[-1])
     return last + MARGIN, top + tallest + MARGIN
@@ -198,17 +233,24 @@ def _arrange(layers: list[list[Place]], routes: Sequence[tuple[JobEdge, list[Pla
 def _box(place: Place) -> str:
     vertex = place.vertex
     assert vertex is not None
-    kind = "source" if vertex.head.source is not None else "sink" if vertex.nodes[-1].sink else "task"
+    kind = (
+        "source" if vertex.head.source is not None else "sink" if vertex.nodes[-1].sink else "task"
+    )
     x, y, width, height = place.x, place.y, place.width, place.height
     lines = [
         f'<g class="{kind}"><title>{escape(vertex.name)}, parallelism {vertex.parallelism}</title>',
-        f'<rect class="box" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="6"/>',
-        f'<path class="head" d="M{x + 0.5:.1f} {y + HEADER:.1f}v-{HEADER - 6.5}q0 -6 6 -6h{width - 13:.1f}q6 0 6 6v{HEADER - 6.5}z"/>',
+        f'<rect class="box" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
+        'rx="6"/>',
+        f'<path class="head" d="M{x + 0.5:.1f} {y + HEADER:.1f}v-{HEADER - 6.5}q0 -6 6 '
+        f'-6h{width - 13:.1f}q6 0 6 6v{HEADER - 6.5}z"/>',
         f'<text class="quiet" x="{x + PAD:.1f}" y="{y + 16:.1f}">{kind}</text>',
-        f'<text class="quiet" x="{x + width - PAD:.1f}" y="{y + 16:.1f}" text-anchor="end">×{vertex.parallelism}</text>',
+        f'<text class="quiet" x="{x + width - PAD:.1f}" y="{y + 16:.1f}" '
+        f'text-anchor="end">×{vertex.parallelism}</text>',
     ]
     for row, name in enumerate(_names(vertex)):
-        lines.append(f'<text x="{x + PAD:.1f}" y="{y + HEADER + LINE * row + 17:.1f}">{escape(name)}</text>')
+        lines.append(
+            f'<text x="{x + PAD:.1f}" y="{y + HEADER + LINE * row + 17:.1f}">{escape(name)}</text>'
+        )
     lines.append("</g>")
     return "\n".join(lines)
 
@@ -220,7 +262,9 @@ def _path(route: Sequence[Place]) -> str:
         to_x, to_y = end.x - (6 if end.vertex is not None else 0), _arriving(start, end)
         bend = (to_x - x) / 2
         begin = f"{'L' if curves else 'M'}{x:.1f} {y:.1f}"
-        curves.append(f"{begin}C{x + bend:.1f} {y:.1f} {to_x - bend:.1f} {to_y:.1f} {to_x:.1f} {to_y:.1f}")
+        curves.append(
+            f"{begin}C{x + bend:.1f} {y:.1f} {to_x - bend:.1f} {to_y:.1f} {to_x:.1f} {to_y:.1f}"
+        )
     tip_x, tip_y = route[-1].x, _arriving(route[-2], route[-1])
     tip = f'<path class="tip" d="M{tip_x:.1f} {tip_y:.1f}l-9 -4.5v9z"/>'
     return f'<path class="edge" d="{"".join(curves)}"/>{tip}'
@@ -235,7 +279,9 @@ def _label(edge: JobEdge, route: Sequence[Place]) -> str:
 
 
 def _leaving(start: Place, end: Place) -> float:
-    return _spread(start, sorted(start.after, key=lambda place: place.y).index(end), len(start.after))
+    return _spread(
+        start, sorted(start.after, key=lambda place: place.y).index(end), len(start.after)
+    )
 
 
 def _arriving(start: Place, end: Place) -> float:

@@ -1,4 +1,6 @@
-"""Finds the flow that a command names: `MODULE:FLOW` or `PATH.py:FLOW`, a Flow or a function that returns one."""
+"""Finds the flow that a command names: `MODULE:FLOW` or `PATH.py:FLOW`, a Flow or a function
+that returns one.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,23 @@ def load_flow(target: str) -> Flow:
     if callable(found):
         try:
             made = found()
-        except Exception as error:  # It is the user's function: whatever it raises is told, not ours to sort.
-            raise UsageError(f"{name}() of {place} raised\n  " + "\n  ".join(describe(error))) from error
+        except (
+            Exception
+        ) as error:  # It is the user's function: whatever it raises is told, not ours to sort.
+            raise UsageError(
+                f"{name}() of {place} raised\n  " + "\n  ".join(describe(error))
+            ) from error
         if not isinstance(made, Flow):
-            raise UsageError(f"{name}() of {place} returned {made!r}, expected a Flow; {_found_in(module)}")
+            raise UsageError(
+                f"{name}() of {place} returned {made!r}, expected a Flow; {_found_in(module)}"
+            )
         return made
     if not isinstance(found, Flow):
         kind = with_article(type(found).__name__)
-        raise UsageError(f"{name!r} of {place} is {kind}, expected a Flow or a function that returns one; {_found_in(module)}")
+        raise UsageError(
+            f"{name!r} of {place} is {kind}, expected a Flow or a function that returns one; "
+            f"{_found_in(module)}"
+        )
     return found
 
 
@@ -53,23 +64,34 @@ def _load(place: str) -> ModuleType:
         if place.endswith(".py"):
             return _load_file(Path(place))
         if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())  # As `python -m` does: a module in this folder is meant.
+            sys.path.insert(
+                0, os.getcwd()
+            )  # As `python -m` does: a module in this folder is meant.
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
             hint = f"; there is a file {place}.py here" if Path(f"{place}.py").exists() else ""
-            raise UsageError(f"there is no module {place!r}: no module {error.name!r} on the path or in {os.getcwd()}{hint}") from error
-        raise UsageError(f"{place} could not be imported\n  " + "\n  ".join(describe(error))) from error
+            raise UsageError(
+                f"there is no module {place!r}: no module {error.name!r} on the path or in "
+                f"{os.getcwd()}{hint}"
+            ) from error
+        raise UsageError(
+            f"{place} could not be imported\n  " + "\n  ".join(describe(error))
+        ) from error
     except Exception as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"{place} could not be imported\n  " + "\n  ".join(describe(error))) from error
+        raise UsageError(
+            f"{place} could not be imported\n  " + "\n  ".join(describe(error))
+        ) from error
 
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"there is no file {str(path)!r} (looked in {os.getcwd()})")
-    sys.path.insert(0, str(path.resolve().parent))  # As `python PATH.py` does: it may import its neighbours.
+    sys.path.insert(
+        0, str(path.resolve().parent)
+    )  # As `python PATH.py` does: it may import its neighbours.
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None, "a name that ends in .py has a loader"
     module = importlib.util.module_from_spec(spec)
@@ -88,11 +110,17 @@ def _found_in(module: ModuleType) -> str:
     functions = [
         name
         for name, value in vars(module).items()
-        if isinstance(value, FunctionType) and value.__module__ == module.__name__ and not name.startswith("_")
+        if isinstance(value, FunctionType)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
     ]
     parts = []
     if flows:
         parts.append(f"it has the flows {', '.join(flows)}")
     if functions:
-        parts.append(f"the functions {', '.join(functions)}" if parts else f"it has no Flow, but the functions {', '.join(functions)}")
+        parts.append(
+            f"the functions {', '.join(functions)}"
+            if parts
+            else f"it has no Flow, but the functions {', '.join(functions)}"
+        )
     return " and ".join(parts) if parts else "it has neither a Flow nor a function"

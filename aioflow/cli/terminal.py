@@ -1,6 +1,8 @@
-"""A block of lines that is redrawn in place at the bottom of a terminal, with whatever the program prints scrolling by above it.
+"""A block of lines that is redrawn in place at the bottom of a terminal, with whatever the program
+prints scrolling by above it.
 
-Plain ANSI, no curses. While a block is shown, `sys.stdout` and `sys.stderr` go through it when they are the same terminal.
+Plain ANSI, no curses. While a block is shown, `sys.stdout` and `sys.stderr` go through it when they
+are the same terminal.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ def uses_color(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def reader_is_gone() -> bool:
-    """Whether nobody reads standard output any more (`| head`). What is still to be flushed there then goes nowhere."""
+    """Whether nobody reads standard output any more (`| head`).
+
+    What is still to be flushed there then goes nowhere.
+    """
     watched = select.poll()
     watched.register(sys.stdout.fileno(), 0)  # Errors are told without being asked for.
     if not watched.poll(0):
@@ -44,7 +49,10 @@ def reader_is_gone() -> bool:
 
 
 class LiveBlock:
-    """The lines last drawn on `stream`. May be used from several threads: sinks print from the executor's."""
+    """The lines last drawn on `stream`.
+
+    May be used from several threads: sinks print from the executor's.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -70,7 +78,9 @@ class LiveBlock:
             self._stream.flush()
 
     def print_above(self, stream: TextIO, text: str) -> None:
-        """Write `text`, whole lines, to `stream` where the block stands, and the block again below it."""
+        """Write `text`, whole lines, to `stream` where the block stands, and the block again
+        below it.
+        """
         with self._lock:
             self._stream.write(self._back())
             self._stream.flush()
@@ -100,12 +110,18 @@ class LiveBlock:
 
 
 def _over(lines: Sequence[str]) -> str:
-    """`lines` over what stands there, and nothing below. Clearing first would flicker, and fill the history of some terminals."""
+    """`lines` over what stands there, and nothing below.
+
+    Clearing first would flicker, and fill the history of some terminals.
+    """
     return "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_BELOW
 
 
 class _Outlet(io.TextIOBase):
-    """Stands in for a stream of the terminal. Passes on whole lines; the rest of one waits for its end."""
+    """Stands in for a stream of the terminal.
+
+    Passes on whole lines; the rest of one waits for its end.
+    """
 
     def __init__(self, block: LiveBlock, stream: TextIO) -> None:
         self._block = block

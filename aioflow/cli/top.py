@@ -1,7 +1,8 @@
-"""`aioflow top`: what the jobs of a process do, asked of its monitoring endpoint and shown in a terminal.
+"""`aioflow top`: what the jobs of a process do, asked of its monitoring endpoint and shown in a
+terminal.
 
-Asks what any dashboard of Flink asks: `/overview`, `/jobs/overview`, and of each job under way its detail, checkpoints, exceptions and
-metrics.
+Asks what any dashboard of Flink asks: `/overview`, `/jobs/overview`, and of each job under way its
+detail, checkpoints, exceptions and metrics.
 """
 
 from __future__ import annotations
@@ -38,9 +39,21 @@ ANSWERS_NOT_JSON = "{url} answered {what}, expected the endpoint of aioflow or F
 
 def add_top(commands: Any) -> None:
     """Add the command to an argparse subparsers object."""
-    top = commands.add_parser("top", help="show live what the jobs of a process do", description="Ask a monitoring endpoint, and show it.")
-    top.add_argument("--at", type=_address, default=("127.0.0.1", PORT), metavar="HOST:PORT", help=f"the endpoint (127.0.0.1:{PORT})")
-    top.add_argument("--every", type=duration, default="1s", metavar="TIME", help="between two looks (1s)")
+    top = commands.add_parser(
+        "top",
+        help="show live what the jobs of a process do",
+        description="Ask a monitoring endpoint, and show it.",
+    )
+    top.add_argument(
+        "--at",
+        type=_address,
+        default=("127.0.0.1", PORT),
+        metavar="HOST:PORT",
+        help=f"the endpoint (127.0.0.1:{PORT})",
+    )
+    top.add_argument(
+        "--every", type=duration, default="1s", metavar="TIME", help="between two looks (1s)"
+    )
     top.add_argument("--once", action="store_true", help="look once, print it and end: for a pipe")
     top.epilog = f"An endpoint that guards reading wants its token in {TOKEN_VARIABLE}."
     top.set_defaults(carry_out=_top)
@@ -57,7 +70,11 @@ def _top(arguments: argparse.Namespace) -> int:
     once = arguments.once or not is_live(sys.stdout)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_look_once(arguments.at) if once else _follow(arguments.at, to_seconds(arguments.every)))
+            runner.run(
+                _look_once(arguments.at)
+                if once
+                else _follow(arguments.at, to_seconds(arguments.every))
+            )
     except Broken as error:
         print(f"aioflow top: {error}", file=sys.stderr)
         return FAILED
@@ -75,7 +92,10 @@ def _width() -> int:
 
 
 async def _follow(at: tuple[str, int], every_s: float) -> None:
-    """Until Ctrl-C. An endpoint that goes away after it answered may come back: it is asked again."""
+    """Until Ctrl-C.
+
+    An endpoint that goes away after it answered may come back: it is asked again.
+    """
     block, color, lines = LiveBlock(sys.stdout), uses_color(sys.stdout), list[str]()
     async with _session() as session:
         while True:
@@ -101,26 +121,34 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
 
 
-async def shown(session: aiohttp.ClientSession, at: tuple[str, int], *, width: int, color: bool) -> list[str]:
+async def shown(
+    session: aiohttp.ClientSession, at: tuple[str, int], *, width: int, color: bool
+) -> list[str]:
     """One look as lines. Raises Broken if the endpoint does not answer as one should."""
     host, port = at
     place = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
     base = f"http://{place}"
     overview = await ask(session, f"{base}/overview")
     listed = (await ask(session, f"{base}/jobs/overview"))["jobs"]
-    jobs = [await _job(session, base, job["jid"]) for job in listed if job["end-time"] <= 0][:JOBS_MAX]
+    jobs = [await _job(session, base, job["jid"]) for job in listed if job["end-time"] <= 0][
+        :JOBS_MAX
+    ]
     return screen(place, overview, jobs, width=width, color=color)
 
 
 async def _job(session: aiohttp.ClientSession, base: str, job_id: str) -> JobLines:
-    """One question after the other: they take a millisecond each, and the process has other things to do."""
+    """One question after the other: they take a millisecond each, and the process has other
+    things to do.
+    """
     place = f"{base}/jobs/{job_id}"
     detail = await ask(session, place)
     checkpoints = await ask(session, f"{place}/checkpoints")
     exceptions = await ask(session, f"{place}/exceptions?maxExceptions=20")
     names = ",".join(METRICS)
     metrics = {
-        vertex["id"]: await ask(session, f"{place}/vertices/{vertex['id']}/subtasks/metrics?get={names}&agg=min,avg,sum")
+        vertex["id"]: await ask(
+            session, f"{place}/vertices/{vertex['id']}/subtasks/metrics?get={names}&agg=min,avg,sum"
+        )
         for vertex in detail["vertices"]
     }
     return job_lines(detail, checkpoints, exceptions, metrics)
@@ -135,11 +163,16 @@ async def ask(session: aiohttp.ClientSession, url: str) -> Any:
             if response.status == 401:
                 raise Broken(f"{url} wants a token: set {TOKEN_VARIABLE}")
             if response.status != 200:
-                raise Broken(ANSWERS_NOT_JSON.format(url=url, what=f"{response.status} {response.reason}"))
+                raise Broken(
+                    ANSWERS_NOT_JSON.format(url=url, what=f"{response.status} {response.reason}")
+                )
             return await response.json()
     except (aiohttp.ContentTypeError, ValueError) as error:
         raise Broken(ANSWERS_NOT_JSON.format(url=url, what="something else than JSON")) from error
     except aiohttp.ClientConnectionError as error:
-        raise Broken(f"nothing answers at {url}: {error}; start a job with --monitor, or name its endpoint with --at") from error
+        raise Broken(
+            f"nothing answers at {url}: {error}; start a job with --monitor, or name its endpoint "
+            "with --at"
+        ) from error
     except TimeoutError as error:
         raise Broken(f"{url} did not answer in {TIMEOUT_S:.0f} s") from error

@@ -1,6 +1,8 @@
-"""What `aioflow top` shows: jobs and their tasks at a glance, made of the answers of a monitoring endpoint.
+"""What `aioflow top` shows: jobs and their tasks at a glance, made of the answers of a monitoring
+endpoint.
 
-Nothing here prints, asks or reads a clock; times are the endpoint's own. Names come from afar, so what would steer a terminal is left out.
+Nothing here prints, asks or reads a clock; times are the endpoint's own. Names come from afar, so
+what would steer a terminal is left out.
 """
 
 from __future__ import annotations
@@ -35,9 +37,24 @@ BUSY_SHARE, PRESSED_SHARE = 0.8, 0.5
 DATE_FROM_MS = 365 * 24 * 3600 * 1000
 """Event time before 1971 is no date: a test counts from 0, a simulation runs for ages."""
 
-BOLD, DIM, RED, GREEN, YELLOW, MAGENTA, RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[35m", "\x1b[0m"
+BOLD, DIM, RED, GREEN, YELLOW, MAGENTA, RESET = (
+    "\x1b[1m",
+    "\x1b[2m",
+    "\x1b[31m",
+    "\x1b[32m",
+    "\x1b[33m",
+    "\x1b[35m",
+    "\x1b[0m",
+)
 
-STATE_COLORS = {"RUNNING": GREEN, "FINISHED": DIM, "FAILED": RED, "FAILING": RED, "CANCELED": RED, "RESTARTING": YELLOW}
+STATE_COLORS = {
+    "RUNNING": GREEN,
+    "FINISHED": DIM,
+    "FAILED": RED,
+    "FAILING": RED,
+    "CANCELED": RED,
+    "RESTARTING": YELLOW,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +96,16 @@ def job_lines(
     exceptions: Mapping[str, Any],
     metrics: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> JobLines:
-    """Puts a job together from its answers; `metrics` are those of each vertex by id, as aggregated over subtasks."""
+    """Puts a job together from its answers; `metrics` are those of each vertex by id, as
+    aggregated over subtasks.
+    """
     history = exceptions.get("exceptionHistory") or {}
     entries = history.get("entries") or ()
-    last = str(entries[0].get("stacktrace") or entries[0].get("exceptionName") or "").rstrip() if entries else ""
+    last = (
+        str(entries[0].get("stacktrace") or entries[0].get("exceptionName") or "").rstrip()
+        if entries
+        else ""
+    )
     return JobLines(
         name=str(detail["name"]),
         state=str(detail["state"]),
@@ -90,7 +113,9 @@ def job_lines(
         now_ms=int(detail["now"]),
         failures=len(entries),
         last_failure=str(entries[0].get("message") or last.rpartition("\n")[2]) if entries else "",
-        waiting=sum(int(vertex.get("tasks", {}).get("SCHEDULED", 0)) for vertex in detail["vertices"]),
+        waiting=sum(
+            int(vertex.get("tasks", {}).get("SCHEDULED", 0)) for vertex in detail["vertices"]
+        ),
         subtasks=sum(int(vertex["parallelism"]) for vertex in detail["vertices"]),
         checkpoints=checkpoints,
         tasks=[_task_line(vertex, metrics.get(vertex["id"], ())) for vertex in detail["vertices"]],
@@ -122,11 +147,19 @@ def _task_line(vertex: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) 
     )
 
 
-def screen(place: str, overview: Mapping[str, Any], jobs: Sequence[JobLines], *, width: int, color: bool) -> list[str]:
+def screen(
+    place: str, overview: Mapping[str, Any], jobs: Sequence[JobLines], *, width: int, color: bool
+) -> list[str]:
     """Lines of at most `width` characters: the process, then each job with its tasks."""
     paint = _Paint(width, color)
-    slots = f"{overview['slots-total'] - overview['slots-available']} of {overview['slots-total']} slots in use"
-    counts = ", ".join(f"{overview[f'jobs-{what}']} {what}" for what in ("running", "finished", "cancelled", "failed"))
+    slots = (
+        f"{overview['slots-total'] - overview['slots-available']} of {overview['slots-total']} "
+        "slots in use"
+    )
+    counts = ", ".join(
+        f"{overview[f'jobs-{what}']} {what}"
+        for what in ("running", "finished", "cancelled", "failed")
+    )
     lines = [paint.line((BOLD, f"aioflow at {place}"), (DIM, f"   jobs: {counts}   {slots}"))]
     if not jobs:
         lines += ["", paint.line((DIM, "no job is under way"))]
@@ -145,9 +178,13 @@ def _job(job: JobLines, paint: _Paint) -> list[str]:
         )
     ]
     if job.failures:
-        lines.append(paint.line((RED, f"{job.failures} failed, last: {_printable(job.last_failure)}")))
+        lines.append(
+            paint.line((RED, f"{job.failures} failed, last: {_printable(job.last_failure)}"))
+        )
     if job.waiting:
-        lines.append(paint.line((YELLOW, f"{job.waiting} of {job.subtasks} subtasks wait for slots")))
+        lines.append(
+            paint.line((YELLOW, f"{job.waiting} of {job.subtasks} subtasks wait for slots"))
+        )
     if not job.tasks:
         return lines
     longest = max(len(_printable(task.name)) for task in job.tasks)
@@ -155,7 +192,9 @@ def _job(job: JobLines, paint: _Paint) -> list[str]:
     name_width = paint.width - BAR_CELLS - 12 - sum(column[1] for column in columns)
     name_width = max(NAME_WIDTH_MIN, min(name_width, longest, NAME_WIDTH_MAX))
     heading = "task".ljust(name_width) + "   ×  " + "busy █  held ▒".ljust(BAR_CELLS + 6)
-    lines.append(paint.line((DIM, heading + "".join(name.rjust(size) for name, size, _, _ in columns))))
+    lines.append(
+        paint.line((DIM, heading + "".join(name.rjust(size) for name, size, _, _ in columns)))
+    )
     for task in job.tasks:
         lines.append(
             paint.line(
@@ -184,7 +223,11 @@ def _bar(task: TaskLine) -> list[tuple[str, str]]:
         return [(DIM, clipped(task.state.lower(), BAR_CELLS).ljust(BAR_CELLS))]
     busy = round(task.busy * BAR_CELLS)
     pressed = min(BAR_CELLS - busy, round((task.pressed or 0.0) * BAR_CELLS))
-    return [(YELLOW, "█" * busy), (MAGENTA, "▒" * pressed), (DIM, "·" * (BAR_CELLS - busy - pressed))]
+    return [
+        (YELLOW, "█" * busy),
+        (MAGENTA, "▒" * pressed),
+        (DIM, "·" * (BAR_CELLS - busy - pressed)),
+    ]
 
 
 def _mark(task: TaskLine) -> str:
@@ -206,12 +249,19 @@ def _percent(task: TaskLine) -> str:
 def _checkpoint(job: JobLines) -> str:
     latest = job.checkpoints.get("latest") or {}
     completed, failed = latest.get("completed"), latest.get("failed")
-    if failed and (not completed or failed["failure_timestamp"] > completed["latest_ack_timestamp"]):
-        return f"{failed['id']} failed: {_printable(str(failed.get('failure_message') or 'unknown'))}"
+    if failed and (
+        not completed or failed["failure_timestamp"] > completed["latest_ack_timestamp"]
+    ):
+        return (
+            f"{failed['id']} failed: {_printable(str(failed.get('failure_message') or 'unknown'))}"
+        )
     if not completed:
         return "none yet"
     age = _duration(max(0, job.now_ms - completed["latest_ack_timestamp"]))
-    return f"{completed['id']}, {age} ago, took {_duration(completed['end_to_end_duration'])}, {_bytes(completed['state_size'])}"
+    return (
+        f"{completed['id']}, {age} ago, took {_duration(completed['end_to_end_duration'])}, "
+        f"{_bytes(completed['state_size'])}"
+    )
 
 
 def _behind(job: JobLines, task: TaskLine) -> str:
@@ -228,7 +278,9 @@ def _instant(watermark: int | None) -> str:
     if watermark < DATE_FROM_MS:
         return str(watermark)
     try:
-        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=watermark)).strftime("%Y-%m-%d %H:%M:%S")
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=watermark)).strftime(
+            "%Y-%m-%d %H:%M:%S"
+        )
     except OverflowError:
         return str(watermark)
 
@@ -254,7 +306,13 @@ def _bytes(size: float) -> str:
 
 
 def _number(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
+    return (
+        NOTHING
+        if value is None
+        else f"{value:,.0f}"
+        if value >= 10 or value == 0
+        else f"{value:.1f}"
+    )
 
 
 def _printable(text: str) -> str:

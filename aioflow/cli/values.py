@@ -1,4 +1,7 @@
-"""What options take: numbers, ports, lengths of time, addresses. Each says what it expected instead of what it got."""
+"""What options take: numbers, ports, lengths of time, addresses.
+
+Each says what it expected instead of what it got.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,16 @@ def port(text: str) -> int:
 
 
 def _number(text: str, least: int, most: int | None) -> int:
-    expected = f"expected a number of at least {least}" if most is None else f"expected a number from {least} to {most}"
-    if not (text.isascii() and text.isdecimal()) or int(text) < least or (most is not None and int(text) > most):
+    expected = (
+        f"expected a number of at least {least}"
+        if most is None
+        else f"expected a number from {least} to {most}"
+    )
+    if (
+        not (text.isascii() and text.isdecimal())
+        or int(text) < least
+        or (most is not None and int(text) > most)
+    ):
         raise argparse.ArgumentTypeError(f"{expected}, got {text!r}")
     return int(text)
 
@@ -48,7 +59,9 @@ def duration(text: str) -> str:
 def id_beginning(text: str) -> str:
     """The id of a job, or its beginning. Nothing at all would be the beginning of any."""
     if not text:
-        raise argparse.ArgumentTypeError("expected the id of a job, or its beginning, got nothing: see aioflow list")
+        raise argparse.ArgumentTypeError(
+            "expected the id of a job, or its beginning, got nothing: see aioflow list"
+        )
     return text
 
 
@@ -56,9 +69,14 @@ def bind_address(text: str) -> str:
     """An address of this machine to listen at, without a port."""
     host, colon, number = text.rpartition(":")
     if colon and number.isdecimal() and ":" not in host:
-        raise argparse.ArgumentTypeError(f"expected an address without a port, got {text!r}: the port of a jobmanager goes into --port")
+        raise argparse.ArgumentTypeError(
+            f"expected an address without a port, got {text!r}: the port of a jobmanager goes "
+            "into --port"
+        )
     try:
         socket.getaddrinfo(text, None)
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no address of this machine: {error.strerror}") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no address of this machine: {error.strerror}"
+        ) from None
     return text

@@ -15,7 +15,10 @@ class CheckpointSettings:
     """Times in ms. URLs are whole: a directory of this machine is `file:///...`."""
 
     store: str | None
-    """URL of the store, which holds many flows. None: no checkpoints are taken, the job only begins with the savepoint `restore`."""
+    """URL of the store, which holds many flows.
+
+    None: no checkpoints are taken, the job only begins with the savepoint `restore`.
+    """
     every_ms: int = 10_000
     unaligned: bool = False
     """From the start of each checkpoint."""
@@ -32,4 +35,7 @@ class CheckpointSettings:
     fresh: bool = False
     allow_non_restored: bool = False
     key: bytes | None = field(default=None, repr=False)
-    """Key of the MAC of metadata. None: metadata has no MAC, and any writer of the store can change it."""
+    """Key of the MAC of metadata.
+
+    None: metadata has no MAC, and any writer of the store can change it.
+    """

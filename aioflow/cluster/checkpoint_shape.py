@@ -18,7 +18,10 @@ def checkpointed_vertices(graph: JobGraph) -> tuple[CheckpointedVertex, ...]:
         CheckpointedVertex(
             vertex_id=vertex.id,
             name=vertex.name,
-            operators=tuple(_operator(vertex, node.name, uid) for node, uid in zip(vertex.nodes, vertex.uids, strict=True)),
+            operators=tuple(
+                _operator(vertex, node.name, uid)
+                for node, uid in zip(vertex.nodes, vertex.uids, strict=True)
+            ),
             inputs=tuple(_input(graph, edge) for edge in graph.inputs_of(vertex.id)),
         )
         for vertex in graph.vertices
@@ -26,7 +29,9 @@ def checkpointed_vertices(graph: JobGraph) -> tuple[CheckpointedVertex, ...]:
 
 
 def _operator(vertex: JobVertex, name: str, uid: str) -> CheckpointedOperator:
-    return CheckpointedOperator(uid=uid, name=name, parallelism=vertex.parallelism, max_parallelism=vertex.max_parallelism)
+    return CheckpointedOperator(
+        uid=uid, name=name, parallelism=vertex.parallelism, max_parallelism=vertex.max_parallelism
+    )
 
 
 def _input(graph: JobGraph, edge: JobEdge) -> VertexInput:
@@ -44,6 +49,15 @@ def _producers(graph: JobGraph, edge: JobEdge) -> tuple[Sequence[int], ...] | No
     """For each consumer the producers that reach it, if not all do."""
     if not edge.partitioning.strategy.pointwise:
         return None
-    producers, consumers = graph.vertex(edge.source).parallelism, graph.vertex(edge.target).parallelism
-    reached = [connected_subtasks(edge.partitioning.strategy, producer, producers, consumers) for producer in range(producers)]
-    return tuple(tuple(p for p in range(producers) if consumer in reached[p]) for consumer in range(consumers))
+    producers, consumers = (
+        graph.vertex(edge.source).parallelism,
+        graph.vertex(edge.target).parallelism,
+    )
+    reached = [
+        connected_subtasks(edge.partitioning.strategy, producer, producers, consumers)
+        for producer in range(producers)
+    ]
+    return tuple(
+        tuple(p for p in range(producers) if consumer in reached[p])
+        for consumer in range(consumers)
+    )

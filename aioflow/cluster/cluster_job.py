@@ -1,8 +1,9 @@
 """One job in the JobManager: its JobMaster, the slots it has, and the processes its tasks are in.
 
-The JobMaster deploys as it would in one process; what it deploys in one turn waits here until there are slots for all of it, and is then
-told where its producers are. What cannot leave the submitting process goes there. Everything a TaskManager reports carries the token of
-the JobMaster it is meant for; reports for an older one change nothing.
+The JobMaster deploys as it would in one process; what it deploys in one turn waits here until there
+are slots for all of it, and is then told where its producers are. What cannot leave the submitting
+process goes there. Everything a TaskManager reports carries the token of the JobMaster it is meant
+for; reports for an older one change nothing.
 """
 
 from __future__ import annotations
@@ -54,13 +55,16 @@ __all__ = ["ClusterJob", "needs_submitter"]
 logger = logging.getLogger(__name__)
 
 SUSPEND_S = 5.0
-"""How long a JobMaster whose job another leader takes over may take to let go of its checkpoints."""
+"""How long a JobMaster whose job another leader takes over may take to let go of its
+checkpoints.
+"""
 
 
 class ClusterJob:
     """A `JobRunner` of the Dispatcher, and the `TaskExecutorGateway` of its JobMaster.
 
-    `declare(job_id, slots)` tells the ResourceManager what the job wants, `on_over(job_id)` is called when nothing of it is left here.
+    `declare(job_id, slots)` tells the ResourceManager what the job wants, `on_over(job_id)` is
+    called when nothing of it is left here.
     """
 
     def __init__(
@@ -83,8 +87,10 @@ class ClusterJob:
         at_home = [vertex.name for vertex in graph.vertices if _stays_here(vertex)]
         if at_home and (submitter is None or not submitter.location):
             raise GraphError(
-                f"job {job.name!r} cannot run without the process that submitted it, which is gone: {', '.join(at_home)} "
-                "holds functions or results of that process; submit it again, or use a sink that is a Sink object"
+                f"job {job.name!r} cannot run without the process that submitted it, which is "
+                f"gone: {', '.join(at_home)} "
+                "holds functions or results of that process; submit it again, or use a sink that "
+                "is a Sink object"
             )
         self._codec = Codec(self._shipped.types)
         self._group = OrderedTaskGroup()
@@ -95,7 +101,9 @@ class ClusterJob:
             graph,
             pickle.loads(job.config["restart"]),
             self._group,
-            checkpoints=CheckpointSettings(**job.config["checkpoints"]) if job.config.get("checkpoints") else None,
+            checkpoints=CheckpointSettings(**job.config["checkpoints"])
+            if job.config.get("checkpoints")
+            else None,
             codec=self._codec,
             recovered=recovered,
         )
@@ -131,9 +139,15 @@ class ClusterJob:
                 _ = self._group.create_task(self.job_master.start(self), name="start")
                 status = await asyncio.shield(self.job_master.terminated)
                 self._group.cancel_children()
-                await close_within(self.job_master.close(), CHECKPOINTS_CLOSE_S, what=f"the checkpoints of job {self.job_id}")
+                await close_within(
+                    self.job_master.close(),
+                    CHECKPOINTS_CLOSE_S,
+                    what=f"the checkpoints of job {self.job_id}",
+                )
                 if self._taps.submitter is not None and self.stop_error is not None:
-                    self._taps.submitter.connection.notify("stop_failed", pack_error(self.stop_error, self._codec))
+                    self._taps.submitter.connection.notify(
+                        "stop_failed", pack_error(self.stop_error, self._codec)
+                    )
                 return status
             finally:
                 self._over = True
@@ -141,7 +155,11 @@ class ClusterJob:
                 self._publish_now()
                 self._carry_out(self._scheduler.close())
                 self._group.cancel_children()
-                await close_within(self.job_master.suspend(), SUSPEND_S, what=f"the checkpoints of job {self.job_id}")
+                await close_within(
+                    self.job_master.suspend(),
+                    SUSPEND_S,
+                    what=f"the checkpoints of job {self.job_id}",
+                )
                 self._on_over(self.job_id)
 
     def cancel(self) -> None:
@@ -174,7 +192,9 @@ class ClusterJob:
         worker_id = self._placed.get(attempt)
         if worker_id is not None:
             answers = self._peers.ask(worker_id, "cancel_task", attempt_key(attempt))
-            _ = self._group.create_task(self._watch(worker_id, attempt, answers), name=f"cancel {attempt}")
+            _ = self._group.create_task(
+                self._watch(worker_id, attempt, answers), name=f"cancel {attempt}"
+            )
             return
         # It still waits for a slot: it never ran.
         self.job_master.update_task_state(attempt, ExecutionState.CANCELED, None)
@@ -184,15 +204,27 @@ class ClusterJob:
                 del self._requests[number]
                 self._carry_out(self._scheduler.withdraw(number))
 
-    async def _watch(self, worker_id: str, attempt: ExecutionAttemptId, answers: Sequence[asyncio.Future[None]]) -> None:
-        """A TaskManager that does not end a task is lost for this job; its tasks end when its loop is free again."""
+    async def _watch(
+        self, worker_id: str, attempt: ExecutionAttemptId, answers: Sequence[asyncio.Future[None]]
+    ) -> None:
+        """A TaskManager that does not end a task is lost for this job; its tasks end when its
+        loop is free again.
+        """
         why = await until_overdue(answers, self._shipped.options.cancellation_timeout_s)
         if self._placed.get(attempt) != worker_id:
             return
-        logger.error("job %s: task %s %s; taskmanager %s counts as lost", self.job_id, attempt, why, worker_id or "of the submitter")
+        logger.error(
+            "job %s: task %s %s; taskmanager %s counts as lost",
+            self.job_id,
+            attempt,
+            why,
+            worker_id or "of the submitter",
+        )
         if worker_id == SUBMITTER:
             self._placed.pop(attempt)
-            self.job_master.update_task_state(attempt, ExecutionState.FAILED, Broken(f"task {attempt} {why}"))
+            self.job_master.update_task_state(
+                attempt, ExecutionState.FAILED, Broken(f"task {attempt} {why}")
+            )
             self._publish()
         else:
             self.worker_lost(worker_id)
@@ -209,36 +241,55 @@ class ClusterJob:
     def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
         self._peers.ask_all("notify_checkpoint_complete", job_id, checkpoint_id)
 
-    def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
+    def notify_checkpoint_aborted(
+        self, job_id: str, checkpoint_id: int, latest_completed: int | None
+    ) -> None:
         self._peers.ask_all("notify_checkpoint_aborted", job_id, checkpoint_id, latest_completed)
 
     def add_tap(
-        self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: object = None
+        self,
+        job_id: str,
+        place: TapPlace,
+        tap: Callable[[RecordBatch], None],
+        on_missed: object = None,
     ) -> Sequence[asyncio.Future[None]]:
-        """For a watcher in this process, who may miss records. Those of the submitter have numbers of its own: see `add_remote_tap`."""
+        """For a watcher in this process, who may miss records.
+
+        Those of the submitter have numbers of its own: see `add_remote_tap`.
+        """
         return self._taps.watch(place, tap)
 
     def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
         """As `add_tap`."""
         self._taps.unwatch(place, tap)
 
-    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
+    async def query_state(
+        self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
+    ) -> Any:
         return await self.query_remote_state(attempt_key(attempt), node_id, pickle.dumps(query))
 
     async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None:
         peer = self._peers.get(self._placed.get(attempt, ""))
         if peer is None:
             raise JobNotRunning(f"attempt {attempt} runs nowhere now, it takes no splits")
-        await peer.connection.call("add_splits", attempt_key(attempt), pack_splits(splits, self._codec))
+        await peer.connection.call(
+            "add_splits", attempt_key(attempt), pack_splits(splits, self._codec)
+        )
 
     # Deployment.
 
     def _request_slots(self) -> None:
         batch, self._waiting = self._waiting, []
-        batch = [descriptor for descriptor in batch if self.job_master.executions.awaits_deployment(descriptor.attempt)]
+        batch = [
+            descriptor
+            for descriptor in batch
+            if self.job_master.executions.awaits_deployment(descriptor.attempt)
+        ]
         if not batch or self._over:
             return
-        roaming = [_subtask(descriptor) for descriptor in batch if not _stays_here(descriptor.vertex)]
+        roaming = [
+            _subtask(descriptor) for descriptor in batch if not _stays_here(descriptor.vertex)
+        ]
         if not roaming:
             self._deploy(batch, {})
             return
@@ -259,12 +310,22 @@ class ClusterJob:
                         self._deploy(batch, slots)
                 case PlacementFailed(number, _, error):
                     for descriptor in self._requests.pop(number, []):
-                        self.job_master.update_task_state(descriptor.attempt, ExecutionState.FAILED, error)
+                        self.job_master.update_task_state(
+                            descriptor.attempt, ExecutionState.FAILED, error
+                        )
                     self._publish()
                 case FreeSlot(worker_id, allocation_id):
-                    self._peers.ask(worker_id, "free_slot", allocation_id, self.token, f"job {self.job_id} needs it no more")
+                    self._peers.ask(
+                        worker_id,
+                        "free_slot",
+                        allocation_id,
+                        self.token,
+                        f"job {self.job_id} needs it no more",
+                    )
                 case SubtasksLost(worker_id, subtasks):
-                    lost = Broken(f"a slot of taskmanager {worker_id} is gone, and the tasks in it with it")
+                    lost = Broken(
+                        f"a slot of taskmanager {worker_id} is gone, and the tasks in it with it"
+                    )
                     for subtask in subtasks:
                         attempt = self.job_master.executions.executions[subtask].attempt
                         if self._placed.pop(attempt, None) is not None:
@@ -276,7 +337,9 @@ class ClusterJob:
     def _deploy(self, batch: list[TaskDeploymentDescriptor], slots: Any) -> None:
         executions = self.job_master.executions
         for descriptor in batch:
-            worker_id = SUBMITTER if _stays_here(descriptor.vertex) else slots[_subtask(descriptor)][0]
+            worker_id = (
+                SUBMITTER if _stays_here(descriptor.vertex) else slots[_subtask(descriptor)][0]
+            )
             peer = self._peers.get(worker_id)
             executions.locations[_subtask(descriptor)] = "" if peer is None else peer.location
             self._placed[descriptor.attempt] = worker_id
@@ -288,35 +351,53 @@ class ClusterJob:
             self.job_master.slot_is_there(attempt, True)
             content = self._shipped.ship_task(self._located(descriptor))
             allocation_id = "" if _stays_here(descriptor.vertex) else slots[_subtask(descriptor)][1]
-            _ = self._group.create_task(self._submit(attempt, allocation_id, content), name=f"submit {attempt}")
+            _ = self._group.create_task(
+                self._submit(attempt, allocation_id, content), name=f"submit {attempt}"
+            )
 
     def _located(self, descriptor: TaskDeploymentDescriptor) -> TaskDeploymentDescriptor:
-        """The descriptor with the places where its producers are now: when it was made, they had none."""
+        """The descriptor with the places where its producers are now: when it was made, they had
+        none.
+        """
         locations = self.job_master.executions.locations
         inputs = []
         for gate in descriptor.inputs:
             channels = []
             for channel in gate.channels:
                 producer = channel.partition.producer
-                channels.append(dataclasses.replace(channel, location=locations[producer.vertex_id, producer.subtask_index]))
+                channels.append(
+                    dataclasses.replace(
+                        channel, location=locations[producer.vertex_id, producer.subtask_index]
+                    )
+                )
             inputs.append(dataclasses.replace(gate, channels=tuple(channels)))
         return dataclasses.replace(descriptor, inputs=tuple(inputs))
 
-    async def _submit(self, attempt: ExecutionAttemptId, allocation_id: str, content: bytes) -> None:
+    async def _submit(
+        self, attempt: ExecutionAttemptId, allocation_id: str, content: bytes
+    ) -> None:
         try:
             peer = self._peers.get(self._placed.get(attempt, SUBMITTER))
             if peer is None:
                 raise Broken(f"the process that should run {attempt} is gone")
-            await peer.connection.call("submit_task", self.job_id, self.token, attempt_key(attempt), allocation_id, content)
-        except Exception as error:  # noqa: BLE001  # What cannot be deployed has failed, like any task.
+            await peer.connection.call(
+                "submit_task", self.job_id, self.token, attempt_key(attempt), allocation_id, content
+            )
+        # What cannot be deployed has failed, like any task.
+        except Exception as error:  # noqa: BLE001
             self._placed.pop(attempt, None)
             self.job_master.update_task_state(attempt, ExecutionState.FAILED, error)
             self._publish()
 
     # What TaskManagers say.
 
-    def offered(self, worker_id: str, connection: RpcConnection, location: str, offers: Sequence[SlotOffer]) -> tuple[Any, Any]:
-        """A TaskManager has opened the job at `location` and offers slots. Returns what is accepted and what is not."""
+    def offered(
+        self, worker_id: str, connection: RpcConnection, location: str, offers: Sequence[SlotOffer]
+    ) -> tuple[Any, Any]:
+        """A TaskManager has opened the job at `location` and offers slots.
+
+        Returns what is accepted and what is not.
+        """
         if self._over:
             return (), tuple(offer.allocation_id for offer in offers)
         if self._peers.joined(worker_id, connection, location):
@@ -334,7 +415,9 @@ class ClusterJob:
         for number, batch in list(self._requests.items()):
             del self._requests[number]
             for descriptor in batch:
-                self.job_master.update_task_state(descriptor.attempt, ExecutionState.FAILED, failure)
+                self.job_master.update_task_state(
+                    descriptor.attempt, ExecutionState.FAILED, failure
+                )
             self._carry_out(self._scheduler.withdraw(number))
         self._publish()
 
@@ -350,15 +433,28 @@ class ClusterJob:
         self.job_master.update_task_state(attempt, reached, unpack_error(error, self._codec))
         self._publish()
 
-    def on_acknowledged(self, token: int, key: AttemptKey, checkpoint_id: int, state: list[Any], stats: tuple[Any, ...]) -> None:
+    def on_acknowledged(
+        self,
+        token: int,
+        key: AttemptKey,
+        checkpoint_id: int,
+        state: list[Any],
+        stats: tuple[Any, ...],
+    ) -> None:
         if token == self.token and not self._over:
             attempt = ExecutionAttemptId(*key)
             told = decode_subtask(state, f"the acknowledgement of {attempt}")
-            self.job_master.acknowledge_checkpoint(attempt, checkpoint_id, told, CheckpointStats(*stats))
+            self.job_master.acknowledge_checkpoint(
+                attempt, checkpoint_id, told, CheckpointStats(*stats)
+            )
 
-    def on_declined(self, token: int, key: AttemptKey, checkpoint_id: int, reason: str, error: bytes) -> None:
+    def on_declined(
+        self, token: int, key: AttemptKey, checkpoint_id: int, reason: str, error: bytes
+    ) -> None:
         if token == self.token and not self._over:
-            self.job_master.decline_checkpoint(ExecutionAttemptId(*key), checkpoint_id, reason, unpack_error(error, self._codec))
+            self.job_master.decline_checkpoint(
+                ExecutionAttemptId(*key), checkpoint_id, reason, unpack_error(error, self._codec)
+            )
 
     def on_end_of_data(self, token: int, key: AttemptKey) -> None:
         if token == self.token and not self._over:
@@ -382,7 +478,10 @@ class ClusterJob:
             self._taps.submitter.connection.notify("metrics", self.all_metrics())
 
     def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
-        """A batch of a subscription, or why there is none. Where one may miss rows, a slow reader's are only counted here."""
+        """A batch of a subscription, or why there is none.
+
+        Where one may miss rows, a slow reader's are only counted here.
+        """
         self._taps.tapped(tap_id, content, rows, missed, refused)
 
     # For whoever watches.
@@ -393,12 +492,17 @@ class ClusterJob:
 
     def all_metrics(self) -> dict[str, float]:
         """Of all processes as one."""
-        return {name: value for metrics in self._metrics.values() for name, value in metrics.items()}
+        return {
+            name: value for metrics in self._metrics.values() for name, value in metrics.items()
+        }
 
     def progress(self) -> tuple[int, int, int, int]:
         """(tasks that run, that have finished, of how many, slots that the job waits for)."""
         states = [execution.state for execution in self.job_master.executions.executions.values()]
-        running, finished = states.count(ExecutionState.RUNNING), states.count(ExecutionState.FINISHED)
+        running, finished = (
+            states.count(ExecutionState.RUNNING),
+            states.count(ExecutionState.FINISHED),
+        )
         return running, finished, len(states), self._scheduler.slots_missing
 
     @property
@@ -407,21 +511,29 @@ class ClusterJob:
         return str(self._shipped.options.state_backend)
 
     def worker_at(self, location: str) -> str:
-        """The TaskManager whose tasks of this job are found there; also one that is gone. Empty: nobody was."""
+        """The TaskManager whose tasks of this job are found there; also one that is gone.
+
+        Empty: nobody was.
+        """
         return self._peers.worker_at(location)
 
     def location_of(self, worker_id: str) -> str:
         """Where the tasks of this job are found on a TaskManager; empty if it has none."""
         return self._peers.location_of(worker_id)
 
-    async def read_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
+    async def read_state(
+        self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
+    ) -> Any:
         """As `query_state`, for a reader in this process."""
         return self._codec.decode(await self.query_state(attempt, node_id, query))
 
     # What the submitter says.
 
     def submitter_returned(self, submitter: Submitter) -> None:
-        """The process that submitted the job has connected again. One that runs a part of it is too late: the job is being cancelled."""
+        """The process that submitted the job has connected again.
+
+        One that runs a part of it is too late: the job is being cancelled.
+        """
         if submitter.location or self._over:
             return
         self._taps.submitter = submitter
@@ -431,14 +543,22 @@ class ClusterJob:
         self._publish()
 
     def submitter_lost(self) -> None:
-        """With tasks there the job has nobody to run them, nor to hear of its results: it ends. Otherwise it goes on."""
+        """With tasks there the job has nobody to run them, nor to hear of its results: it ends.
+
+        Otherwise it goes on.
+        """
         submitter, self._taps.submitter = self._taps.submitter, None
         self._peers.left(SUBMITTER)
         if submitter is not None and submitter.location and not self._over:
-            logger.warning("job %s is cancelled: the process that submitted it is gone, and runs a part of it", self.job_id)
+            logger.warning(
+                "job %s is cancelled: the process that submitted it is gone, and runs a part of it",
+                self.job_id,
+            )
             for attempt in [a for a, worker_id in self._placed.items() if worker_id == SUBMITTER]:
                 del self._placed[attempt]
-                self.job_master.update_task_state(attempt, ExecutionState.FAILED, Broken("the submitting process is gone"))
+                self.job_master.update_task_state(
+                    attempt, ExecutionState.FAILED, Broken("the submitting process is gone")
+                )
             self.cancel()
 
     def add_remote_tap(self, place: TapPlace, tap_id: int, may_miss: bool) -> Awaitable[bool]:
@@ -452,7 +572,9 @@ class ClusterJob:
         worker_id = self._placed.get(ExecutionAttemptId(*key))
         peer = self._peers.get(worker_id)
         if peer is None:
-            raise JobNotRunning(f"attempt {ExecutionAttemptId(*key)} runs nowhere now; try again once the job runs")
+            raise JobNotRunning(
+                f"attempt {ExecutionAttemptId(*key)} runs nowhere now; try again once the job runs"
+            )
         return bytes(await peer.connection.call("query_state", key, node_id, query))
 
     # What the submitter is told.
@@ -467,10 +589,14 @@ class ClusterJob:
         self._publishing = False
         if self._taps.submitter is not None:
             graph = self.job_master.executions
-            states = [(*attempt_key(e.attempt)[1:], e.state.value) for e in graph.executions.values()]
+            states = [
+                (*attempt_key(e.attempt)[1:], e.state.value) for e in graph.executions.values()
+            ]
             error = pack_error(self.error, self._codec)
             started = self.job_master.started.done()
-            self._taps.submitter.connection.notify("status", self.status.value, started, graph.restarts, error, states)
+            self._taps.submitter.connection.notify(
+                "status", self.status.value, started, graph.restarts, error, states
+            )
 
 
 def _subtask(descriptor: TaskDeploymentDescriptor) -> tuple[int, int]:

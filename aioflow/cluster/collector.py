@@ -1,22 +1,28 @@
-"""What the garbage collector walks in a worker process: state that stays is put aside, and not walked again and again.
+"""What the garbage collector walks in a worker process: state that stays is put aside, and not
+walked again and again.
 
-A full collection walks every container in the process, 20 to 90 ns each: with ten million accumulators it holds the loop for most of a
-second, each time their number has grown by a quarter. So what survives a full collection that took long is frozen, and the next one
-walks what is new only.
+A full collection walks every container in the process, 20 to 90 ns each: with ten million
+accumulators it holds the loop for most of a second, each time their number has grown by a quarter.
+So what survives a full collection that took long is frozen, and the next one walks what is new
+only.
 
-Garbage in cycles that was frozen before it became garbage would never be found. So from time to time one collection walks everything: when
-as much was put aside as there was before, in a process that makes such garbage; much later in one whose collections find next to none,
-as it is where state holds values, and it is that process which has the large state.
+Garbage in cycles that was frozen before it became garbage would never be found. So from time to
+time one collection walks everything: when as much was put aside as there was before, in a process
+that makes such garbage; much later in one whose collections find next to none, as it is where state
+holds values, and it is that process which has the large state.
 
-A collection of the young walks what was made since the last one, and is due when ten thousand more objects were made than went. Where each
-record puts an accumulator in the place of another that never comes, or after a second's records, cold by then: 60 ms. So the young are
-collected by hand all the while, fifty milliseconds' worth at a time, most of which are still in the processor's cache. Where fewer than
-ten thousand objects are made in that time, the interpreter never finds a collection due, of the older ones neither: they are collected by
-hand too, from time to time.
+A collection of the young walks what was made since the last one, and is due when ten thousand more
+objects were made than went. Where each record puts an accumulator in the place of another that
+never comes, or after a second's records, cold by then: 60 ms. So the young are collected by hand
+all the while, fifty milliseconds' worth at a time, most of which are still in the processor's
+cache. Where fewer than ten thousand objects are made in that time, the interpreter never finds a
+collection due, of the older ones neither: they are collected by hand too, from time to time.
 
-What ends at once, as the state of a task that is started anew does, is in cycles too: it is looked for when it ends.
+What ends at once, as the state of a task that is started anew does, is in cycles too: it is looked
+for when it ends.
 
-Invariant: what is frozen is at most `LATER` times what it was after the last complete collection, or what takes `LATER * COMPLETE_FROM_NS`.
+Invariant: what is frozen is at most `LATER` times what it was after the last complete collection,
+or what takes `LATER * COMPLETE_FROM_NS`.
 """
 
 from __future__ import annotations
@@ -26,7 +32,16 @@ import gc
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["COMPLETE_FROM_NS", "FREEZE_FROM_NS", "FULL_EVERY_S", "LATER", "YOUNG", "Collector", "Generations", "collector_of_process"]
+__all__ = [
+    "COMPLETE_FROM_NS",
+    "FREEZE_FROM_NS",
+    "FULL_EVERY_S",
+    "LATER",
+    "YOUNG",
+    "Collector",
+    "Generations",
+    "collector_of_process",
+]
 
 FREEZE_FROM_NS = 5_000_000
 """A full collection that takes less holds nobody up, and what it found stays in sight."""
@@ -59,7 +74,9 @@ class Generations(Protocol):
 
 
 class Collector:
-    """Hears of each collection (`hear` is for `gc.callbacks`) and decides what the next ones walk."""
+    """Hears of each collection (`hear` is for `gc.callbacks`) and decides what the next ones
+    walk.
+    """
 
     def __init__(self, perf_ns: Callable[[], int], generations: Generations = gc) -> None:
         self._perf_ns = perf_ns
@@ -79,7 +96,9 @@ class Collector:
         self._must_be_complete = True
 
     async def collect(self) -> None:
-        """Collect the young generation often, and all generations from time to time, without end."""
+        """Collect the young generation often, and all generations from time to time, without
+        end.
+        """
         while True:
             for _ in range(round(FULL_EVERY_S / YOUNG_EVERY_S) - 1):
                 await asyncio.sleep(YOUNG_EVERY_S)

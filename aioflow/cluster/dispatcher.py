@@ -2,9 +2,10 @@
 
     submit -> stored -> INITIALIZING -> a JobMaster runs it -> ended for good: remembered -> cleaned up -> forgotten by the store
 
-A Dispatcher is what one leader does with its time: entering it recovers what the leader before had stored, leaving it (or losing the lease)
-suspends every job, which then belongs to the next leader. Invariants: a job is acknowledged only when it is stored; an id that ended for
-good is never run again; what a job left behind is removed only then, never because a leader went away.
+A Dispatcher is what one leader does with its time: entering it recovers what the leader before had
+stored, leaving it (or losing the lease) suspends every job, which then belongs to the next leader.
+Invariants: a job is acknowledged only when it is stored; an id that ended for good is never run
+again; what a job left behind is removed only then, never because a leader went away.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ if TYPE_CHECKING:
     from aioflow.cluster.leadership import Leadership
     from aioflow.core.host import Host
 
-__all__ = ["Dispatcher", "DispatcherOptions", "DuplicateJobSubmission", "JobMasterFactory", "JobRunner", "JobView", "UnknownJob"]
+__all__ = [
+    "Dispatcher",
+    "DispatcherOptions",
+    "DuplicateJobSubmission",
+    "JobMasterFactory",
+    "JobRunner",
+    "JobView",
+    "UnknownJob",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +70,10 @@ class JobRunner(Protocol):
         """Why the savepoint that it should end with was not made."""
 
     async def run(self) -> JobStatus:
-        """Run to a terminal status. Cancelled: end all tasks and leave the job as it is, for the next leader."""
+        """Run to a terminal status.
+
+        Cancelled: end all tasks and leave the job as it is, for the next leader.
+        """
 
     def cancel(self) -> None: ...
 
@@ -69,12 +81,18 @@ class JobRunner(Protocol):
 
 
 JobMasterFactory = Callable[[PersistedJob, int, bool], Awaitable[JobRunner]]
-"""Makes the JobMaster of a job: (job, fencing token, whether it is recovered). What it raises fails the job."""
+"""Makes the JobMaster of a job: (job, fencing token, whether it is recovered).
+
+What it raises fails the job.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatcherOptions:
-    """`archive_max`: ended jobs that are still listed; older ones are only known by id. `retry_s`: between tries of a failing store."""
+    """`archive_max`: ended jobs that are still listed; older ones are only known by id.
+
+    `retry_s`: between tries of a failing store.
+    """
 
     archive_max: int = 100
     retry_s: float = 1.0
@@ -82,7 +100,10 @@ class DispatcherOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job as it is listed. Times by the wall clock; `cause` only where the job ran in this process."""
+    """A job as it is listed.
+
+    Times by the wall clock; `cause` only where the job ran in this process.
+    """
 
     job_id: str
     name: str
@@ -130,7 +151,10 @@ async def _nothing_to_clean(job: EndedJob) -> None:
 
 @dataclass(slots=True)
 class Dispatcher:
-    """Use as `async with`, inside `LeaderElection.run`. `clean_up` removes what a job left in other places; it may be called again."""
+    """Use as `async with`, inside `LeaderElection.run`.
+
+    `clean_up` removes what a job left in other places; it may be called again.
+    """
 
     host: Host
     store: JobStore
@@ -157,31 +181,46 @@ class Dispatcher:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._group.cancel_children()
         try:
-            # An error of the body leaves as it is: the group would wrap it, though no child had anything to do with it.
+            # An error of the body leaves as it is: the group would wrap it, though no child had
+            # anything to do with it.
             if isinstance(error, Exception):
                 await self._group.__aexit__(None, None, None)
             else:
                 await self._group.__aexit__(kind, error, traceback)
         finally:
             for job_id, managed in self._jobs.items():
-                managed.let_go(StaleLeader(f"this leader goes away while job {job_id} is {managed.status.value}; ask the next one"))
+                managed.let_go(
+                    StaleLeader(
+                        f"this leader goes away while job {job_id} is {managed.status.value}; ask "
+                        "the next one"
+                    )
+                )
 
     async def submit(self, job: PersistedJob) -> None:
-        """Take a job. On return it is stored, and will run although this leader should go. It goes on if the caller is cancelled.
+        """Take a job. On return it is stored, and will run although this leader should go. It goes
+        on if the caller is cancelled.
 
-        Raises DuplicateJobSubmission, StaleLeader, or the OSError of a store that could not take it: then it does not run here.
+        Raises DuplicateJobSubmission, StaleLeader, or the OSError of a store that could not take
+        it: then it does not run here.
         """
         self.leadership.check()
         known = self._jobs.get(job.job_id)
         if known is not None:
-            raise DuplicateJobSubmission(f"job {job.job_id} was submitted while it is {known.status.value} here; submit under a new id")
+            raise DuplicateJobSubmission(
+                f"job {job.job_id} was submitted while it is {known.status.value} here; submit "
+                "under a new id"
+            )
         if job.job_id in self._ended:
             raise DuplicateJobSubmission(
-                f"job {job.job_id} was submitted, and has ended as {self._ended[job.job_id].value} before; submit under a new id"
+                f"job {job.job_id} was submitted, and has ended as "
+                f"{self._ended[job.job_id].value} before; submit under a new id"
             )
         # From here on the id is taken: the await below lets others in.
         managed = self._manage(dataclasses.replace(job, submitted_ms=self.host.clock.wall_ms()))
@@ -190,10 +229,14 @@ class Dispatcher:
 
     def jobs(self) -> list[JobView]:
         """Running jobs in order of submission, then ended ones, newest last."""
-        return [self._view_of(managed) for managed in self._jobs.values()] + list(self._archive.values())
+        return [self._view_of(managed) for managed in self._jobs.values()] + list(
+            self._archive.values()
+        )
 
     def job(self, job_id: str) -> JobView:
-        """Raises UnknownJob, also for a job that ended so long ago that only its id is remembered."""
+        """Raises UnknownJob, also for a job that ended so long ago that only its id is
+        remembered.
+        """
         managed = self._jobs.get(job_id)
         if managed is not None:
             return self._view_of(managed)
@@ -202,14 +245,19 @@ class Dispatcher:
         raise self._unknown(job_id)
 
     async def wait(self, job_id: str) -> JobView:
-        """The job once it has ended for good. Raises UnknownJob, or StaleLeader when this leader goes away first."""
+        """The job once it has ended for good.
+
+        Raises UnknownJob, or StaleLeader when this leader goes away first.
+        """
         managed = self._jobs.get(job_id)
         return self.job(job_id) if managed is None else await asyncio.shield(managed.over)
 
     async def cancel(self, job_id: str) -> None:
-        """End a job without a result; an ended one stays as it is. Remembered: the next leader does not run it again.
+        """End a job without a result; an ended one stays as it is. Remembered: the next leader does
+        not run it again.
 
-        Raises UnknownJob, StaleLeader. It goes on if the caller is cancelled: half of it would keep whoever asks next from one that works.
+        Raises UnknownJob, StaleLeader. It goes on if the caller is cancelled: half of it would keep
+        whoever asks next from one that works.
         """
         managed = self._jobs.get(job_id)
         if managed is None:
@@ -217,27 +265,46 @@ class Dispatcher:
             return
         if not managed.cancelled:
             managed.cancelled = True
-            managed.cancelling = self._group.create_task(self._cancel(managed), name=f"cancel {job_id}")
-        if managed.cancelling is not None and (error := await asyncio.shield(managed.cancelling)) is not None:
+            managed.cancelling = self._group.create_task(
+                self._cancel(managed), name=f"cancel {job_id}"
+            )
+        if (
+            managed.cancelling is not None
+            and (error := await asyncio.shield(managed.cancelling)) is not None
+        ):
             raise error
 
     async def _cancel(self, managed: _Managed) -> StaleLeader | None:
         job_id = managed.job.job_id
         try:
-            # It may end meanwhile, and this come last; its id is ended then, and the entry is removed at the next recovery.
+            # It may end meanwhile, and this come last; its id is ended then, and the entry is
+            # removed at the next recovery.
             await self.store.put(dataclasses.replace(managed.job, status=JobStatus.CANCELLING))
         except OSError as error:
-            logger.warning("the cancellation of job %s could not be stored, it is cancelled here only: %s", job_id, error)
+            logger.warning(
+                "the cancellation of job %s could not be stored, it is cancelled here only: %s",
+                job_id,
+                error,
+            )
         except StaleLeader as error:
             return error
         if managed.runner is not None:
             managed.runner.cancel()
         return None
 
-    def stop(self, job_id: str, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
-        """End the sources of a job where they are; with `drain` event time ends too. See `JobMaster.stop`.
+    def stop(
+        self,
+        job_id: str,
+        *,
+        drain: bool = False,
+        savepoint: bool = True,
+        directory: str | None = None,
+    ) -> None:
+        """End the sources of a job where they are; with `drain` event time ends too. See
+        `JobMaster.stop`.
 
-        Raises UnknownJob, and CheckpointError for a `directory` of a job without checkpoints, also before it has a runner.
+        Raises UnknownJob, and CheckpointError for a `directory` of a job without checkpoints, also
+        before it has a runner.
         """
 
         def stop(runner: JobRunner) -> None:
@@ -246,9 +313,14 @@ class Dispatcher:
         managed = self._jobs.get(job_id)
         if managed is None:
             self.job(job_id)
-        elif directory is not None and not (managed.job.config.get("checkpoints") or {}).get("store"):
+        elif directory is not None and not (managed.job.config.get("checkpoints") or {}).get(
+            "store"
+        ):
             name = managed.job.name
-            raise CheckpointError(f"job {name!r} has no checkpoints, so no savepoint can be made of it: run it with checkpoints=URL")
+            raise CheckpointError(
+                f"job {name!r} has no checkpoints, so no savepoint can be made of it: run it with "
+                "checkpoints=URL"
+            )
         elif managed.runner is None:
             managed.stop = stop
         else:
@@ -258,7 +330,12 @@ class Dispatcher:
 
     def _manage(self, job: PersistedJob) -> _Managed:
         loop = asyncio.get_running_loop()
-        managed = _Managed(job, loop.create_future(), loop.create_future(), cancelled=job.status is JobStatus.CANCELLING)
+        managed = _Managed(
+            job,
+            loop.create_future(),
+            loop.create_future(),
+            cancelled=job.status is JobStatus.CANCELLING,
+        )
         self._jobs[job.job_id] = managed
         return managed
 
@@ -276,7 +353,10 @@ class Dispatcher:
         _ = self._group.create_task(self._run(managed, recovered), name=f"job {managed.job.job_id}")
 
     async def _run(self, managed: _Managed, recovered: bool) -> None:
-        """From INITIALIZING to its end. A cancellation of this task is a suspension: nothing is remembered, nothing removed."""
+        """From INITIALIZING to its end.
+
+        A cancellation of this task is a suspension: nothing is remembered, nothing removed.
+        """
         try:
             status, cause = await self._run_job_master(managed, recovered)
             told = cause
@@ -300,7 +380,9 @@ class Dispatcher:
         except StaleLeader as error:
             logger.warning("job %s is left to the next leader: %s", managed.job.job_id, error)
 
-    async def _run_job_master(self, managed: _Managed, recovered: bool) -> tuple[JobStatus, BaseException | None]:
+    async def _run_job_master(
+        self, managed: _Managed, recovered: bool
+    ) -> tuple[JobStatus, BaseException | None]:
         if managed.is_cancelled():
             return JobStatus.CANCELED, None
         try:
@@ -320,14 +402,23 @@ class Dispatcher:
         return status, runner.error if status is JobStatus.FAILED else None
 
     async def _finish_clean_up(self, job: EndedJob) -> None:
-        """What fails here is done again by the next leader, since the store has not forgotten the job."""
+        """What fails here is done again by the next leader, since the store has not forgotten
+        the job.
+        """
         try:
             await self.clean_up(job)
-            await self._stored(lambda: self.store.forget(job.job_id), f"the clean-up of job {job.job_id}")
+            await self._stored(
+                lambda: self.store.forget(job.job_id), f"the clean-up of job {job.job_id}"
+            )
         except StaleLeader as error:
-            logger.warning("the clean-up of job %s is left to the next leader: %s", job.job_id, error)
+            logger.warning(
+                "the clean-up of job %s is left to the next leader: %s", job.job_id, error
+            )
         except Exception:
-            logger.exception("what job %s left behind cannot be removed now; the next leader tries again", job.job_id)
+            logger.exception(
+                "what job %s left behind cannot be removed now; the next leader tries again",
+                job.job_id,
+            )
 
     async def _stored(self, write: Callable[[], Awaitable[None]], what: str) -> None:
         """Write until the store takes it: an end that is not remembered would run the job again."""
@@ -336,7 +427,12 @@ class Dispatcher:
                 await write()
                 return
             except OSError as error:
-                logger.warning("%s cannot be stored, tried again in %g s: %s", what, self.options.retry_s, error)
+                logger.warning(
+                    "%s cannot be stored, tried again in %g s: %s",
+                    what,
+                    self.options.retry_s,
+                    error,
+                )
             await asyncio.sleep(self.options.retry_s)
 
     def _remember(self, view: JobView) -> None:
@@ -347,11 +443,15 @@ class Dispatcher:
 
     def _view_of(self, managed: _Managed) -> JobView:
         job = managed.job
-        return JobView(job_id=job.job_id, name=job.name, status=managed.status, submitted_ms=job.submitted_ms)
+        return JobView(
+            job_id=job.job_id, name=job.name, status=managed.status, submitted_ms=job.submitted_ms
+        )
 
     def _unknown(self, job_id: str) -> UnknownJob:
         if job_id in self._ended:
-            return UnknownJob(f"job {job_id} has ended as {self._ended[job_id].value}, more is not kept of it")
+            return UnknownJob(
+                f"job {job_id} has ended as {self._ended[job_id].value}, more is not kept of it"
+            )
         return UnknownJob(f"job {job_id} is not known here; list the jobs, or submit it")
 
 

@@ -1,14 +1,17 @@
-"""The state of one job: which attempt of which subtask is where, what a change of it entails. Decides, does nothing.
+"""The state of one job: which attempt of which subtask is where, what a change of it entails.
+Decides, does nothing.
 
-Stimuli in (`start`, `update`, `restart_due`, `cancel`, `stop`), instructions out; the JobMaster carries them out. Time and chance are
-arguments. A region is a set of vertices joined by pipelined exchanges: when one of its tasks fails, all of it restarts, and nothing
-else. Reports of an attempt that is not the current one are ignored.
+Stimuli in (`start`, `update`, `restart_due`, `cancel`, `stop`), instructions out; the JobMaster
+carries them out. Time and chance are arguments. A region is a set of vertices joined by pipelined
+exchanges: when one of its tasks fails, all of it restarts, and nothing else. Reports of an attempt
+that is not the current one are ignored.
 
     region: RUNNING --failure, may retry--> CANCELING --all ended--> WAITING --delay over--> RUNNING (attempt + 1)
     job:    CREATED -> RUNNING <-> RESTARTING; RUNNING -> FINISHED | FAILING -> FAILED | CANCELLING -> CANCELED
 
-An attempt that ends CANCELED without a request is a failure too. As a rule its producer failed and reports the root cause itself; that
-report may come later, and then takes the place of the first one (`_is_consequence`).
+An attempt that ends CANCELED without a request is a failure too. As a rule its producer failed and
+reports the root cause itself; that report may come later, and then takes the place of the first one
+(`_is_consequence`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,13 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from aioflow.cluster.restart import RestartPolicy, RestartStrategy
-from aioflow.core.errors import Broken, CancellationTimeout, ProcessCrashed, ValueNotSupported, message_of
+from aioflow.core.errors import (
+    Broken,
+    CancellationTimeout,
+    ProcessCrashed,
+    ValueNotSupported,
+    message_of,
+)
 from aioflow.graph.deployment import (
     ExecutionAttemptId,
     ExecutionState,
@@ -68,7 +77,10 @@ class JobStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """Submit this attempt. Instructions come producers first, so partitions exist before they are asked for."""
+    """Submit this attempt.
+
+    Instructions come producers first, so partitions exist before they are asked for.
+    """
 
     descriptor: TaskDeploymentDescriptor
 
@@ -125,7 +137,9 @@ class _Region:
 
 @dataclass(slots=True)
 class ExecutionGraph:
-    """`splits` of each source vertex are dealt out once, round robin, and kept over restarts; after `restore`, as it says."""
+    """`splits` of each source vertex are dealt out once, round robin, and kept over restarts;
+    after `restore`, as it says.
+    """
 
     job_id: str
     graph: JobGraph
@@ -137,13 +151,17 @@ class ExecutionGraph:
     """Whether all tasks have run at a time."""
     executions: dict[tuple[int, int], Execution] = field(default_factory=dict)
     locations: dict[tuple[int, int], str] = field(default_factory=dict)
-    """Where each subtask runs, or will; kept by whoever places them, and empty in a cluster of one."""
+    """Where each subtask runs, or will; kept by whoever places them, and empty in a cluster of
+    one.
+    """
     _splits: Mapping[int, Sequence[Split]] = field(default_factory=dict)
     _restores: Mapping[tuple[int, int], TaskRestore] = field(default_factory=dict)
     _restored_splits: Mapping[tuple[int, int], Sequence[Split]] = field(default_factory=dict)
     _regions: list[_Region] = field(default_factory=list)
     _is_consequence: bool = False
-    """Whether `failure` came from a task that was canceled unasked: the next failure of a task says more."""
+    """Whether `failure` came from a task that was canceled unasked: the next failure of a task
+    says more.
+    """
     _strategy: RestartStrategy = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,8 +180,14 @@ class ExecutionGraph:
 
     # Stimuli.
 
-    def restore(self, states: Mapping[tuple[int, int], TaskRestore], splits: Mapping[tuple[int, int], Sequence[Split]]) -> None:
-        """What is deployed from now on begins with `states`, its sources with `splits`; both by (vertex, subtask)."""
+    def restore(
+        self,
+        states: Mapping[tuple[int, int], TaskRestore],
+        splits: Mapping[tuple[int, int], Sequence[Split]],
+    ) -> None:
+        """What is deployed from now on begins with `states`, its sources with `splits`; both by
+        (vertex, subtask).
+        """
         self._restores, self._restored_splits = states, splits
 
     def start(self, splits: Mapping[int, Sequence[Split]]) -> list[Instruction]:
@@ -174,7 +198,12 @@ class ExecutionGraph:
         return self._deploy([v for region in self._regions for v in region.vertices])
 
     def update(
-        self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None, now: float, jitter: float
+        self,
+        attempt: ExecutionAttemptId,
+        state: ExecutionState,
+        error: BaseException | None,
+        now: float,
+        jitter: float,
     ) -> list[Instruction]:
         """A task reports its state."""
         execution = self.executions[attempt.vertex_id, attempt.subtask_index]
@@ -182,7 +211,9 @@ class ExecutionGraph:
             return []
         if execution.state is ExecutionState.CANCELING and not state.is_terminal:
             return []  # Sent before the cancel arrived there.
-        unasked = state is ExecutionState.CANCELED and execution.state is not ExecutionState.CANCELING
+        unasked = (
+            state is ExecutionState.CANCELED and execution.state is not ExecutionState.CANCELING
+        )
         execution.state = state
         execution.error = error
         self.has_run = self.has_run or self.all_have_run
@@ -191,26 +222,41 @@ class ExecutionGraph:
         region = self._region_of(attempt.vertex_id)
         instructions: list[Instruction] = []
         if unasked:
-            cause = error or Broken(f"task {attempt} ended CANCELED, although the job had not cancelled it")
+            cause = error or Broken(
+                f"task {attempt} ended CANCELED, although the job had not cancelled it"
+            )
             instructions += self._on_failure(region, cause, now, jitter, is_consequence=True)
         elif state is ExecutionState.FAILED:
-            instructions += self._on_failure(region, error or Broken(f"task {attempt} failed and did not say why"), now, jitter)
+            instructions += self._on_failure(
+                region, error or Broken(f"task {attempt} failed and did not say why"), now, jitter
+            )
         return instructions + self._after_end(region)
 
     def restart_due(self, region_index: int, epoch: int) -> list[Instruction]:
-        """The delay of a restart is over. Too late when the job is over, or the region restarts for another failure."""
+        """The delay of a restart is over.
+
+        Too late when the job is over, or the region restarts for another failure.
+        """
         if not self.awaits_restart(region_index, epoch):
             return []
         region = self._regions[region_index]
         region.delay_over = True
         return self._after_end(region)
 
-    def restart_failed(self, region_index: int, epoch: int, error: BaseException, now: float, jitter: float) -> list[Instruction]:
-        """What the region should begin with could not be had: another failure, for the strategy to judge."""
+    def restart_failed(
+        self, region_index: int, epoch: int, error: BaseException, now: float, jitter: float
+    ) -> list[Instruction]:
+        """What the region should begin with could not be had: another failure, for the strategy
+        to judge.
+        """
         if not self.awaits_restart(region_index, epoch):
             return []
         region = self._regions[region_index]
-        delay = None if isinstance(error, self.restart.fatal) else self._strategy.on_failure(now, jitter)
+        delay = (
+            None
+            if isinstance(error, self.restart.fatal)
+            else self._strategy.on_failure(now, jitter)
+        )
         if delay is None:
             return self.fail(error)
         self.restarts += 1
@@ -246,10 +292,16 @@ class ExecutionGraph:
         return self._cancel_all() + self._ended_if_all_ended()
 
     def fail_all(self, error: BaseException, now: float, jitter: float) -> list[Instruction]:
-        """The job as a whole failed, by nobody's task: whatever has not finished restarts, if the strategy allows."""
+        """The job as a whole failed, by nobody's task: whatever has not finished restarts, if
+        the strategy allows.
+        """
         if self.status.is_terminal or self.status in (JobStatus.CANCELLING, JobStatus.FAILING):
             return []
-        regions = [r for r in self._regions if r.state is _RegionState.RUNNING and not self._all_terminal(r.vertices)]
+        regions = [
+            r
+            for r in self._regions
+            if r.state is _RegionState.RUNNING and not self._all_terminal(r.vertices)
+        ]
         if not regions:
             return []
         first, *others = regions
@@ -265,12 +317,20 @@ class ExecutionGraph:
     # What follows.
 
     def awaits_deployment(self, attempt: ExecutionAttemptId) -> bool:
-        """Whether an instruction to deploy `attempt` still stands: nothing has cancelled or replaced it meanwhile."""
+        """Whether an instruction to deploy `attempt` still stands: nothing has cancelled or
+        replaced it meanwhile.
+        """
         execution = self.executions[attempt.vertex_id, attempt.subtask_index]
-        return execution.attempt == attempt and execution.state in (ExecutionState.DEPLOYING, ExecutionState.SCHEDULED)
+        return execution.attempt == attempt and execution.state in (
+            ExecutionState.DEPLOYING,
+            ExecutionState.SCHEDULED,
+        )
 
     def slot_is_there(self, attempt: ExecutionAttemptId, there: bool) -> bool:
-        """Whether `attempt`, which awaits its deployment, has its slot: DEPLOYING, or SCHEDULED. Returns whether that is news."""
+        """Whether `attempt`, which awaits its deployment, has its slot: DEPLOYING, or SCHEDULED.
+
+        Returns whether that is news.
+        """
         state = ExecutionState.DEPLOYING if there else ExecutionState.SCHEDULED
         execution = self.executions[attempt.vertex_id, attempt.subtask_index]
         if not self.awaits_deployment(attempt) or execution.state is state:
@@ -279,18 +339,35 @@ class ExecutionGraph:
         return True
 
     def awaits_restart(self, region_index: int, epoch: int) -> bool:
-        """Whether that restart still stands: the job is not over, and the region has not failed again, or begun, meanwhile."""
+        """Whether that restart still stands: the job is not over, and the region has not failed
+        again, or begun, meanwhile.
+        """
         region = self._regions[region_index]
-        return not self.status.is_terminal and region.epoch == epoch and region.state is not _RegionState.RUNNING
+        return (
+            not self.status.is_terminal
+            and region.epoch == epoch
+            and region.state is not _RegionState.RUNNING
+        )
 
     def subtasks_of(self, region_index: int) -> list[tuple[int, int]]:
         """Of one region, by vertex and index."""
-        return [(v.id, i) for v in self._regions[region_index].vertices for i in range(v.parallelism)]
+        return [
+            (v.id, i) for v in self._regions[region_index].vertices for i in range(v.parallelism)
+        ]
 
     def _on_failure(
-        self, region: _Region, error: BaseException, now: float, jitter: float, *, is_consequence: bool = False
+        self,
+        region: _Region,
+        error: BaseException,
+        now: float,
+        jitter: float,
+        *,
+        is_consequence: bool = False,
     ) -> list[Instruction]:
-        if isinstance(error, CancellationTimeout) and self.status in (JobStatus.CANCELLING, JobStatus.RESTARTING):
+        if isinstance(error, CancellationTimeout) and self.status in (
+            JobStatus.CANCELLING,
+            JobStatus.RESTARTING,
+        ):
             return self._on_stuck(error)
         if self.status is JobStatus.CANCELLING:
             return []
@@ -360,7 +437,9 @@ class ExecutionGraph:
                 self.status = JobStatus.RUNNING
             for execution in self._executions_of(region.vertices):
                 old = execution.attempt
-                execution.attempt = ExecutionAttemptId(old.job_id, old.vertex_id, old.subtask_index, old.attempt + 1)
+                execution.attempt = ExecutionAttemptId(
+                    old.job_id, old.vertex_id, old.subtask_index, old.attempt + 1
+                )
                 execution.state, execution.error = ExecutionState.CREATED, None
             return self._deploy(region.vertices)
         return self._ended_if_all_ended()
@@ -381,9 +460,14 @@ class ExecutionGraph:
         return [JobEnded(self.status, self.failure if self.status is JobStatus.FAILED else None)]
 
     def _attach(self, error: BaseException) -> None:
-        """Another task failed together with the first: one root cause, the others are told with it."""
+        """Another task failed together with the first: one root cause, the others are told with
+        it.
+        """
         if self.failure is not None and error is not self.failure:
-            self.failure.add_note(f"aioflow: another task failed at the same time: {type(error).__name__}: {message_of(error)}")
+            self.failure.add_note(
+                f"aioflow: another task failed at the same time: {type(error).__name__}: "
+                f"{message_of(error)}"
+            )
 
     def _cancel_all(self) -> list[Instruction]:
         return self._cancel(self.graph.vertices)
@@ -405,7 +489,9 @@ class ExecutionGraph:
         return all(execution.state.is_terminal for execution in self._executions_of(vertices))
 
     def _region_of(self, vertex_id: int) -> _Region:
-        return next(region for region in self._regions if any(v.id == vertex_id for v in region.vertices))
+        return next(
+            region for region in self._regions if any(v.id == vertex_id for v in region.vertices)
+        )
 
     # Deployment.
 
@@ -426,24 +512,41 @@ class ExecutionGraph:
         outputs = []
         for edge in self.graph.outputs_of(vertex.id):
             consumers = self.graph.vertex(edge.target).parallelism
-            reached = connected_subtasks(edge.partitioning.strategy, index, vertex.parallelism, consumers)
+            reached = connected_subtasks(
+                edge.partitioning.strategy, index, vertex.parallelism, consumers
+            )
             partition = PartitionId(edge.id, attempt)
             outputs.append(
-                ResultPartitionDescriptor(partition, edge.partitioning, edge.operator_index, edge.side, reached)
+                ResultPartitionDescriptor(
+                    partition, edge.partitioning, edge.operator_index, edge.side, reached
+                )
             )
         inputs = []
         for edge in self.graph.inputs_of(vertex.id):
             producer = self.graph.vertex(edge.source)
             channels = []
             for producer_index in range(producer.parallelism):
-                reached = connected_subtasks(edge.partitioning.strategy, producer_index, producer.parallelism, vertex.parallelism)
+                reached = connected_subtasks(
+                    edge.partitioning.strategy,
+                    producer_index,
+                    producer.parallelism,
+                    vertex.parallelism,
+                )
                 if index in reached:
-                    partition = PartitionId(edge.id, self.executions[producer.id, producer_index].attempt)
+                    partition = PartitionId(
+                        edge.id, self.executions[producer.id, producer_index].attempt
+                    )
                     location = self.locations.get((producer.id, producer_index), "")
-                    channels.append(InputChannelDescriptor(partition, index - reached.start, location))
+                    channels.append(
+                        InputChannelDescriptor(partition, index - reached.start, location)
+                    )
             strategy = edge.partitioning.strategy
             keyed = strategy is ShipStrategy.HASH
-            inputs.append(InputGateDescriptor(edge.id, edge.input_index, keyed, tuple(channels), strategy.may_be_overtaken))
+            inputs.append(
+                InputGateDescriptor(
+                    edge.id, edge.input_index, keyed, tuple(channels), strategy.may_be_overtaken
+                )
+            )
         splits = self._restored_splits.get((vertex.id, index))
         if splits is None:
             splits = self._splits.get(vertex.id, ())[index :: vertex.parallelism]

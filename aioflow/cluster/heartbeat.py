@@ -1,13 +1,16 @@
-"""Who is still there: heartbeats to peers and the silence of peers. Decides, sends nothing; time is an argument.
+"""Who is still there: heartbeats to peers and the silence of peers. Decides, sends nothing; time is
+an argument.
 
-Both ends of a pair hold a monitor: each sends on its own interval and watches what the other sends, so a link that works one way only is
-found by the end that hears nothing. A peer is given up, exactly once, for one of three reasons: silence for `timeout_s`, so many sends in a
-row that failed, or the end of its connection without a new one within `suspicion_s`. Flink's defaults are five times slower; ours follow
-from sockets that end with their process.
+Both ends of a pair hold a monitor: each sends on its own interval and watches what the other sends,
+so a link that works one way only is found by the end that hears nothing. A peer is given up,
+exactly once, for one of three reasons: silence for `timeout_s`, so many sends in a row that failed,
+or the end of its connection without a new one within `suspicion_s`. Flink's defaults are five times
+slower; ours follow from sockets that end with their process.
 
-Whose time counts: a monitor that stood still (SIGSTOP, a user function that held the interpreter) has not listened, so its own pause is no
-silence of others. A holder of a lease must see it the other way round: for all it knows its peer has given it up meanwhile. `OwnPauses`
-says which of the two a monitor is. After Flink's HeartbeatManagerImpl and HeartbeatManagerSenderImpl.
+Whose time counts: a monitor that stood still (SIGSTOP, a user function that held the interpreter)
+has not listened, so its own pause is no silence of others. A holder of a lease must see it the
+other way round: for all it knows its peer has given it up meanwhile. `OwnPauses` says which of the
+two a monitor is. After Flink's HeartbeatManagerImpl and HeartbeatManagerSenderImpl.
 """
 
 from __future__ import annotations
@@ -16,7 +19,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["HeartbeatMonitor", "HeartbeatOptions", "Instruction", "OwnPauses", "Reason", "SendHeartbeat", "Suspected", "TimedOut"]
+__all__ = [
+    "HeartbeatMonitor",
+    "HeartbeatOptions",
+    "Instruction",
+    "OwnPauses",
+    "Reason",
+    "SendHeartbeat",
+    "Suspected",
+    "TimedOut",
+]
 
 
 class OwnPauses(Enum):
@@ -48,7 +60,10 @@ class HeartbeatOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.interval_s < self.timeout_s:
-            raise ValueError(f"interval_s is {self.interval_s}, expected more than 0 and less than timeout_s={self.timeout_s}")
+            raise ValueError(
+                f"interval_s is {self.interval_s}, expected more than 0 and less than "
+                f"timeout_s={self.timeout_s}"
+            )
         if self.suspicion_s < 0:
             raise ValueError(f"suspicion_s is {self.suspicion_s}, expected at least 0")
         if self.unreachable_sends < 1:
@@ -95,7 +110,10 @@ def _nothing(peer: str) -> object:
 
 @dataclass(slots=True)
 class HeartbeatMonitor:
-    """Watches peers by name. `payload(peer)` is what a heartbeat to it carries (a slot report, say)."""
+    """Watches peers by name.
+
+    `payload(peer)` is what a heartbeat to it carries (a slot report, say).
+    """
 
     options: HeartbeatOptions = field(default_factory=HeartbeatOptions)
     payload: Callable[[str], object] = _nothing
@@ -118,7 +136,10 @@ class HeartbeatMonitor:
         return 0.0 if known is None else max(now - (known.deadline - self.options.timeout_s), 0.0)
 
     def monitor(self, peer: str, now: float) -> None:
-        """Watch `peer` from now on; whoever is watched already starts anew. The first heartbeat goes with the next tick."""
+        """Watch `peer` from now on; whoever is watched already starts anew.
+
+        The first heartbeat goes with the next tick.
+        """
         self._peers.pop(peer, None)
         self._peers[peer] = _Peer(now + self.options.timeout_s, now)
 
@@ -127,7 +148,10 @@ class HeartbeatMonitor:
         self._peers.pop(peer, None)
 
     def received(self, peer: str, now: float) -> bool:
-        """Anything came from `peer`: it lives, and its connection works. False if nobody watches it: what it says has no place here."""
+        """Anything came from `peer`: it lives, and its connection works.
+
+        False if nobody watches it: what it says has no place here.
+        """
         known = self._peers.get(peer)
         if known is None:
             return False
@@ -137,13 +161,18 @@ class HeartbeatMonitor:
         return True
 
     def lives(self, peer: str, at: float) -> None:
-        """The process of `peer` was alive `at` that time, as another way than its connection tells: a suspicion stays."""
+        """The process of `peer` was alive `at` that time, as another way than its connection
+        tells: a suspicion stays.
+        """
         known = self._peers.get(peer)
         if known is not None:
             known.deadline = max(known.deadline, at + self.options.timeout_s)
 
     def send_succeeded(self, peer: str) -> None:
-        """A heartbeat was answered at the transport. It proves that the peer can be reached, not that its loop runs."""
+        """A heartbeat was answered at the transport.
+
+        It proves that the peer can be reached, not that its loop runs.
+        """
         known = self._peers.get(peer)
         if known is not None:
             known.failed_sends = 0
@@ -159,7 +188,10 @@ class HeartbeatMonitor:
         return [self._give_up(peer, Reason.UNREACHABLE)]
 
     def connection_ended(self, peer: str, now: float) -> list[Instruction]:
-        """The socket to `peer` ended. A process that died ends its sockets, so this is known long before the timeout."""
+        """The socket to `peer` ended.
+
+        A process that died ends its sockets, so this is known long before the timeout.
+        """
         known = self._peers.get(peer)
         if known is None or known.suspect_until is not None:
             return []
@@ -179,7 +211,8 @@ class HeartbeatMonitor:
             elif now >= known.deadline:
                 instructions.append(self._give_up(peer, Reason.SILENCE))
             elif now >= known.send_at:
-                # From now, not from `send_at`: after a pause one heartbeat says all that the missed ones would have said.
+                # From now, not from `send_at`: after a pause one heartbeat says all that the missed
+                # ones would have said.
                 known.send_at = now + self.options.interval_s
                 instructions.append(SendHeartbeat(peer, self.payload(peer)))
         return instructions
@@ -189,12 +222,16 @@ class HeartbeatMonitor:
         if not self._peers:
             return None
         return min(
-            min(p.deadline, p.send_at) if p.suspect_until is None else min(p.deadline, p.send_at, p.suspect_until)
+            min(p.deadline, p.send_at)
+            if p.suspect_until is None
+            else min(p.deadline, p.send_at, p.suspect_until)
             for p in self._peers.values()
         )
 
     def _forgive_own_pause(self, now: float) -> None:
-        """Ticks come at least once an interval while peers are watched; a longer gap is our own, and silence in it proves nothing."""
+        """Ticks come at least once an interval while peers are watched; a longer gap is our own,
+        and silence in it proves nothing.
+        """
         if self.options.own_pauses is OwnPauses.COUNTED or self._last_tick is None:
             return
         pause = now - self._last_tick - 2 * self.options.interval_s
@@ -202,7 +239,8 @@ class HeartbeatMonitor:
             return
         listened_until = self._last_tick
         for peer in self._peers.values():
-            # Whoever was heard (or first watched) after the gap has a deadline that knows nothing of it.
+            # Whoever was heard (or first watched) after the gap has a deadline that knows nothing
+            # of it.
             if peer.deadline - self.options.timeout_s <= listened_until:
                 peer.deadline += pause
                 if peer.suspect_until is not None:

@@ -1,9 +1,11 @@
-"""The checkpoints of one job: carries out what the CheckpointCoordinator decides, and keeps what it needs for that: store, lease, clock.
+"""The checkpoints of one job: carries out what the CheckpointCoordinator decides, and keeps what it
+needs for that: store, lease, clock.
 
-Opened before the first task is deployed, closed after the last one has ended. In between every stimulus of the JobMaster goes through the
-coordinator, and its instructions are carried out in order; what takes time (writing metadata, deleting files) is done beside, and its end
-is the next stimulus. Invariants: nothing is written into the store of a flow without its lease; a restart begins only when it is known
-which checkpoints there are.
+Opened before the first task is deployed, closed after the last one has ended. In between every
+stimulus of the JobMaster goes through the coordinator, and its instructions are carried out in
+order; what takes time (writing metadata, deleting files) is done beside, and its end is the next
+stimulus. Invariants: nothing is written into the store of a flow without its lease; a restart
+begins only when it is known which checkpoints there are.
 """
 
 from __future__ import annotations
@@ -61,19 +63,30 @@ __all__ = ["CheckpointedTasks", "JobCheckpoints"]
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 30.0
-"""How long the store may take with what is under way when the job has ended. A store that is only slow takes less."""
+"""How long the store may take with what is under way when the job has ended.
+
+A store that is only slow takes less.
+"""
 
 
 class CheckpointedTasks(Protocol):
-    """What is told to the tasks of a job: the part of the TaskExecutorGateway that is about checkpoints."""
+    """What is told to the tasks of a job: the part of the TaskExecutorGateway that is about
+    checkpoints.
+    """
 
-    def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None: ...
+    def trigger_checkpoint(
+        self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier
+    ) -> None: ...
     def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None: ...
-    def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None: ...
+    def notify_checkpoint_aborted(
+        self, job_id: str, checkpoint_id: int, latest_completed: int | None
+    ) -> None: ...
 
 
 class JobCheckpoints:
-    """`on_fail(error)` fails the job as the error of a task would, `on_lost(error)` for good: no restart would change anything."""
+    """`on_fail(error)` fails the job as the error of a task would, `on_lost(error)` for good: no
+    restart would change anything.
+    """
 
     def __init__(
         self,
@@ -127,9 +140,11 @@ class JobCheckpoints:
     # Life.
 
     async def open(self, *, recovered: bool = False) -> None:
-        """Find what the job begins with. Raises CheckpointError while another job has the flow's store, RestoreError for bad state.
+        """Find what the job begins with. Raises CheckpointError while another job has the flow's
+        store, RestoreError for bad state.
 
-        `recovered`: the job ran before, under a leader that is gone; it goes on from its own newest checkpoint, whatever it began with.
+        `recovered`: the job ran before, under a leader that is gone; it goes on from its own newest
+        checkpoint, whatever it began with.
         """
         self._opening = asyncio.get_running_loop().create_future()
         try:
@@ -142,7 +157,9 @@ class JobCheckpoints:
         settings = self._settings
         self._lease = await self.store.hold(self._on_lost)
         # One is left free: for what the job may be told to begin with.
-        self._first_id = first_id = await self.store.highest() + (1 if settings.restore in (None, LATEST) else 2)
+        self._first_id = first_id = await self.store.highest() + (
+            1 if settings.restore in (None, LATEST) else 2
+        )
         options = CoordinatorOptions(
             interval_ms=settings.every_ms,
             timeout_ms=settings.timeout_ms,
@@ -154,17 +171,28 @@ class JobCheckpoints:
             aligned_timeout_ms=settings.aligned_timeout_ms,
         )
         vertices = checkpointed_vertices(self._graph)
-        found = await found_checkpoint(self._host, self.store, settings, self._job_id if recovered else None)
+        found = await found_checkpoint(
+            self._host, self.store, settings, self._job_id if recovered else None
+        )
         if found is None and settings.restore is None and not recovered:
             await begin_anew(self.store, first_id - 1)
-        await sweep(self.store, self._host, retain=settings.retain, keep=() if found is None else (found.checkpoint_id,))
+        await sweep(
+            self.store,
+            self._host,
+            retain=settings.retain,
+            keep=() if found is None else (found.checkpoint_id,),
+        )
         self._swept_s = self._host.clock.monotonic()
-        self._coordinator = CheckpointCoordinator(options, vertices, flow=self._graph.name, job_id=self._job_id, first_id=first_id)
+        self._coordinator = CheckpointCoordinator(
+            options, vertices, flow=self._graph.name, job_id=self._job_id, first_id=first_id
+        )
         if found is not None:
             for other in await self._others(found):
                 self._coordinator.kept(other)
             is_ours = found.location.startswith(f"{self.store.url}/")
-            self._coordinator.restored(found, self._now(), claim=is_ours and not found.kind.is_savepoint)
+            self._coordinator.restored(
+                found, self._now(), claim=is_ours and not found.kind.is_savepoint
+            )
             is_own = recovered and found.job_id == self._job_id
             self._told = found if settings.restore not in (None, LATEST) and not is_own else None
             if is_own and found.kind is CheckpointKind.SYNC_SAVEPOINT:
@@ -174,15 +202,22 @@ class JobCheckpoints:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the job was being stopped when its former leader died: its savepoint is made, its tasks had not all ended."""
+        """Whether the job was being stopped when its former leader died: its savepoint is made,
+        its tasks had not all ended.
+        """
         return self._savepoint_before is not None
 
     async def _others(self, found: CompletedCheckpoint) -> list[CompletedCheckpoint]:
-        """What former runs left beside what this one begins with, newer or older: it may share files, which must not go before it does."""
+        """What former runs left beside what this one begins with, newer or older: it may share
+        files, which must not go before it does.
+        """
         finished = await self.store.finished()
         others = []
         for number in await self.store.checkpoints():
-            if number > finished and join_url(self.store.url, f"checkpoints/{number}") != found.location:
+            if (
+                number > finished
+                and join_url(self.store.url, f"checkpoints/{number}") != found.location
+            ):
                 try:
                     others.append(await self.store.checkpoint(number))
                 except RestoreError as error:
@@ -194,13 +229,21 @@ class JobCheckpoints:
         self._tasks = tasks
 
     async def restore_point(self, discovered: Mapping[int, Sequence[Split]]) -> RestorePoint:
-        """What tasks that are deployed now begin with. `discovered`: the splits of each source vertex, as they were found."""
+        """What tasks that are deployed now begin with.
+
+        `discovered`: the splits of each source vertex, as they were found.
+        """
         coordinator = self._opened()
-        await self._nothing_beside()  # Whether a checkpoint that is being stored counts must be known.
+        await (
+            self._nothing_beside()
+        )  # Whether a checkpoint that is being stored counts must be known.
         await self.store.settle()
         latest = coordinator.latest
-        # Savepoints that this job made after it: the tasks that are deployed now drop what was prepared for them.
-        await self.store.leave_behind(max(self._first_id - 1, 0 if latest is None else latest.checkpoint_id))
+        # Savepoints that this job made after it: the tasks that are deployed now drop what was
+        # prepared for them.
+        await self.store.leave_behind(
+            max(self._first_id - 1, 0 if latest is None else latest.checkpoint_id)
+        )
         point = await restore_point(
             latest,
             self._graph,
@@ -223,21 +266,31 @@ class JobCheckpoints:
         await sweep_state(self.store, self._host)
 
     def restarts(self, subtasks: Sequence[tuple[int, int]]) -> None:
-        """These, by vertex and index, are about to be deployed again, from the last `restore_point`."""
+        """These, by vertex and index, are about to be deployed again, from the last
+        `restore_point`.
+        """
         self._carry_out(self._opened().restart(subtasks, self._now()))
 
     async def close(self, *, finished: bool) -> None:
-        """The last task has ended. Of a job that `finished` by itself the last checkpoint stays: a run from there has nothing to do.
+        """The last task has ended. Of a job that `finished` by itself the last checkpoint stays: a
+        run from there has nothing to do.
 
-        Rows of `collect` are in memory, and gone with its process. Such a job leaves nothing to resume; its next run gives them again.
+        Rows of `collect` are in memory, and gone with its process. Such a job leaves nothing to
+        resume; its next run gives them again.
 
         A store that does not answer is given up after `CLOSE_TIMEOUT_S`.
         """
         self._over = True
         try:
             if not await self._in_time(self._wind_up(finished)):
-                if self._stop_number is not None and self.stopped_with is None and self.stop_error is None:
-                    self.stop_error = CheckpointError(f"{self.store.url} did not answer: no savepoint is known to be made")
+                if (
+                    self._stop_number is not None
+                    and self.stopped_with is None
+                    and self.stop_error is None
+                ):
+                    self.stop_error = CheckpointError(
+                        f"{self.store.url} did not answer: no savepoint is known to be made"
+                    )
                 for task in list(self._beside):
                     end_task(task)
                 await wait_all(list(self._beside), timeout_s=CANCEL_GRACE_S)
@@ -252,7 +305,12 @@ class JobCheckpoints:
         except TimeoutError:
             if not limit.expired():
                 raise
-            logger.warning("job %s: %s has not answered for %g s and is given up", self._job_id, self.store.url, CLOSE_TIMEOUT_S)
+            logger.warning(
+                "job %s: %s has not answered for %g s and is given up",
+                self._job_id,
+                self.store.url,
+                CLOSE_TIMEOUT_S,
+            )
             return False
         return True
 
@@ -270,18 +328,26 @@ class JobCheckpoints:
         await self._nothing_beside()
 
     async def abandon(self) -> None:
-        """Stop at once, and leave everything as it is. Who waits for a checkpoint or savepoint is told to ask the next leader."""
+        """Stop at once, and leave everything as it is.
+
+        Who waits for a checkpoint or savepoint is told to ask the next leader.
+        """
         self._over = True
         for answer in self._waiting.values():
             if not answer.done():
-                what = f"the leader of job {self._job_id} goes away, and does not do what it was asked; ask the next one"
+                what = (
+                    f"the leader of job {self._job_id} goes away, and does not do what it was "
+                    "asked; ask the next one"
+                )
                 answer.set_exception(StaleLeader(what))
         if self._timer is not None:
             self._timer.cancel()
         try:
             await cancel_and_wait(list(self._beside))
         finally:
-            await self._release()  # Also when that was cut off: a lease that nobody gives back is renewed as long as the process lives.
+            # Also when that was cut off: a lease that nobody gives back is renewed as long as the
+            # process lives.
+            await self._release()
 
     async def _release(self) -> None:
         if self._lease is not None:
@@ -291,7 +357,8 @@ class JobCheckpoints:
         ended_ms = await self.store.ended_ms(found)
         if ended_ms is not None:
             logger.warning(
-                "flow %r finished already at %s: this run goes on from its last checkpoint, reads nothing again and writes nothing twice; "
+                "flow %r finished already at %s: this run goes on from its last checkpoint, reads "
+                "nothing again and writes nothing twice; "
                 "restore=None, fresh=True runs it again from the beginning",
                 self._graph.name,
                 datetime.fromtimestamp(ended_ms / 1000, UTC).isoformat(timespec="seconds"),
@@ -301,10 +368,14 @@ class JobCheckpoints:
         """Should this fail, the next run only does not know that it has nothing to do."""
         last = coordinator.latest
         try:
-            if last is not None and last.location == join_url(self.store.url, f"checkpoints/{last.checkpoint_id}"):
+            if last is not None and last.location == join_url(
+                self.store.url, f"checkpoints/{last.checkpoint_id}"
+            ):
                 await self.store.end(last.checkpoint_id)
         except CheckpointError as error:
-            logger.warning("job %s has finished, but its next run will not say so: %s", self._job_id, error)
+            logger.warning(
+                "job %s has finished, but its next run will not say so: %s", self._job_id, error
+            )
 
     # Stimuli.
 
@@ -321,20 +392,38 @@ class JobCheckpoints:
             case ExecutionState.CANCELING | ExecutionState.CANCELED | ExecutionState.FAILED:
                 self._carry_out(coordinator.task_lost(attempt, self._now()))
 
-    def acknowledge(self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats) -> None:
-        self._carry_out(self._opened().acknowledge(attempt, checkpoint_id, state, stats, self._now()))
+    def acknowledge(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        state: SubtaskState,
+        stats: CheckpointStats,
+    ) -> None:
+        self._carry_out(
+            self._opened().acknowledge(attempt, checkpoint_id, state, stats, self._now())
+        )
 
-    def decline(self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, error: BaseException | None) -> None:
+    def decline(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        reason: str,
+        error: BaseException | None,
+    ) -> None:
         self._carry_out(self._opened().decline(attempt, checkpoint_id, reason, self._now(), error))
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
         self._carry_out(self._opened().end_of_data_reached(attempt, self._now()))
 
     def stop(self, *, savepoint: bool, directory: str | None) -> None:
-        """The sources are being stopped: the last checkpoint is a savepoint, under the store or at the URL `directory`."""
+        """The sources are being stopped: the last checkpoint is a savepoint, under the store or
+        at the URL `directory`.
+        """
         if self._stop_asked is None and not self._over:
             if directory is not None:
-                self.store.savepoint_url(directory)  # Raises for what is no place, before anything is stopped.
+                self.store.savepoint_url(
+                    directory
+                )  # Raises for what is no place, before anything is stopped.
             self._stop_asked = savepoint, directory
             self._ask_for_stop()
 
@@ -344,20 +433,28 @@ class JobCheckpoints:
             savepoint, directory = self._stop_asked
             self._stop_number = number = next(self._numbers)
             where = self.store.savepoint_url(directory) if savepoint else ""
-            self._carry_out(coordinator.request_stop(number, self._now(), savepoint=savepoint, directory=where))
+            self._carry_out(
+                coordinator.request_stop(number, self._now(), savepoint=savepoint, directory=where)
+            )
 
     async def savepoint(self, directory: str | None) -> str:
         """Returns its URL. Raises CheckpointError."""
         number = next(self._numbers)
         where = self.store.savepoint_url(directory)
-        return (await self._answered(number, self._opened().request_savepoint, number, where)).location
+        return (
+            await self._answered(number, self._opened().request_savepoint, number, where)
+        ).location
 
     async def checkpoint(self) -> int:
         """Returns its number. Raises CheckpointError."""
         number = next(self._numbers)
-        return (await self._answered(number, self._opened().request_checkpoint, number)).checkpoint_id
+        return (
+            await self._answered(number, self._opened().request_checkpoint, number)
+        ).checkpoint_id
 
-    async def _answered(self, number: int, request: Callable[..., list[Instruction]], *args: Any) -> CompletedCheckpoint:
+    async def _answered(
+        self, number: int, request: Callable[..., list[Instruction]], *args: Any
+    ) -> CompletedCheckpoint:
         if self._over:
             raise self._not_running()
         answer: asyncio.Future[CompletedCheckpoint] = asyncio.get_running_loop().create_future()
@@ -397,9 +494,17 @@ class JobCheckpoints:
                     self._tasks.notify_checkpoint_complete(self._job_id, checkpoint_id)
             case NotifyAborted(checkpoint_id, latest_completed, reason):
                 level = logging.WARNING if reason.counts else logging.INFO
-                logger.log(level, "job %s: checkpoint %d is given up: %s", self._job_id, checkpoint_id, reason.sentence)
+                logger.log(
+                    level,
+                    "job %s: checkpoint %d is given up: %s",
+                    self._job_id,
+                    checkpoint_id,
+                    reason.sentence,
+                )
                 if self._tasks is not None:
-                    self._tasks.notify_checkpoint_aborted(self._job_id, checkpoint_id, latest_completed)
+                    self._tasks.notify_checkpoint_aborted(
+                        self._job_id, checkpoint_id, latest_completed
+                    )
             case Discard():
                 self._begin(self.store.discard(instruction), "delete checkpoints")
             case FailJob(error, for_good):
@@ -410,8 +515,10 @@ class JobCheckpoints:
                 self._wake_at(at_s)
             case WarnBehind(checkpoint_id, age_ms, interval_ms, waits_for):
                 logger.warning(
-                    "job %s: checkpoint %d is not complete after %d ms and waits for %s: checkpoints fall behind, one is due each %d ms "
-                    "(every=); until it completes, sinks do not commit, pushed elements stay in memory and a restart goes further back",
+                    "job %s: checkpoint %d is not complete after %d ms and waits for %s: "
+                    "checkpoints fall behind, one is due each %d ms "
+                    "(every=); until it completes, sinks do not commit, pushed elements stay in "
+                    "memory and a restart goes further back",
                     self._job_id,
                     checkpoint_id,
                     age_ms,
@@ -422,12 +529,17 @@ class JobCheckpoints:
     async def _store(self, checkpoint: CompletedCheckpoint) -> None:
         try:
             stored = await self.store.complete(checkpoint)
-        except Exception as error:  # noqa: BLE001  # Of any kind: it is not stored, and the job goes on.
+        # Of any kind: it is not stored, and the job goes on.
+        except Exception as error:  # noqa: BLE001
             self._carry_out(self._opened().not_stored(checkpoint.checkpoint_id, error, self._now()))
         else:
-            self._carry_out(self._opened().stored(checkpoint.checkpoint_id, stored.location, self._now()))
+            self._carry_out(
+                self._opened().stored(checkpoint.checkpoint_id, stored.location, self._now())
+            )
 
-    def _answer(self, number: int, checkpoint: CompletedCheckpoint | None, error: CheckpointError | None) -> None:
+    def _answer(
+        self, number: int, checkpoint: CompletedCheckpoint | None, error: CheckpointError | None
+    ) -> None:
         if number == self._stop_number:
             self.stopped_with = self._savepoint_before or checkpoint
             # A job that ended by itself before had nothing left to be stopped.
@@ -446,8 +558,10 @@ class JobCheckpoints:
         task.add_done_callback(self._ended)
 
     async def _nothing_beside(self) -> None:
-        """Wait until all that was begun has ended. What has ended just now is still listed until the loop gets its turn: waiting for that
-        one would take no time, and the loop would never get it."""
+        """Wait until all that was begun has ended. What has ended just now is still listed until
+        the loop gets its turn: waiting for that one would take no time, and the loop would never
+        get it.
+        """
         while under_way := [task for task in self._beside if not task.done()]:
             await wait_all(under_way)
 
@@ -483,6 +597,7 @@ class JobCheckpoints:
     def _not_running(self) -> JobNotRunning:
         what = "is over" if self._over else "does not run yet"
         return JobNotRunning(
-            f"job {self._graph.name!r} ({self._job_id}) {what}, no checkpoint or savepoint can be taken of it; one that is stopped with "
+            f"job {self._graph.name!r} ({self._job_id}) {what}, no checkpoint or savepoint can be "
+            "taken of it; one that is stopped with "
             "job.stop() ends with a savepoint, and returns its path"
         )

@@ -1,8 +1,10 @@
-"""What happened to the tasks of a job and why, for those who watch it: attempts with the times of their states, and failures.
+"""What happened to the tasks of a job and why, for those who watch it: attempts with the times of
+their states, and failures.
 
-Plain data, changed by the JobMaster alone, read between two of its stimuli. Bounded: of each subtask the latest attempts are kept, of the
-job the latest failures. Errors are kept as text, because an error that is held holds the frames of user code. Secrets are
-taken out once, when a failure is recorded. Times are wall-clock ms.
+Plain data, changed by the JobMaster alone, read between two of its stimuli. Bounded: of each
+subtask the latest attempts are kept, of the job the latest failures. Errors are kept as text,
+because an error that is held holds the frames of user code. Secrets are taken out once, when a
+failure is recorded. Times are wall-clock ms.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class AttemptRecord:
 
 @dataclass(slots=True)
 class FailureRecord:
-    """Something that failed; `concurrent` are the tasks that failed while the job was ending for it already."""
+    """Something that failed; `concurrent` are the tasks that failed while the job was ending for
+    it already.
+    """
 
     name: str
     message: str
@@ -59,7 +63,10 @@ class FailureRecord:
     location: str
     concurrent: list[FailureRecord] = field(default_factory=list)
     is_consequence: bool = False
-    """Whether it comes from a task that ended CANCELED unasked. The failure that caused it takes its place."""
+    """Whether it comes from a task that ended CANCELED unasked.
+
+    The failure that caused it takes its place.
+    """
 
 
 class JobHistory:
@@ -87,14 +94,30 @@ class JobHistory:
         here = max(now_ms - self._status_since_ms, 0) if name == self._status else 0
         return here, self._spent_ms.get(name, 0) + here
 
-    def task(self, attempt: ExecutionAttemptId, state: ExecutionState, now_ms: int, location: str) -> None:
-        """A task is in another state. What comes too late, behind its end or its cancelling, changes nothing."""
-        records = self.attempts.setdefault((attempt.vertex_id, attempt.subtask_index), deque(maxlen=ATTEMPTS_MAX))
+    def task(
+        self, attempt: ExecutionAttemptId, state: ExecutionState, now_ms: int, location: str
+    ) -> None:
+        """A task is in another state.
+
+        What comes too late, behind its end or its cancelling, changes nothing.
+        """
+        records = self.attempts.setdefault(
+            (attempt.vertex_id, attempt.subtask_index), deque(maxlen=ATTEMPTS_MAX)
+        )
         known = next((record for record in records if record.attempt == attempt.attempt), None)
         if known is None:
-            records.append(AttemptRecord(attempt.attempt, state, location, {ExecutionState.CREATED: now_ms, state: now_ms}))
+            records.append(
+                AttemptRecord(
+                    attempt.attempt,
+                    state,
+                    location,
+                    {ExecutionState.CREATED: now_ms, state: now_ms},
+                )
+            )
             return
-        if known.state.is_terminal or (known.state is ExecutionState.CANCELING and not state.is_terminal):
+        if known.state.is_terminal or (
+            known.state is ExecutionState.CANCELING and not state.is_terminal
+        ):
             return
         if state is ExecutionState.SCHEDULED:  # It was to be deployed, and there was no slot.
             known.times_ms.pop(ExecutionState.DEPLOYING, None)
@@ -112,13 +135,17 @@ class JobHistory:
         is_root: bool,
         is_consequence: bool = False,
     ) -> None:
-        """A task, or the job (`attempt` None), failed. `is_root`: not while the job was ending for another failure."""
+        """A task, or the job (`attempt` None), failed.
+
+        `is_root`: not while the job was ending for another failure.
+        """
         record = FailureRecord(
             name="" if error is None else _name(error),
             message=LOST if error is None else redacted(message_of(error), TEXT_CHARACTERS_MAX),
             stack=LOST if error is None else _stack(error),
             notes=tuple(
-                redacted(note.removeprefix("aioflow: "), TEXT_CHARACTERS_MAX) for note in getattr(error, "__notes__", ())
+                redacted(note.removeprefix("aioflow: "), TEXT_CHARACTERS_MAX)
+                for note in getattr(error, "__notes__", ())
             ),
             timestamp_ms=now_ms,
             attempt=attempt,
@@ -143,7 +170,11 @@ def _name(error: BaseException) -> str:
     if isinstance(error, RemoteError):
         return error.type_name
     kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
 
 
 def _stack(error: BaseException) -> str:

@@ -1,6 +1,8 @@
-"""Runs one job: carries out what the ExecutionGraph decides, and is the one place where its time and its tasks meet.
+"""Runs one job: carries out what the ExecutionGraph decides, and is the one place where its time
+and its tasks meet.
 
-All calls come from the job's loop. The end of the job is a future, `terminated`; the error of a failed job is kept beside it.
+All calls come from the job's loop. The end of the job is a future, `terminated`; the error of a
+failed job is kept beside it.
 """
 
 from __future__ import annotations
@@ -47,13 +49,16 @@ __all__ = ["CHECKPOINTS_CLOSE_S", "JobMaster"]
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS_CLOSE_S = 30.0
-"""How long a job that is over may take to write what is still to be written of its checkpoints, and to delete what is wanted no more."""
+"""How long a job that is over may take to write what is still to be written of its checkpoints,
+and to delete what is wanted no more.
+"""
 
 
 class JobMaster:
     """`fencing_token` marks this leader; a worker refuses what an older one sends.
 
-    `ready()` is awaited before each restart: it returns when there is a place for every task again, and raises when there will be none.
+    `ready()` is awaited before each restart: it returns when there is a place for every task again,
+    and raises when there will be none.
     """
 
     def __init__(
@@ -78,7 +83,15 @@ class JobMaster:
         if checkpoints is not None and checkpoints.store is None:
             self._begins_with = GivenSavepoint(host, graph, checkpoints, codec or Codec())
         elif checkpoints is not None:
-            self._checkpoints = JobCheckpoints(host, job_id, graph, checkpoints, codec or Codec(), self._fail_and_restart, self.fail)
+            self._checkpoints = JobCheckpoints(
+                host,
+                job_id,
+                graph,
+                checkpoints,
+                codec or Codec(),
+                self._fail_and_restart,
+                self.fail,
+            )
             self._begins_with = self._checkpoints
         self._ready = ready
         self._workers: TaskExecutorGateway | None = None
@@ -87,7 +100,9 @@ class JobMaster:
         self.executions = ExecutionGraph(job_id, graph, restart, has_run=recovered)
         self.terminated: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Completes once every task has run, or the job is over: what `open` raises is known then."""
+        """Completes once every task has run, or the job is over: what `open` raises is known
+        then.
+        """
         self.stop_refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Of a job in another process alone: here `stop` raises at once."""
         self.timestamps_ms: dict[JobStatus, int] = {}
@@ -124,7 +139,9 @@ class JobMaster:
             if self._checkpoints is not None:
                 await self._checkpoints.open(recovered=self._recovered)
                 if self._checkpoints.is_stopping:
-                    self.stop(savepoint=False)  # Under the leader before: the sinks commit, and it ends.
+                    self.stop(
+                        savepoint=False
+                    )  # Under the leader before: the sinks commit, and it ends.
             for vertex in self.executions.graph.vertices:
                 if vertex.head.source is not None:
                     what = f"in discover() of source {vertex.head.name!r}"
@@ -136,7 +153,8 @@ class JobMaster:
             if self._begins_with is not None:
                 point = await self._begins_with.restore_point(splits)
                 self.executions.restore(point.states, point.splits)
-        except BaseException as caught:  # noqa: BLE001  # A source that cannot be read fails the job like a task would.
+        # A source that cannot be read fails the job like a task would.
+        except BaseException as caught:  # noqa: BLE001
             error = user_error(caught)
             note_once(error, what)
             self.fail(error)
@@ -144,14 +162,23 @@ class JobMaster:
         if self.status is JobStatus.CREATED:
             self._carry_out(self.executions.start(splits))
             for vertex in self._discovery.vertices.values():
-                _ = self._group.create_task(self._discovery.watch(vertex, workers), name=f"discover {vertex.name}")
+                _ = self._group.create_task(
+                    self._discovery.watch(vertex, workers), name=f"discover {vertex.name}"
+                )
 
     async def start_failed(self, error: Exception) -> None:
         """Wait until the start is to be tried again. Raises `error` if there is no further try."""
-        delay_s = self.executions.start_failed(error, self._host.clock.monotonic(), self._host.rng.random())
+        delay_s = self.executions.start_failed(
+            error, self._host.clock.monotonic(), self._host.rng.random()
+        )
         if delay_s is None:
             raise error
-        logger.warning("job %s: cannot start: %s; it tries again in %.1f s", self.executions.job_id, error, delay_s)
+        logger.warning(
+            "job %s: cannot start: %s; it tries again in %.1f s",
+            self.executions.job_id,
+            error,
+            delay_s,
+        )
         self.history.failed(error, self._host.clock.wall_ms(), None, "", is_root=True)
         await asyncio.sleep(delay_s)
 
@@ -163,11 +190,15 @@ class JobMaster:
         """End the job as failed, without a retry."""
         self._carry_out_failure(error, self.executions.fail(error))
 
-    def stop(self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
-        """End the sources where they are, or as soon as they run; what is under way reaches the sinks. With `drain` event time ends too.
+    def stop(
+        self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None
+    ) -> None:
+        """End the sources where they are, or as soon as they run; what is under way reaches the
+        sinks. With `drain` event time ends too.
 
-        With checkpoints the last one is a savepoint, if `savepoint`: under the store, or at the URL `directory`. Raises CheckpointError,
-        and stops nothing, if a `directory` is given and there are none.
+        With checkpoints the last one is a savepoint, if `savepoint`: under the store, or at the URL
+        `directory`. Raises CheckpointError, and stops nothing, if a `directory` is given and there
+        are none.
         """
         if directory is not None:
             self._with_checkpoints()
@@ -178,7 +209,10 @@ class JobMaster:
             self._workers.stop_sources(self.executions.job_id, drain=drain)
 
     async def savepoint(self, directory: str | None = None) -> str:
-        """Make a savepoint under the store, or at the URL `directory`. Returns its URL. Raises CheckpointError, JobNotRunning."""
+        """Make a savepoint under the store, or at the URL `directory`.
+
+        Returns its URL. Raises CheckpointError, JobNotRunning.
+        """
         return await self._with_checkpoints().savepoint(directory)
 
     async def savepoints(self) -> list[str]:
@@ -186,7 +220,10 @@ class JobMaster:
         return await self._with_checkpoints().store.savepoints()
 
     async def checkpoint(self) -> int:
-        """Take a checkpoint now. Returns its number once it is completed. Raises CheckpointError, JobNotRunning."""
+        """Take a checkpoint now.
+
+        Returns its number once it is completed. Raises CheckpointError, JobNotRunning.
+        """
         return await self._with_checkpoints().checkpoint()
 
     @property
@@ -201,7 +238,9 @@ class JobMaster:
         return None if self._checkpoints is None else self._checkpoints.stop_error
 
     async def close(self) -> None:
-        """The job is over, and its tasks are gone: leave its checkpoints in order, and give the lease back."""
+        """The job is over, and its tasks are gone: leave its checkpoints in order, and give the
+        lease back.
+        """
         if self._checkpoints is not None:
             await self._checkpoints.close(finished=self.status is JobStatus.FINISHED)
 
@@ -212,16 +251,31 @@ class JobMaster:
 
     def _with_checkpoints(self) -> JobCheckpoints:
         if self._checkpoints is None:
-            raise CheckpointError(f"job {self.executions.graph.name!r} has no checkpoints: run it with checkpoints=URL")
+            raise CheckpointError(
+                f"job {self.executions.graph.name!r} has no checkpoints: run it with "
+                "checkpoints=URL"
+            )
         return self._checkpoints
 
     # JobMasterGateway.
 
-    def acknowledge_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats) -> None:
+    def acknowledge_checkpoint(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        state: SubtaskState,
+        stats: CheckpointStats,
+    ) -> None:
         if self._checkpoints is not None:
             self._checkpoints.acknowledge(attempt, checkpoint_id, state, stats)
 
-    def decline_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, error: BaseException | None) -> None:
+    def decline_checkpoint(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        reason: str,
+        error: BaseException | None,
+    ) -> None:
         if self._checkpoints is not None:
             self._checkpoints.decline(attempt, checkpoint_id, reason, error)
 
@@ -229,10 +283,14 @@ class JobMaster:
         if self._checkpoints is not None:
             self._checkpoints.end_of_data_reached(attempt)
 
-    def update_task_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
+    def update_task_state(
+        self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None
+    ) -> None:
         self._note_task(attempt, state)
         failure = self.error
-        instructions = self.executions.update(attempt, state, error, self._host.clock.monotonic(), self._host.rng.random())
+        instructions = self.executions.update(
+            attempt, state, error, self._host.clock.monotonic(), self._host.rng.random()
+        )
         if self._checkpoints is not None:
             self._checkpoints.task_state(attempt, state)
         # Canceled unasked: that is a failure, unless a task that failed has said why already.
@@ -240,18 +298,40 @@ class JobMaster:
         if state is ExecutionState.CANCELED:
             error = self.error if is_consequence else None
         if error is not None:
-            # A failure that ends the job is raised to whoever runs it; one that the job outlives is told nowhere else.
-            level = logging.WARNING if self.status in (JobStatus.RUNNING, JobStatus.RESTARTING) else logging.INFO
-            told = "; ".join([f"{type(error).__name__}: {message_of(error)}", *getattr(error, "__notes__", ())])
-            logger.log(level, "job %s: task %s is %s: %s", self.executions.job_id, attempt, state.value, told)
+            # A failure that ends the job is raised to whoever runs it; one that the job outlives is
+            # told nowhere else.
+            level = (
+                logging.WARNING
+                if self.status in (JobStatus.RUNNING, JobStatus.RESTARTING)
+                else logging.INFO
+            )
+            told = "; ".join(
+                [f"{type(error).__name__}: {message_of(error)}", *getattr(error, "__notes__", ())]
+            )
+            logger.log(
+                level,
+                "job %s: task %s is %s: %s",
+                self.executions.job_id,
+                attempt,
+                state.value,
+                told,
+            )
             where = self.executions.locations.get((attempt.vertex_id, attempt.subtask_index), "")
             self.history.failed(
-                error, self._host.clock.wall_ms(), attempt, where, is_root=self.error is error, is_consequence=is_consequence
+                error,
+                self._host.clock.wall_ms(),
+                attempt,
+                where,
+                is_root=self.error is error,
+                is_consequence=is_consequence,
             )
         self._carry_out(instructions)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
-        """Do `instructions` in order. What they cause at once (a deployment that fails) is done behind them, never in between."""
+        """Do `instructions` in order.
+
+        What they cause at once (a deployment that fails) is done behind them, never in between.
+        """
         self._note_status(self.status)
         if not self.started.done() and (self.executions.all_have_run or self.status.is_terminal):
             self.started.set_result(None)
@@ -276,10 +356,22 @@ class JobMaster:
                 self._note_task(attempt, ExecutionState.CANCELING)
                 self._workers.cancel_task(attempt)
             case ScheduleRestart(region, epoch, delay_s):
-                logger.info("job %s: restarts in %.1f s after %r", self.executions.job_id, delay_s, self.error)
-                _ = self._group.create_task(self._restart_later(region, epoch, delay_s), name="restart")
+                logger.info(
+                    "job %s: restarts in %.1f s after %r",
+                    self.executions.job_id,
+                    delay_s,
+                    self.error,
+                )
+                _ = self._group.create_task(
+                    self._restart_later(region, epoch, delay_s), name="restart"
+                )
             case JobEnded(status, _):
-                logger.info("job %s (%s) is %s", self.executions.graph.name, self.executions.job_id, status.value)
+                logger.info(
+                    "job %s (%s) is %s",
+                    self.executions.graph.name,
+                    self.executions.job_id,
+                    status.value,
+                )
                 if not self.terminated.done():
                     self.terminated.set_result(status)
 
@@ -287,20 +379,27 @@ class JobMaster:
         assert self._workers is not None
         attempt = descriptor.attempt
         if not self.executions.awaits_deployment(attempt):
-            # One deployed before it failed at once. This one never ran, and nobody else will say so.
+            # One deployed before it failed at once. This one never ran, and nobody else will say
+            # so.
             self.update_task_state(attempt, ExecutionState.CANCELED, None)
             return
         self._note_task(attempt, ExecutionState.DEPLOYING)
         self._discovery.deployed(descriptor)
         try:
             self._workers.submit_task(descriptor, self.fencing_token)
-        except Exception as error:  # noqa: BLE001  # What cannot be deployed has failed, like any task.
+        # What cannot be deployed has failed, like any task.
+        except Exception as error:  # noqa: BLE001
             self.update_task_state(attempt, ExecutionState.FAILED, error)
 
     def slot_is_there(self, attempt: ExecutionAttemptId, there: bool) -> None:
-        """A task that is to be deployed waits for its slot (SCHEDULED), or waits no more. For those who watch: nothing follows from it."""
+        """A task that is to be deployed waits for its slot (SCHEDULED), or waits no more.
+
+        For those who watch: nothing follows from it.
+        """
         if self.executions.slot_is_there(attempt, there):
-            self._note_task(attempt, ExecutionState.DEPLOYING if there else ExecutionState.SCHEDULED)
+            self._note_task(
+                attempt, ExecutionState.DEPLOYING if there else ExecutionState.SCHEDULED
+            )
 
     async def _restart_later(self, region: int, epoch: int, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
@@ -332,7 +431,10 @@ class JobMaster:
     def _fail_and_restart(self, error: BaseException) -> None:
         """As if every task had failed with it."""
         logger.warning("job %s: %s", self.executions.job_id, error)
-        self._carry_out_failure(error, self.executions.fail_all(error, self._host.clock.monotonic(), self._host.rng.random()))
+        self._carry_out_failure(
+            error,
+            self.executions.fail_all(error, self._host.clock.monotonic(), self._host.rng.random()),
+        )
 
     def _carry_out_failure(self, error: BaseException, instructions: list[Instruction]) -> None:
         """Of the job as a whole. A job that is over, or being cancelled, does not fail any more."""

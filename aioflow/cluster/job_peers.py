@@ -1,4 +1,6 @@
-"""The processes that have opened one job, and what its JobMaster asks of them: each in order, one that is gone in vain."""
+"""The processes that have opened one job, and what its JobMaster asks of them: each in order,
+one that is gone in vain.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ SUBMITTER = ""
 
 @dataclass(slots=True)
 class JobPeer:
-    """One process. `location` is where the others find what its tasks produce; empty if it runs none."""
+    """One process.
+
+    `location` is where the others find what its tasks produce; empty if it runs none.
+    """
 
     connection: RpcConnection
     location: str
@@ -65,14 +70,18 @@ class JobPeers:
         return "" if peer is None else peer.location
 
     def ask(self, worker_id: str, method: str, *args: Any) -> list[asyncio.Future[None]]:
-        """Ask behind what was asked before. Its failure is seen elsewhere: by the end of the connection, or of the task.
+        """Ask behind what was asked before. Its failure is seen elsewhere: by the end of the
+        connection, or of the task.
 
-        Returns what is done once there is an answer, or there can be none; nothing if nobody was asked.
+        Returns what is done once there is an answer, or there can be none; nothing if nobody was
+        asked.
         """
         peer = self._peers.get(worker_id)
         if peer is None or not peer.connection.is_open:
             return []
-        task = asyncio.get_running_loop().create_task(_quietly(peer.connection, method, args), name=method)
+        task = asyncio.get_running_loop().create_task(
+            _quietly(peer.connection, method, args), name=method
+        )
         self._asking[task] = None  # Nobody else keeps it from being collected.
         task.add_done_callback(self._asking.pop)
         return [task]
@@ -84,7 +93,12 @@ class JobPeers:
 
     def ask_taskmanagers(self, method: str, *args: Any) -> list[asyncio.Future[None]]:
         """All but the submitter. Returns as `ask` does."""
-        return [answer for worker_id in self._peers if worker_id != SUBMITTER for answer in self.ask(worker_id, method, *args)]
+        return [
+            answer
+            for worker_id in self._peers
+            if worker_id != SUBMITTER
+            for answer in self.ask(worker_id, method, *args)
+        ]
 
 
 async def _quietly(connection: RpcConnection, method: str, args: tuple[Any, ...]) -> None:

@@ -1,7 +1,9 @@
-"""One job in one process of a cluster: its code, its tasks and its data plane, for as long as one JobMaster leads the job.
+"""One job in one process of a cluster: its code, its tasks and its data plane, for as long as one
+JobMaster leads the job.
 
-A TaskManager has one for each job that has a slot there, the process that submitted a job has one for what cannot leave it. Each has its
-own data plane, so the types and partitions of two jobs never meet. A session never outlives its JobMaster: the next one opens another.
+A TaskManager has one for each job that has a slot there, the process that submitted a job has one
+for what cannot leave it. Each has its own data plane, so the types and partitions of two jobs never
+meet. A session never outlives its JobMaster: the next one opens another.
 """
 
 from __future__ import annotations
@@ -62,8 +64,12 @@ class _Home:
         self.executions: dict[tuple[int, int], _HomeSubtask] = {}
 
     def deployed(self, attempt: ExecutionAttemptId) -> None:
-        """The newest one, whatever its number: a JobMaster that takes the job over counts from the beginning."""
-        self.executions[attempt.vertex_id, attempt.subtask_index] = _HomeSubtask(attempt, ExecutionState.DEPLOYING)
+        """The newest one, whatever its number: a JobMaster that takes the job over counts from
+        the beginning.
+        """
+        self.executions[attempt.vertex_id, attempt.subtask_index] = _HomeSubtask(
+            attempt, ExecutionState.DEPLOYING
+        )
 
     def update(self, attempt: ExecutionAttemptId, state: ExecutionState) -> None:
         """One is that far now; what an attempt before the newest has to tell is over."""
@@ -73,7 +79,8 @@ class _Home:
 
 
 class JobSession:
-    """`tell` reports to the JobMaster with `token`, `on_end(attempt)` is called when a task has let go of all that it held.
+    """`tell` reports to the JobMaster with `token`, `on_end(attempt)` is called when a task has let
+    go of all that it held.
 
     While not `is_writable()`, what subscribers may miss is only counted.
     """
@@ -90,8 +97,8 @@ class JobSession:
         on_end: Callable[[ExecutionAttemptId], None],
         end_process: Callable[[str], None] | None = None,
     ) -> None:
-        """`end_process(why)` is called for a task that does not end although it was cancelled. None: the process is not the engine's, and
-        the task is given up.
+        """`end_process(why)` is called for a task that does not end although it was cancelled.
+        None: the process is not the engine's, and the task is given up.
         """
         self._host = host
         self._job_id = job_id
@@ -116,7 +123,9 @@ class JobSession:
         self.metrics = MetricGroup(host.clock.monotonic)
         self._end_process = end_process
         on_stuck = None if end_process is None else self._on_stuck
-        self.executor = TaskExecutor(host, self, self._executor_token, self.metrics, job.options, self._codec, on_stuck)
+        self.executor = TaskExecutor(
+            host, self, self._executor_token, self.metrics, job.options, self._codec, on_stuck
+        )
         self._data_plane = DataPlane(host, secret, self._codec, self.executor.partitions)
         self.location = ""
         """Where others find what is produced here."""
@@ -126,18 +135,26 @@ class JobSession:
         self.location = f"{bind}:{await self._data_plane.listen(bind)}"
         self.executor.join(self._data_plane, self.location)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._life = asyncio.get_running_loop().create_task(self._live(opened), name=f"session of job {self._job_id[:8]}")
+        self._life = asyncio.get_running_loop().create_task(
+            self._live(opened), name=f"session of job {self._job_id[:8]}"
+        )
         await opened
 
     async def discover_at_home(self) -> None:
-        """Find the splits of the sources that stay in this process, and go on looking for more where one asks for it."""
+        """Find the splits of the sources that stay in this process, and go on looking for more
+        where one asks for it.
+        """
         discovery = self._discovery = SplitDiscovery(self._host, self._home, self._splits)
         for vertex in self._job.graph.vertices:
             if vertex.head.source is not None and vertex.head.stays_here:
                 self._splits[vertex.id] = await discover_splits(vertex.head.source, self._host)
                 if vertex.id in discovery.vertices:
                     looking = discovery.watch(vertex, self.executor)
-                    self._looking.append(asyncio.get_running_loop().create_task(looking, name=f"discover {vertex.name}"))
+                    self._looking.append(
+                        asyncio.get_running_loop().create_task(
+                            looking, name=f"discover {vertex.name}"
+                        )
+                    )
 
     async def _live(self, opened: asyncio.Future[None]) -> None:
         try:
@@ -149,7 +166,9 @@ class JobSession:
             await self._data_plane.close()
 
     async def close(self) -> None:
-        """Cancel what still runs here, and wait until it has ended and the job's resources are closed."""
+        """Cancel what still runs here, and wait until it has ended and the job's resources are
+        closed.
+        """
         self._closing.set()
         looking, self._looking = self._looking, []
         await cancel_and_wait(looking)
@@ -162,13 +181,23 @@ class JobSession:
         descriptor = self._job.load_task(content)
         splits = self._splits.get(descriptor.vertex.id)
         # Those that were restored stand where they stood, also where that is none for this subtask.
-        if splits is not None and (descriptor.restore is None or descriptor.vertex.uids[0] not in descriptor.restore.operators):
-            descriptor = replace(descriptor, splits=tuple(splits[descriptor.attempt.subtask_index :: descriptor.vertex.parallelism]))
+        if splits is not None and (
+            descriptor.restore is None
+            or descriptor.vertex.uids[0] not in descriptor.restore.operators
+        ):
+            descriptor = replace(
+                descriptor,
+                splits=tuple(
+                    splits[descriptor.attempt.subtask_index :: descriptor.vertex.parallelism]
+                ),
+            )
         if self._discovery is not None:
             self._home.deployed(descriptor.attempt)
             self._discovery.deployed(descriptor)
         if self._closing.is_set():
-            raise Closed(f"task {descriptor.task_name} came when its job was about to leave this process")
+            raise Closed(
+                f"task {descriptor.task_name} came when its job was about to leave this process"
+            )
         self._attempts.add(descriptor.attempt)
         try:
             self.executor.submit_task(descriptor, self._executor_token)
@@ -181,7 +210,14 @@ class JobSession:
         if attempt in self._attempts:
             self.executor.cancel_task(attempt)
         else:
-            self._tell("update_task_state", self._job_id, self.token, attempt_key(attempt), ExecutionState.CANCELED.value, b"")
+            self._tell(
+                "update_task_state",
+                self._job_id,
+                self.token,
+                attempt_key(attempt),
+                ExecutionState.CANCELED.value,
+                b"",
+            )
 
     def stop_sources(self, drain: bool) -> None:
         self.executor.stop_sources(self._job_id, drain=drain)
@@ -218,10 +254,14 @@ class JobSession:
             content, refused = encode_batch(batch, self._codec, "a subscription"), ""
         except TypeNotSupported as error:
             content, refused = b"", str(error)
-        self._tell("tapped", self._job_id, tap_id, content, rows, self._missed.pop(tap_id, 0), refused)
+        self._tell(
+            "tapped", self._job_id, tap_id, content, rows, self._missed.pop(tap_id, 0), refused
+        )
 
     async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: bytes) -> bytes:
-        """Run the pickled `query` over the state of a node; its result is encoded with the job's types."""
+        """Run the pickled `query` over the state of a node; its result is encoded with the job's
+        types.
+        """
         result = await self.executor.query_state(attempt, node_id, pickle.loads(query))
         return bytes(self._codec.encode(result, owner="queried state"))
 
@@ -231,8 +271,17 @@ class JobSession:
 
     # JobMasterGateway of the TaskExecutor here.
 
-    def update_task_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
-        self._tell("update_task_state", self._job_id, self.token, attempt_key(attempt), state.value, pack_error(error, self._codec))
+    def update_task_state(
+        self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None
+    ) -> None:
+        self._tell(
+            "update_task_state",
+            self._job_id,
+            self.token,
+            attempt_key(attempt),
+            state.value,
+            pack_error(error, self._codec),
+        )
         self._home.update(attempt, state)
         if state.is_terminal:
             self._attempts.discard(attempt)
@@ -244,16 +293,47 @@ class JobSession:
         self.update_task_state(attempt, ExecutionState.FAILED, Broken(str(error)))
         self._end_process(str(error))
 
-    def acknowledge_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats) -> None:
+    def acknowledge_checkpoint(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        state: SubtaskState,
+        stats: CheckpointStats,
+    ) -> None:
         packed = encode_subtask(state), astuple(stats)
         try:
-            self._tell("acknowledge_checkpoint", self._job_id, self.token, attempt_key(attempt), checkpoint_id, *packed)
-        except AioflowError as error:  # More than goes into one message: state that is kept in memory travels whole.
-            self.decline_checkpoint(attempt, checkpoint_id, CheckpointFailureReason.IO_EXCEPTION.name, error)
+            self._tell(
+                "acknowledge_checkpoint",
+                self._job_id,
+                self.token,
+                attempt_key(attempt),
+                checkpoint_id,
+                *packed,
+            )
+        except (
+            AioflowError
+        ) as error:  # More than goes into one message: state that is kept in memory travels whole.
+            self.decline_checkpoint(
+                attempt, checkpoint_id, CheckpointFailureReason.IO_EXCEPTION.name, error
+            )
 
-    def decline_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, error: BaseException | None) -> None:
+    def decline_checkpoint(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        reason: str,
+        error: BaseException | None,
+    ) -> None:
         told = pack_error(error, self._codec)
-        self._tell("decline_checkpoint", self._job_id, self.token, attempt_key(attempt), checkpoint_id, reason, told)
+        self._tell(
+            "decline_checkpoint",
+            self._job_id,
+            self.token,
+            attempt_key(attempt),
+            checkpoint_id,
+            reason,
+            told,
+        )
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
         self._tell("end_of_data_reached", self._job_id, self.token, attempt_key(attempt))

@@ -3,13 +3,15 @@
     jobs/<job id>/<fencing token>    one job as the leader with that token knows it; the largest token counts
     ended/<job id>.<fencing token>   how it ended; such an id is never run again
 
-A file appears whole or not at all: written aside, fsynced, renamed, its directory fsynced. Each leader writes files of its own token only,
-so a late write of an older one can neither replace nor hide what a newer one wrote. `recover` takes over what there is under the new token;
-from then on older files mean nothing, be it that a job exists or that it has ended. An entry that counts and cannot be read stops the
-recovery: a job is never forgotten in silence.
+A file appears whole or not at all: written aside, fsynced, renamed, its directory fsynced. Each
+leader writes files of its own token only, so a late write of an older one can neither replace nor
+hide what a newer one wrote. `recover` takes over what there is under the new token; from then on
+older files mean nothing, be it that a job exists or that it has ended. An entry that counts and
+cannot be read stops the recovery: a job is never forgotten in silence.
 
-A job ends in two steps: `end` makes the id ended, `forget` removes what is stored of the job. A crash between the two leaves an entry that
-`recover` reports as ended, for its clean-up to be done again.
+A job ends in two steps: `end` makes the id ended, `forget` removes what is stored of the job. A
+crash between the two leaves an entry that `recover` reports as ended, for its clean-up to be done
+again.
 """
 
 from __future__ import annotations
@@ -39,12 +41,17 @@ JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistedJob:
-    """A job as it was submitted, and how far it is. `graph` is opaque here; `config` is plain data."""
+    """A job as it was submitted, and how far it is.
+
+    `graph` is opaque here; `config` is plain data.
+    """
 
     job_id: str
     name: str
     graph: bytes
-    config: Mapping[str, Any] = field(default_factory=dict)  # Any: whatever the submitter set, plain msgpack data.
+    config: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # Any: whatever the submitter set, plain msgpack data.
     status: JobStatus = JobStatus.CREATED
     submitted_ms: int = 0
     """Wall clock."""
@@ -52,7 +59,10 @@ class PersistedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedJob:
-    """How a job ended for good. `error` is the text of its cause with its notes, empty if there was none."""
+    """How a job ended for good.
+
+    `error` is the text of its cause with its notes, empty if there was none.
+    """
 
     job_id: str
     name: str
@@ -77,7 +87,11 @@ class Recovered:
 
 
 class JobStore:
-    """The store of one leader. What writes raises StaleLeader when it leads no more, also after the write: then do not acknowledge."""
+    """The store of one leader.
+
+    What writes raises StaleLeader when it leads no more, also after the write: then do not
+    acknowledge.
+    """
 
     def __init__(self, host: Host, path: str, leadership: Leadership) -> None:
         self._host = host
@@ -109,12 +123,19 @@ class JobStore:
                 await self._remove(job_id)
                 continue
             jobs.append(await self._take_over(job_id, tokens[-1]))
-        return Recovered(jobs, to_clean_up, [await self._read_ended(job_id, token) for job_id, token in ended.items()])
+        return Recovered(
+            jobs,
+            to_clean_up,
+            [await self._read_ended(job_id, token) for job_id, token in ended.items()],
+        )
 
     async def put(self, job: PersistedJob) -> None:
         """Store a job, or its new status, durably. Older versions of it are removed."""
         if not JOB_ID.match(job.job_id):
-            raise ValueError(f"job id {job.job_id!r} cannot be stored: expected 1 to 64 of the characters A-Z a-z 0-9 _ -")
+            raise ValueError(
+                f"job id {job.job_id!r} cannot be stored: expected 1 to 64 of the characters A-Z "
+                "a-z 0-9 _ -"
+            )
         fs, directory = self._host.fs, f"{self._path}/jobs/{job.job_id}"
         self._leadership.check()
         await fs.mkdirs(directory)
@@ -129,7 +150,9 @@ class JobStore:
     async def end(self, job: EndedJob) -> None:
         """Remember, durably and for good, that this id has ended."""
         self._leadership.check()
-        await self._write(f"{self._path}/ended", f"{job.job_id}.{self._leadership.token:016d}", _encode_ended(job))
+        await self._write(
+            f"{self._path}/ended", f"{job.job_id}.{self._leadership.token:016d}", _encode_ended(job)
+        )
         self._leadership.check()
 
     async def forget(self, job_id: str) -> None:
@@ -141,7 +164,10 @@ class JobStore:
     async def _take_over(self, job_id: str, token: int) -> PersistedJob:
         mine = self._leadership.token
         if token > mine:
-            raise StaleLeader(f"job {job_id} was stored by a leader with fencing token {token}, this one has {mine}: stop acting")
+            raise StaleLeader(
+                f"job {job_id} was stored by a leader with fencing token {token}, this one has "
+                f"{mine}: stop acting"
+            )
         path = self._entry(job_id, token)
         job = _decode_job(await self._read(path), path)
         if token < mine:
@@ -172,13 +198,19 @@ class JobStore:
 
     async def _tokens(self, job_id: str) -> list[int]:
         """Ascending. What crashes left aside begins with a dot and is nobody's."""
-        return [int(name) for name in await self._host.fs.list(f"{self._path}/jobs/{job_id}") if name.isdecimal()]
+        return [
+            int(name)
+            for name in await self._host.fs.list(f"{self._path}/jobs/{job_id}")
+            if name.isdecimal()
+        ]
 
     async def _read(self, path: str) -> bytes:
         """The checked content of a file."""
         data = await self._host.fs.read(path)
         body = data[len(MAGIC) + DIGEST_BYTES :]
-        if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : len(MAGIC) + DIGEST_BYTES] != _digest(body):
+        if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : len(MAGIC) + DIGEST_BYTES] != _digest(
+            body
+        ):
             raise _unreadable(path, f"its {len(data)} bytes do not match their digest")
         return body
 
@@ -197,26 +229,44 @@ def _seal(content: list[Any]) -> bytes:
 
 def _unreadable(path: str, why: str) -> RestoreError:
     return RestoreError(
-        f"stored job {path} cannot be read: {why}; no job was recovered. Restore the file from a copy, or move it away to give up that job"
+        f"stored job {path} cannot be read: {why}; no job was recovered. Restore the file from a "
+        "copy, or move it away to give up that job"
     )
 
 
 def _encode_job(job: PersistedJob) -> bytes:
-    return _seal([job.job_id, job.name, job.graph, dict(job.config), job.status.value, job.submitted_ms])
+    return _seal(
+        [job.job_id, job.name, job.graph, dict(job.config), job.status.value, job.submitted_ms]
+    )
 
 
 def _decode_job(body: bytes, path: str) -> PersistedJob:
     try:
         job_id, name, graph, config, status, submitted_ms = msgpack.unpackb(body)
         return PersistedJob(
-            job_id=job_id, name=name, graph=graph, config=config, status=JobStatus(status), submitted_ms=submitted_ms
+            job_id=job_id,
+            name=name,
+            graph=graph,
+            config=config,
+            status=JobStatus(status),
+            submitted_ms=submitted_ms,
         )
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise _unreadable(path, f"another format: {error}") from error
 
 
 def _encode_ended(job: EndedJob) -> bytes:
-    return _seal([job.job_id, job.name, job.status.value, job.submitted_ms, job.ended_ms, job.error, job.savepoint])
+    return _seal(
+        [
+            job.job_id,
+            job.name,
+            job.status.value,
+            job.submitted_ms,
+            job.ended_ms,
+            job.error,
+            job.savepoint,
+        ]
+    )
 
 
 def _decode_ended(body: bytes, path: str) -> EndedJob:

@@ -1,7 +1,9 @@
-"""Who looks at the records of one job on a cluster: subscriptions of the process that submitted it, and watchers in the JobManager.
+"""Who looks at the records of one job on a cluster: subscriptions of the process that submitted it,
+and watchers in the JobManager.
 
-A tap has a number: those of the submitter are its own, from 1; those of watchers here lie below 0. Every TaskManager is told of every tap,
-those that come later too. Rows that a slow submitter does not take in time are only counted, where its subscription may miss some.
+A tap has a number: those of the submitter are its own, from 1; those of watchers here lie below 0.
+Every TaskManager is told of every tap, those that come later too. Rows that a slow submitter does
+not take in time are only counted, where its subscription may miss some.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ Watcher = Callable[["RecordBatch"], None]
 
 @dataclass(slots=True, eq=False)
 class Submitter:
-    """The process that submitted a job and stays. `location` is empty if it runs no tasks; `taps`: tap id -> (place, may miss rows)."""
+    """The process that submitted a job and stays.
+
+    `location` is empty if it runs no tasks; `taps`: tap id -> (place, may miss rows).
+    """
 
     connection: RpcConnection
     location: str = ""
@@ -39,7 +44,9 @@ class Submitter:
 class JobTaps:
     """`submitter` is there while it is connected."""
 
-    def __init__(self, job_id: str, peers: JobPeers, codec: Codec, submitter: Submitter | None) -> None:
+    def __init__(
+        self, job_id: str, peers: JobPeers, codec: Codec, submitter: Submitter | None
+    ) -> None:
         self.submitter = submitter
         self._job_id = job_id
         self._peers = peers
@@ -57,14 +64,19 @@ class JobTaps:
             self._peers.ask(worker_id, "add_tap", self._job_id, place, tap_id, True)
 
     def watch(self, place: TapPlace, watcher: Watcher) -> list[asyncio.Future[None]]:
-        """Somebody in this process, who may miss records. Returns what is done once each TaskManager has it, or is gone."""
+        """Somebody in this process, who may miss records.
+
+        Returns what is done once each TaskManager has it, or is gone.
+        """
         self._watched += 1
         self._watchers[-self._watched] = place, watcher
         return self._peers.ask_taskmanagers("add_tap", self._job_id, place, -self._watched, True)
 
     def unwatch(self, place: TapPlace, watcher: Watcher) -> None:
         """As `watch`."""
-        for tap_id in [tap_id for tap_id, entry in self._watchers.items() if entry == (place, watcher)]:
+        for tap_id in [
+            tap_id for tap_id, entry in self._watchers.items() if entry == (place, watcher)
+        ]:
             del self._watchers[tap_id]
             self._peers.ask_taskmanagers("remove_tap", self._job_id, place, tap_id)
 

@@ -1,8 +1,10 @@
-"""A JobManager: takes jobs, hands out the slots of the TaskManagers that come to it, and has each job run by a JobMaster.
+"""A JobManager: takes jobs, hands out the slots of the TaskManagers that come to it, and has each
+job run by a JobMaster.
 
-One process contends for the lease in its data directory; while it leads, it is Dispatcher, ResourceManager and the JobMasters in one. Jobs
-are in that directory before they are acknowledged, so whoever leads next finds them. TaskManagers and submitters connect to one address
-and prove the secret; what they ask while nobody leads waits.
+One process contends for the lease in its data directory; while it leads, it is Dispatcher,
+ResourceManager and the JobMasters in one. Jobs are in that directory before they are acknowledged,
+so whoever leads next finds them. TaskManagers and submitters connect to one address and prove the
+secret; what they ask while nobody leads waits.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ class JobManagerOptions:
     port: int = 6123
     request_timeout_s: float = 30.0
     """A job that is short of slots for so long fails with NoResourceAvailable."""
-    lease: LeaseOptions = field(default_factory=lambda: LeaseOptions(lease_s=5.0, renew_s=1.0, stop_s=1.0))
+    lease: LeaseOptions = field(
+        default_factory=lambda: LeaseOptions(lease_s=5.0, renew_s=1.0, stop_s=1.0)
+    )
     heartbeat: HeartbeatOptions = field(default_factory=HeartbeatOptions)
 
 
@@ -123,7 +127,9 @@ class JobManager:
             self._address = f"{options.bind}:{port}"
             self._on_listening(options.bind, port)
             await self._host.fs.mkdirs(options.data)
-            await LeaderElection(self._host, self._leases, self._address, options.lease).run(self._lead, self._stopping)
+            await LeaderElection(self._host, self._leases, self._address, options.lease).run(
+                self._lead, self._stopping
+            )
         finally:
             if not self._leading.done():
                 self._leading.cancel()
@@ -136,7 +142,10 @@ class JobManager:
     async def _lead(self, leadership: Leadership) -> None:
         recovery_s = RECOVERY_S if leadership.token > 1 else 0.0
         slots = SlotManagerOptions(
-            workers_max=0, idle_timeout_s=None, request_timeout_s=self._options.request_timeout_s, recovery_s=recovery_s
+            workers_max=0,
+            idle_timeout_s=None,
+            request_timeout_s=self._options.request_timeout_s,
+            recovery_s=recovery_s,
         )
         provider = self._provider
         if provider is not None:
@@ -149,7 +158,13 @@ class JobManager:
                 start_timeout_s=math.inf,
             )
         resources = ResourceManager(
-            self._host, leadership.token, slots, self._options.heartbeat, self._jobs, f"{self._options.bind}", provider
+            self._host,
+            leadership.token,
+            slots,
+            self._options.heartbeat,
+            self._jobs,
+            f"{self._options.bind}",
+            provider,
         )
         store = JobStore(self._host, f"{self._options.data}/jobs", leadership)
         dispatcher = Dispatcher(self._host, store, leadership, partial(self._make_job, resources))
@@ -160,10 +175,13 @@ class JobManager:
                     try:
                         await self._stopping.wait()
                     finally:
-                        # From now on whoever asks waits for the next leader. Who waited for this one, which never came to lead, does so
-                        # too: the future that they wait for is only replaced when it is done.
+                        # From now on whoever asks waits for the next leader. Who waited for this
+                        # one, which never came to lead, does so too: the future that they wait for
+                        # is only replaced when it is done.
                         self._leading = asyncio.get_running_loop().create_future()
-                if self._shutting_down:  # Behind the jobs, which have let go of their tasks: the end of these would be their failure.
+                # Behind the jobs, which have let go of their tasks: the end of these would be their
+                # failure.
+                if self._shutting_down:
                     resources.release_all("the cluster is stopped")
         finally:
             self._jobs.clear()
@@ -173,11 +191,15 @@ class JobManager:
             for connection in list(self._peers):
                 await connection.close()
 
-    async def _make_job(self, resources: ResourceManager, job: PersistedJob, token: int, recovered: bool) -> JobRunner:
+    async def _make_job(
+        self, resources: ResourceManager, job: PersistedJob, token: int, recovered: bool
+    ) -> JobRunner:
         submitter = self._submitters.get(job.job_id)
         if recovered and submitter is None and needs_submitter(job):
             submitter = await self._submitters.wait_for(job.job_id)
-        made = ClusterJob(self._host, job, token, resources.declare, submitter, self._forget, recovered)
+        made = ClusterJob(
+            self._host, job, token, resources.declare, submitter, self._forget, recovered
+        )
         self._jobs[job.job_id] = made
         return made
 
@@ -201,7 +223,9 @@ class JobManager:
 
     @property
     def fenced_total(self) -> int:
-        """Messages of leaders, workers and attempts that were replaced, refused by the processes of the cluster since this one leads."""
+        """Messages of leaders, workers and attempts that were replaced, refused by the processes
+        of the cluster since this one leads.
+        """
         leading = self._now_leading()
         elsewhere = 0 if leading is None else leading.resources.fenced_total
         return self._fenced + elsewhere + sum(job.fenced_total for job in self._jobs.values())
@@ -215,7 +239,9 @@ class JobManager:
         leading = self._now_leading()
         if leading is None:
             return []
-        return [(*line, leading.resources.silence_s(line[0])) for line in leading.resources.overview()]
+        return [
+            (*line, leading.resources.silence_s(line[0])) for line in leading.resources.overview()
+        ]
 
     async def _told(self, job_id: str) -> bytes:
         """For the process that submitted the job and shows it to others."""
@@ -223,24 +249,53 @@ class JobManager:
         if job is None:
             raise UnknownJob(f"job {job_id} is not known here; list the jobs")
         for worker_id, slots, free, silence_s in self.taskmanagers():
-            status = {name: value for name, value in job.metrics_of(worker_id).items() if name.startswith("Status.")}
-            workers.append(ToldWorker(worker_id, slots, free, round(silence_s * 1000), job.location_of(worker_id), status))
+            status = {
+                name: value
+                for name, value in job.metrics_of(worker_id).items()
+                if name.startswith("Status.")
+            }
+            workers.append(
+                ToldWorker(
+                    worker_id,
+                    slots,
+                    free,
+                    round(silence_s * 1000),
+                    job.location_of(worker_id),
+                    status,
+                )
+            )
         return tell(job.job_master, workers)
 
     async def ask_taskmanager(self, worker_id: str, what: str, *args: Any) -> Any:
-        """What that process tells about itself: see `ProcessInspector.ask`. Raises Broken if it is gone."""
+        """What that process tells about itself: see `ProcessInspector.ask`.
+
+        Raises Broken if it is gone.
+        """
         return await (await self._leader()).resources.ask(worker_id, "inspect", what, *args)
 
     async def _leader(self) -> _Leading:
-        """Waits until this process leads. Raises NobodyLeads when the lease says that another does: what is asked belongs there then."""
+        """Waits until this process leads.
+
+        Raises NobodyLeads when the lease says that another does: what is asked belongs there then.
+        """
         while not self._leading.done():
             await wait_first([self._leading], timeout_s=LOOK_S)
-            if not self._leading.done() and (where := await self._say_who_leads()) not in ("", "here"):
-                raise NobodyLeads(f"the jobmanager at {self._address} leads no more, the one at {where} does: ask there")
+            if not self._leading.done() and (where := await self._say_who_leads()) not in (
+                "",
+                "here",
+            ):
+                raise NobodyLeads(
+                    f"the jobmanager at {self._address} leads no more, the one at {where} does: "
+                    "ask there"
+                )
         return self._leading.result()
 
     def _now_leading(self) -> _Leading | None:
-        return self._leading.result() if self._leading.done() and not self._leading.cancelled() else None
+        return (
+            self._leading.result()
+            if self._leading.done() and not self._leading.cancelled()
+            else None
+        )
 
     # Peers.
 
@@ -290,7 +345,7 @@ class JobManager:
             leading.resources.connection_ended(connection)
 
     async def _say_who_leads(self) -> str:
-        """"here", the address of another, or nothing while nobody leads."""
+        """ "here", the address of another, or nothing while nobody leads."""
         if self._now_leading() is not None:
             return "here"
         try:
@@ -313,21 +368,35 @@ class JobManager:
 
     # TaskManagers.
 
-    async def _register(self, connection: RpcConnection, worker_id: str, report: Sequence[tuple[Any, ...]]) -> int:
+    async def _register(
+        self, connection: RpcConnection, worker_id: str, report: Sequence[tuple[Any, ...]]
+    ) -> int:
         leading = await self._leader()
         self._peers[connection] = None
-        return leading.resources.register(connection, worker_id, [SlotStatus(*line) for line in report])
+        return leading.resources.register(
+            connection, worker_id, [SlotStatus(*line) for line in report]
+        )
 
-    def _on_heartbeat(self, worker_id: str, registration: int, report: Sequence[tuple[Any, ...]], fenced_total: int) -> None:
+    def _on_heartbeat(
+        self,
+        worker_id: str,
+        registration: int,
+        report: Sequence[tuple[Any, ...]],
+        fenced_total: int,
+    ) -> None:
         leading = self._now_leading()
         if leading is not None:
-            leading.resources.heartbeat(worker_id, registration, [SlotStatus(*line) for line in report], fenced_total)
+            leading.resources.heartbeat(
+                worker_id, registration, [SlotStatus(*line) for line in report], fenced_total
+            )
 
     def _on_alive(self, worker_id: str, registration: int, held_s: float) -> None:
         """From a thread of the TaskManager, on a connection of its own."""
         leading = self._now_leading()
         if leading is None:
-            raise StaleLeader(f"taskmanager {worker_id} says that it lives to a jobmanager that does not lead")
+            raise StaleLeader(
+                f"taskmanager {worker_id} says that it lives to a jobmanager that does not lead"
+            )
         leading.resources.alive(worker_id, registration)
 
     def _open_job(self, worker_id: str, job_id: str) -> tuple[int, bytes]:
@@ -335,12 +404,21 @@ class JobManager:
         return job.token, job.content
 
     def _offer_slots(
-        self, connection: RpcConnection, worker_id: str, job_id: str, token: int, location: str, offers: Sequence[tuple[str, int]]
+        self,
+        connection: RpcConnection,
+        worker_id: str,
+        job_id: str,
+        token: int,
+        location: str,
+        offers: Sequence[tuple[str, int]],
     ) -> tuple[Any, Any]:
         job = self._job(job_id)
         if job.token != token:
             self._fenced += 1
-            raise StaleLeader(f"slots were offered to the job master of {job_id} with token {token}, its token is {job.token}")
+            raise StaleLeader(
+                f"slots were offered to the job master of {job_id} with token {token}, its token "
+                f"is {job.token}"
+            )
         return job.offered(worker_id, connection, location, [SlotOffer(*offer) for offer in offers])
 
     def _job_not_opened(self, worker_id: str, job_id: str, token: int, error: bytes) -> None:
@@ -348,7 +426,9 @@ class JobManager:
         if job is not None and job.token == token:
             job.not_opened(error)
 
-    def _slot_freed(self, worker_id: str, registration: int, job_id: str, allocation_id: str, reason: str) -> None:
+    def _slot_freed(
+        self, worker_id: str, registration: int, job_id: str, allocation_id: str, reason: str
+    ) -> None:
         if job_id in self._jobs:
             self._jobs[job_id].slot_freed(worker_id, allocation_id)
         leading = self._now_leading()
@@ -372,21 +452,34 @@ class JobManager:
         location: str,
         taps: dict[int, tuple[TapPlace, bool]],
     ) -> int:
-        """Returns the token of the JobMaster. With `attach` the connection is told what becomes of the job."""
+        """Returns the token of the JobMaster.
+
+        With `attach` the connection is told what becomes of the job.
+        """
         leading = await self._leader()
         self._peers[connection] = None
         if attach:
             self._submitters.add(job_id, Submitter(connection, location, dict(taps)))
         try:
-            await leading.dispatcher.submit(PersistedJob(job_id=job_id, name=name, graph=content, config=config))
+            await leading.dispatcher.submit(
+                PersistedJob(job_id=job_id, name=name, graph=content, config=config)
+            )
         except BaseException:
             self._submitters.remove(job_id)
             raise
         self._submitters.follow(leading.dispatcher, job_id, connection if attach else None)
         return leading.token
 
-    async def _attach(self, connection: RpcConnection, job_id: str, location: str, taps: dict[int, tuple[TapPlace, bool]]) -> int:
-        """The process that submitted a job has found this leader: it is told what becomes of the job, and runs its part again."""
+    async def _attach(
+        self,
+        connection: RpcConnection,
+        job_id: str,
+        location: str,
+        taps: dict[int, tuple[TapPlace, bool]],
+    ) -> int:
+        """The process that submitted a job has found this leader: it is told what becomes of the
+        job, and runs its part again.
+        """
         leading = await self._leader()
         leading.dispatcher.job(job_id)
         self._peers[connection] = None
@@ -397,9 +490,17 @@ class JobManager:
         return leading.token
 
     async def _list_jobs(self) -> list[tuple[Any, ...]]:
-        """Each job as `_packed`, and of one that has a JobMaster here how far it is: see `ClusterJob.progress`."""
+        """Each job as `_packed`, and of one that has a JobMaster here how far it is: see
+        `ClusterJob.progress`.
+        """
         views = (await self._leader()).dispatcher.jobs()
-        return [(*_packed(view), *(self._jobs[view.job_id].progress() if view.job_id in self._jobs else ())) for view in views]
+        return [
+            (
+                *_packed(view),
+                *(self._jobs[view.job_id].progress() if view.job_id in self._jobs else ()),
+            )
+            for view in views
+        ]
 
     async def _wait(self, job_id: str) -> tuple[Any, ...]:
         return _packed(await (await self._leader()).dispatcher.wait(job_id))
@@ -408,7 +509,9 @@ class JobManager:
         await (await self._leader()).dispatcher.cancel(job_id)
 
     async def _stop(self, job_id: str, drain: bool, savepoint: bool, directory: str | None) -> None:
-        (await self._leader()).dispatcher.stop(job_id, drain=drain, savepoint=savepoint, directory=directory)
+        (await self._leader()).dispatcher.stop(
+            job_id, drain=drain, savepoint=savepoint, directory=directory
+        )
 
     async def _savepoint(self, job_id: str, directory: str | None) -> str:
         return await (await self._running(job_id)).savepoint(directory)
@@ -422,15 +525,24 @@ class JobManager:
     async def _running(self, job_id: str) -> JobMaster:
         view = (await self._leader()).dispatcher.job(job_id)
         if view.status.is_terminal:
-            raise JobNotRunning(f"job {job_id} has ended as {view.status.value}, its state can be saved no more; see its last checkpoint")
+            raise JobNotRunning(
+                f"job {job_id} has ended as {view.status.value}, its state can be saved no more; "
+                "see its last checkpoint"
+            )
         return self._job(job_id).job_master
 
     async def _overview(self) -> dict[str, Any]:
         leading = await self._leader()
-        return {"token": leading.token, "taskmanagers": leading.resources.overview(), "fenced_total": self.fenced_total}
+        return {
+            "token": leading.token,
+            "taskmanagers": leading.resources.overview(),
+            "fenced_total": self.fenced_total,
+        }
 
     async def _shutdown(self) -> int:
-        """End the whole cluster: jobs are left as they are, TaskManagers sent home, then this process ends. Returns its pid."""
+        """End the whole cluster: jobs are left as they are, TaskManagers sent home, then this
+        process ends. Returns its pid.
+        """
         await self._leader()
         self._shutting_down = True
         asyncio.get_running_loop().call_later(0.1, self.stop)  # Behind the answer.
@@ -441,9 +553,14 @@ class JobManager:
 
 
 def check_bind(address: str, secret_given: bool) -> None:
-    """Raises NotAuthenticated if others could connect although nobody has given them a secret on purpose."""
+    """Raises NotAuthenticated if others could connect although nobody has given them a secret on
+    purpose.
+    """
     if not is_loopback(address) and not secret_given:
-        raise NotAuthenticated(f"{address} can be reached from other machines: give the secret that they share with --secret-file")
+        raise NotAuthenticated(
+            f"{address} can be reached from other machines: give the secret that they share with "
+            "--secret-file"
+        )
 
 
 def _packed(view: JobView) -> tuple[Any, ...]:

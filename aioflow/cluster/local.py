@@ -23,37 +23,61 @@ __all__ = ["LocalCluster"]
 
 
 class LocalCluster:
-    """Runs one job. `run` is the whole life; meanwhile `job_master` and `task_executor` are there to be asked."""
+    """Runs one job.
+
+    `run` is the whole life; meanwhile `job_master` and `task_executor` are there to be asked.
+    """
 
     def __init__(
-        self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
+        self,
+        host: Host,
+        graph: JobGraph,
+        restart: RestartPolicy,
+        options: TaskOptions,
+        checkpoints: CheckpointSettings | None = None,
     ) -> None:
         self._group = OrderedTaskGroup()
         self.host = host
         self.job_id = host.ids.new("job")
         self.metrics = MetricGroup(host.clock.monotonic)
-        self.job_master = JobMaster(host, self.job_id, graph, restart, self._group, checkpoints=checkpoints)
-        self.task_executor = TaskExecutor(host, self.job_master, self.job_master.fencing_token, self.metrics, options)
+        self.job_master = JobMaster(
+            host, self.job_id, graph, restart, self._group, checkpoints=checkpoints
+        )
+        self.task_executor = TaskExecutor(
+            host, self.job_master, self.job_master.fencing_token, self.metrics, options
+        )
 
     async def run(self) -> JobStatus:
-        """Deploy and wait for the end. Cancelling this cancels the job and waits until its tasks are gone."""
+        """Deploy and wait for the end.
+
+        Cancelling this cancels the job and waits until its tasks are gone.
+        """
         failure: Exception | None = None
         async with self._group:
             try:
                 async with self.task_executor:
-                    # Beside, not before: a source that takes its time to find its splits must not keep the job from being cancelled.
-                    _ = self._group.create_task(self.job_master.start(self.task_executor), name="start")
+                    # Beside, not before: a source that takes its time to find its splits must not
+                    # keep the job from being cancelled.
+                    _ = self._group.create_task(
+                        self.job_master.start(self.task_executor), name="start"
+                    )
                     try:
-                        # Shielded: the future belongs to the job master, which completes it when the last task has ended.
+                        # Shielded: the future belongs to the job master, which completes it when
+                        # the last task has ended.
                         status = await asyncio.shield(self.job_master.terminated)
                     except asyncio.CancelledError:
                         self.job_master.cancel()
                         raise
-            except Exception as error:  # noqa: BLE001  # What closing the worker raised, as it is: the group would wrap it.
+            # What closing the worker raised, as it is: the group would wrap it.
+            except Exception as error:  # noqa: BLE001
                 failure = error
             finally:
                 self._group.cancel_children()
-                await close_within(self.job_master.close(), CHECKPOINTS_CLOSE_S, what=f"the checkpoints of job {self.job_id}")
+                await close_within(
+                    self.job_master.close(),
+                    CHECKPOINTS_CLOSE_S,
+                    what=f"the checkpoints of job {self.job_id}",
+                )
         if failure is not None:
             if status is not JobStatus.FAILED or self.job_master.error is None:
                 raise failure

@@ -20,9 +20,17 @@ GRACE_S = 5.0
 
 
 async def until_overdue(answers: Sequence[asyncio.Future[Any]], timeout_s: float) -> str:
-    """Returns why, once a task should have ended long ago. `answers`: done when its process has heard of the cancellation."""
+    """Returns why, once a task should have ended long ago.
+
+    `answers`: done when its process has heard of the cancellation.
+    """
     if not await wait_all(answers, timeout_s=timeout_s):
-        return f"was cancelled {timeout_s:g} s ago, and its process does not answer: a function holds its event loop"
-    longest = 2 * timeout_s + CLEANUP_TIMEOUT_S + GRACE_S  # Functions end first, then that of the source.
+        return (
+            f"was cancelled {timeout_s:g} s ago, and its process does not answer: a function "
+            "holds its event loop"
+        )
+    longest = (
+        2 * timeout_s + CLEANUP_TIMEOUT_S + GRACE_S
+    )  # Functions end first, then that of the source.
     await asyncio.sleep(longest)
     return f"has not ended {longest:g} s after it was cancelled"

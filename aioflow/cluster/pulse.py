@@ -1,12 +1,15 @@
-"""The sign of life of a process whose loop may be held: it comes from a thread, and the thread watches the loop.
+"""The sign of life of a process whose loop may be held: it comes from a thread, and the thread
+watches the loop.
 
-A function that blocks (loading a model, a `time.sleep`) stops everything on the loop of its process, its heartbeats too: from outside it
-looks like a process that is dead. So this heartbeat comes from a thread that has a loop and a connection of its own, and tells how long
-the main loop has been held. Who is silent now is dead, stopped or cut off. A loop that was held for longer than a second is logged once,
-with the line that holds it.
+A function that blocks (loading a model, a `time.sleep`) stops everything on the loop of its
+process, its heartbeats too: from outside it looks like a process that is dead. So this heartbeat
+comes from a thread that has a loop and a connection of its own, and tells how long the main loop
+has been held. Who is silent now is dead, stopped or cut off. A loop that was held for longer than a
+second is logged once, with the line that holds it.
 
-The rest of such a process still waits for its loop: nothing is deployed, cancelled or sent meanwhile. And what holds the lock of the
-interpreter itself stops the thread as well; that is silence, as before.
+The rest of such a process still waits for its loop: nothing is deployed, cancelled or sent
+meanwhile. And what holds the lock of the interpreter itself stops the thread as well; that is
+silence, as before.
 """
 
 from __future__ import annotations
@@ -42,10 +45,19 @@ ANSWER_S = 5.0
 
 
 class Pulse:
-    """As `async with`: calls `alive(*who, held_s)` at `address` every `interval_s`. `who` names this process there."""
+    """As `async with`: calls `alive(*who, held_s)` at `address` every `interval_s`.
+
+    `who` names this process there.
+    """
 
     def __init__(
-        self, host: Host, secret: bytes, role: PeerRole, address: tuple[str, int], interval_s: float, who: tuple[Any, ...]
+        self,
+        host: Host,
+        secret: bytes,
+        role: PeerRole,
+        address: tuple[str, int],
+        interval_s: float,
+        who: tuple[Any, ...],
     ) -> None:
         self._host = host
         self._secret = secret
@@ -54,7 +66,10 @@ class Pulse:
         self._interval_s = interval_s
         self._who = who
         self._seen_at = host.clock.monotonic()
-        """When the loop was last seen. Written by the loop, read by the thread; so is the answer's time, the other way round."""
+        """When the loop was last seen.
+
+        Written by the loop, read by the thread; so is the answer's time, the other way round.
+        """
         self.heard_at = self._seen_at
         """When the peer last answered."""
         self._loop_thread = threading.get_ident()
@@ -98,7 +113,8 @@ class Pulse:
         looks_held = 0
         try:
             while not over.is_set():
-                # Seen twice: on a machine that starves this process, the thread wakes late too, and the loop right behind it.
+                # Seen twice: on a machine that starves this process, the thread wakes late too, and
+                # the loop right behind it.
                 looks_held = looks_held + 1 if self._held_s() > HELD_S else 0
                 if looks_held == 2:
                     self._warn()
@@ -117,7 +133,8 @@ class Pulse:
         frame = sys._current_frames().get(self._loop_thread)
         stack = "" if frame is None else "".join(traceback.format_stack(frame))
         logger.warning(
-            "the event loop has been held for %.1f s, expected less than 0.1: everything on it waits; "
+            "the event loop has been held for %.1f s, expected less than 0.1: everything on it "
+            "waits; "
             "make this function async, or blocking=True. It is at\n%s",
             self._held_s(),
             stack,
@@ -134,7 +151,8 @@ class Pulse:
                         await connection.call("alive", *self._who, self._held_s())
                     self.heard_at = self._host.clock.monotonic()
                 except (AioflowError, OSError, TimeoutError) as error:
-                    # Whether this process still belongs to its peer is decided on the main connection.
+                    # Whether this process still belongs to its peer is decided on the main
+                    # connection.
                     logger.debug("a heartbeat was not heard: %r", error)
                     if connection is not None:
                         connection.abort(error)
@@ -145,4 +163,6 @@ class Pulse:
                 connection.abort(Closed("this process needs no heartbeat any more"))
 
     async def _connect(self) -> RpcConnection:
-        return await connect_rpc(self._host, self._secret, Codec(), self._role, self._address, {}, lambda _: None)
+        return await connect_rpc(
+            self._host, self._secret, Codec(), self._role, self._address, {}, lambda _: None
+        )

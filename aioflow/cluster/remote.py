@@ -1,4 +1,6 @@
-"""`on=af.RemoteCluster(...)`: a flow of this program run by a cluster that is there already, behind the same handle as a local job."""
+"""`on=af.RemoteCluster(...)`: a flow of this program run by a cluster that is there already,
+behind the same handle as a local job.
+"""
 
 from __future__ import annotations
 
@@ -51,19 +53,23 @@ CANCEL_TIMEOUT_S = 10.0
 """How long a run that is cancelled waits until the cluster says that the job has ended."""
 
 END_TIMEOUT_S = 120.0
-"""How long a job that is cancelled may take to end before its handle gives it up: more than its tasks take to close, under two leaders."""
+"""How long a job that is cancelled may take to end before its handle gives it up: more than its
+tasks take to close, under two leaders.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteCluster:
     """Where a flow runs: `await flow.execute(on=af.RemoteCluster("host:6123", secret=...))`.
 
-    `address` may be several with commas between, of which one leads, or the `Path` of the cluster's directory, where its lease says so.
-    When another JobManager takes over the job goes on there, and this handle with it; without checkpoints it begins anew.
-    `secret` is the secret that the processes of the cluster share, or the `Path` of the file that holds it; without it that of the
+    `address` may be several with commas between, of which one leads, or the `Path` of the cluster's
+    directory, where its lease says so. When another JobManager takes over the job goes on there,
+    and this handle with it; without checkpoints it begins anew. `secret` is the secret that the
+    processes of the cluster share, or the `Path` of the file that holds it; without it that of the
     directory, which is `.aioflow` here where `address` names none. `bind` is the address of this
-    machine at which the cluster reaches what stays in this process: functions as sinks, `collect`, inputs that are pushed. `tls` are the
-    files of this process's certificate, if the cluster uses TLS; `allow_plaintext` is needed for a `bind` off loopback without.
+    machine at which the cluster reaches what stays in this process: functions as sinks, `collect`,
+    inputs that are pushed. `tls` are the files of this process's certificate, if the cluster uses
+    TLS; `allow_plaintext` is needed for a `bind` off loopback without.
     """
 
     address: str | Path
@@ -78,20 +84,31 @@ class RemoteCluster:
     @property
     def where(self) -> Whereabouts:
         """Where its JobManagers are. Raises ValueError."""
-        return Whereabouts(data=str(self.address)) if isinstance(self.address, Path) else Whereabouts(parse_addresses(self.address))
+        return (
+            Whereabouts(data=str(self.address))
+            if isinstance(self.address, Path)
+            else Whereabouts(parse_addresses(self.address))
+        )
 
     def start(
-        self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
+        self,
+        host: Host,
+        graph: JobGraph,
+        restart: RestartPolicy,
+        options: TaskOptions,
+        checkpoints: CheckpointSettings | None = None,
     ) -> RemoteRun:
         """The run of one job.
 
-        Raises GraphError if the flow cannot travel, CheckpointError for a store that others cannot reach, NotAuthenticated for a secret
-        that is none.
+        Raises GraphError if the flow cannot travel, CheckpointError for a store that others cannot
+        reach, NotAuthenticated for a secret that is none.
         """
         if self.tls is not None or self.allow_plaintext:
             host = SecuredHost(host, Security.of(self.tls, allow_plaintext=self.allow_plaintext))
         secret = self._directory / "secret" if self.secret is None else self.secret
-        return RemoteRun(host, graph, restart, options, checkpoints, self.where, given_secret(secret), self.bind)
+        return RemoteRun(
+            host, graph, restart, options, checkpoints, self.where, given_secret(secret), self.bind
+        )
 
     @property
     def _directory(self) -> Path:
@@ -100,7 +117,10 @@ class RemoteCluster:
 
 
 class RemoteRun:
-    """One job on a cluster. The same face as `LocalCluster`, and the `TaskExecutorGateway` of its subscriptions and queries."""
+    """One job on a cluster.
+
+    The same face as `LocalCluster`, and the `TaskExecutorGateway` of its subscriptions and queries.
+    """
 
     def __init__(
         self,
@@ -124,14 +144,23 @@ class RemoteRun:
         self._bind = bind
         self._where = str(where)
         self._home = RemoteHome(
-            host, secret, self.job_id, graph, options, bind, self._tell, lambda: self._client.connection.is_writable
+            host,
+            secret,
+            self.job_id,
+            graph,
+            options,
+            bind,
+            self._tell,
+            lambda: self._client.connection.is_writable,
         )
         self._client = ClusterClient(host, where, secret, self._handlers())
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the connection to the leader ends before the job does."""
         self._has_returned = False
         self._giving_up: asyncio.TimerHandle | None = None
-        """Set when the job is cancelled: a cluster that does not say that it has ended is not waited for forever."""
+        """Set when the job is cancelled: a cluster that does not say that it has ended is not
+        waited for forever.
+        """
         self.job_master.on_cancel = self._on_cancel
         self._asking: dict[asyncio.Task[None], None] = {}
         self._submitted = False
@@ -143,16 +172,29 @@ class RemoteRun:
         """Submit, follow to the end. Cancelling this cancels the job."""
         self._client.on_closed = self._on_closed
         async with self._client:
-            asking = asyncio.get_running_loop().create_task(self._client.watch_leader(), name=f"leader of job {self.job_id[:8]}")
+            asking = asyncio.get_running_loop().create_task(
+                self._client.watch_leader(), name=f"leader of job {self.job_id[:8]}"
+            )
             try:
                 location = await self._home.open()
                 if self.job_master.cancel_asked:
                     self.job_master.set_status(JobStatus.CANCELED)
                     return JobStatus.CANCELED
-                await self._client.submit(self.job_id, self._submission, attach=True, location=location, taps=self._home.told_taps())
+                await self._client.submit(
+                    self.job_id,
+                    self._submission,
+                    attach=True,
+                    location=location,
+                    taps=self._home.told_taps(),
+                )
                 self._submitted = True
                 self.job_master.submitted(self._ask, self._call)
-                logger.info("job %s (%s) is submitted to %s", self._submission.name, self.job_id, self._where)
+                logger.info(
+                    "job %s (%s) is submitted to %s",
+                    self._submission.name,
+                    self.job_id,
+                    self._where,
+                )
                 return await self._follow()
             except asyncio.CancelledError:
                 self.job_master.cancel()
@@ -173,11 +215,21 @@ class RemoteRun:
             try:
                 await self._return()
             except (OSError, AioflowError) as error:
-                self._give_up(f"was not found again when the connection to the cluster at {self._where} had ended: {error}")
+                self._give_up(
+                    f"was not found again when the connection to the cluster at {self._where} had "
+                    f"ended: {error}"
+                )
 
     async def _return(self) -> None:
-        """Find the leader of now, and the job there. Raises OSError or AioflowError if one of them is gone."""
-        logger.warning("the connection to the cluster at %s ended; job %s is looked for under its next leader", self._where, self.job_id)
+        """Find the leader of now, and the job there.
+
+        Raises OSError or AioflowError if one of them is gone.
+        """
+        logger.warning(
+            "the connection to the cluster at %s ended; job %s is looked for under its next leader",
+            self._where,
+            self.job_id,
+        )
         self.job_master.set_status(JobStatus.RESTARTING)
         await self._home.close()  # What ran here belonged to the leader that is gone.
         self._has_returned = True
@@ -187,26 +239,37 @@ class RemoteRun:
             self._lost = asyncio.get_running_loop().create_future()
             try:
                 location = await self._home.open()
-                await self._client.attach(self.job_id, location=location, taps=self._home.told_taps())
+                await self._client.attach(
+                    self.job_id, location=location, taps=self._home.told_taps()
+                )
                 break
             except (Broken, StaleLeader, NobodyLeads):  # It led no more when it was asked.
                 if self.host.clock.monotonic() >= deadline or self.job_master.terminated.done():
                     raise
                 self._client.hang_up(Closed("this jobmanager leads no more"))
                 await self._home.close()
-        logger.info("job %s goes on under the jobmanager at %s:%d", self.job_id, *self._client.address)
+        logger.info(
+            "job %s goes on under the jobmanager at %s:%d", self.job_id, *self._client.address
+        )
         # What was asked meanwhile was heard by nobody.
         self.job_master.submitted(self._ask, self._call)
 
     def _on_cancel(self) -> None:
         if self._giving_up is None:
-            what = f"was cancelled, and the cluster at {self._where} has not said for {END_TIMEOUT_S:g} s that it has ended"
-            self._giving_up = asyncio.get_running_loop().call_later(END_TIMEOUT_S, self._give_up, what)
+            what = (
+                f"was cancelled, and the cluster at {self._where} has not said for "
+                f"{END_TIMEOUT_S:g} s that it has ended"
+            )
+            self._giving_up = asyncio.get_running_loop().call_later(
+                END_TIMEOUT_S, self._give_up, what
+            )
 
     def _give_up(self, what: str) -> None:
         """Whatever becomes of the job, this handle will not hear of it."""
         if not self.job_master.terminated.done():
-            error = self.job_master.error = Broken(f"job {self.job_id} {what}; it may go on: aioflow list --at {self._where}")
+            error = self.job_master.error = Broken(
+                f"job {self.job_id} {what}; it may go on: aioflow list --at {self._where}"
+            )
             logger.warning("%s", error)
             self.job_master.set_status(JobStatus.FAILED)
             self._client.hang_up(error)
@@ -228,12 +291,24 @@ class RemoteRun:
         except UnknownJob as error:
             self._give_up(f"is not known to the cluster at {self._where}: {error}")
         except (Broken, StaleLeader, NobodyLeads) as error:
-            logger.warning("the cluster at %s did not %s job %s, its next leader is asked: %s", self._where, method, self.job_id, error)
+            logger.warning(
+                "the cluster at %s did not %s job %s, its next leader is asked: %s",
+                self._where,
+                method,
+                self.job_id,
+                error,
+            )
         except Exception as error:  # noqa: BLE001  # Of any class: it was raised there.
             if method == "stop":
                 self.job_master.refuse_stop(error)
             else:
-                logger.warning("the cluster at %s did not %s job %s: %s", self._where, method, self.job_id, error)
+                logger.warning(
+                    "the cluster at %s did not %s job %s: %s",
+                    self._where,
+                    method,
+                    self.job_id,
+                    error,
+                )
 
     # What the JobManager says.
 
@@ -246,7 +321,14 @@ class RemoteRun:
             **self._home.handlers(),
         }
 
-    def _on_status(self, status: str, started: bool, restarts: int, error: bytes, states: list[tuple[int, int, int, str]]) -> None:
+    def _on_status(
+        self,
+        status: str,
+        started: bool,
+        restarts: int,
+        error: bytes,
+        states: list[tuple[int, int, int, str]],
+    ) -> None:
         if self.job_master.status.is_terminal:
             return
         graph = self.job_master.executions
@@ -270,9 +352,14 @@ class RemoteRun:
         self.job_master.stopped_with = savepoint or None
         if JobStatus(status) is JobStatus.FAILED:
             self.job_master.error = self.job_master.error or unpack_error(error, self._home.codec)
-        if self._has_returned and JobStatus(status) is JobStatus.CANCELED and not self.job_master.cancel_asked:
+        if (
+            self._has_returned
+            and JobStatus(status) is JobStatus.CANCELED
+            and not self.job_master.cancel_asked
+        ):
             self.job_master.error = Broken(
-                f"the connection to the cluster at {self._where} ended, and job {self.job_id} with it: this process runs a part of the job"
+                f"the connection to the cluster at {self._where} ended, and job {self.job_id} "
+                "with it: this process runs a part of the job"
             )
             self.job_master.set_status(JobStatus.FAILED)
             return
@@ -288,13 +375,18 @@ class RemoteRun:
     # For whoever shows the job to others.
 
     async def refresh(self) -> None:
-        """Ask what the JobMaster knows of attempts, failures, checkpoints and processes. Raises AioflowError while it does not answer."""
+        """Ask what the JobMaster knows of attempts, failures, checkpoints and processes.
+
+        Raises AioflowError while it does not answer.
+        """
         if not self._submitted or self.job_master.terminated.done():
             return
         async with asyncio.timeout(REFRESH_S):
             told = decode_told(await self._client.connection.call("told", self.job_id))
         told.put_into(self.job_master.history)
-        self.job_master.checkpoint_statistics = None if told.checkpoints is None else statistics_of(told.checkpoints)
+        self.job_master.checkpoint_statistics = (
+            None if told.checkpoints is None else statistics_of(told.checkpoints)
+        )
         self.workers = told.workers
 
     async def ask_taskmanager(self, worker_id: str, what: str, *args: Any) -> Any:
@@ -312,11 +404,17 @@ class RemoteRun:
         return self._home.own_values()
 
     def add_tap(
-        self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None
+        self,
+        job_id: str,
+        place: TapPlace,
+        tap: Callable[[RecordBatch], None],
+        on_missed: OnMissed | None = None,
     ) -> Sequence[asyncio.Future[None]]:
         tap_id = self._home.add_tap(place, tap, on_missed)
         if self._submitted and not self.job_master.terminated.done():
-            return [self._client.connection.ask("add_tap", job_id, place, tap_id, on_missed is not None)]
+            return [
+                self._client.connection.ask("add_tap", job_id, place, tap_id, on_missed is not None)
+            ]
         return ()
 
     def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
@@ -324,8 +422,12 @@ class RemoteRun:
             if self._submitted and not self.job_master.terminated.done():
                 self._tell("remove_tap", job_id, place, tap_id)
 
-    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
-        asked = partial(self._client.connection.call, "query_state", self.job_id, attempt_key(attempt), node_id)
+    async def query_state(
+        self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
+    ) -> Any:
+        asked = partial(
+            self._client.connection.call, "query_state", self.job_id, attempt_key(attempt), node_id
+        )
         return self._home.codec.decode(await asked(cloudpickle.dumps(query)))
 
     def submit_task(self, descriptor: Any, fencing_token: str) -> None:

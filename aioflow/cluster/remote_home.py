@@ -1,7 +1,9 @@
-"""The part of a job on a cluster that stays in the process that submitted it, and what this process wants to see of the rest.
+"""The part of a job on a cluster that stays in the process that submitted it, and what this process
+wants to see of the rest.
 
-What it collects, pushes and calls cannot leave it: it is a worker for that, from the moment it submits to the end of the connection, and
-again under the next leader. Its subscriptions outlive both.
+What it collects, pushes and calls cannot leave it: it is a worker for that, from the moment it
+submits to the end of the connection, and again under the next leader. Its subscriptions outlive
+both.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class _Tap:
 
 
 class RemoteHome:
-    """`tell` goes to the JobManager; while not `is_writable()`, what subscribers may miss is only counted."""
+    """`tell` goes to the JobManager; while not `is_writable()`, what subscribers may miss is
+    only counted.
+    """
 
     def __init__(
         self,
@@ -63,10 +67,22 @@ class RemoteHome:
         self._tap_numbers = itertools.count(1)
 
     async def open(self) -> str:
-        """Become a worker for what stays here. Returns where the others find it, empty if there is nothing."""
+        """Become a worker for what stays here.
+
+        Returns where the others find it, empty if there is nothing.
+        """
         if not any(node.stays_here for vertex in self._job.graph.vertices for node in vertex.nodes):
             return ""
-        session = JobSession(self._host, self._secret, self._job_id, self._job, 0, self._tell, self._is_writable, lambda _: None)
+        session = JobSession(
+            self._host,
+            self._secret,
+            self._job_id,
+            self._job,
+            0,
+            self._tell,
+            self._is_writable,
+            lambda _: None,
+        )
         await session.open(self._bind)
         for tap in self._taps.values():
             session.executor.add_tap(self._job_id, tap.place, tap.take)
@@ -92,9 +108,13 @@ class RemoteHome:
 
     def told_taps(self) -> dict[int, tuple[TapPlace, bool]]:
         """Of each subscription, by number: its place, and whether it may miss rows."""
-        return {tap_id: (tap.place, tap.on_missed is not None) for tap_id, tap in self._taps.items()}
+        return {
+            tap_id: (tap.place, tap.on_missed is not None) for tap_id, tap in self._taps.items()
+        }
 
-    def add_tap(self, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None) -> int:
+    def add_tap(
+        self, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None
+    ) -> int:
         """Returns the number under which the cluster is to be told of it."""
         tap_id = next(self._tap_numbers)
         self._taps[tap_id] = _Tap(place, tap, on_missed)
@@ -106,7 +126,11 @@ class RemoteHome:
         """Returns the numbers that the cluster is to forget."""
         if self._session is not None:
             self._session.executor.remove_tap(self._job_id, place, tap)
-        removed = [tap_id for tap_id, entry in self._taps.items() if (entry.place, entry.take) == (place, tap)]
+        removed = [
+            tap_id
+            for tap_id, entry in self._taps.items()
+            if (entry.place, entry.take) == (place, tap)
+        ]
         for tap_id in removed:
             del self._taps[tap_id]
         return removed
@@ -119,7 +143,9 @@ class RemoteHome:
             "submit_task": self._on_submit_task,
             "cancel_task": self._on_cancel_task,
             "stop_sources": self._on_stop_sources,
-            "trigger_checkpoint": lambda key, barrier: self._open().trigger_checkpoint(ExecutionAttemptId(*key), barrier),
+            "trigger_checkpoint": lambda key, barrier: self._open().trigger_checkpoint(
+                ExecutionAttemptId(*key), barrier
+            ),
             "notify_checkpoint_complete": self._on_checkpoint_complete,
             "notify_checkpoint_aborted": self._on_checkpoint_aborted,
             "job_over": self._on_job_over,
@@ -140,7 +166,9 @@ class RemoteHome:
             raise Broken(f"nothing of job {self._job_id} runs in the process that submitted it")
         return self._session
 
-    def _on_submit_task(self, job_id: str, token: int, key: AttemptKey, allocation_id: str, content: bytes) -> None:
+    def _on_submit_task(
+        self, job_id: str, token: int, key: AttemptKey, allocation_id: str, content: bytes
+    ) -> None:
         session = self._open()
         session.token = token
         session.submit_task(content)
@@ -156,7 +184,9 @@ class RemoteHome:
         if self._session is not None:
             self._session.notify_checkpoint_complete(checkpoint_id)
 
-    def _on_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
+    def _on_checkpoint_aborted(
+        self, job_id: str, checkpoint_id: int, latest_completed: int | None
+    ) -> None:
         if self._session is not None:
             self._session.notify_checkpoint_aborted(checkpoint_id, latest_completed)
 

@@ -1,4 +1,7 @@
-"""What a process knows of a JobMaster that is elsewhere: what it was last told. What is asked of it goes there."""
+"""What a process knows of a JobMaster that is elsewhere: what it was last told.
+
+What is asked of it goes there.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,9 @@ class RemoteJobMaster:
             if self.ask is not None:
                 self.ask("cancel", self.executions.job_id)
 
-    def stop(self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
+    def stop(
+        self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None
+    ) -> None:
         """End the sources of the job."""
         self._stop = drain, savepoint, directory
         if self.stop_refused.done():
@@ -91,7 +96,10 @@ class RemoteJobMaster:
 
     async def _called(self, method: str, *args: Any) -> Any:
         if self.call is None:
-            raise JobNotRunning(f"job {self.executions.job_id} is not submitted yet, it cannot be asked for a {method}")
+            raise JobNotRunning(
+                f"job {self.executions.job_id} is not submitted yet, it cannot be asked for a "
+                f"{method}"
+            )
         return await self.call(method, self.executions.job_id, *args)
 
     def submitted(self, ask: Callable[..., None], call: Callable[..., Awaitable[Any]]) -> None:

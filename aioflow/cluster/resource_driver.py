@@ -1,4 +1,6 @@
-"""Carries out what the SlotManager decides: asks TaskManagers for slots, watches their heartbeats, tells jobs what they get or lose."""
+"""Carries out what the SlotManager decides: asks TaskManagers for slots, watches their
+heartbeats, tells jobs what they get or lose.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ class _TaskManager:
 
 
 class ResourceManager:
-    """Of one leader, inside `async with`. `jobs` are those that run now, by id; `address` names this process to TaskManagers.
+    """Of one leader, inside `async with`. `jobs` are those that run now, by id; `address` names
+    this process to TaskManagers.
 
     Without a `provider` TaskManagers come by themselves.
     """
@@ -80,7 +83,9 @@ class ResourceManager:
         await self._group.__aexit__(None, None, None)
 
     def overview(self) -> list[tuple[str, int, int]]:
-        """(id, slots, free ones) of each TaskManager, as slots are given out: no heartbeat has to come first."""
+        """(id, slots, free ones) of each TaskManager, as slots are given out: no heartbeat has
+        to come first.
+        """
         return self._slots.overview()
 
     def silence_s(self, worker_id: str) -> float:
@@ -90,15 +95,23 @@ class ResourceManager:
     @property
     def fenced_total(self) -> int:
         """Messages that were refused because another speaks now, here and by the TaskManagers."""
-        return self._slots.fenced_total + self._fenced_by_the_gone + sum(worker.fenced_total for worker in self._workers.values())
+        return (
+            self._slots.fenced_total
+            + self._fenced_by_the_gone
+            + sum(worker.fenced_total for worker in self._workers.values())
+        )
 
     # TaskManagers.
 
-    def register(self, connection: RpcConnection, worker_id: str, report: Sequence[SlotStatus]) -> int:
+    def register(
+        self, connection: RpcConnection, worker_id: str, report: Sequence[SlotStatus]
+    ) -> int:
         """Returns the number of the registration. One that comes again has ended its tasks."""
         if worker_id in self._workers:
             self._lost(worker_id, "it registers again")
-        registration, instructions = self._slots.register_worker(self._token, worker_id, report, self._host.clock.monotonic())
+        registration, instructions = self._slots.register_worker(
+            self._token, worker_id, report, self._host.clock.monotonic()
+        )
         self._workers[worker_id] = _TaskManager(connection, registration)
         self._monitor.monitor(worker_id, self._host.clock.monotonic())
         if self._provider is not None:
@@ -107,13 +120,19 @@ class ResourceManager:
         self._carry_out(instructions)
         return registration
 
-    def heartbeat(self, worker_id: str, registration: int, report: Sequence[SlotStatus], fenced_total: int = 0) -> None:
+    def heartbeat(
+        self, worker_id: str, registration: int, report: Sequence[SlotStatus], fenced_total: int = 0
+    ) -> None:
         """`fenced_total` is what the TaskManager has refused so far."""
         self._monitor.received(worker_id, self._host.clock.monotonic())
         worker = self._workers.get(worker_id)
         if worker is not None and worker.registration == registration:
             worker.fenced_total = fenced_total
-        self._carry_out(self._slots.slot_report(self._token, worker_id, registration, report, self._host.clock.monotonic()))
+        self._carry_out(
+            self._slots.slot_report(
+                self._token, worker_id, registration, report, self._host.clock.monotonic()
+            )
+        )
 
     def alive(self, worker_id: str, registration: int) -> None:
         """The process lives, though its loop may be held and send no slot report."""
@@ -122,10 +141,16 @@ class ResourceManager:
             self._monitor.lives(worker_id, self._host.clock.monotonic())
 
     def slot_freed(self, worker_id: str, registration: int, allocation_id: str) -> None:
-        self._carry_out(self._slots.slot_freed(self._token, worker_id, registration, allocation_id, self._host.clock.monotonic()))
+        self._carry_out(
+            self._slots.slot_freed(
+                self._token, worker_id, registration, allocation_id, self._host.clock.monotonic()
+            )
+        )
 
     def connection_ended(self, connection: RpcConnection) -> None:
-        """A TaskManager without its connection ends its tasks, so it is lost at once; it may register again."""
+        """A TaskManager without its connection ends its tasks, so it is lost at once; it may
+        register again.
+        """
         for worker_id, worker in list(self._workers.items()):
             if worker.connection is connection:
                 self._lost(worker_id, "its connection ended")
@@ -149,8 +174,11 @@ class ResourceManager:
         logger.warning("taskmanager %s is lost: %s", worker_id, reason)
         if self._provider is not None:
             self._provider.lost(worker_id)
-        # Jobs first: what they have lost they want again, and the slots of the dead must not be given out.
-        instructions = self._slots.unregister_worker(self._token, worker_id, worker.registration, self._host.clock.monotonic())
+        # Jobs first: what they have lost they want again, and the slots of the dead must not be
+        # given out.
+        instructions = self._slots.unregister_worker(
+            self._token, worker_id, worker.registration, self._host.clock.monotonic()
+        )
         for job in list(self._jobs.values()):
             job.worker_lost(worker_id)
         self._carry_out(instructions)
@@ -170,7 +198,9 @@ class ResourceManager:
         for instruction in instructions:
             match instruction:
                 case RequestSlot():
-                    _ = self._group.create_task(self._request(instruction), name=f"request slot of {instruction.worker_id}")
+                    _ = self._group.create_task(
+                        self._request(instruction), name=f"request slot of {instruction.worker_id}"
+                    )
                 case NotEnoughResources(job_id, wanted, available):
                     logger.warning("job %s needs %d slots, %d are there", job_id, wanted, available)
                     if job_id in self._jobs:
@@ -183,9 +213,17 @@ class ResourceManager:
                     if job_id in self._jobs:
                         self._jobs[job_id].worker_lost(worker_id)
                 case StartWorker(count) if self._provider is not None:
-                    self._provider.start_workers(count, partial(asyncio.get_running_loop().call_soon_threadsafe, self._start_failed))
+                    self._provider.start_workers(
+                        count,
+                        partial(
+                            asyncio.get_running_loop().call_soon_threadsafe, self._start_failed
+                        ),
+                    )
                 case StartWorker(count):
-                    logger.info("%d more taskmanagers are wanted; in this cluster they come by themselves", count)
+                    logger.info(
+                        "%d more taskmanagers are wanted; in this cluster they come by themselves",
+                        count,
+                    )
 
     def _start_failed(self) -> None:
         self._carry_out(self._slots.worker_start_failed(1, self._host.clock.monotonic()))
@@ -198,10 +236,19 @@ class ResourceManager:
         status: SlotStatus | None = None
         try:
             other = await worker.connection.call(
-                "request_slot", request.index, request.job_id, request.allocation_id, request.address
+                "request_slot",
+                request.index,
+                request.job_id,
+                request.allocation_id,
+                request.address,
             )
         except AioflowError as error:
-            logger.warning("slot %d of taskmanager %s was not given: %s", request.index, request.worker_id, error)
+            logger.warning(
+                "slot %d of taskmanager %s was not given: %s",
+                request.index,
+                request.worker_id,
+                error,
+            )
         else:
             if other is None:
                 self._carry_out(self._slots.slot_granted(*key))

@@ -1,4 +1,5 @@
-"""Who gets which slot, and how many workers there should be: the ResourceManager's decisions. Decides, does nothing.
+"""Who gets which slot, and how many workers there should be: the ResourceManager's decisions.
+Decides, does nothing.
 
     JobMaster declares "2 slots" -> a registered worker has free ones: RequestSlot to that worker, which offers them to the JobMaster
                                  -> none free: StartWorker; the new worker registers with its slots; then the same
@@ -6,10 +7,12 @@
     slot: FREE --RequestSlot sent--> PENDING --worker confirms--> ALLOCATED --worker frees it--> FREE
                                      PENDING --worker refuses: it says what is there--> FREE or ALLOCATED
 
-Workers know which slots are taken; this is a copy that their reports correct. So a new leader needs no store: workers register again with
-their reports, jobs declare again what they want, and what runs is not touched. Meanwhile (`recovery_s`) nothing is given out and nobody is
-told of a shortage. Every message carries the token of the leader it is meant for; those for an older leader are counted and dropped.
-Slots are spread: the worker with the fewest taken is asked first. After Flink's FineGrainedSlotManager and ActiveResourceManager.
+Workers know which slots are taken; this is a copy that their reports correct. So a new leader needs
+no store: workers register again with their reports, jobs declare again what they want, and what
+runs is not touched. Meanwhile (`recovery_s`) nothing is given out and nobody is told of a shortage.
+Every message carries the token of the leader it is meant for; those for an older leader are counted
+and dropped. Slots are spread: the worker with the fewest taken is asked first. After Flink's
+FineGrainedSlotManager and ActiveResourceManager.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ class SlotManagerOptions:
     """Times in seconds."""
 
     slots_per_worker: int = 1
-    """Of a worker that is started, to tell how many are needed; those that register say how many they have."""
+    """Of a worker that is started, to tell how many are needed; those that register say how many
+    they have.
+    """
     workers_min: int = 0
     """So many are not released although idle."""
     workers_max: int | None = None
@@ -56,19 +61,27 @@ class SlotManagerOptions:
         if self.slots_per_worker < 1:
             raise ValueError(f"slots_per_worker is {self.slots_per_worker}, expected at least 1")
         if self.workers_max is not None and self.workers_max < self.workers_min:
-            raise ValueError(f"workers_max is {self.workers_max}, expected at least workers_min, {self.workers_min}")
+            raise ValueError(
+                f"workers_max is {self.workers_max}, expected at least workers_min, "
+                f"{self.workers_min}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Start so many workers; each registers by itself. Report those that cannot be started by `worker_start_failed`."""
+    """Start so many workers; each registers by itself.
+
+    Report those that cannot be started by `worker_start_failed`.
+    """
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSlot:
-    """Ask the worker for slot `index`, for a job whose JobMaster is at `address`; report what it says."""
+    """Ask the worker for slot `index`, for a job whose JobMaster is at `address`; report what it
+    says.
+    """
 
     worker_id: str
     registration: int
@@ -114,7 +127,10 @@ class _Slot:
     pending: bool = False
     address: str = ""
     retry_at: float | None = None
-    """When a request without an answer is made again. The worker may have taken it: only asking again tells."""
+    """When a request without an answer is made again.
+
+    The worker may have taken it: only asking again tells.
+    """
 
     @property
     def is_free(self) -> bool:
@@ -148,7 +164,10 @@ class _Job:
 
 @dataclass(slots=True)
 class SlotManager:
-    """The slots of a cluster, as the leader with this `token` sees them. `now` is when it began to lead."""
+    """The slots of a cluster, as the leader with this `token` sees them.
+
+    `now` is when it began to lead.
+    """
 
     token: int
     options: SlotManagerOptions
@@ -174,7 +193,9 @@ class SlotManager:
         return list(self._workers)
 
     def slots_of(self, job_id: str) -> list[tuple[str, int, str]]:
-        """(worker id, index, allocation id) of the slots that a job has or that were asked for it."""
+        """(worker id, index, allocation id) of the slots that a job has or that were asked for
+        it.
+        """
         return [
             (worker.worker_id, slot.index, slot.allocation_id)
             for worker in self._workers.values()
@@ -183,8 +204,14 @@ class SlotManager:
         ]
 
     def overview(self) -> list[tuple[str, int, int]]:
-        """(id, slots, free ones) of each worker. What was asked for is not free, whether the worker has answered or not."""
-        return [(worker.worker_id, len(worker.slots), len(worker.slots) - worker.taken) for worker in self._workers.values()]
+        """(id, slots, free ones) of each worker.
+
+        What was asked for is not free, whether the worker has answered or not.
+        """
+        return [
+            (worker.worker_id, len(worker.slots), len(worker.slots) - worker.taken)
+            for worker in self._workers.values()
+        ]
 
     @property
     def slots_free(self) -> int:
@@ -192,10 +219,14 @@ class SlotManager:
 
     # From workers.
 
-    def register_worker(self, token: int, worker_id: str, report: Sequence[SlotStatus], now: float) -> tuple[int, list[Instruction]]:
-        """A worker comes, or comes again, with what its slots hold. A registration of the same id before it is void.
+    def register_worker(
+        self, token: int, worker_id: str, report: Sequence[SlotStatus], now: float
+    ) -> tuple[int, list[Instruction]]:
+        """A worker comes, or comes again, with what its slots hold. A registration of the same id
+        before it is void.
 
-        Returns the number of the registration, which goes with all that is said of it later; 0 if the message was for another leader.
+        Returns the number of the registration, which goes with all that is said of it later; 0 if
+        the message was for another leader.
         """
         if self._is_stale(token):
             return 0, []
@@ -206,20 +237,35 @@ class SlotManager:
         self._workers[worker_id] = _Worker(worker_id, self._registrations, slots)
         return self._registrations, self._after_change(now)
 
-    def unregister_worker(self, token: int, worker_id: str, registration: int, now: float) -> list[Instruction]:
-        """The worker is gone: it said so, its connection ended, or it is silent. The end of an older registration changes nothing."""
+    def unregister_worker(
+        self, token: int, worker_id: str, registration: int, now: float
+    ) -> list[Instruction]:
+        """The worker is gone: it said so, its connection ended, or it is silent.
+
+        The end of an older registration changes nothing.
+        """
         worker = self._worker(token, worker_id, registration)
         if worker is None:
             return []
         del self._workers[worker_id]
         jobs = dict.fromkeys(slot.job_id for slot in worker.slots if slot.job_id is not None)
-        lost: list[Instruction] = [SlotsLost(job_id, worker_id) for job_id in jobs if job_id in self._jobs]
+        lost: list[Instruction] = [
+            SlotsLost(job_id, worker_id) for job_id in jobs if job_id in self._jobs
+        ]
         return lost + self._after_change(now)
 
     def slot_report(
-        self, token: int, worker_id: str, registration: int, report: Iterable[SlotStatus], now: float
+        self,
+        token: int,
+        worker_id: str,
+        registration: int,
+        report: Iterable[SlotStatus],
+        now: float,
     ) -> list[Instruction]:
-        """What a heartbeat carries. It may have been written before a request arrived, so it does not end a PENDING slot."""
+        """What a heartbeat carries.
+
+        It may have been written before a request arrived, so it does not end a PENDING slot.
+        """
         worker = self._worker(token, worker_id, registration)
         if worker is None:
             return []
@@ -230,7 +276,9 @@ class SlotManager:
             slot.set(status.job_id, status.allocation_id)
         return self._after_change(now)
 
-    def slot_granted(self, token: int, worker_id: str, registration: int, allocation_id: str) -> list[Instruction]:
+    def slot_granted(
+        self, token: int, worker_id: str, registration: int, allocation_id: str
+    ) -> list[Instruction]:
         """The worker has set the slot aside and offers it to the JobMaster."""
         worker = self._worker(token, worker_id, registration)
         if worker is not None:
@@ -240,9 +288,17 @@ class SlotManager:
         return []
 
     def slot_refused(
-        self, token: int, worker_id: str, registration: int, allocation_id: str, status: SlotStatus | None, now: float
+        self,
+        token: int,
+        worker_id: str,
+        registration: int,
+        allocation_id: str,
+        status: SlotStatus | None,
+        now: float,
     ) -> list[Instruction]:
-        """The worker says what is in the slot instead, or (`status` None) gave no answer: then it is asked again."""
+        """The worker says what is in the slot instead, or (`status` None) gave no answer: then
+        it is asked again.
+        """
         worker = self._worker(token, worker_id, registration)
         if worker is None:
             return []
@@ -254,7 +310,9 @@ class SlotManager:
                     slot.set(status.job_id, status.allocation_id)
         return self._after_change(now)
 
-    def slot_freed(self, token: int, worker_id: str, registration: int, allocation_id: str, now: float) -> list[Instruction]:
+    def slot_freed(
+        self, token: int, worker_id: str, registration: int, allocation_id: str, now: float
+    ) -> list[Instruction]:
         """The worker has freed a slot."""
         worker = self._worker(token, worker_id, registration)
         if worker is None:
@@ -266,10 +324,14 @@ class SlotManager:
 
     # From JobMasters.
 
-    def declare(self, token: int, job_id: str, job_token: int, slots: int, address: str, now: float) -> list[Instruction]:
-        """A job wants `slots` in all; 0: none any more. An older JobMaster of the job than one heard before is dropped like a stale leader.
+    def declare(
+        self, token: int, job_id: str, job_token: int, slots: int, address: str, now: float
+    ) -> list[Instruction]:
+        """A job wants `slots` in all; 0: none any more. An older JobMaster of the job than one
+        heard before is dropped like a stale leader.
 
-        Nothing is taken back from a job that wants fewer: it frees its slots itself, it knows which.
+        Nothing is taken back from a job that wants fewer: it frees its slots itself, it knows
+        which.
         """
         if self._is_stale(token):
             return []
@@ -280,11 +342,17 @@ class SlotManager:
         if slots == 0:
             self._jobs.pop(job_id, None)
         else:
-            self._jobs[job_id] = _Job(job_token, address, slots, None if known is None else known.short_since)
+            self._jobs[job_id] = _Job(
+                job_token, address, slots, None if known is None else known.short_since
+            )
         return self._after_change(now)
 
-    def job_master_lost(self, token: int, job_id: str, job_token: int, now: float) -> list[Instruction]:
-        """Its wishes end with it; its slots stay taken until their workers give them up, so that the next JobMaster finds them."""
+    def job_master_lost(
+        self, token: int, job_id: str, job_token: int, now: float
+    ) -> list[Instruction]:
+        """Its wishes end with it; its slots stay taken until their workers give them up, so that
+        the next JobMaster finds them.
+        """
         if self._is_stale(token):
             return []
         known = self._jobs.get(job_id)
@@ -323,11 +391,23 @@ class SlotManager:
         """When `tick` has something to do."""
         due = list(self._starting)
         due += [at for at in (self._start_again_at, self._recovered_at) if at is not None]
-        due += [slot.retry_at for worker in self._workers.values() for slot in worker.slots if slot.retry_at is not None]
+        due += [
+            slot.retry_at
+            for worker in self._workers.values()
+            for slot in worker.slots
+            if slot.retry_at is not None
+        ]
         if self._recovered_at is not None:
             return min(due)  # Nobody is released or told of a shortage before that.
-        due += [job.short_since + self.options.request_timeout_s for job in self._jobs.values() if job.short_since is not None]
-        if self.options.idle_timeout_s is not None and len(self._workers) > self.options.workers_min:
+        due += [
+            job.short_since + self.options.request_timeout_s
+            for job in self._jobs.values()
+            if job.short_since is not None
+        ]
+        if (
+            self.options.idle_timeout_s is not None
+            and len(self._workers) > self.options.workers_min
+        ):
             idle = [w.idle_since for w in self._workers.values() if w.idle_since is not None]
             due += [since + self.options.idle_timeout_s for since in idle]
         return min(due, default=None)
@@ -363,7 +443,9 @@ class SlotManager:
 
     def _find_free(self) -> tuple[_Worker, _Slot] | None:
         """A free slot of the worker with the fewest taken; the oldest registration of several."""
-        candidates = [worker for worker in self._workers.values() if worker.taken < len(worker.slots)]
+        candidates = [
+            worker for worker in self._workers.values() if worker.taken < len(worker.slots)
+        ]
         if not candidates:
             return None
         worker = min(candidates, key=lambda w: w.taken)
@@ -371,7 +453,14 @@ class SlotManager:
 
     def _request(self, worker: _Worker, slot: _Slot) -> RequestSlot:
         assert slot.job_id is not None and slot.allocation_id is not None
-        return RequestSlot(worker.worker_id, worker.registration, slot.index, slot.job_id, slot.allocation_id, slot.address)
+        return RequestSlot(
+            worker.worker_id,
+            worker.registration,
+            slot.index,
+            slot.job_id,
+            slot.allocation_id,
+            slot.address,
+        )
 
     def _start_for(self, short: int, now: float) -> list[Instruction]:
         options = self.options
@@ -391,10 +480,15 @@ class SlotManager:
     def _tell_shortage(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         for job_id, job in self._jobs.items():
-            if job.short_since is not None and now >= job.short_since + self.options.request_timeout_s:
+            if (
+                job.short_since is not None
+                and now >= job.short_since + self.options.request_timeout_s
+            ):
                 # It may choose to go on waiting: then it is told again.
                 job.short_since = now
-                instructions.append(NotEnoughResources(job_id, job.wanted, len(self.slots_of(job_id))))
+                instructions.append(
+                    NotEnoughResources(job_id, job.wanted, len(self.slots_of(job_id)))
+                )
         return instructions
 
     def _release_idle(self, now: float) -> list[Instruction]:
@@ -406,7 +500,11 @@ class SlotManager:
             idle = worker.idle_since is not None and now >= worker.idle_since + timeout
             if idle and len(self._workers) > self.options.workers_min:
                 del self._workers[worker.worker_id]
-                instructions.append(ReleaseWorker(worker.worker_id, f"none of its slots was taken for {timeout:g} s"))
+                instructions.append(
+                    ReleaseWorker(
+                        worker.worker_id, f"none of its slots was taken for {timeout:g} s"
+                    )
+                )
         return instructions
 
     def _worker(self, token: int, worker_id: str, registration: int) -> _Worker | None:

@@ -1,7 +1,8 @@
-"""Whether, and after how long, a failed job tries again. Pure: time is an argument, in monotonic seconds.
+"""Whether, and after how long, a failed job tries again. Pure: time is an argument, in monotonic
+seconds.
 
-A policy is data and may be shared by runs; `begin()` gives the strategy of one run, which counts. After Flink's
-RestartBackoffTimeStrategy family.
+A policy is data and may be shared by runs; `begin()` gives the strategy of one run, which counts.
+After Flink's RestartBackoffTimeStrategy family.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ class RestartStrategy(Protocol):
     """Counts the failures of one run."""
 
     def on_failure(self, now: float, jitter: float) -> float | None:
-        """Seconds to wait before the next try, or None: give up. `jitter` is a random number in [0, 1)."""
+        """Seconds to wait before the next try, or None: give up.
+
+        `jitter` is a random number in [0, 1).
+        """
 
 
 @runtime_checkable
@@ -46,7 +50,9 @@ class RestartPolicy(Protocol):
 
     @property
     def from_running(self) -> bool:
-        """Whether it begins to count once every task has run: what fails before, by a fault of the program, ends the job."""
+        """Whether it begins to count once every task has run: what fails before, by a fault of
+        the program, ends the job.
+        """
 
     def begin(self) -> RestartStrategy: ...
     def __str__(self) -> str: ...
@@ -108,7 +114,10 @@ class _FailureRate:
         return _FailureRateRun(self)
 
     def __str__(self) -> str:
-        return f"failure rate: {self.failures_max} failures in {self.interval_s:g} s, {self.delay_s:g} s apart"
+        return (
+            f"failure rate: {self.failures_max} failures in {self.interval_s:g} s, "
+            f"{self.delay_s:g} s apart"
+        )
 
 
 @dataclass(slots=True)
@@ -140,7 +149,9 @@ class _ExponentialDelay:
         return _ExponentialDelayRun(self)
 
     def __str__(self) -> str:
-        return f"exponential delay: {self.initial_s:g} s x {self.multiplier:g} up to {self.max_s:g} s"
+        return (
+            f"exponential delay: {self.initial_s:g} s x {self.multiplier:g} up to {self.max_s:g} s"
+        )
 
 
 @dataclass(slots=True)
@@ -152,7 +163,10 @@ class _ExponentialDelayRun:
 
     def on_failure(self, now: float, jitter: float) -> float | None:
         policy = self.policy
-        quiet = self.last_failure is not None and now - self.last_failure > policy.reset_after_s + self.next_s
+        quiet = (
+            self.last_failure is not None
+            and now - self.last_failure > policy.reset_after_s + self.next_s
+        )
         if self.last_failure is None or quiet:
             self.failures, self.next_s = 0, policy.initial_s
         else:
@@ -171,21 +185,33 @@ def no_restart() -> RestartPolicy:
 
 
 @explained
-def fixed_delay(attempts: int, delay: str | timedelta = "1s", *, fatal: Fatal = ()) -> RestartPolicy:
+def fixed_delay(
+    attempts: int, delay: str | timedelta = "1s", *, fatal: Fatal = ()
+) -> RestartPolicy:
     """Up to `attempts` restarts, `delay` after each failure."""
     if type(attempts) is not int or attempts < 1:
-        raise ValueError(f"fixed_delay needs at least one attempt, got {attempts!r}; use no_restart() for none")
+        raise ValueError(
+            f"fixed_delay needs at least one attempt, got {attempts!r}; use no_restart() for none"
+        )
     return _FixedDelay(attempts, _pause_s(delay, "delay"), _checked_fatal(fatal))
 
 
 @explained
 def failure_rate(
-    failures: int, interval: str | timedelta = "1m", delay: str | timedelta = "1s", *, fatal: Fatal = ()
+    failures: int,
+    interval: str | timedelta = "1m",
+    delay: str | timedelta = "1s",
+    *,
+    fatal: Fatal = (),
 ) -> RestartPolicy:
     """Restart unless more than `failures` fall into one `interval`."""
     if type(failures) is not int or failures < 1:
-        raise ValueError(f"failure_rate needs at least one failure, got {failures!r}; use no_restart() for none")
-    return _FailureRate(failures, _pause_s(interval, "interval"), _pause_s(delay, "delay"), _checked_fatal(fatal))
+        raise ValueError(
+            f"failure_rate needs at least one failure, got {failures!r}; use no_restart() for none"
+        )
+    return _FailureRate(
+        failures, _pause_s(interval, "interval"), _pause_s(delay, "delay"), _checked_fatal(fatal)
+    )
 
 
 @explained
@@ -199,9 +225,14 @@ def exponential_delay(
     attempts: int | None = None,
     fatal: Fatal = (),
 ) -> RestartPolicy:
-    """Wait longer after each failure, up to `maximum`; begin anew after a quiet `reset_after`. `attempts` None: for ever."""
+    """Wait longer after each failure, up to `maximum`; begin anew after a quiet `reset_after`.
+
+    `attempts` None: for ever.
+    """
     if multiplier <= 1:
-        raise ValueError(f"multiplier must be above 1, got {multiplier}; use fixed_delay() for equal waits")
+        raise ValueError(
+            f"multiplier must be above 1, got {multiplier}; use fixed_delay() for equal waits"
+        )
     return _ExponentialDelay(
         _pause_s(initial, "initial"),
         _pause_s(maximum, "maximum"),
@@ -221,13 +252,19 @@ def _pause_s(duration: str | timedelta, name: str) -> float:
 
 
 def _checked_fatal(fatal: Fatal) -> Fatal:
-    if not isinstance(fatal, tuple) or not all(isinstance(one, type) and issubclass(one, BaseException) for one in fatal):
-        raise TypeError(f"fatal= takes a tuple of exception classes, like (ValueError,), got {fatal!r}")
+    if not isinstance(fatal, tuple) or not all(
+        isinstance(one, type) and issubclass(one, BaseException) for one in fatal
+    ):
+        raise TypeError(
+            f"fatal= takes a tuple of exception classes, like (ValueError,), got {fatal!r}"
+        )
     return fatal
 
 
 def once_running(fatal: Fatal = ()) -> RestartPolicy:
-    """`exponential_delay()`, but for a job that never got to run: whoever started it is there, and should hear why."""
+    """`exponential_delay()`, but for a job that never got to run: whoever started it is there,
+    and should hear why.
+    """
     policy = exponential_delay(fatal=fatal)
     assert isinstance(policy, _ExponentialDelay)
     return replace(policy, from_running=True)

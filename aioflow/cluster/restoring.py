@@ -40,9 +40,13 @@ class RestorePoint:
 
 
 class GivenSavepoint:
-    """What a job without checkpoints of its own was told to begin with: it begins with that again after each failure."""
+    """What a job without checkpoints of its own was told to begin with: it begins with that
+    again after each failure.
+    """
 
-    def __init__(self, host: Host, graph: JobGraph, settings: CheckpointSettings, codec: Codec) -> None:
+    def __init__(
+        self, host: Host, graph: JobGraph, settings: CheckpointSettings, codec: Codec
+    ) -> None:
         self._host = host
         self._graph = graph
         self._settings = settings
@@ -50,17 +54,27 @@ class GivenSavepoint:
         self._store = open_store(RESTORE_ONLY, host)
 
     async def restore_point(self, discovered: Mapping[int, Sequence[Split]]) -> RestorePoint:
-        """What tasks that are deployed now begin with. `discovered`: the splits of each source vertex, as they were found."""
-        assert self._settings.restore is not None, "without a store there are settings only for what is restored"
+        """What tasks that are deployed now begin with.
+
+        `discovered`: the splits of each source vertex, as they were found.
+        """
+        assert self._settings.restore is not None, (
+            "without a store there are settings only for what is restored"
+        )
         found = await _read(self._settings.restore, self._host, self._settings.key)
         allow = self._settings.allow_non_restored
-        return await restore_point(found, self._graph, self._store, self._codec, discovered, allow_non_restored=allow)
+        return await restore_point(
+            found, self._graph, self._store, self._codec, discovered, allow_non_restored=allow
+        )
 
 
-async def found_checkpoint(host: Host, store: FlowStore, settings: CheckpointSettings, recovered: str | None) -> CompletedCheckpoint | None:
+async def found_checkpoint(
+    host: Host, store: FlowStore, settings: CheckpointSettings, recovered: str | None
+) -> CompletedCheckpoint | None:
     """What `settings` let a job begin with. None: nothing. Raises RestoreError.
 
-    `recovered`: the id of a job that ran before. If it completed a checkpoint, that is where it goes on, whatever it began with.
+    `recovered`: the id of a job that ran before. If it completed a checkpoint, that is where it
+    goes on, whatever it began with.
     """
     if recovered is not None:
         newest = await store.newest()
@@ -74,13 +88,17 @@ async def found_checkpoint(host: Host, store: FlowStore, settings: CheckpointSet
         newest = await store.newest()
         if newest is not None and await store.ended_ms(newest) is None:
             raise RestoreError(
-                f"{store.url} holds {newest.location} of an unfinished job, and restore=None would begin without it: say "
-                'restore="latest", or nothing, to go on from there; give fresh=True beside restore=None to give it up'
+                f"{store.url} holds {newest.location} of an unfinished job, and restore=None "
+                "would begin without it: say "
+                'restore="latest", or nothing, to go on from there; give fresh=True beside '
+                "restore=None to give it up"
             )
     return None
 
 
-async def _read(url: str, host: Host, key: bytes | None, root: ObjectStore | None = None) -> CompletedCheckpoint:
+async def _read(
+    url: str, host: Host, key: bytes | None, root: ObjectStore | None = None
+) -> CompletedCheckpoint:
     """What was named by `restore=`. Raises RestoreError."""
     try:
         return await read_checkpoint(url, host, key, root=root)
@@ -92,7 +110,10 @@ async def _read(url: str, host: Host, key: bytes | None, root: ObjectStore | Non
 
 
 async def begin_anew(store: FlowStore, number: int) -> None:
-    """Give up what has a number up to `number`: later runs do not go back to it. Raises CheckpointError."""
+    """Give up what has a number up to `number`: later runs do not go back to it.
+
+    Raises CheckpointError.
+    """
     if number:
         await store.finish(number)
 
@@ -107,33 +128,44 @@ async def restore_point(
     allow_non_restored: bool,
     job_id: str = "",
 ) -> RestorePoint:
-    """The share of `checkpoint` of each task of `graph`. `job_id`: the job that the tasks belong to. Raises RestoreError."""
+    """The share of `checkpoint` of each task of `graph`.
+
+    `job_id`: the job that the tasks belong to. Raises RestoreError.
+    """
     if checkpoint is None:
         return RestorePoint()
-    plan = plan_restore(checkpoint, checkpointed_vertices(graph), allow_non_restored=allow_non_restored)
+    plan = plan_restore(
+        checkpoint, checkpointed_vertices(graph), allow_non_restored=allow_non_restored
+    )
     files = store.input()
     splits: dict[tuple[int, int], Sequence[Split]] = {}
     for vertex_id, positions in plan.sources.items():
         vertex = graph.vertex(vertex_id)
         what = f"source {vertex.head.name!r} in {checkpoint.location}"
-        former = [[] if file is None else decode_source_state(await files.read(file), codec, what) for file in positions]
+        former = [
+            [] if file is None else decode_source_state(await files.read(file), codec, what)
+            for file in positions
+        ]
         if checkpoint.job_id != job_id and getattr(vertex.head.source, "per_run", False):
             # It ended with what an earlier run was given; this run is given more.
             former = [[replace(split, finished=False) for split in splits] for splits in former]
         former, known = _recognised(former, vertex.head.source, discovered.get(vertex_id, ()), what)
-        # A source that ends by itself reads what there was when it began: a file that has grown since would be cut into other parts.
+        # A source that ends by itself reads what there was when it began: a file that has grown
+        # since would be cut into other parts.
         bounded = vertex.head.source is not None and vertex.head.source.bounded
         found = () if bounded and any(former) else known
         for index, dealt in enumerate(assign_splits(former, found, vertex.parallelism)):
-            splits[vertex_id, index] = [Split(s.id, s.position, s.payload, s.watermark, s.finished) for s in dealt]
+            splits[vertex_id, index] = [
+                Split(s.id, s.position, s.payload, s.watermark, s.finished) for s in dealt
+            ]
     return RestorePoint(plan.tasks, splits)
 
 
 def _recognised(
     former: list[list[SplitState]], source: Source[Any] | None, found: Sequence[Split], what: str
 ) -> tuple[list[list[SplitState]], Sequence[Split]]:
-    """`former` with the ids that `source` gives its splits now, and what is new among `found`, where it
-    tells (`finder.recognise`, see `Source`)."""
+    """`former` with the ids that `source` gives its splits now, and what is new among `found`,
+    where it tells (`finder.recognise`, see `Source`)."""
     finder = getattr(source, "finder", None)
     if finder is None:
         return former, found
@@ -141,6 +173,11 @@ def _recognised(
     now, found = finder.recognise(before, found)
     changed = [(split.id, new) for split, new in zip(before, now, strict=True) if split.id != new]
     if changed:
-        logger.warning("%s: %d splits go by other names now; %r is taken for %r", what, len(changed), *changed[0])
+        logger.warning(
+            "%s: %d splits go by other names now; %r is taken for %r",
+            what,
+            len(changed),
+            *changed[0],
+        )
     names = iter(now)
     return [[replace(split, id=next(names)) for split in splits] for splits in former], found

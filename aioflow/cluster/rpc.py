@@ -1,11 +1,13 @@
 """Calls between the roles over authenticated connections: the driver around `protocol.rpc`.
 
-Both sides may call. A handler is a plain function or a coroutine function, found by name; what it raises travels to the caller. When
-the connection ends, every call that waits fails with Broken, every handler that still answers is cancelled, since nobody would hear it,
-and the owner is told once. What must be done to the end although the caller left is no part of its handler.
+Both sides may call. A handler is a plain function or a coroutine function, found by name; what it
+raises travels to the caller. When the connection ends, every call that waits fails with Broken,
+every handler that still answers is cancelled, since nobody would hear it, and the owner is told
+once. What must be done to the end although the caller left is no part of its handler.
 
-Invariant: calls and notifications reach the handlers in the order in which they were made. A call is written when it is made, not when it
-is awaited, and its handler begins when it is read: so whoever deploys and then cancels is heard in that order.
+Invariant: calls and notifications reach the handlers in the order in which they were made. A call
+is written when it is made, not when it is awaited, and its handler begins when it is read: so
+whoever deploys and then cancels is heard in that order.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ Handlers = Mapping[str, Callable[..., Any]]
 
 
 class RpcConnection:
-    """One peer. `handlers` answer its calls; `on_closed(self)` is called once when the connection is gone."""
+    """One peer.
+
+    `handlers` answer its calls; `on_closed(self)` is called once when the connection is gone.
+    """
 
     def __init__(self, codec: Codec, on_closed: Callable[[RpcConnection], None]) -> None:
         self._codec = codec
@@ -54,9 +59,11 @@ class RpcConnection:
     # For the owner.
 
     def call(self, method: str, *args: Any) -> Coroutine[Any, Any, Any]:
-        """Call `method` of the peer, now; awaiting gives its result, and raises what it raised there, or Broken.
+        """Call `method` of the peer, now; awaiting gives its result, and raises what it raised
+        there, or Broken.
 
-        Raises Broken at once when the connection is gone, TypeNotSupported when an argument cannot travel.
+        Raises Broken at once when the connection is gone, TypeNotSupported when an argument cannot
+        travel.
         """
         peer = self._open_peer()
         call_id, content = peer.call(method, args)
@@ -65,7 +72,8 @@ class RpcConnection:
         return self._answer_of(call_id, answer, peer)
 
     def ask(self, method: str, *args: Any) -> asyncio.Future[None]:
-        """Call `method` of the peer, now. Done once the peer has answered, with whatever, or is gone.
+        """Call `method` of the peer, now. Done once the peer has answered, with whatever, or is
+        gone.
 
         Raises TypeNotSupported when an argument cannot travel.
         """
@@ -102,13 +110,20 @@ class RpcConnection:
         return self._connection is not None and self._connection.is_writable
 
     async def close(self) -> None:
-        """Let what was written go out, close, and end what still answers the peer. It waits until the socket is closed."""
+        """Let what was written go out, close, and end what still answers the peer.
+
+        It waits until the socket is closed.
+        """
         if self._connection is not None:
             await close_all([self._connection])
         await cancel_and_wait(self._answering)
 
     def abort(self, error: Exception) -> None:
-        """Close at once. Nothing that the peer said and that was not read yet is heard any more; calls fail with Broken."""
+        """Close at once.
+
+        Nothing that the peer said and that was not read yet is heard any more; calls fail with
+        Broken.
+        """
         self._error = self._error or error
         self._peer = None
         self._cancel_answers()
@@ -144,10 +159,15 @@ class RpcConnection:
     def on_writable(self, connection: AuthenticatedConnection) -> None:
         """Control messages are few: they wait in the transport."""
 
-    def on_connection_lost(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
+    def on_connection_lost(
+        self, connection: AuthenticatedConnection, error: Exception | None
+    ) -> None:
         self._peer = None
         self._cancel_answers()
-        broken = Broken(f"the connection to {connection.peer} ended: {self._error or error or 'the other side closed it'}")
+        broken = Broken(
+            f"the connection to {connection.peer} ended: "
+            f"{self._error or error or 'the other side closed it'}"
+        )
         if not self.opened.done():
             self.opened.set_exception(broken)
             self.opened.exception()  # Whoever waits has it; nobody may.
@@ -183,7 +203,8 @@ class RpcConnection:
     def _on_notification(self, method: str, args: tuple[Any, ...]) -> None:
         try:
             self._handler(method)(*args)
-        except Exception as error:  # Nobody waits for an answer, so the connection is the only one that can be told.
+        # Nobody waits for an answer, so the connection is the only one that can be told.
+        except Exception as error:
             logger.exception("the notification %r failed; its connection is closed", method)
             self.abort(error)
 
@@ -194,15 +215,21 @@ class RpcConnection:
             self._fail(peer, call_id, method, error)
             return
         if inspect.isawaitable(result):
-            task = asyncio.get_running_loop().create_task(self._answer(peer, call_id, method, result), name=f"rpc {method}")
+            task = asyncio.get_running_loop().create_task(
+                self._answer(peer, call_id, method, result), name=f"rpc {method}"
+            )
             self._answering[task] = None
             task.add_done_callback(partial(self._answering.pop))
             if inspect.iscoroutine(result):
-                task.add_done_callback(lambda _: result.close())  # It may have been cancelled before it began.
+                task.add_done_callback(
+                    lambda _: result.close()
+                )  # It may have been cancelled before it began.
         else:
             self._reply(peer, call_id, method, result)
 
-    async def _answer(self, peer: RpcPeer, call_id: int, method: str, result: Awaitable[Any]) -> None:
+    async def _answer(
+        self, peer: RpcPeer, call_id: int, method: str, result: Awaitable[Any]
+    ) -> None:
         try:
             value = await result
         except Exception as error:  # noqa: BLE001  # As above.
@@ -240,7 +267,10 @@ class RpcConnection:
 
 
 class RpcServer:
-    """Accepts peers of some roles. `on_peer(connection)` gives the handlers of each before its first call is read."""
+    """Accepts peers of some roles.
+
+    `on_peer(connection)` gives the handlers of each before its first call is read.
+    """
 
     def __init__(
         self,
@@ -262,14 +292,22 @@ class RpcServer:
         self._waiting: WaitingRoom[AuthenticatedConnection] = WaitingRoom("the RPC server")
 
     async def listen(self, address: str = "127.0.0.1", port: int = 0) -> int:
-        """Returns the port. Raises NotAuthenticated for an address that is not safe; see `check_listen`."""
+        """Returns the port.
+
+        Raises NotAuthenticated for an address that is not safe; see `check_listen`.
+        """
         check_listen(self._host, address)
         tls = security_of(self._host).tls
-        self._listener = await self._host.net.listen(self._accept, address, port, ssl=None if tls is None else tls.server)
+        self._listener = await self._host.net.listen(
+            self._accept, address, port, ssl=None if tls is None else tls.server
+        )
         return self._listener.port
 
     async def close(self) -> None:
-        """Stop listening and close every connection. Returns when their sockets are closed. Idempotent."""
+        """Stop listening and close every connection.
+
+        Returns when their sockets are closed. Idempotent.
+        """
         if self._listener is not None:
             self._listener.close()
         strangers = self._waiting.close()
@@ -286,7 +324,12 @@ class RpcServer:
         connection.opened.add_done_callback(partial(self._opened, connection, transport))
         return transport
 
-    def _opened(self, connection: RpcConnection, transport: AuthenticatedConnection, opened: asyncio.Future[None]) -> None:
+    def _opened(
+        self,
+        connection: RpcConnection,
+        transport: AuthenticatedConnection,
+        opened: asyncio.Future[None],
+    ) -> None:
         if opened.exception() is None and not transport.closed.done():
             self._connections[connection] = transport
 
@@ -305,13 +348,18 @@ async def connect_rpc(
     handlers: Handlers,
     on_closed: Callable[[RpcConnection], None],
 ) -> RpcConnection:
-    """Connect as `role`. Raises OSError when nobody listens, Broken when the peer does not accept."""
+    """Connect as `role`.
+
+    Raises OSError when nobody listens, Broken when the peer does not accept.
+    """
     connection = RpcConnection(codec, on_closed)
     connection.handlers = handlers
     handshake = ClientHandshake(secret, role, fresh_nonce(host))
     tls = security_of(host).tls
     transport, _ = await host.net.connect(
-        partial(AuthenticatedConnection, handshake, CONTROL_PLANE, connection), *address, ssl=None if tls is None else tls.client
+        partial(AuthenticatedConnection, handshake, CONTROL_PLANE, connection),
+        *address,
+        ssl=None if tls is None else tls.client,
     )
     try:
         await connection.opened

@@ -1,18 +1,21 @@
-"""Which slots a job needs, and which of its subtasks runs in which: the JobMaster's side of slots. Decides, does nothing.
+"""Which slots a job needs, and which of its subtasks runs in which: the JobMaster's side of slots.
+Decides, does nothing.
 
-Slot sharing: one slot takes one subtask of each vertex of a sharing group, so a group needs as many slots as its widest vertex has subtasks
-and a job the sum over its groups. Subtask i of a vertex goes to place `i * width // parallelism`, which spreads narrow vertices over the
-group and keeps pointwise neighbours together. Vertices of one co-location group are spread by the widest of them: subtask i of each has
-the same place, always, because only whole places are bound to slots.
+Slot sharing: one slot takes one subtask of each vertex of a sharing group, so a group needs as many
+slots as its widest vertex has subtasks and a job the sum over its groups. Subtask i of a vertex
+goes to place `i * width // parallelism`, which spreads narrow vertices over the group and keeps
+pointwise neighbours together. Vertices of one co-location group are spread by the widest of them:
+subtask i of each has the same place, always, because only whole places are bound to slots.
 
     place: UNBOUND --request, slot at hand--> BOUND --all its subtasks released--> UNBOUND, its slot freed
                                                     --slot or worker lost--------> UNBOUND, still wanted: its subtasks will restart
 
-The job declares how many slots it wants, once, whenever that number changes; slots come by themselves, offered by workers. A slot that is
-lost stays wanted, so its replacement is on its way while the restart is still delayed. An offer beyond
-the need is rejected. A request is placed when all of its places can be bound, never in part. A place goes back to the slot it had, else to
-the worker it had, else to the worker of this job with the least to do. After Flink's SlotSharingExecutionSlotAllocator and
-DefaultDeclarativeSlotPool.
+The job declares how many slots it wants, once, whenever that number changes; slots come by
+themselves, offered by workers. A slot that is lost stays wanted, so its replacement is on its way
+while the restart is still delayed. An offer beyond the need is rejected. A request is placed when
+all of its places can be bound, never in part. A place goes back to the slot it had, else to the
+worker it had, else to the worker of this job with the least to do. After Flink's
+SlotSharingExecutionSlotAllocator and DefaultDeclarativeSlotPool.
 """
 
 from __future__ import annotations
@@ -44,7 +47,10 @@ Subtask = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SlotOffer:
-    """A slot as its worker offers it. `allocation_id` names one use of it, `index` its place on the worker."""
+    """A slot as its worker offers it.
+
+    `allocation_id` names one use of it, `index` its place on the worker.
+    """
 
     allocation_id: str
     index: int
@@ -52,7 +58,10 @@ class SlotOffer:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one slot's worth of subtasks belongs, at most one of each vertex of `group`. `subtasks` in topological order."""
+    """Where one slot's worth of subtasks belongs, at most one of each vertex of `group`.
+
+    `subtasks` in topological order.
+    """
 
     group: str
     index: int
@@ -61,7 +70,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class DeclareRequirement:
-    """Tell the ResourceManager that the job wants `slots` in all, those it has included. 0: nothing any more."""
+    """Tell the ResourceManager that the job wants `slots` in all, those it has included.
+
+    0: nothing any more.
+    """
 
     job_id: str
     slots: int
@@ -116,7 +128,8 @@ Instruction = DeclareRequirement | OfferAnswer | Placed | PlacementFailed | Free
 def places_of(graph: JobGraph, co_location: Mapping[int, str] | None = None) -> list[Place]:
     """The places of a job: so many slots it needs. `co_location`: group name by vertex id.
 
-    Raises GraphError if vertices are to be co-located across slot sharing groups, which never share a slot.
+    Raises GraphError if vertices are to be co-located across slot sharing groups, which never share
+    a slot.
     """
     co_location = co_location or {}
     groups: dict[str, list[JobVertex]] = {}
@@ -131,8 +144,10 @@ def places_of(graph: JobGraph, co_location: Mapping[int, str] | None = None) -> 
         for vertex in vertices[1:]:
             if vertex.slot_sharing_group != first.slot_sharing_group:
                 raise GraphError(
-                    f"co-location group {name!r} joins {first.name!r} (slot sharing group {first.slot_sharing_group!r}) and "
-                    f"{vertex.name!r} ({vertex.slot_sharing_group!r}): expected one slot sharing group for all of them"
+                    f"co-location group {name!r} joins {first.name!r} (slot sharing group "
+                    f"{first.slot_sharing_group!r}) and "
+                    f"{vertex.name!r} ({vertex.slot_sharing_group!r}): expected one slot sharing "
+                    "group for all of them"
                 )
     places: list[Place] = []
     for group, vertices in groups.items():
@@ -158,7 +173,10 @@ class _Slot:
 class _PlaceState:
     place: Place
     held: dict[Subtask, None] = field(default_factory=dict)
-    """Subtasks placed here that have not been released. They keep the place wanted, also while it has no slot."""
+    """Subtasks placed here that have not been released.
+
+    They keep the place wanted, also while it has no slot.
+    """
     slot: _Slot | None = None
     last_allocation: str | None = None
     last_worker: str | None = None
@@ -167,10 +185,16 @@ class _PlaceState:
 class SlotScheduler:
     """The slots of one job. Workers are named by id; subtasks by vertex id and index."""
 
-    def __init__(self, job_id: str, graph: JobGraph, co_location: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self, job_id: str, graph: JobGraph, co_location: Mapping[int, str] | None = None
+    ) -> None:
         self.job_id = job_id
         self._places = [_PlaceState(place) for place in places_of(graph, co_location)]
-        self._place_of = {subtask: number for number, state in enumerate(self._places) for subtask in state.place.subtasks}
+        self._place_of = {
+            subtask: number
+            for number, state in enumerate(self._places)
+            for subtask in state.place.subtasks
+        }
         self._slots: dict[str, _Slot] = {}
         self._requests: dict[int, tuple[Subtask, ...]] = {}
         self._next_request = 0
@@ -202,9 +226,11 @@ class SlotScheduler:
     # Stimuli.
 
     def request(self, subtasks: Iterable[Subtask]) -> tuple[int, list[Instruction]]:
-        """Find slots for these subtasks, all together: at the start of the job, or of a region that restarts.
+        """Find slots for these subtasks, all together: at the start of the job, or of a region that
+        restarts.
 
-        Returns the number of the request and what to do; `Placed` or `PlacementFailed` with that number follows, unless it is withdrawn.
+        Returns the number of the request and what to do; `Placed` or `PlacementFailed` with that
+        number follows, unless it is withdrawn.
         """
         assert not self._closed, f"job {self.job_id} has given back its slots and asks for more"
         number = self._next_request
@@ -218,7 +244,10 @@ class SlotScheduler:
         return self._after_change()
 
     def offered(self, worker_id: str, offers: Sequence[SlotOffer]) -> list[Instruction]:
-        """A worker offers slots. Offers of slots that the job has are accepted again: the answer may have been lost."""
+        """A worker offers slots.
+
+        Offers of slots that the job has are accepted again: the answer may have been lost.
+        """
         accepted: list[str] = []
         rejected: list[str] = []
         free = self._declared - len(self._slots)
@@ -235,7 +264,10 @@ class SlotScheduler:
         return [OfferAnswer(worker_id, tuple(accepted), tuple(rejected)), *self._after_change()]
 
     def released(self, subtasks: Iterable[Subtask]) -> list[Instruction]:
-        """These subtasks ended and will not run again in their places. A slot is free when all that shared it have been released."""
+        """These subtasks ended and will not run again in their places.
+
+        A slot is free when all that shared it have been released.
+        """
         for subtask in subtasks:
             self._places[self._place_of[subtask]].held.pop(subtask, None)
         return self._after_change()
@@ -249,14 +281,21 @@ class SlotScheduler:
 
     def worker_lost(self, worker_id: str) -> list[Instruction]:
         """The worker is gone, or cut off: all its slots are."""
-        return self._lose([slot for slot in self._slots.values() if slot.worker_id == worker_id]) + self._after_change()
+        return (
+            self._lose([slot for slot in self._slots.values() if slot.worker_id == worker_id])
+            + self._after_change()
+        )
 
     def no_resources(self, available: int) -> list[Instruction]:
-        """The ResourceManager cannot fulfil the requirement: what waits has failed. `available`: slots it has for this job."""
+        """The ResourceManager cannot fulfil the requirement: what waits has failed.
+
+        `available`: slots it has for this job.
+        """
         instructions: list[Instruction] = []
         for number, subtasks in self._requests.items():
             error = NoResourceAvailable(
-                f"job {self.job_id} needs {self._declared} slots and got {available} in time: start more workers, give them more slots, "
+                f"job {self.job_id} needs {self._declared} slots and got {available} in time: "
+                "start more workers, give them more slots, "
                 "or lower the parallelism"
             )
             instructions.append(PlacementFailed(number, subtasks, error))
@@ -269,7 +308,9 @@ class SlotScheduler:
 
     def close(self) -> list[Instruction]:
         """The job is over: give everything back, whatever still sits in it."""
-        instructions: list[Instruction] = [FreeSlot(slot.worker_id, slot.allocation_id) for slot in self._slots.values()]
+        instructions: list[Instruction] = [
+            FreeSlot(slot.worker_id, slot.allocation_id) for slot in self._slots.values()
+        ]
         self._closed = True
         self._requests.clear()
         self._slots.clear()
@@ -283,11 +324,17 @@ class SlotScheduler:
     def _after_change(self) -> list[Instruction]:
         instructions: list[Instruction] = []
         wanted = {number for number, state in enumerate(self._places) if state.held}
-        wanted.update(self._place_of[subtask] for subtasks in self._requests.values() for subtask in subtasks)
-        for slot in [s for s in self._slots.values() if s.place is not None and s.place not in wanted]:
+        wanted.update(
+            self._place_of[subtask] for subtasks in self._requests.values() for subtask in subtasks
+        )
+        for slot in [
+            s for s in self._slots.values() if s.place is not None and s.place not in wanted
+        ]:
             instructions.append(self._free(slot))
         # Slots that came for a request that is no more.
-        for slot in [s for s in self._slots.values() if s.place is None][: max(0, len(self._slots) - len(wanted))]:
+        for slot in [s for s in self._slots.values() if s.place is None][
+            : max(0, len(self._slots) - len(wanted))
+        ]:
             instructions.append(self._free(slot))
         if len(wanted) != self._declared:
             self._declared = len(wanted)
@@ -315,10 +362,14 @@ class SlotScheduler:
         return Placed(number, slots)
 
     def _bind(self, unbound: list[int], free: list[_Slot]) -> None:
-        """Same slot first, for all places, then same worker, then the worker with the least to do, fullest place first."""
+        """Same slot first, for all places, then same worker, then the worker with the least to
+        do, fullest place first.
+        """
         left: list[int] = []
         for number in unbound:
-            same = next((s for s in free if s.allocation_id == self._places[number].last_allocation), None)
+            same = next(
+                (s for s in free if s.allocation_id == self._places[number].last_allocation), None
+            )
             if same is None:
                 left.append(number)
             else:

@@ -14,32 +14,46 @@ FILE_MODE = 0o600
 
 
 def read_secret(path: str, named: str = "by secret=Path(...)") -> bytes:
-    """The secret in a file. Raises NotAuthenticated if there is none, others may read it, or it is too short.
+    """The secret in a file. Raises NotAuthenticated if there is none, others may read it, or it is
+    too short.
 
     `named`: how the user says which file it is.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # To open a pipe would wait for whoever writes into it.
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK
+        )  # To open a pipe would wait for whoever writes into it.
     except FileNotFoundError:
         raise NotAuthenticated(
-            f"there is no secret file {path}: name that of the cluster {named}. Its first jobmanager makes it, as `secret` in its "
-            "directory (aioflow cluster start: .aioflow/secret); another machine needs a copy of it, of mode 600"
+            f"there is no secret file {path}: name that of the cluster {named}. Its first "
+            "jobmanager makes it, as `secret` in its "
+            "directory (aioflow cluster start: .aioflow/secret); another machine needs a copy of "
+            "it, of mode 600"
         ) from None
     except OSError as error:
-        raise NotAuthenticated(f"secret file {path} cannot be read: {error.strerror}; name that of the cluster {named}") from error
+        raise NotAuthenticated(
+            f"secret file {path} cannot be read: {error.strerror}; name that of the cluster {named}"
+        ) from error
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            raise NotAuthenticated(f"{path} is no file, expected the secret of the cluster: name it {named}")
+            raise NotAuthenticated(
+                f"{path} is no file, expected the secret of the cluster: name it {named}"
+            )
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             allowed = f"mode {stat.S_IMODE(mode):o}"
-            raise NotAuthenticated(f"secret file {path} can be used by others ({allowed}), expected mode 600: chmod 600 {path}")
+            raise NotAuthenticated(
+                f"secret file {path} can be used by others ({allowed}), expected mode 600: chmod "
+                f"600 {path}"
+            )
         secret = os.read(descriptor, 4096).strip()
     finally:
         os.close(descriptor)
     if len(secret) < SECRET_BYTES_MIN:
         expected = f"expected at least {SECRET_BYTES_MIN}"
-        raise NotAuthenticated(f"the secret in {path} has {len(secret)} bytes, {expected}: remove it to have one made")
+        raise NotAuthenticated(
+            f"the secret in {path} has {len(secret)} bytes, {expected}: remove it to have one made"
+        )
     return secret
 
 
@@ -48,11 +62,17 @@ def given_secret(secret: bytes | str | os.PathLike[str]) -> bytes:
     if isinstance(secret, os.PathLike):
         return read_secret(os.fspath(secret))
     if not isinstance(secret, (bytes, str)):
-        raise NotAuthenticated(f"secret= takes the secret of the cluster, or secret=Path(...) of its file; got {type(secret).__name__}")
-    encoded = secret.strip().encode() if isinstance(secret, str) else secret  # As what is read from a file.
+        raise NotAuthenticated(
+            "secret= takes the secret of the cluster, or secret=Path(...) of its file; got "
+            f"{type(secret).__name__}"
+        )
+    encoded = (
+        secret.strip().encode() if isinstance(secret, str) else secret
+    )  # As what is read from a file.
     if len(encoded) < SECRET_BYTES_MIN:
         raise NotAuthenticated(
-            f"secret= has {len(encoded)} bytes, expected at least {SECRET_BYTES_MIN}; if it is the path of a file, give secret=Path(...)"
+            f"secret= has {len(encoded)} bytes, expected at least {SECRET_BYTES_MIN}; if it is "
+            "the path of a file, give secret=Path(...)"
         )
     return encoded
 

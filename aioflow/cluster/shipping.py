@@ -1,8 +1,10 @@
-"""A job as bytes, from the process that submits it to the workers: by import path where that can be, by value where it must.
+"""A job as bytes, from the process that submits it to the workers: by import path where that can
+be, by value where it must.
 
-Functions and classes of importable modules travel by name, those of `__main__` and lambdas by value (cloudpickle). The graph travels once;
-a task's descriptor refers to its vertices and partitionings by number, so that what is shared in the graph is shared in the worker.
-Only for authenticated peers: loading runs code. What cannot travel is found here, when the job is submitted, and named.
+Functions and classes of importable modules travel by name, those of `__main__` and lambdas by value
+(cloudpickle). The graph travels once; a task's descriptor refers to its vertices and partitionings
+by number, so that what is shared in the graph is shared in the worker. Only for authenticated
+peers: loading runs code. What cannot travel is found here, when the job is submitted, and named.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ JOB_BYTES_MAX = 60 << 20
 """A program with its constants. It goes to each worker in one call, which takes up to 64 MiB."""
 
 REMEDY = (
-    "what an operator holds must be picklable: take connections, locks and files in open() or through af.use(resource), "
+    "what an operator holds must be picklable: take connections, locks and files in open() or "
+    "through af.use(resource), "
     "and keep asyncio objects out of functions"
 )
 
@@ -55,13 +58,19 @@ class ShippedJob:
     types: TypeRegistry
 
     def ship_task(self, descriptor: TaskDeploymentDescriptor) -> bytes:
-        """A descriptor as bytes, for a process that has this job. Raises GraphError when a split of its source cannot travel."""
+        """A descriptor as bytes, for a process that has this job.
+
+        Raises GraphError when a split of its source cannot travel.
+        """
         target = io.BytesIO()
         try:
             _TaskPickler(self.graph, target).dump(descriptor)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            raise GraphError(f"task {descriptor.task_name} cannot travel to a worker ({reason}); splits are plain data") from error
+            raise GraphError(
+                f"task {descriptor.task_name} cannot travel to a worker ({reason}); splits are "
+                "plain data"
+            ) from error
         return target.getvalue()
 
     def load_task(self, content: bytes) -> TaskDeploymentDescriptor:
@@ -70,7 +79,10 @@ class ShippedJob:
 
 
 def ship_job(graph: JobGraph, options: TaskOptions) -> bytes:
-    """The job as bytes. Raises GraphError naming the operator that cannot travel, or that is too large to."""
+    """The job as bytes.
+
+    Raises GraphError naming the operator that cannot travel, or that is too large to.
+    """
     graph = _without_what_stays(graph)
     modules: dict[str, None] = {}
     try:
@@ -80,12 +92,19 @@ def ship_job(graph: JobGraph, options: TaskOptions) -> bytes:
             try:
                 _dumps(what, {})
             except Exception as reason:
-                raise GraphError(f"{name} cannot travel to a worker ({type(reason).__name__}: {reason}): {REMEDY}") from reason
-        raise GraphError(f"flow {graph.name!r} cannot travel to a worker ({type(error).__name__}: {error}): {REMEDY}") from error
+                raise GraphError(
+                    f"{name} cannot travel to a worker ({type(reason).__name__}: {reason}): "
+                    f"{REMEDY}"
+                ) from reason
+        raise GraphError(
+            f"flow {graph.name!r} cannot travel to a worker ({type(error).__name__}: {error}): "
+            f"{REMEDY}"
+        ) from error
     if len(content) > JOB_BYTES_MAX:
         size, name = max((len(_dumps(what, {})), name) for what, name in _parts(graph))
         raise GraphError(
-            f"flow {graph.name!r} takes {len(content)} bytes on its way to a worker, expected up to {JOB_BYTES_MAX}; {name} alone takes "
+            f"flow {graph.name!r} takes {len(content)} bytes on its way to a worker, expected up "
+            f"to {JOB_BYTES_MAX}; {name} alone takes "
             f"{size}: let a source function or a resource read its data there instead"
         )
     return pickle.dumps((tuple(modules), content))
@@ -95,15 +114,20 @@ def load_job(content: bytes) -> ShippedJob:
     """What `ship_job` wrote. Runs code of the submitter."""
     modules, job = pickle.loads(content)
     for module in modules:
-        # Functions that travelled by value were defined there, beside the classes of what they emit.
+        # Functions that travelled by value were defined there, beside the classes of what they
+        # emit.
         try:
             importlib.import_module(module)
-        except Exception as error:  # noqa: BLE001  # Only the classes that it defines are missed then, if any is.
-            logger.warning("module %s of the program cannot be imported in a worker: %r", module, error)
+        # Only the classes that it defines are missed then, if any is.
+        except Exception as error:  # noqa: BLE001
+            logger.warning(
+                "module %s of the program cannot be imported in a worker: %r", module, error
+            )
     graph, options, own_types = pickle.loads(job)
     for one in own_types:
         if one.cls.__qualname__ != one.qualname:
-            # A class that travelled by value has lost where it was nested; its name is part of keys and of what travels.
+            # A class that travelled by value has lost where it was nested; its name is part of keys
+            # and of what travels.
             one.cls.__qualname__ = one.qualname
     return ShippedJob(graph, options, _registry_with(own_types))
 
@@ -119,16 +143,26 @@ def _parts(graph: JobGraph) -> Iterator[tuple[Any, str]]:
         for node in vertex.nodes:
             yield node, f"operator {node.name!r}"
     for edge in graph.edges:
-        yield edge.partitioning, f"the partitioning between {graph.vertex(edge.source).name!r} and {graph.vertex(edge.target).name!r}"
+        yield (
+            edge.partitioning,
+            f"the partitioning between {graph.vertex(edge.source).name!r} and "
+            f"{graph.vertex(edge.target).name!r}",
+        )
 
 
 def _without_what_stays(graph: JobGraph) -> JobGraph:
-    """The graph with nothing but names where a vertex runs in the submitting process: what it holds need not travel."""
+    """The graph with nothing but names where a vertex runs in the submitting process: what it
+    holds need not travel.
+    """
     vertices = [
         vertex
         if not any(node.stays_here for node in vertex.nodes)
         else dataclasses.replace(
-            vertex, nodes=tuple(dataclasses.replace(n, factory=None, source=None, watermarks=None) for n in vertex.nodes)
+            vertex,
+            nodes=tuple(
+                dataclasses.replace(n, factory=None, source=None, watermarks=None)
+                for n in vertex.nodes
+            ),
         )
         for vertex in graph.vertices
     ]
@@ -146,18 +180,28 @@ class _OwnType:
 
 
 def _own_types() -> list[_OwnType]:
-    """What this process registered, and classes of modules that travel by value: no worker could import those, `__main__` above all."""
+    """What this process registered, and classes of modules that travel by value: no worker could
+    import those, `__main__` above all.
+    """
     known = DEFAULT_TYPES.registrations()
     registered = {registration.cls for registration in known}
-    known += [Registration(cls, f"{cls.__module__}:{cls.__qualname__}") for cls in _classes_by_value() if cls not in registered]
+    known += [
+        Registration(cls, f"{cls.__module__}:{cls.__qualname__}")
+        for cls in _classes_by_value()
+        if cls not in registered
+    ]
     return [_OwnType(one.cls, one.cls.__qualname__, one) for one in known if _can_travel(one)]
 
 
 def _can_travel(registration: Registration) -> bool:
-    """Whether a worker can have this type. One that cannot be pickled is refused only if its values do travel."""
+    """Whether a worker can have this type.
+
+    One that cannot be pickled is refused only if its values do travel.
+    """
     try:
         _dumps(registration, {})
-    except Exception as error:  # noqa: BLE001  # Of any kind: attributes of a class may be anything.
+    # Of any kind: attributes of a class may be anything.
+    except Exception as error:  # noqa: BLE001
         logger.info("type %s is not known to the workers: %r", registration.name, error)
         return False
     return True
@@ -167,13 +211,19 @@ def _registry_with(own_types: list[_OwnType]) -> TypeRegistry:
     registry = TypeRegistry(DEFAULT_TYPES)
     for own in own_types:
         one = own.registration
-        registry.register(one.cls, one.name, encode=one.encode, decode=one.decode, aliases=one.aliases)
+        registry.register(
+            one.cls, one.name, encode=one.encode, decode=one.decode, aliases=one.aliases
+        )
     return registry
 
 
 def _classes_by_value() -> Iterator[type]:
     own = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
-    waiting = [value for name in sorted(own & sys.modules.keys()) for value in vars(sys.modules[name]).values()]
+    waiting = [
+        value
+        for name in sorted(own & sys.modules.keys())
+        for value in vars(sys.modules[name]).values()
+    ]
     seen = set()
     while waiting:
         value = waiting.pop(0)
@@ -194,7 +244,10 @@ def _dumps(what: Any, modules: dict[str, None]) -> bytes:
 
 
 MSGSPEC_CACHE = "__msgspec_cache__"
-"""What msgspec notes in a class when values of it were first made. It cannot be pickled, and is made anew when it is not there."""
+"""What msgspec notes in a class when values of it were first made.
+
+It cannot be pickled, and is made anew when it is not there.
+"""
 
 UNNAMED_FILE = "<dynamic-code>"
 """Text that cloudpickle 3.1.3 writes in place of the file of a code object."""
@@ -203,16 +256,28 @@ UNNAMED_FILE = "<dynamic-code>"
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types.
     """Notes in which modules the functions were defined that it writes."""
 
-    def __init__(self, target: io.BytesIO, modules: dict[str, None], annotations: dict[type, dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        target: io.BytesIO,
+        modules: dict[str, None],
+        annotations: dict[type, dict[str, Any]] | None = None,
+    ) -> None:
         super().__init__(target)
         self._modules = modules
         self._annotations = {} if annotations is None else annotations
-        """How those of each class are written that travels by value: found once, also where classes speak of each other."""
+        """How those of each class are written that travels by value: found once, also where
+        classes speak of each other.
+        """
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, FunctionType):
             module = value.__module__
-            if isinstance(module, str) and not _is_by_value(module) and module in sys.modules and not module.startswith("aioflow."):
+            if (
+                isinstance(module, str)
+                and not _is_by_value(module)
+                and module in sys.modules
+                and not module.startswith("aioflow.")
+            ):
                 self._modules[module] = None
         elif isinstance(value, CodeType):
             return self._with_filename(value)
@@ -225,9 +290,12 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
             # By name it would be looked for in the program of the worker.
             return NewType, (value.__name__, value.__supertype__), {"__module__": value.__module__}
         elif type(value) is msgspec.Meta:
-            return partial(msgspec.Meta, **dict(value.__rich_repr__())), ()  # It cannot be pickled; that is all that it was given.
+            return partial(
+                msgspec.Meta, **dict(value.__rich_repr__())
+            ), ()  # It cannot be pickled; that is all that it was given.
         elif value is dataclasses.MISSING:
-            return "MISSING"  # By name: a copy would pass for the default of the fields that have none.
+            # By name: a copy would pass for the default of the fields that have none.
+            return "MISSING"
         elif (reduced := self._reduce_plainly(value)) is not None:
             return reduced
         return super().reducer_override(value)
@@ -242,19 +310,26 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         return make, tuple(named)
 
     def _on_its_own(self, cls: type, reduced: Any) -> Any:
-        """How to write a class that travels by value, so that it needs nothing of the program that it leaves.
+        """How to write a class that travels by value, so that it needs nothing of the program that
+        it leaves.
 
-        What msgspec notes in it is left out; in the class it stays, as another thread may need it now. Annotations that are text become
-        what they say, where that can be told and can travel: who reads them, as typed JSON lines do, would look in the program of the
-        worker for their names.
+        What msgspec notes in it is left out; in the class it stays, as another thread may need it
+        now. Annotations that are text become what they say, where that can be told and can travel:
+        who reads them, as typed JSON lines do, would look in the program of the worker for their
+        names.
         """
         if type(reduced) is not tuple or len(reduced) != 6:
             return reduced  # By reference.
         make, args, (attributes, slots), *rest = reduced
         kept = {name: value for name, value in attributes.items() if name != MSGSPEC_CACHE}
         subscript = kept.get("__class_getitem__")
-        if isinstance(subscript, classmethod) and subscript.__func__ is Generic.__class_getitem__.__func__:  # type: ignore[attr-defined]
-            del kept["__class_getitem__"]  # A generic NamedTuple has a copy of that of Generic, which cannot be pickled.
+        if (
+            isinstance(subscript, classmethod)
+            and subscript.__func__ is Generic.__class_getitem__.__func__  # type: ignore[attr-defined]
+        ):
+            del kept[
+                "__class_getitem__"
+            ]  # A generic NamedTuple has a copy of that of Generic, which cannot be pickled.
         if own := kept.get("__annotations__"):
             kept["__annotations__"] = self._meant(cls, own)
         return make, args, (kept, slots), *rest
@@ -262,13 +337,21 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
     def _meant(self, cls: type, own: dict[str, Any]) -> dict[str, Any]:
         if (known := self._annotations.get(cls)) is not None:
             return known
-        self._annotations[cls] = own  # While they are tried, which may come back here: they may speak of the class itself.
+        self._annotations[cls] = (
+            # While they are tried, which may come back here: they may speak of the class itself.
+            own
+        )
         try:
             meant = get_type_hints(cls, include_extras=True)
         except Exception as error:  # noqa: BLE001  # Of any kind: they are expressions.
-            logger.debug("annotations of %s travel as they were written: %r", cls.__qualname__, error)
+            logger.debug(
+                "annotations of %s travel as they were written: %r", cls.__qualname__, error
+            )
             return own
-        found = {name: meant[name] if name in meant and self._travels(meant[name]) else written for name, written in own.items()}
+        found = {
+            name: meant[name] if name in meant and self._travels(meant[name]) else written
+            for name, written in own.items()
+        }
         self._annotations[cls] = found
         return found
 
@@ -281,9 +364,13 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         return True
 
     def _reduce_plainly(self, value: Any) -> tuple[Any, ...] | None:
-        """How to write an object that is made of nothing but its attributes; None for all that knows better, or is nothing of the kind."""
+        """How to write an object that is made of nothing but its attributes; None for all that
+        knows better, or is nothing of the kind.
+        """
         cls = type(value)
-        usual = all(getattr(cls, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__"))
+        usual = all(
+            getattr(cls, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__")
+        )
         if not usual or hasattr(cls, "__setstate__") or cls in self.dispatch_table:
             return None
         reduced: tuple[Any, ...] = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
@@ -298,8 +385,8 @@ def _is_by_value(module: str | None) -> bool:
 def _with_aliases(cls: type[Enum], reduced: Any) -> Any:
     """How to write an Enum that travels by value, its further names among the members.
 
-    cloudpickle leaves them among the attributes, where they are set once more on a class that is there already: in a process that sends
-    jobs to itself that fails.
+    cloudpickle leaves them among the attributes, where they are set once more on a class that is
+    there already: in a process that sends jobs to itself that fails.
     """
     if type(reduced) is not tuple or len(reduced) != 6:
         return reduced  # By reference.
@@ -310,8 +397,9 @@ def _with_aliases(cls: type[Enum], reduced: Any) -> Any:
 
 
 def _set_attributes(instance: object, state: dict[str, Any]) -> None:
-    """One by one, as its `__init__` did. CPython keeps attributes set like this in the object itself; those that pickle writes into its
-    `__dict__` it looks up there from then on, and a call of a function object takes half as much again.
+    """One by one, as its `__init__` did. CPython keeps attributes set like this in the object
+    itself; those that pickle writes into its `__dict__` it looks up there from then on, and a call
+    of a function object takes half as much again.
     """
     cls = type(instance)
     if any(hasattr(type(inspect.getattr_static(cls, name, None)), "__set__") for name in state):
@@ -343,4 +431,8 @@ class _TaskUnpickler(pickle.Unpickler):
 
     def persistent_load(self, reference: Any) -> Any:
         kind, number = reference
-        return self._graph.vertex(number) if kind == "vertex" else self._graph.edges[number].partitioning
+        return (
+            self._graph.vertex(number)
+            if kind == "vertex"
+            else self._graph.edges[number].partitioning
+        )

@@ -1,13 +1,15 @@
-"""The slots of one worker: who has which, and which tasks sit in it. The TaskExecutor's side of slots. Decides, does nothing.
+"""The slots of one worker: who has which, and which tasks sit in it. The TaskExecutor's side of
+slots. Decides, does nothing.
 
     FREE --ResourceManager asks for a job--> ALLOCATED --JobMaster accepts, or deploys--> ACTIVE
     ALLOCATED --rejected, or nobody took it in time--> FREE
     ACTIVE --JobMaster lost: its tasks are failed--> ALLOCATED, kept for the next JobMaster for a while
     ALLOCATED, ACTIVE --freed--> FREE, or RELEASING while tasks are still inside --last task ended--> FREE
 
-Invariants: a slot has one job and one allocation from its request until it is FREE; it is FREE only when no task is inside; a task is let
-in only by the JobMaster that leads the job now. A JobMaster is told from older ones by its fencing token: of two, the larger is the newer
-leader. A slot is offered only when nothing of an older JobMaster is left in it. After Flink's TaskSlotTableImpl.
+Invariants: a slot has one job and one allocation from its request until it is FREE; it is FREE only
+when no task is inside; a task is let in only by the JobMaster that leads the job now. A JobMaster
+is told from older ones by its fencing token: of two, the larger is the newer leader. A slot is
+offered only when nothing of an older JobMaster is left in it. After Flink's TaskSlotTableImpl.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ class ConnectToJobMaster:
 
 @dataclass(frozen=True, slots=True)
 class OfferSlots:
-    """Offer these to the JobMaster with this token; report the answer with `offer`, or its absence."""
+    """Offer these to the JobMaster with this token; report the answer with `offer`, or its
+    absence.
+    """
 
     job_id: str
     token: int
@@ -92,7 +96,9 @@ class FailTasks:
 
 @dataclass(frozen=True, slots=True)
 class SlotFreed:
-    """Tell the ResourceManager, if one is connected, and the JobMaster of the job, if it lost a slot that it had."""
+    """Tell the ResourceManager, if one is connected, and the JobMaster of the job, if it lost a
+    slot that it had.
+    """
 
     index: int
     job_id: str
@@ -119,7 +125,10 @@ class _Slot:
 
 @dataclass(slots=True)
 class _JobMaster:
-    """What this worker knows of the leader of a job. The token outlives the connection: older ones stay refused."""
+    """What this worker knows of the leader of a job.
+
+    The token outlives the connection: older ones stay refused.
+    """
 
     token: int
     connected: bool = True
@@ -139,7 +148,10 @@ class TaskSlotTable:
         """Requests of JobMasters that another has replaced, refused."""
 
     def report(self) -> tuple[SlotStatus, ...]:
-        """What the ResourceManager is told at registration and with heartbeats. RELEASING slots are still taken."""
+        """What the ResourceManager is told at registration and with heartbeats.
+
+        RELEASING slots are still taken.
+        """
         return tuple(self._status(slot) for slot in self._slots)
 
     def state(self, index: int) -> SlotState:
@@ -156,19 +168,29 @@ class TaskSlotTable:
 
     # From the ResourceManager.
 
-    def request(self, index: int, job_id: str, allocation_id: str, address: str, now: float) -> list[Instruction]:
-        """Set slot `index` aside for a job, whose JobMaster is at `address`, and offer it there. Asked again: nothing changes.
+    def request(
+        self, index: int, job_id: str, allocation_id: str, address: str, now: float
+    ) -> list[Instruction]:
+        """Set slot `index` aside for a job, whose JobMaster is at `address`, and offer it there.
+        Asked again: nothing changes.
 
         Raises SlotOccupied if the slot is not FREE, ValueError if there is no such slot.
         """
         if not 0 <= index < len(self._slots):
-            raise ValueError(f"slot {index} was requested for job {job_id}, this worker has slots 0 to {len(self._slots) - 1}")
+            raise ValueError(
+                f"slot {index} was requested for job {job_id}, this worker has slots 0 to "
+                f"{len(self._slots) - 1}"
+            )
         slot = self._slots[index]
         if slot.state is not SlotState.FREE:
-            if (slot.job_id, slot.allocation_id) == (job_id, allocation_id) and slot.state is not SlotState.RELEASING:
+            if (slot.job_id, slot.allocation_id) == (
+                job_id,
+                allocation_id,
+            ) and slot.state is not SlotState.RELEASING:
                 return []
             raise SlotOccupied(
-                f"slot {index} was requested for job {job_id} (allocation {allocation_id}): it is {slot.state.value} for job {slot.job_id} "
+                f"slot {index} was requested for job {job_id} (allocation {allocation_id}): it is "
+                f"{slot.state.value} for job {slot.job_id} "
                 f"(allocation {slot.allocation_id}), expected FREE; take another",
                 self._status(slot),
             )
@@ -182,7 +204,8 @@ class TaskSlotTable:
     # From JobMasters.
 
     def job_master_connected(self, job_id: str, token: int, now: float) -> list[Instruction]:
-        """The leader of a job is there: offer it what is kept for the job. A newer one replaces the older one.
+        """The leader of a job is there: offer it what is kept for the job. A newer one replaces the
+        older one.
 
         Raises StaleLeader if a newer one was here before.
         """
@@ -197,7 +220,8 @@ class TaskSlotTable:
         return instructions + self._offer(job_id)
 
     def job_master_lost(self, job_id: str, token: int, now: float) -> list[Instruction]:
-        """The connection to the JobMaster is given up: fail its tasks, keep its slots for the next one until the timeout.
+        """The connection to the JobMaster is given up: fail its tasks, keep its slots for the next
+        one until the timeout.
 
         The end of a connection to an older one changes nothing.
         """
@@ -218,7 +242,10 @@ class TaskSlotTable:
         return [FailTasks(tuple(attempts), f"the job master of job {job_id} is gone")]
 
     def job_over(self, job_id: str, token: int) -> list[Instruction]:
-        """The job reached a terminal state: free all that is its own, and forget its JobMaster. Raises StaleLeader."""
+        """The job reached a terminal state: free all that is its own, and forget its JobMaster.
+
+        Raises StaleLeader.
+        """
         self._check(job_id, token, "ends the job")
         self._job_masters[job_id].connected = False
         instructions: list[Instruction] = []
@@ -228,9 +255,15 @@ class TaskSlotTable:
         return instructions
 
     def offer_answered(
-        self, job_id: str, token: int, offer: int, accepted: tuple[str, ...], rejected: tuple[str, ...]
+        self,
+        job_id: str,
+        token: int,
+        offer: int,
+        accepted: tuple[str, ...],
+        rejected: tuple[str, ...],
     ) -> list[Instruction]:
-        """The JobMaster answered an offer. What it neither accepted nor rejected counts as rejected.
+        """The JobMaster answered an offer. What it neither accepted nor rejected counts as
+        rejected.
 
         Raises StaleLeader if it leads no more.
         """
@@ -249,7 +282,9 @@ class TaskSlotTable:
         return instructions
 
     def offer_failed(self, job_id: str, token: int, offer: int) -> list[Instruction]:
-        """The offer or its answer was lost: offer again, unless the JobMaster is gone; the timeout goes on."""
+        """The offer or its answer was lost: offer again, unless the JobMaster is gone; the
+        timeout goes on.
+        """
         if not self._is_current(job_id, token):
             return []
         for slot in self._of_job(job_id):
@@ -258,7 +293,8 @@ class TaskSlotTable:
         return self._offer(job_id)
 
     def add_task(self, attempt: ExecutionAttemptId, allocation_id: str, token: int) -> None:
-        """Let a task in. A deployment may overtake the answer to the offer: it accepts the slot as well.
+        """Let a task in. A deployment may overtake the answer to the offer: it accepts the slot as
+        well.
 
         Raises StaleLeader, or SlotNotActive if the slot is not this job's, or being freed.
         """
@@ -267,10 +303,19 @@ class TaskSlotTable:
         slot = self._find(allocation_id)
         # ALLOCATED and not on offer: what an earlier JobMaster ran is still inside.
         on_offer = slot is not None and slot.offer is not None
-        if slot is None or slot.job_id != job_id or not (slot.state is SlotState.ACTIVE or on_offer):
-            what = "no slot has it" if slot is None else f"slot {slot.index} is {slot.state.value} for job {slot.job_id}"
+        if (
+            slot is None
+            or slot.job_id != job_id
+            or not (slot.state is SlotState.ACTIVE or on_offer)
+        ):
+            what = (
+                "no slot has it"
+                if slot is None
+                else f"slot {slot.index} is {slot.state.value} for job {slot.job_id}"
+            )
             raise SlotNotActive(
-                f"attempt {attempt} was submitted to allocation {allocation_id}: {what}, expected a slot that is ACTIVE for job {job_id}; "
+                f"attempt {attempt} was submitted to allocation {allocation_id}: {what}, expected "
+                f"a slot that is ACTIVE for job {job_id}; "
                 "request a slot again"
             )
         if slot.state is SlotState.ALLOCATED:
@@ -278,7 +323,8 @@ class TaskSlotTable:
         slot.tasks[attempt] = None
 
     def free_slot(self, allocation_id: str, token: int, reason: str) -> list[Instruction]:
-        """The JobMaster needs the slot no more; what is still inside is failed. An unknown allocation is free already.
+        """The JobMaster needs the slot no more; what is still inside is failed. An unknown
+        allocation is free already.
 
         Raises StaleLeader.
         """
@@ -307,7 +353,9 @@ class TaskSlotTable:
         instructions: list[Instruction] = []
         for slot in self._slots:
             if slot.deadline is not None and now >= slot.deadline:
-                instructions += self._free(slot, f"no job master of job {slot.job_id} took it within {self.timeout_s:g} s")
+                instructions += self._free(
+                    slot, f"no job master of job {slot.job_id} took it within {self.timeout_s:g} s"
+                )
         return instructions
 
     # What follows.
@@ -316,7 +364,11 @@ class TaskSlotTable:
         """Offer what is set aside for the job, is empty, and is not on offer already."""
         if not self._is_connected(job_id):
             return []
-        slots = [s for s in self._of_job(job_id) if s.state is SlotState.ALLOCATED and not s.tasks and s.offer is None]
+        slots = [
+            s
+            for s in self._of_job(job_id)
+            if s.state is SlotState.ALLOCATED and not s.tasks and s.offer is None
+        ]
         if not slots:
             return []
         self._offers += 1
@@ -349,15 +401,28 @@ class TaskSlotTable:
         return freed
 
     def _forget_job_master(self, job_id: str) -> None:
-        """Its token is kept as long as the job has a slot here: without one an old leader has nothing to touch."""
+        """Its token is kept as long as the job has a slot here: without one an old leader has
+        nothing to touch.
+        """
         if not self._is_connected(job_id) and not self._of_job(job_id):
             self._job_masters.pop(job_id, None)
 
     def _status(self, slot: _Slot) -> SlotStatus:
-        return SlotStatus(slot.index) if slot.state is SlotState.FREE else SlotStatus(slot.index, slot.job_id, slot.allocation_id)
+        return (
+            SlotStatus(slot.index)
+            if slot.state is SlotState.FREE
+            else SlotStatus(slot.index, slot.job_id, slot.allocation_id)
+        )
 
     def _find(self, allocation_id: str) -> _Slot | None:
-        return next((s for s in self._slots if s.state is not SlotState.FREE and s.allocation_id == allocation_id), None)
+        return next(
+            (
+                s
+                for s in self._slots
+                if s.state is not SlotState.FREE and s.allocation_id == allocation_id
+            ),
+            None,
+        )
 
     def _of_job(self, job_id: str) -> list[_Slot]:
         return [s for s in self._slots if s.state is not SlotState.FREE and s.job_id == job_id]
@@ -376,7 +441,12 @@ class TaskSlotTable:
 
     def _stale(self, job_id: str, token: int, known: int | None, what: str) -> StaleLeader:
         self.fenced_total += 1
-        expected = "no job master is connected" if known is None else f"the leader known here has token {known}"
+        expected = (
+            "no job master is connected"
+            if known is None
+            else f"the leader known here has token {known}"
+        )
         return StaleLeader(
-            f"the job master of job {job_id} with fencing token {token} {what}: {expected}; expected the connected leader, connect first"
+            f"the job master of job {job_id} with fencing token {token} {what}: {expected}; "
+            "expected the connected leader, connect first"
         )

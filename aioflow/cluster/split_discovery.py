@@ -1,8 +1,10 @@
-"""Looks again and again for new splits of the sources that ask for it (`discover_every`), and hands them to subtasks that run.
+"""Looks again and again for new splits of the sources that ask for it (`discover_every`), and hands
+them to subtasks that run.
 
-A split goes to one subtask, and stays with it as long as that one's attempt lives, also when nobody knows whether it arrived: then it is
-sent again, and whoever has it ignores it. So it is read once. A restart deals all splits out anew: those of the checkpoint stand where they
-stood, the others are begun; what was found meanwhile is handed out by the next look.
+A split goes to one subtask, and stays with it as long as that one's attempt lives, also when nobody
+knows whether it arrived: then it is sent again, and whoever has it ignores it. So it is read once.
+A restart deals all splits out anew: those of the checkpoint stand where they stood, the others are
+begun; what was found meanwhile is handed out by the next look.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class SplitDiscovery:
         """Ids of the splits that each living attempt has, or was to get."""
         self._in_doubt: dict[ExecutionAttemptId, list[Split]] = {}
         """Those of them that may not have arrived."""
-        self.vertices = {vertex.id: vertex for vertex in executions.graph.vertices if _looks_again(vertex)}
+        self.vertices = {
+            vertex.id: vertex for vertex in executions.graph.vertices if _looks_again(vertex)
+        }
         """Those that are looked at again."""
         for vertex in self.vertices.values():
             if (finder := getattr(vertex.head.source, "finder", None)) is not None:
@@ -76,29 +80,47 @@ class SplitDiscovery:
         attempt = descriptor.attempt
         if attempt.vertex_id not in self.vertices:
             return
-        for old in [one for one in self._handed if (one.vertex_id, one.subtask_index) == (attempt.vertex_id, attempt.subtask_index)]:
+        for old in [
+            one
+            for one in self._handed
+            if (one.vertex_id, one.subtask_index) == (attempt.vertex_id, attempt.subtask_index)
+        ]:
             del self._handed[old]
             self._in_doubt.pop(old, None)
         self._handed[attempt] = dict.fromkeys(split.id for split in descriptor.splits)
 
     async def watch(self, vertex: JobVertex, workers: SplitTaker) -> None:
-        """Look for new splits of one of `vertices` until cancelled. What cannot be looked at is logged, and tried again."""
-        every_s = to_seconds(vertex.head.source.discover_every, "discover_every")  # type: ignore[union-attr]  # It is one of those.
+        """Look for new splits of one of `vertices` until cancelled.
+
+        What cannot be looked at is logged, and tried again.
+        """
+        # It is one of those.
+        every_s = to_seconds(vertex.head.source.discover_every, "discover_every")  # type: ignore[union-attr]
         while True:
             await asyncio.sleep(every_s)
             try:
                 await self._look(vertex, workers)
                 check_own_task()
-            except BaseException as raised:  # noqa: BLE001  # A share that is away comes back; what is read already is read on meanwhile.
+            # A share that is away comes back; what is read already is read on meanwhile.
+            except BaseException as raised:  # noqa: BLE001
                 error = user_error(raised)
                 await take_back_cancellation()
-                logger.warning("no new splits of source %r are found now: %r", vertex.head.name, error)
+                logger.warning(
+                    "no new splits of source %r are found now: %r", vertex.head.name, error
+                )
 
     async def _look(self, vertex: JobVertex, workers: SplitTaker) -> None:
         assert vertex.head.source is not None, "only sources have splits"
         found = await discover_splits(vertex.head.source, self._host)
-        attempts = [self._executions.executions.get((vertex.id, index)) for index in range(vertex.parallelism)]
-        running = [one.attempt for one in attempts if one is not None and one.state is ExecutionState.RUNNING]
+        attempts = [
+            self._executions.executions.get((vertex.id, index))
+            for index in range(vertex.parallelism)
+        ]
+        running = [
+            one.attempt
+            for one in attempts
+            if one is not None and one.state is ExecutionState.RUNNING
+        ]
         if len(running) < vertex.parallelism:
             return  # A later look finds them too.
         handed = [self._handed[attempt] for attempt in running]
@@ -115,19 +137,34 @@ class SplitDiscovery:
             if splits := self._in_doubt.get(attempt):
                 await self._hand_out(attempt, splits, workers)
 
-    async def _hand_out(self, attempt: ExecutionAttemptId, splits: list[Split], workers: SplitTaker) -> None:
+    async def _hand_out(
+        self, attempt: ExecutionAttemptId, splits: list[Split], workers: SplitTaker
+    ) -> None:
         try:
             await workers.add_splits(attempt, splits)
-        except Exception as error:  # noqa: BLE001  # Whatever it is: the next look sends them again.
-            logger.info("%d splits may not have reached %s, and are sent again: %r", len(splits), attempt, error)
+        # Whatever it is: the next look sends them again.
+        except Exception as error:  # noqa: BLE001
+            logger.info(
+                "%d splits may not have reached %s, and are sent again: %r",
+                len(splits),
+                attempt,
+                error,
+            )
             return
         self._in_doubt.pop(attempt, None)
-        logger.info("%s reads %d more splits: %s", attempt, len(splits), ", ".join(split.id for split in splits[:5]))
+        logger.info(
+            "%s reads %d more splits: %s",
+            attempt,
+            len(splits),
+            ", ".join(split.id for split in splits[:5]),
+        )
 
 
 def pack_splits(splits: Sequence[Split], codec: Codec) -> bytes:
     """For a message. Raises TypeNotSupported for what is no plain data."""
-    rows = [SplitState(split.id, split.position, split.payload, split.watermark) for split in splits]
+    rows = [
+        SplitState(split.id, split.position, split.payload, split.watermark) for split in splits
+    ]
     return encode_source_state(rows, codec, "a source's splits")
 
 
@@ -139,4 +176,8 @@ def unpack_splits(content: bytes, codec: Codec) -> list[Split]:
 
 def _looks_again(vertex: JobVertex) -> bool:
     source = vertex.head.source
-    return source is not None and not source.bounded and getattr(source, "discover_every", None) is not None
+    return (
+        source is not None
+        and not source.bounded
+        and getattr(source, "discover_every", None) is not None
+    )

@@ -1,8 +1,9 @@
 """A class of `msgspec.Struct` that travels by value.
 
-cloudpickle makes an empty class first and then sets its attributes, as methods may speak of their class. The fields of a Struct are
-settled when it is made and cannot be set: they go ahead with the options of the class. What they are annotated with may speak of the
-class too, so it follows with the attributes; msgspec looks at it when values are first decoded.
+cloudpickle makes an empty class first and then sets its attributes, as methods may speak of their
+class. The fields of a Struct are settled when it is made and cannot be set: they go ahead with the
+options of the class. What they are annotated with may speak of the class too, so it follows with
+the attributes; msgspec looks at it when values are first decoded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ OPTIONS = (
     "array_like", "cache_hash", "dict", "eq", "forbid_unknown_fields", "frozen", "gc", "omit_defaults", "order", "repr_omit_defaults",
     "tag", "tag_field", "weakref",
 )  # fmt: skip
-"""Keywords of a Struct that it inherits and knows afterwards. `kw_only` and `rename` show in its fields."""
+"""Keywords of a Struct that it inherits and knows afterwards.
+
+`kw_only` and `rename` show in its fields.
+"""
 
 POST_INIT = "__post_init__"
 
@@ -35,17 +39,31 @@ class _Field:
 
 
 def with_fields(cls: type[msgspec.Struct], reduced: Any) -> Any:
-    """How to write the Struct `cls`: as cloudpickle does, and its own fields with their defaults first."""
+    """How to write the Struct `cls`: as cloudpickle does, and its own fields with their defaults
+    first.
+    """
     if type(reduced) is not tuple or len(reduced) != 6:
         return reduced  # By reference.
     make, args, (attributes, slots), *rest = reduced
     fields = _own_fields(cls)
-    options = {name: getattr(cls.__struct_config__, name) for name in OPTIONS if hasattr(cls.__struct_config__, name)}
+    options = {
+        name: getattr(cls.__struct_config__, name)
+        for name in OPTIONS
+        if hasattr(cls.__struct_config__, name)
+    }
     if options["tag"] is None:
-        options["tag"] = False  # None would mean the tag of the base, and with it the field of the tag.
+        options["tag"] = (
+            False  # None would mean the tag of the base, and with it the field of the tag.
+        )
     parameters = inspect.signature(cls).parameters
-    options["kw_only"] = any(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in fields)
-    kept = {name: value for name, value in attributes.items() if name not in fields and name != "__slots__"}
+    options["kw_only"] = any(
+        parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in fields
+    )
+    kept = {
+        name: value
+        for name, value in attributes.items()
+        if name not in fields and name != "__slots__"
+    }
     return _make, (make, args, fields, options, POST_INIT in attributes), (kept, slots), *rest
 
 
@@ -59,7 +77,9 @@ def _own_fields(cls: Any) -> dict[str, _Field]:
         if name in own:
             default = default_of.get(name, msgspec.NODEFAULT)
             factory = getattr(default, "factory", None) if type(default) is _FACTORY else None
-            fields[name] = _Field(msgspec.NODEFAULT if factory is not None else default, factory, encoded)
+            fields[name] = _Field(
+                msgspec.NODEFAULT if factory is not None else default, factory, encoded
+            )
     return fields
 
 
@@ -71,8 +91,17 @@ _FACTORY: type = type(_WithFactory.__struct_defaults__[0])
 """What msgspec wraps the factory of a default in; it has no public name."""
 
 
-def _make(make: Any, args: tuple[Any, ...], fields: dict[str, _Field], options: dict[str, Any], has_post_init: bool) -> type:
-    """The class without its attributes. `make` and `args` are those of cloudpickle, which keeps one class for each that is sent."""
+def _make(
+    make: Any,
+    args: tuple[Any, ...],
+    fields: dict[str, _Field],
+    options: dict[str, Any],
+    has_post_init: bool,
+) -> type:
+    """The class without its attributes.
+
+    `make` and `args` are those of cloudpickle, which keeps one class for each that is sent.
+    """
     metaclass, name, bases, namespace, *rest = args
     namespace = {**namespace, "__annotations__": dict.fromkeys(fields, Any)}
     for field, one in fields.items():
@@ -88,5 +117,7 @@ def _make(make: Any, args: tuple[Any, ...], fields: dict[str, _Field], options: 
 
 
 def _post_init(instance: Any) -> None:
-    """In place of a method that comes with the attributes: a Struct remembers from the beginning which one it calls."""
+    """In place of a method that comes with the attributes: a Struct remembers from the beginning
+    which one it calls.
+    """
     getattr(instance, POST_INIT)()

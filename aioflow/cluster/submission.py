@@ -1,7 +1,9 @@
-"""What a process of the user does with a cluster: submits jobs, follows them, asks for and ends others.
+"""What a process of the user does with a cluster: submits jobs, follows them, asks for and ends
+others.
 
-The submitting process is a worker for what cannot leave it (results that it collects, inputs that it pushes, functions of its own as
-sinks). Functions and classes of its own modules travel by value: the processes of the cluster need not have its files, only the libraries.
+The submitting process is a worker for what cannot leave it (results that it collects, inputs that
+it pushes, functions of its own as sinks). Functions and classes of its own modules travel by value:
+the processes of the cluster need not have its files, only the libraries.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ __all__ = ["ClusterClient", "JobLine", "NoJobManager", "Submission", "submission
 logger = logging.getLogger(__name__)
 
 LEADER_TIMEOUT_S = 60.0
-"""How long a command waits while JobManagers can be reached and none leads, or none has time to answer."""
+"""How long a command waits while JobManagers can be reached and none leads, or none has time to
+answer.
+"""
 
 RETRY_S = 0.2
 
@@ -49,10 +53,13 @@ ASK_S = 5.0
 """How often a JobManager is asked whether it still leads, while the end of a job is waited for."""
 
 SILENCE_S = 30.0
-"""A JobManager that does not answer for so long is stopped, or cut off: the next leader is looked for."""
+"""A JobManager that does not answer for so long is stopped, or cut off: the next leader is
+looked for.
+"""
 
 INSTALLED = tuple(
-    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {str(Path(__file__).parents[1])}
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    | {str(Path(__file__).parents[1])}
 )
 """Where modules lie that the processes of a cluster have too."""
 
@@ -69,7 +76,10 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class JobLine:
-    """One job of a cluster, as it is listed. Times are wall clock, ms; `ended_ms` None while it runs."""
+    """One job of a cluster, as it is listed.
+
+    Times are wall clock, ms; `ended_ms` None while it runs.
+    """
 
     job_id: str
     name: str
@@ -88,18 +98,29 @@ class JobLine:
 
 
 def submission_of(
-    graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
+    graph: JobGraph,
+    restart: RestartPolicy,
+    options: TaskOptions,
+    checkpoints: CheckpointSettings | None = None,
 ) -> Submission:
-    """The job as bytes. Raises GraphError naming the operator that cannot travel, CheckpointError for a store that others cannot reach."""
+    """The job as bytes.
+
+    Raises GraphError naming the operator that cannot travel, CheckpointError for a store that
+    others cannot reach.
+    """
     if checkpoints is not None:
         for option, url in (("checkpoints", checkpoints.store), ("restore", checkpoints.restore)):
             if url is not None and url.startswith("memory:"):
                 raise CheckpointError(
-                    f"{url} is the memory of one process, and a cluster has many: give {option}= a directory or an object store that all "
+                    f"{url} is the memory of one process, and a cluster has many: give {option}= "
+                    "a directory or an object store that all "
                     "of them reach"
                 )
     with _own_modules_by_value():
-        config = {"restart": cloudpickle.dumps(restart), "checkpoints": None if checkpoints is None else asdict(checkpoints)}
+        config = {
+            "restart": cloudpickle.dumps(restart),
+            "checkpoints": None if checkpoints is None else asdict(checkpoints),
+        }
         return Submission(graph.name, ship_job(graph, options), config)
 
 
@@ -108,14 +129,30 @@ class NoJobManager(ConnectionError):
 
     def __init__(self, where: Whereabouts, reason: OSError) -> None:
         is_plain = isinstance(reason, ConnectionRefusedError)
-        self.what = f"no jobmanager listens at {where}" if is_plain else f"no jobmanager can be reached at {where} ({reason})"
-        super().__init__(f"{self.what}: start a cluster with aioflow cluster start, or give the address of one that runs")
+        self.what = (
+            f"no jobmanager listens at {where}"
+            if is_plain
+            else f"no jobmanager can be reached at {where} ({reason})"
+        )
+        super().__init__(
+            f"{self.what}: start a cluster with aioflow cluster start, or give the address of one "
+            "that runs"
+        )
 
 
 class ClusterClient:
-    """A connection to the JobManager that leads, as `async with`. Raises NoJobManager, or NotAuthenticated for a wrong secret."""
+    """A connection to the JobManager that leads, as `async with`.
 
-    def __init__(self, host: Host, where: Whereabouts, secret: bytes, handlers: dict[str, Callable[..., Any]] | None = None) -> None:
+    Raises NoJobManager, or NotAuthenticated for a wrong secret.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        where: Whereabouts,
+        secret: bytes,
+        handlers: dict[str, Callable[..., Any]] | None = None,
+    ) -> None:
         self._host = host
         self._where = where
         self._secret = secret
@@ -129,7 +166,9 @@ class ClusterClient:
         try:
             await self._connect((NobodyLeads, TimeoutError), LEADER_TIMEOUT_S)
         except Broken as error:
-            raise NotAuthenticated(f"the jobmanager at {self._where} does not know this secret, or is none ({error})") from error
+            raise NotAuthenticated(
+                f"the jobmanager at {self._where} does not know this secret, or is none ({error})"
+            ) from error
         except (TimeoutError, FileNotFoundError):
             raise  # They say what is wrong, and where.
         except OSError as error:
@@ -137,7 +176,10 @@ class ClusterClient:
         return self
 
     async def connect_again(self, timeout_s: float) -> None:
-        """After the end of the connection: find whoever leads now. Raises OSError or AioflowError when nobody is found in time."""
+        """After the end of the connection: find whoever leads now.
+
+        Raises OSError or AioflowError when nobody is found in time.
+        """
         await self._connect((OSError, AioflowError), timeout_s)
 
     async def _connect(self, passing: tuple[type[Exception], ...], timeout_s: float) -> None:
@@ -146,7 +188,12 @@ class ClusterClient:
         while True:
             try:
                 self.address, self._connection = await connect_to_leader(
-                    self._host, self._secret, PeerRole.SUBMITTER, self._where, self._handlers, lambda _: self.on_closed()
+                    self._host,
+                    self._secret,
+                    PeerRole.SUBMITTER,
+                    self._where,
+                    self._handlers,
+                    lambda _: self.on_closed(),
                 )
                 return
             except passing:
@@ -178,11 +225,18 @@ class ClusterClient:
         taps: dict[int, tuple[TapPlace, bool]] | None = None,
     ) -> int:
         """On return the job is stored, and runs. Returns the token of its JobMaster."""
-        answer = self.connection.call("submit", job_id, job.name, job.content, job.config, attach, location, taps or {})
+        answer = self.connection.call(
+            "submit", job_id, job.name, job.content, job.config, attach, location, taps or {}
+        )
         return int(await answer)
 
-    async def attach(self, job_id: str, *, location: str, taps: dict[int, tuple[TapPlace, bool]]) -> int:
-        """Follow a job that was submitted before. Returns the token of its JobMaster; raises UnknownJob."""
+    async def attach(
+        self, job_id: str, *, location: str, taps: dict[int, tuple[TapPlace, bool]]
+    ) -> int:
+        """Follow a job that was submitted before.
+
+        Returns the token of its JobMaster; raises UnknownJob.
+        """
         return int(await self.connection.call("attach", job_id, location, taps))
 
     async def jobs(self) -> list[JobLine]:
@@ -193,13 +247,19 @@ class ClusterClient:
         """The job once it has ended."""
         return _line(await self.connection.call("wait", job_id))
 
-    async def follow(self, job_id: str, timeout_s: float, ask: Callable[[], Awaitable[None]] | None = None) -> JobLine:
-        """As `wait`, under whichever leader: one that goes away is followed by the next, which is looked for so long.
+    async def follow(
+        self, job_id: str, timeout_s: float, ask: Callable[[], Awaitable[None]] | None = None
+    ) -> JobLine:
+        """As `wait`, under whichever leader: one that goes away is followed by the next, which is
+        looked for so long.
 
-        `ask` is what is asked of the leader first, and of each that follows: a stop that one had taken up is not known to the next.
-        Raises OSError or AioflowError if none is found, or if it does not know the job.
+        `ask` is what is asked of the leader first, and of each that follows: a stop that one had
+        taken up is not known to the next. Raises OSError or AioflowError if none is found, or if it
+        does not know the job.
         """
-        watching = asyncio.get_running_loop().create_task(self.watch_leader(), name=f"leader of job {job_id[:8]}")
+        watching = asyncio.get_running_loop().create_task(
+            self.watch_leader(), name=f"leader of job {job_id[:8]}"
+        )
         try:
             while True:
                 try:
@@ -213,7 +273,9 @@ class ClusterClient:
             await cancel_and_wait([watching])
 
     async def watch_leader(self) -> None:
-        """Hang up on a JobManager that is silent, or leads no more: it would never say how a job ends. The end is seen like any other."""
+        """Hang up on a JobManager that is silent, or leads no more: it would never say how a job
+        ends. The end is seen like any other.
+        """
         while True:
             await asyncio.sleep(ASK_S)
             connection = self.connection
@@ -221,7 +283,9 @@ class ClusterClient:
                 async with asyncio.timeout(SILENCE_S):
                     leader = await connection.call("leader")
             except TimeoutError:
-                connection.abort(Broken(f"the jobmanager at {self._where} has not answered for {SILENCE_S:g} s"))
+                connection.abort(
+                    Broken(f"the jobmanager at {self._where} has not answered for {SILENCE_S:g} s")
+                )
             except AioflowError as error:  # Its end is seen already.
                 logger.debug("it is not known who leads: %s", error)
             else:
@@ -232,8 +296,17 @@ class ClusterClient:
         """End a job without a result."""
         await self.connection.call("cancel", job_id)
 
-    async def stop(self, job_id: str, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
-        """End the sources of a job; with checkpoints by a savepoint under the store, or at the URL `directory`."""
+    async def stop(
+        self,
+        job_id: str,
+        *,
+        drain: bool = False,
+        savepoint: bool = True,
+        directory: str | None = None,
+    ) -> None:
+        """End the sources of a job; with checkpoints by a savepoint under the store, or at the
+        URL `directory`.
+        """
         await self.connection.call("stop", job_id, drain, savepoint, directory)
 
     async def savepoint(self, job_id: str, directory: str | None = None) -> str:
@@ -245,11 +318,16 @@ class ClusterClient:
         return [tuple(line) for line in (await self.connection.call("overview"))["taskmanagers"]]
 
     async def fenced_total(self) -> int:
-        """How many messages of leaders, workers and attempts that were replaced the cluster has refused since this leader leads."""
+        """How many messages of leaders, workers and attempts that were replaced the cluster has
+        refused since this leader leads.
+        """
         return int((await self.connection.call("overview"))["fenced_total"])
 
     async def shutdown(self) -> int:
-        """End the leader and its TaskManagers. Its jobs stay stored. Returns the pid of the leader, on its machine."""
+        """End the leader and its TaskManagers.
+
+        Its jobs stay stored. Returns the pid of the leader, on its machine.
+        """
         return int(await self.connection.call("shutdown"))
 
 
@@ -260,10 +338,20 @@ def _line(packed: tuple[Any, ...]) -> JobLine:
 
 @contextmanager
 def _own_modules_by_value() -> Iterator[None]:
-    """Meanwhile cloudpickle writes what is defined in modules of the user instead of their names."""
-    own = [module for name, module in list(sys.modules.items()) if name != "__main__" and _is_own(module)]
+    """Meanwhile cloudpickle writes what is defined in modules of the user instead of their
+    names.
+    """
+    own = [
+        module
+        for name, module in list(sys.modules.items())
+        if name != "__main__" and _is_own(module)
+    ]
     known = cloudpickle.list_registry_pickle_by_value()
-    registered = [module for module in own if module.__name__ not in known and sys.modules.get(module.__name__) is module]
+    registered = [
+        module
+        for module in own
+        if module.__name__ not in known and sys.modules.get(module.__name__) is module
+    ]
     for module in registered:
         cloudpickle.register_pickle_by_value(module)
     try:

@@ -1,6 +1,8 @@
-"""The processes that submitted jobs and stay: each is told what becomes of its job, runs its part of some, and returns to the next leader.
+"""The processes that submitted jobs and stay: each is told what becomes of its job, runs its part
+of some, and returns to the next leader.
 
-One is known from its submission, or its return, until its connection or its job ends. Everything on the loop.
+One is known from its submission, or its return, until its connection or its job ends. Everything on
+the loop.
 """
 
 from __future__ import annotations
@@ -55,7 +57,11 @@ class Submitters:
 
     def lost(self, connection: RpcConnection) -> list[str]:
         """`connection` has ended: returns the jobs that were submitted by it."""
-        jobs = [job_id for job_id, submitter in self._known.items() if submitter.connection is connection]
+        jobs = [
+            job_id
+            for job_id, submitter in self._known.items()
+            if submitter.connection is connection
+        ]
         for job_id in jobs:
             del self._known[job_id]
         return jobs
@@ -77,17 +83,24 @@ class Submitters:
             del self._awaited[job_id]
 
     def follow(self, dispatcher: Dispatcher, job_id: str, connection: RpcConnection | None) -> None:
-        """Tell `connection` once the job has ended, and forget who submitted it. It ends with `dispatcher` at the latest."""
+        """Tell `connection` once the job has ended, and forget who submitted it.
+
+        It ends with `dispatcher` at the latest.
+        """
         following = self._tell_the_end(dispatcher, job_id, connection)
         task = asyncio.get_running_loop().create_task(following, name=f"follow {job_id}")
         self._following[task] = None
         task.add_done_callback(self._following.pop)
 
-    async def _tell_the_end(self, dispatcher: Dispatcher, job_id: str, connection: RpcConnection | None) -> None:
+    async def _tell_the_end(
+        self, dispatcher: Dispatcher, job_id: str, connection: RpcConnection | None
+    ) -> None:
         try:
             view = await dispatcher.wait(job_id)
         except AioflowError:
             return  # Leadership is lost; the connection ends with it.
         self.remove(job_id)
         if connection is not None:
-            connection.notify("ended", view.status.value, pack_error(view.cause, Codec()), view.savepoint)
+            connection.notify(
+                "ended", view.status.value, pack_error(view.cause, Codec()), view.savepoint
+            )

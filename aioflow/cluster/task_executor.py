@@ -1,7 +1,8 @@
-"""A worker: runs tasks, keeps their partitions until they are read, and lends them the host, the pool and the resources.
+"""A worker: runs tasks, keeps their partitions until they are read, and lends them the host, the
+pool and the resources.
 
-Every task is a child of the worker's task group, supervised: it reports its end and never takes a sibling down. A failed task is
-the JobMaster's business.
+Every task is a child of the worker's task group, supervised: it reports its end and never takes a
+sibling down. A failed task is the JobMaster's business.
 """
 
 from __future__ import annotations
@@ -52,16 +53,24 @@ __all__ = ["RESOURCES_CLOSE_S", "TaskExecutor"]
 logger = logging.getLogger(__name__)
 
 NETWORK_SEGMENTS = 1 << 20
-"""Permits of an in-process worker: a local exchange holds lists, not segments, so the budget of each partition is what bounds."""
+"""Permits of an in-process worker: a local exchange holds lists, not segments, so the budget of
+each partition is what bounds.
+"""
 
 NETWORK_MEMORY = (
-    *(f"Status.Shuffle.Netty.{kind}Memory{unit}" for unit in ("Segments", "") for kind in ("Available", "Used", "Total")),
+    *(
+        f"Status.Shuffle.Netty.{kind}Memory{unit}"
+        for unit in ("Segments", "")
+        for kind in ("Available", "Used", "Total")
+    ),
     "Status.Shuffle.Netty.RequestedMemoryUsage",
 )
 """A segment is the permit for one batch, and so much memory only where that batch travels."""
 
 TURNS_A_SLICE = 4
-"""How often a thread can get the interpreter while a task runs one slice: checkpoints and leases are written by threads."""
+"""How often a thread can get the interpreter while a task runs one slice: checkpoints and leases
+are written by threads.
+"""
 
 RESOURCES_CLOSE_S = 30.0
 """How long closing the resources of users may take, all together."""
@@ -88,10 +97,18 @@ class _Partitions:
     def open_channel(self, index: int, descriptor: InputChannelDescriptor) -> InputChannel:
         if descriptor.location == self.location:
             return LocalInputChannel(index, partial(self._find, descriptor))
-        assert self.data_plane is not None, "a partition of another worker is read over a data plane"
+        assert self.data_plane is not None, (
+            "a partition of another worker is read over a data plane"
+        )
         host, _, port = descriptor.location.rpartition(":")
         link = self.data_plane.link_to((host, int(port)))
-        return RemoteInputChannel(index, str(descriptor.partition), descriptor.subpartition_index, link, self.data_plane.codec)
+        return RemoteInputChannel(
+            index,
+            str(descriptor.partition),
+            descriptor.subpartition_index,
+            link,
+            self.data_plane.codec,
+        )
 
     def _find(self, descriptor: InputChannelDescriptor) -> PipelinedSubpartition | None:
         partition = self._partitions.get(descriptor.partition)
@@ -108,7 +125,9 @@ class _Partitions:
 
     def forget_consumed(self) -> None:
         """Forget partitions that were read to their end: they have released themselves."""
-        for partition_id in [p for p, partition in self._partitions.items() if partition.is_released]:
+        for partition_id in [
+            p for p, partition in self._partitions.items() if partition.is_released
+        ]:
             self._forget(partition_id)
 
     def __len__(self) -> int:
@@ -128,7 +147,10 @@ def _network_memory(pool: NetworkBufferPool) -> list[int]:
 
 
 class TaskExecutor:
-    """Runs the tasks of one job in this loop. Use as `async with`: leaving waits for every task to end."""
+    """Runs the tasks of one job in this loop.
+
+    Use as `async with`: leaving waits for every task to end.
+    """
 
     def __init__(
         self,
@@ -140,9 +162,11 @@ class TaskExecutor:
         codec: Codec | None = None,
         on_stuck: Callable[[ExecutionAttemptId, CancellationTimeout], None] | None = None,
     ) -> None:
-        """`codec` knows the types of the job; None: the job is of this process, and knows what is registered here.
+        """`codec` knows the types of the job; None: the job is of this process, and knows what is
+        registered here.
 
-        `on_stuck(attempt, error)` ends the process because of a task that does not end. None: this is the program, which gives up the task.
+        `on_stuck(attempt, error)` ends the process because of a task that does not end. None: this
+        is the program, which gives up the task.
         """
         self._job_master = job_master
         self._fencing_token = fencing_token
@@ -163,8 +187,11 @@ class TaskExecutor:
             metrics=metrics,
             options=options,
             codec=Codec() if codec is None else codec,
-            # Does no I/O. Without checkpoints a job may be restored all the same: what it reads then is named by URL.
-            store=open_store(RESTORE_ONLY if options.checkpoints is None else options.checkpoints.store, host),
+            # Does no I/O. Without checkpoints a job may be restored all the same: what it reads
+            # then is named by URL.
+            store=open_store(
+                RESTORE_ONLY if options.checkpoints is None else options.checkpoints.store, host
+            ),
             local_state=LocalState(options.local_state_bytes),
             responder=job_master,
             on_stuck=on_stuck,
@@ -181,7 +208,9 @@ class TaskExecutor:
         finally:
             self._threads_turns.__exit__(None, None, None)
             self._partitions.release_all()
-            await close_within(self._resources.close(), RESOURCES_CLOSE_S, what="the resources of a job")
+            await close_within(
+                self._resources.close(), RESOURCES_CLOSE_S, what="the resources of a job"
+            )
 
     def join(self, data_plane: DataPlane, location: str) -> None:
         """Exchange partitions with other workers, which find this one's at `location`."""
@@ -207,7 +236,10 @@ class TaskExecutor:
 
     def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:
         if fencing_token != self._fencing_token:
-            raise Closed(f"task {descriptor.task_name} was submitted by a job master that leads no more; it must not be deployed")
+            raise Closed(
+                f"task {descriptor.task_name} was submitted by a job master that leads no more; "
+                "it must not be deployed"
+            )
         if descriptor.attempt in self._executions:
             raise AssertionError(f"attempt {descriptor.attempt} was submitted twice")
         self._forget_older(descriptor.attempt)
@@ -235,7 +267,8 @@ class TaskExecutor:
             execution.cancel()
 
     def stop_sources(self, job_id: str, *, drain: bool) -> None:
-        self._stop_drains = drain  # Also for what is deployed from now on: a region that restarts while the job stops.
+        # Also for what is deployed from now on: a region that restarts while the job stops.
+        self._stop_drains = drain
         for execution in self._executions.values():
             if execution.attempt.job_id == job_id:
                 execution.task.stop_source(drain=drain)
@@ -254,14 +287,20 @@ class TaskExecutor:
             if execution.attempt.job_id == job_id:
                 execution.task.notify_checkpoint_complete(checkpoint_id)
 
-    def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
+    def notify_checkpoint_aborted(
+        self, job_id: str, checkpoint_id: int, latest_completed: int | None
+    ) -> None:
         self._environment.local_state.aborted(checkpoint_id)
         for execution in self._executions.values():
             if execution.attempt.job_id == job_id:
                 execution.task.notify_checkpoint_aborted(checkpoint_id, latest_completed)
 
     def add_tap(
-        self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None
+        self,
+        job_id: str,
+        place: TapPlace,
+        tap: Callable[[RecordBatch], None],
+        on_missed: OnMissed | None = None,
     ) -> Sequence[asyncio.Future[None]]:
         self._taps.setdefault(place, []).append(tap)
         self._retap(place)
@@ -274,10 +313,15 @@ class TaskExecutor:
                 del self._taps[place]
             self._retap(place)
 
-    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
+    async def query_state(
+        self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
+    ) -> Any:
         execution = self._executions.get(attempt)
         if execution is None or execution.state is not ExecutionState.RUNNING:
-            raise JobNotRunning(f"attempt {attempt} does not run, its state cannot be read now; try again once the job runs")
+            raise JobNotRunning(
+                f"attempt {attempt} does not run, its state cannot be read now; try again once "
+                "the job runs"
+            )
         return await execution.task.query_state(node_id, query)
 
     async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None:
@@ -291,7 +335,9 @@ class TaskExecutor:
             if not execution.state.is_terminal:
                 execution.task.set_taps(place, tuple(self._taps.get(place, ())))
 
-    def _on_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
+    def _on_state(
+        self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None
+    ) -> None:
         if state in (ExecutionState.FAILED, ExecutionState.CANCELED):
             self._partitions.release_of(attempt)
         if state.is_terminal:
@@ -300,6 +346,10 @@ class TaskExecutor:
 
     def _forget_older(self, attempt: ExecutionAttemptId) -> None:
         """A new attempt replaces the ended one of the same subtask, and its partitions."""
-        for old in [a for a in self._executions if (a.vertex_id, a.subtask_index) == (attempt.vertex_id, attempt.subtask_index)]:
+        for old in [
+            a
+            for a in self._executions
+            if (a.vertex_id, a.subtask_index) == (attempt.vertex_id, attempt.subtask_index)
+        ]:
             del self._executions[old]
             self._partitions.release_of(old)

@@ -1,8 +1,9 @@
 """A TaskManager: lends its slots to the jobs of a cluster, and runs their tasks.
 
-It registers at the JobManager with what its slots hold, sends heartbeats, opens a job's code with the first slot of that job, and offers
-the slot. Without the JobManager its tasks end, but it goes on: it connects again, and keeps the slots of its jobs for a while for the
-JobMasters that come after. What it knows of its slots is the truth; the JobManager has a copy.
+It registers at the JobManager with what its slots hold, sends heartbeats, opens a job's code with
+the first slot of that job, and offers the slot. Without the JobManager its tasks end, but it goes
+on: it connects again, and keeps the slots of its jobs for a while for the JobMasters that come
+after. What it knows of its slots is the truth; the JobManager has a copy.
 """
 
 from __future__ import annotations
@@ -14,12 +15,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, OwnPauses, SendHeartbeat, TimedOut
+from aioflow.cluster.heartbeat import (
+    HeartbeatMonitor,
+    HeartbeatOptions,
+    OwnPauses,
+    SendHeartbeat,
+    TimedOut,
+)
 from aioflow.cluster.job_session import AttemptKey, JobSession, pack_error
 from aioflow.cluster.pulse import Pulse
 from aioflow.cluster.rpc import RpcConnection
 from aioflow.cluster.shipping import load_job
-from aioflow.cluster.slots import ConnectToJobMaster, FailTasks, Instruction, OfferSlots, SlotFreed, SlotOccupied, TaskSlotTable
+from aioflow.cluster.slots import (
+    ConnectToJobMaster,
+    FailTasks,
+    Instruction,
+    OfferSlots,
+    SlotFreed,
+    SlotOccupied,
+    TaskSlotTable,
+)
 from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, connect_to_leader
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError, Broken, Closed
@@ -41,7 +56,9 @@ logger = logging.getLogger(__name__)
 
 PEER = "jobmanager"
 REGISTER_S = 30.0
-"""A JobManager that takes longer to answer a registration is stopped, or cut off: another one is looked for."""
+"""A JobManager that takes longer to answer a registration is stopped, or cut off: another one is
+looked for.
+"""
 
 REPORT_S = 0.5
 """How often metrics of jobs are sent."""
@@ -52,7 +69,9 @@ FIND_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskManagerOptions:
-    """`jobmanagers` says where the one is that leads; `bind` is the address at which other processes reach the data of this one."""
+    """`jobmanagers` says where the one is that leads; `bind` is the address at which other
+    processes reach the data of this one.
+    """
 
     jobmanagers: Whereabouts
     slots: int = 1
@@ -61,8 +80,13 @@ class TaskManagerOptions:
     """How long a slot is kept for a job whose JobMaster is gone."""
     reconnect_s: float = 0.5
     follows: bool = True
-    """Whether it goes on to the next JobManager when its own is gone. If not it looks for the first one for `FIND_S`, and ends with it."""
-    heartbeat: HeartbeatOptions = dataclasses.field(default_factory=lambda: HeartbeatOptions(own_pauses=OwnPauses.COUNTED))
+    """Whether it goes on to the next JobManager when its own is gone.
+
+    If not it looks for the first one for `FIND_S`, and ends with it.
+    """
+    heartbeat: HeartbeatOptions = dataclasses.field(
+        default_factory=lambda: HeartbeatOptions(own_pauses=OwnPauses.COUNTED)
+    )
 
 
 class TaskManager:
@@ -105,16 +129,23 @@ class TaskManager:
 
     @property
     def heard_at(self) -> float | None:
-        """When the JobManager last answered a thread of this process: also while its loop is held. None: it was never registered."""
+        """When the JobManager last answered a thread of this process: also while its loop is held.
+
+        None: it was never registered.
+        """
         return self._heard_at if self._pulse is None else self._pulse.heard_at
 
     async def run(self) -> None:
-        """Serve one JobManager after the other. Raises Broken if the first one does not take the secret.
+        """Serve one JobManager after the other. Raises Broken if the first one does not take the
+        secret.
 
-        One that follows nobody serves one, and raises OSError or NobodyLeads if it does not find it.
+        One that follows nobody serves one, and raises OSError or NobodyLeads if it does not find
+        it.
         """
         find_until = self._host.clock.monotonic() + FIND_S
-        timers = asyncio.get_running_loop().create_task(self._run_timers(), name="slots and heartbeats")
+        timers = asyncio.get_running_loop().create_task(
+            self._run_timers(), name="slots and heartbeats"
+        )
         reports = asyncio.get_running_loop().create_task(self._run_reports(), name="metrics")
         try:
             while not self._released:
@@ -125,7 +156,11 @@ class TaskManager:
                         raise
                     self._waits(logging.WARNING, error)
                 except (OSError, NobodyLeads) as error:
-                    if not self._options.follows and not self._accepted and self._host.clock.monotonic() >= find_until:
+                    if (
+                        not self._options.follows
+                        and not self._accepted
+                        and self._host.clock.monotonic() >= find_until
+                    ):
                         raise
                     self._waits(logging.INFO, error)
                 if self._accepted and not self._options.follows:
@@ -148,17 +183,31 @@ class TaskManager:
             self._connection.abort(Closed("this taskmanager is stopped"))
 
     def _waits(self, level: int, error: Exception) -> None:
-        """There is no JobManager, or none any more: it is looked for, and that is told now and then."""
+        """There is no JobManager, or none any more: it is looked for, and that is told now and
+        then.
+        """
         waited_s = self._patience.failed(self._host.clock.monotonic())
         if waited_s is not None and not self._released:
             since = f", for {waited_s:.0f} s now" if waited_s else ""
-            logger.log(level, "taskmanager %s waits for the jobmanager at %s%s: %s", self.id[:8], self._options.jobmanagers, since, error)
+            logger.log(
+                level,
+                "taskmanager %s waits for the jobmanager at %s%s: %s",
+                self.id[:8],
+                self._options.jobmanagers,
+                since,
+                error,
+            )
 
     async def _serve(self) -> None:
         """One connection, from its beginning to its end."""
         self._disconnected.clear()
         address, connection = await connect_to_leader(
-            self._host, self._secret, PeerRole.TASKMANAGER, self._options.jobmanagers, self._handlers(), self._on_closed
+            self._host,
+            self._secret,
+            PeerRole.TASKMANAGER,
+            self._options.jobmanagers,
+            self._handlers(),
+            self._on_closed,
         )
         self._connection, self._accepted = connection, True
         try:
@@ -167,13 +216,23 @@ class TaskManager:
             waited_s = self._patience.succeeded(self._host.clock.monotonic())
             after = "" if waited_s is None else f", after {waited_s:.0f} s without a jobmanager"
             where = "{}:{}".format(*address)
-            logger.info("taskmanager %s is registered with %d slots at %s%s", self.id[:8], self._options.slots, where, after)
+            logger.info(
+                "taskmanager %s is registered with %d slots at %s%s",
+                self.id[:8],
+                self._options.slots,
+                where,
+                after,
+            )
             self._monitor.monitor(PEER, self._host.clock.monotonic())
-            for job_id in dict.fromkeys(status.job_id for status in self._table.report() if status.job_id is not None):
+            for job_id in dict.fromkeys(
+                status.job_id for status in self._table.report() if status.job_id is not None
+            ):
                 self._look_for_job_master(job_id)
             who = (self.id, self._registration)
             interval_s = self._options.heartbeat.interval_s
-            async with Pulse(self._host, self._secret, PeerRole.TASKMANAGER, address, interval_s, who) as self._pulse:
+            async with Pulse(
+                self._host, self._secret, PeerRole.TASKMANAGER, address, interval_s, who
+            ) as self._pulse:
                 await self._disconnected.wait()
         finally:
             self._heard_at, self._pulse = self.heard_at, None
@@ -187,7 +246,9 @@ class TaskManager:
 
     def _job_masters_lost(self) -> None:
         for job_id, session in self._sessions.items():
-            self._carry_out(self._table.job_master_lost(job_id, session.token, self._host.clock.monotonic()))
+            self._carry_out(
+                self._table.job_master_lost(job_id, session.token, self._host.clock.monotonic())
+            )
 
     # What the JobManager asks for.
 
@@ -201,10 +262,18 @@ class TaskManager:
             "job_over": self._on_job_over,
             "stop_sources": lambda job_id, drain: self._session(job_id).stop_sources(drain),
             "trigger_checkpoint": self._on_trigger_checkpoint,
-            "notify_checkpoint_complete": lambda job_id, *told: self._session(job_id).notify_checkpoint_complete(*told),
-            "notify_checkpoint_aborted": lambda job_id, *told: self._session(job_id).notify_checkpoint_aborted(*told),
-            "add_tap": lambda job_id, node_id, tap_id, may_miss: self._session(job_id).add_tap(node_id, tap_id, may_miss),
-            "remove_tap": lambda job_id, node_id, tap_id: self._session(job_id).remove_tap(node_id, tap_id),
+            "notify_checkpoint_complete": lambda job_id, *told: self._session(
+                job_id
+            ).notify_checkpoint_complete(*told),
+            "notify_checkpoint_aborted": lambda job_id, *told: self._session(
+                job_id
+            ).notify_checkpoint_aborted(*told),
+            "add_tap": lambda job_id, node_id, tap_id, may_miss: self._session(job_id).add_tap(
+                node_id, tap_id, may_miss
+            ),
+            "remove_tap": lambda job_id, node_id, tap_id: self._session(job_id).remove_tap(
+                node_id, tap_id
+            ),
             "query_state": self._on_query_state,
             "add_splits": self._on_add_splits,
             "inspect": self.inspector.ask,
@@ -214,15 +283,26 @@ class TaskManager:
     def _on_heartbeat(self) -> None:
         self._monitor.received(PEER, self._host.clock.monotonic())
 
-    def _on_request_slot(self, index: int, job_id: str, allocation_id: str, address: str) -> tuple[Any, ...] | None:
-        """None: it is set aside. Otherwise what is in the slot instead: (index, job, allocation)."""
+    def _on_request_slot(
+        self, index: int, job_id: str, allocation_id: str, address: str
+    ) -> tuple[Any, ...] | None:
+        """None: it is set aside.
+
+        Otherwise what is in the slot instead: (index, job, allocation).
+        """
         try:
-            self._carry_out(self._table.request(index, job_id, allocation_id, address, self._host.clock.monotonic()))
+            self._carry_out(
+                self._table.request(
+                    index, job_id, allocation_id, address, self._host.clock.monotonic()
+                )
+            )
         except SlotOccupied as error:
             return dataclasses.astuple(error.status)
         return None
 
-    def _on_submit_task(self, job_id: str, token: int, key: AttemptKey, allocation_id: str, content: bytes) -> None:
+    def _on_submit_task(
+        self, job_id: str, token: int, key: AttemptKey, allocation_id: str, content: bytes
+    ) -> None:
         attempt, session = ExecutionAttemptId(*key), self._session(job_id)
         self._table.add_task(attempt, allocation_id, token)
         try:
@@ -275,14 +355,18 @@ class TaskManager:
                 case OfferSlots():
                     self._begin(self._offer(instruction), "offer slots")
                 case FailTasks(attempts, reason):
-                    why = "it was told to end" if self._released else reason  # It has hung up itself then: nobody is lost.
+                    why = (
+                        "it was told to end" if self._released else reason
+                    )  # It has hung up itself then: nobody is lost.
                     logger.info("taskmanager %s ends %d tasks: %s", self.id[:8], len(attempts), why)
                     for attempt in attempts:
                         session = self._sessions.get(attempt.job_id)
                         if session is not None:
                             session.cancel_task(attempt)
                 case SlotFreed(_, job_id, allocation_id, reason):
-                    self._tell("slot_freed", self.id, self._registration, job_id, allocation_id, reason)
+                    self._tell(
+                        "slot_freed", self.id, self._registration, job_id, allocation_id, reason
+                    )
                     self._close_unused()
 
     async def _offer(self, offer: OfferSlots) -> None:
@@ -291,9 +375,13 @@ class TaskManager:
             return
         offers = [(slot.allocation_id, slot.index) for slot in offer.slots]
         try:
-            accepted, rejected = await connection.call("offer_slots", self.id, offer.job_id, offer.token, session.location, offers)
+            accepted, rejected = await connection.call(
+                "offer_slots", self.id, offer.job_id, offer.token, session.location, offers
+            )
             self._carry_out(
-                self._table.offer_answered(offer.job_id, offer.token, offer.offer, tuple(accepted), tuple(rejected))
+                self._table.offer_answered(
+                    offer.job_id, offer.token, offer.offer, tuple(accepted), tuple(rejected)
+                )
             )
         except Broken:
             return  # The end of the connection is seen by itself.
@@ -303,7 +391,9 @@ class TaskManager:
 
     def _look_for_job_master(self, job_id: str) -> None:
         if job_id not in self._opening:
-            task = asyncio.get_running_loop().create_task(self._open_job(job_id), name=f"open job {job_id[:8]}")
+            task = asyncio.get_running_loop().create_task(
+                self._open_job(job_id), name=f"open job {job_id[:8]}"
+            )
             self._opening[job_id] = task
             task.add_done_callback(lambda ended: self._on_opened(job_id, ended))
 
@@ -313,7 +403,9 @@ class TaskManager:
         self._close_unused()  # The slot may be gone again.
 
     async def _open_job(self, job_id: str) -> None:
-        """Until there is a JobMaster, or the slot is given up: get the code from it, load it, offer the slots."""
+        """Until there is a JobMaster, or the slot is given up: get the code from it, load it,
+        offer the slots.
+        """
         while (connection := self._connection) is not None and self._has_slot(job_id):
             try:
                 token, content = await connection.call("open_job", self.id, job_id)
@@ -344,13 +436,16 @@ class TaskManager:
                     )
                     await session.open(self._options.bind)
                     self._sessions[job_id] = session
-            except Exception as error:  # noqa: BLE001  # The code of a user: any error belongs to the job.
+            # The code of a user: any error belongs to the job.
+            except Exception as error:  # noqa: BLE001
                 logger.warning("job %s cannot be opened: %r", job_id, error)
                 self._tell("job_not_opened", self.id, job_id, token, pack_error(error, Codec()))
                 self._table.job_master_connected(job_id, token, self._host.clock.monotonic())
                 self._carry_out(self._table.job_over(job_id, token))
                 return
-            self._carry_out(self._table.job_master_connected(job_id, token, self._host.clock.monotonic()))
+            self._carry_out(
+                self._table.job_master_connected(job_id, token, self._host.clock.monotonic())
+            )
             return
 
     def _on_task_end(self, attempt: ExecutionAttemptId) -> None:
@@ -376,7 +471,9 @@ class TaskManager:
                 self._begin(session.close(), f"close job {job_id[:8]}")
 
     def _drop_token(self, job_id: str, token: int) -> None:
-        """The slot table need not offer the next slot to a JobMaster whose code is not open here any more."""
+        """The slot table need not offer the next slot to a JobMaster whose code is not open here
+        any more.
+        """
         try:
             self._carry_out(self._table.job_over(job_id, token))
         except AioflowError:
@@ -413,14 +510,23 @@ class TaskManager:
             now = self._host.clock.monotonic()
             self._carry_out(self._table.tick(now))
             if self._pulse is not None:
-                # The thread heard the JobManager while a function held this loop: that was no silence.
+                # The thread heard the JobManager while a function held this loop: that was no
+                # silence.
                 self._monitor.lives(PEER, self._pulse.heard_at)
             for instruction in self._monitor.tick(now):
                 match instruction:
                     case SendHeartbeat(_, payload):
-                        self._tell("heartbeat", self.id, self._registration, payload, self._table.fenced_total)
+                        self._tell(
+                            "heartbeat",
+                            self.id,
+                            self._registration,
+                            payload,
+                            self._table.fenced_total,
+                        )
                     case TimedOut(_, reason):
-                        logger.warning("taskmanager %s gives its jobmanager up: %s", self.id[:8], reason.value)
+                        logger.warning(
+                            "taskmanager %s gives its jobmanager up: %s", self.id[:8], reason.value
+                        )
                         self._disconnected.set()
 
     async def _run_reports(self) -> None:

@@ -1,7 +1,8 @@
-"""What a JobManager tells the process that submitted a job, when that shows the job to others: its checkpoints, attempts and failures.
+"""What a JobManager tells the process that submitted a job, when that shows the job to others: its
+checkpoints, attempts and failures.
 
-Plain data in msgpack with the shapes of the statistics themselves. It is asked for, once a second and only while somebody watches: a job
-costs its submitter nothing otherwise.
+Plain data in msgpack with the shapes of the statistics themselves. It is asked for, once a second
+and only while somebody watches: a job costs its submitter nothing otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aioflow.checkpoint.statistics import CheckpointCounts, CheckpointRecord, CheckpointStatistics, LatestCheckpoints
+from aioflow.checkpoint.statistics import (
+    CheckpointCounts,
+    CheckpointRecord,
+    CheckpointStatistics,
+    LatestCheckpoints,
+)
 from aioflow.cluster.job_history import ATTEMPTS_MAX, AttemptRecord, FailureRecord, JobHistory
 from aioflow.core.errors import RemoteProtocolError
 
@@ -66,7 +72,10 @@ class ToldJob:
 
     def put_into(self, history: JobHistory) -> None:
         """What is known here of attempts and failures becomes this."""
-        history.attempts = {(one.vertex_id, one.subtask): deque(one.attempts, maxlen=ATTEMPTS_MAX) for one in self.attempts}
+        history.attempts = {
+            (one.vertex_id, one.subtask): deque(one.attempts, maxlen=ATTEMPTS_MAX)
+            for one in self.attempts
+        }
         history.failures.clear()
         history.failures.extend(self.failures)
         history.failures_total = self.failures_total
@@ -77,10 +86,14 @@ def tell(master: JobMaster, workers: list[ToldWorker]) -> bytes:
     statistics = master.checkpoint_statistics
     checkpoints = None
     if statistics is not None:
-        checkpoints = ToldCheckpoints(statistics.counts, statistics.latest, list(reversed(statistics.history)))
+        checkpoints = ToldCheckpoints(
+            statistics.counts, statistics.latest, list(reversed(statistics.history))
+        )
     history = master.history
     attempts = [ToldAttempts(*place, list(records)) for place, records in history.attempts.items()]
-    return msgspec.msgpack.encode(ToldJob(attempts, list(history.failures), history.failures_total, checkpoints, workers))
+    return msgspec.msgpack.encode(
+        ToldJob(attempts, list(history.failures), history.failures_total, checkpoints, workers)
+    )
 
 
 def decode_told(content: bytes) -> ToldJob:
@@ -88,7 +101,9 @@ def decode_told(content: bytes) -> ToldJob:
     try:
         return msgspec.msgpack.decode(content, type=ToldJob)
     except msgspec.DecodeError as error:
-        raise RemoteProtocolError(f"what the JobManager tells about a job is not understood: {error}") from error
+        raise RemoteProtocolError(
+            f"what the JobManager tells about a job is not understood: {error}"
+        ) from error
 
 
 def statistics_of(told: ToldCheckpoints) -> CheckpointStatistics:

@@ -1,7 +1,9 @@
-"""Where the JobManager is that leads: one of several addresses, or what the lease in the directory of the cluster says.
+"""Where the JobManager is that leads: one of several addresses, or what the lease in the directory
+of the cluster says.
 
-Whoever needs the leader asks any JobManager that it can reach: each knows from the lease which of them leads. A leader that died stands
-in the lease until its time is up, so the way to it may be refused for some seconds: then whoever asks comes again.
+Whoever needs the leader asks any JobManager that it can reach: each knows from the lease which of
+them leads. A leader that died stands in the lease until its time is up, so the way to it may be
+refused for some seconds: then whoever asks comes again.
 """
 
 from __future__ import annotations
@@ -23,12 +25,22 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.protocol.handshake import PeerRole
 
-__all__ = ["DATA", "LEASE_DIRECTORY", "NobodyLeads", "Whereabouts", "connect_to_leader", "parse_address", "parse_addresses"]
+__all__ = [
+    "DATA",
+    "LEASE_DIRECTORY",
+    "NobodyLeads",
+    "Whereabouts",
+    "connect_to_leader",
+    "parse_address",
+    "parse_addresses",
+]
 
 logger = logging.getLogger(__name__)
 
 DATA = Path(".aioflow")
-"""Where a cluster keeps its jobs, its secret and its logs, unless told otherwise: in the directory where it was started."""
+"""Where a cluster keeps its jobs, its secret and its logs, unless told otherwise: in the
+directory where it was started.
+"""
 
 LEASE_DIRECTORY = "leader"
 """Of the lease, in the directory of a cluster."""
@@ -40,18 +52,26 @@ Address = tuple[str, int]
 
 
 class NobodyLeads(AioflowError):
-    """JobManagers can be reached and none of them leads now. One will, within seconds: ask again."""
+    """JobManagers can be reached and none of them leads now.
+
+    One will, within seconds: ask again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """`addresses` of JobManagers, `data` the directory of their lease where this process can read it. One of them is enough."""
+    """`addresses` of JobManagers, `data` the directory of their lease where this process can
+    read it. One of them is enough.
+    """
 
     addresses: tuple[Address, ...] = ()
     data: str | None = None
 
     async def known(self, host: Host) -> list[Address]:
-        """Where to ask: first where the lease says that the leader is. Raises FileNotFoundError if there is nowhere."""
+        """Where to ask: first where the lease says that the leader is.
+
+        Raises FileNotFoundError if there is nowhere.
+        """
         found: dict[Address, None] = {}
         if self.data is not None:
             info = await current_holder(DirectoryLeases(host, f"{self.data}/{LEASE_DIRECTORY}"))
@@ -59,20 +79,31 @@ class Whereabouts:
                 found[parse_address(info.address)] = None
         found.update(dict.fromkeys(self.addresses))
         if not found:
-            raise FileNotFoundError(f"no jobmanager has led in {self.data} yet: start one with aioflow jobmanager --data {self.data}")
+            raise FileNotFoundError(
+                f"no jobmanager has led in {self.data} yet: start one with aioflow jobmanager "
+                f"--data {self.data}"
+            )
         return list(found)
 
     def __str__(self) -> str:
-        return ", ".join("{}:{}".format(*address) for address in self.addresses) or f"the directory {self.data}"
+        return (
+            ", ".join("{}:{}".format(*address) for address in self.addresses)
+            or f"the directory {self.data}"
+        )
 
 
 async def connect_to_leader(
-    host: Host, secret: bytes, role: PeerRole, where: Whereabouts, handlers: Handlers, on_closed: Callable[[RpcConnection], None]
+    host: Host,
+    secret: bytes,
+    role: PeerRole,
+    where: Whereabouts,
+    handlers: Handlers,
+    on_closed: Callable[[RpcConnection], None],
 ) -> tuple[Address, RpcConnection]:
     """Connect to the JobManager that leads. Returns its address too.
 
-    Raises OSError when no JobManager can be reached (TimeoutError: it does not answer), NobodyLeads when some can, Broken when one does not
-    accept this secret.
+    Raises OSError when no JobManager can be reached (TimeoutError: it does not answer), NobodyLeads
+    when some can, Broken when one does not accept this secret.
     """
     chosen: RpcConnection | None = None
 
@@ -89,12 +120,17 @@ async def connect_to_leader(
         connection: RpcConnection | None = None
         try:
             async with asyncio.timeout(ANSWER_S):
-                connection = await connect_rpc(host, secret, Codec(), role, address, handlers, closed)
+                connection = await connect_rpc(
+                    host, secret, Codec(), role, address, handlers, closed
+                )
                 leader = await connection.call("leader")
         except TimeoutError:
             if connection is not None:
                 connection.abort(Closed("this jobmanager does not answer"))
-            silence = "the jobmanager at {}:{} does not answer: it is stopped, cut off, overloaded or none"
+            silence = (
+                "the jobmanager at {}:{} does not answer: it is stopped, cut off, overloaded or "
+                "none"
+            )
             errors.append(TimeoutError(silence.format(*address)))
             continue
         except (OSError, Broken) as error:
@@ -109,7 +145,9 @@ async def connect_to_leader(
             ask.append(parse_address(leader))
     broken = next((error for error in errors if isinstance(error, Broken)), None)
     if answered:
-        raise NobodyLeads(f"no jobmanager leads now; {where} can be reached, try again in a few seconds")
+        raise NobodyLeads(
+            f"no jobmanager leads now; {where} can be reached, try again in a few seconds"
+        )
     raise broken or errors[0]
 
 

@@ -1,10 +1,12 @@
-"""A worker process: connects to its job master, gets one job, runs the tasks that it is sent, and ends with the connection.
+"""A worker process: connects to its job master, gets one job, runs the tasks that it is sent, and
+ends with the connection.
 
     python -m aioflow.cluster.worker_program HOST:PORT WORKER_ID
 
-The secret comes through an inherited descriptor, never through arguments. Losing the job master ends every task and the process: what
-runs here is of no use to anybody then, and must not go on beside its replacement. Signals that a terminal or a service manager sends to
-the whole group are the program's business, which tells its workers what follows.
+The secret comes through an inherited descriptor, never through arguments. Losing the job master
+ends every task and the process: what runs here is of no use to anybody then, and must not go on
+beside its replacement. Signals that a terminal or a service manager sends to the whole group are
+the program's business, which tells its workers what follows.
 """
 
 from __future__ import annotations
@@ -32,7 +34,14 @@ from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.batch_codec import encode_batch
 from aioflow.core.elements import CheckpointBarrier, RecordBatch
-from aioflow.core.errors import AioflowError, Broken, CancellationTimeout, Closed, NotAuthenticated, TypeNotSupported
+from aioflow.core.errors import (
+    AioflowError,
+    Broken,
+    CancellationTimeout,
+    Closed,
+    NotAuthenticated,
+    TypeNotSupported,
+)
 from aioflow.core.host import Host, SystemHost
 from aioflow.core.ids import TapPlace
 from aioflow.core.metrics import MetricGroup
@@ -49,28 +58,38 @@ __all__ = ["Worker", "main"]
 logger = logging.getLogger(__name__)
 
 REPORT_S = 0.5
-"""How often a worker sends its metrics at least. Its sign of life comes from a thread: see `pulse`."""
+"""How often a worker sends its metrics at least.
+
+Its sign of life comes from a thread: see `pulse`.
+"""
 
 MASTER = "job master"
 
 COLLECTED_AFTER = (10_000, 10, 2)
-"""Thresholds of the garbage collector. A batch makes thousands of tuples that live until the next one, and a window as many accumulators:
-with Python's own (700, 10, 10) a window of rows costs a ninth more. A full collection comes after 300,000 objects that stay: no more are
-walked at one go (`collector`), in 30 to 40 ms. A process that is not ours keeps what it has.
+"""Thresholds of the garbage collector. A batch makes thousands of tuples that live until the next
+one, and a window as many accumulators: with Python's own (700, 10, 10) a window of rows costs a
+ninth more. A full collection comes after 300,000 objects that stay: no more are walked at one go
+(`collector`), in 30 to 40 ms. A process that is not ours keeps what it has.
 """
 
 PARENT_CHECK_S = 0.5
 PARENT_GRACE_S = 2.0
-"""How long a worker whose parent died may take to end by itself: a function that blocks would keep it for ever."""
+"""How long a worker whose parent died may take to end by itself: a function that blocks would
+keep it for ever.
+"""
 
 FINISHED, UNREACHABLE, LOST_MASTER = 0, 1, 3
 """Exit codes."""
 
 
 class Worker:
-    """The worker's side of the control connection: its handlers, and the TaskExecutor behind them."""
+    """The worker's side of the control connection: its handlers, and the TaskExecutor behind
+    them.
+    """
 
-    def __init__(self, host: Host, secret: bytes, worker_id: str, collector: Collector | None = None) -> None:
+    def __init__(
+        self, host: Host, secret: bytes, worker_id: str, collector: Collector | None = None
+    ) -> None:
         """`collector`: in a process that is its own."""
         self._host = host
         self._collector = collector
@@ -86,7 +105,9 @@ class Worker:
         self._metrics = MetricGroup(host.clock.monotonic)
         self.inspector = ProcessInspector(host)
         """Of this process, for whoever watches."""
-        self._metrics.gauges(list(self.inspector.metrics()), lambda: list(self.inspector.metrics().values()))
+        self._metrics.gauges(
+            list(self.inspector.metrics()), lambda: list(self.inspector.metrics().values())
+        )
         self._monitor = HeartbeatMonitor()
         self._reporting: asyncio.Task[None] | None = None
         self._collecting: asyncio.Task[None] | None = None
@@ -114,14 +135,22 @@ class Worker:
         }
         self.inspector.start()
         self._connection = await connect_rpc(
-            self._host, self._secret, Codec(), PeerRole.TASKMANAGER, address, handlers, self._on_closed
+            self._host,
+            self._secret,
+            Codec(),
+            PeerRole.TASKMANAGER,
+            address,
+            handlers,
+            self._on_closed,
         )
         self._address = address
         self._connection.notify("hello", self._worker_id)
         try:
             return await self.closed
         finally:
-            await cancel_and_wait([task for task in (self._reporting, self._collecting) if task is not None])
+            await cancel_and_wait(
+                [task for task in (self._reporting, self._collecting) if task is not None]
+            )
             if self._pulse is not None:
                 await self._pulse.__aexit__(None, None, None)
             if self._executor is not None:
@@ -134,11 +163,15 @@ class Worker:
 
     # Handlers.
 
-    async def open_job(self, content: bytes, fencing_token: str, interval_s: float, timeout_s: float) -> str:
+    async def open_job(
+        self, content: bytes, fencing_token: str, interval_s: float, timeout_s: float
+    ) -> str:
         """Load the job and listen for the other workers. Returns where they find this one."""
         job = self._job = load_job(content)
         self._codec = Codec(job.types)
-        executor = TaskExecutor(self._host, self, fencing_token, self._metrics, job.options, self._codec, self._on_stuck)
+        executor = TaskExecutor(
+            self._host, self, fencing_token, self._metrics, job.options, self._codec, self._on_stuck
+        )
         self._data_plane = DataPlane(self._host, self._secret, self._codec, executor.partitions)
         location = f"127.0.0.1:{await self._data_plane.listen()}"
         executor.join(self._data_plane, location)
@@ -146,18 +179,32 @@ class Worker:
         # What was loaded stays: the collector need not walk it again and again.
         gc.collect()
         gc.freeze()
-        self._monitor = HeartbeatMonitor(HeartbeatOptions(interval_s=min(REPORT_S, interval_s), timeout_s=timeout_s))
+        self._monitor = HeartbeatMonitor(
+            HeartbeatOptions(interval_s=min(REPORT_S, interval_s), timeout_s=timeout_s)
+        )
         self._monitor.monitor(MASTER, self._host.clock.monotonic())
         self._reporting = asyncio.get_running_loop().create_task(self._report(), name="report")
         if self._collector is not None:
-            self._collecting = asyncio.get_running_loop().create_task(self._collector.collect(), name="collect garbage")
+            self._collecting = asyncio.get_running_loop().create_task(
+                self._collector.collect(), name="collect garbage"
+            )
         who = (self._worker_id,)
-        pulse = Pulse(self._host, self._secret, PeerRole.TASKMANAGER, self._address, min(REPORT_S, interval_s), who)
+        pulse = Pulse(
+            self._host,
+            self._secret,
+            PeerRole.TASKMANAGER,
+            self._address,
+            min(REPORT_S, interval_s),
+            who,
+        )
         self._pulse = await pulse.__aenter__()
         return location
 
     async def close_job(self) -> None:
-        """Wait for the tasks, which have ended or were told to, and close what they shared. Raises what closing raised."""
+        """Wait for the tasks, which have ended or were told to, and close what they shared.
+
+        Raises what closing raised.
+        """
         executor, self._executor = self._executor, None
         if executor is not None:
             await executor.__aexit__(None, None, None)
@@ -174,7 +221,9 @@ class Worker:
         if self._executor is not None:
             self._executor.stop_sources(job_id, drain=drain)
 
-    def trigger_checkpoint(self, attempt: tuple[str, int, int, int], barrier: CheckpointBarrier) -> None:
+    def trigger_checkpoint(
+        self, attempt: tuple[str, int, int, int], barrier: CheckpointBarrier
+    ) -> None:
         if self._executor is not None:
             self._executor.trigger_checkpoint(ExecutionAttemptId(*attempt), barrier)
 
@@ -182,7 +231,9 @@ class Worker:
         if self._executor is not None:
             self._executor.notify_checkpoint_complete(job_id, checkpoint_id)
 
-    def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
+    def notify_checkpoint_aborted(
+        self, job_id: str, checkpoint_id: int, latest_completed: int | None
+    ) -> None:
         if self._executor is not None:
             self._executor.notify_checkpoint_aborted(job_id, checkpoint_id, latest_completed)
 
@@ -206,10 +257,16 @@ class Worker:
         if entry is not None and self._executor is not None:
             self._executor.remove_tap(job_id, place, entry[1])
 
-    async def query_state(self, attempt: tuple[str, int, int, int], node_id: int, query: bytes) -> bytes:
-        """Run the pickled `query` over the state of a node; its result is encoded with the job's types."""
+    async def query_state(
+        self, attempt: tuple[str, int, int, int], node_id: int, query: bytes
+    ) -> bytes:
+        """Run the pickled `query` over the state of a node; its result is encoded with the job's
+        types.
+        """
         executor, _ = self._open_job()
-        result = await executor.query_state(ExecutionAttemptId(*attempt), node_id, pickle.loads(query))
+        result = await executor.query_state(
+            ExecutionAttemptId(*attempt), node_id, pickle.loads(query)
+        )
         return self._codec.encode(result, owner="queried state")
 
     async def add_splits(self, attempt: tuple[str, int, int, int], content: bytes) -> None:
@@ -221,26 +278,54 @@ class Worker:
 
     # JobMasterGateway of the TaskExecutor here.
 
-    def update_task_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
+    def update_task_state(
+        self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None
+    ) -> None:
         if self._connection is None:
             return
         if state.is_terminal:
             self._send_report()  # So that the numbers of a job that is over are complete.
             if self._collector is not None:
                 self._collector.look_everywhere()
-        self._connection.notify("update_task_state", _key(attempt), state.value, self._packed(error))
+        self._connection.notify(
+            "update_task_state", _key(attempt), state.value, self._packed(error)
+        )
 
-    def acknowledge_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats) -> None:
+    def acknowledge_checkpoint(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        state: SubtaskState,
+        stats: CheckpointStats,
+    ) -> None:
         if self._connection is None:
             return
         try:
-            self._connection.notify("acknowledge_checkpoint", _key(attempt), checkpoint_id, encode_subtask(state), astuple(stats))
-        except AioflowError as error:  # More than goes into one message: state that is kept in memory travels whole.
-            self.decline_checkpoint(attempt, checkpoint_id, CheckpointFailureReason.IO_EXCEPTION.name, error)
+            self._connection.notify(
+                "acknowledge_checkpoint",
+                _key(attempt),
+                checkpoint_id,
+                encode_subtask(state),
+                astuple(stats),
+            )
+        except (
+            AioflowError
+        ) as error:  # More than goes into one message: state that is kept in memory travels whole.
+            self.decline_checkpoint(
+                attempt, checkpoint_id, CheckpointFailureReason.IO_EXCEPTION.name, error
+            )
 
-    def decline_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, error: BaseException | None) -> None:
+    def decline_checkpoint(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        reason: str,
+        error: BaseException | None,
+    ) -> None:
         if self._connection is not None:
-            self._connection.notify("decline_checkpoint", _key(attempt), checkpoint_id, reason, self._packed(error))
+            self._connection.notify(
+                "decline_checkpoint", _key(attempt), checkpoint_id, reason, self._packed(error)
+            )
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
         if self._connection is not None:
@@ -258,7 +343,9 @@ class Worker:
 
     def _open_job(self) -> tuple[TaskExecutor, ShippedJob]:
         if self._executor is None or self._job is None:
-            raise Closed(f"{self._worker_id} has no job open; it was closed, or open_job never came")
+            raise Closed(
+                f"{self._worker_id} has no job open; it was closed, or open_job never came"
+            )
         return self._executor, self._job
 
     def _send_tapped(self, tap_id: int, batch: RecordBatch, may_miss: bool) -> None:
@@ -290,7 +377,11 @@ class Worker:
                     case SendHeartbeat():
                         self._send_report()
                     case TimedOut(_, reason):
-                        logger.error("%s has lost its job master (%s) and ends", self._worker_id, reason.value)
+                        logger.error(
+                            "%s has lost its job master (%s) and ends",
+                            self._worker_id,
+                            reason.value,
+                        )
                         self.closed.set_result(LOST_MASTER)
                         return
             await asyncio.sleep(self._monitor.options.interval_s)
@@ -317,24 +408,32 @@ async def _main(address: tuple[str, int], worker_id: str) -> int:
     host = SystemHost()
     secret = host.procs.take_secret()
     if secret is None:
-        raise NotAuthenticated("a worker is started by its cluster, which hands it the secret; there is none")
+        raise NotAuthenticated(
+            "a worker is started by its cluster, which hands it the secret; there is none"
+        )
     over, parent = threading.Event(), os.getppid()
     watching = host.blocking(_end_with_parent, parent, over, dedicated=True, name="aioflow-parent")
     try:
-        return await Worker(host, secret, worker_id, collector_of_process(host.clock.perf_ns)).run(address)
+        return await Worker(host, secret, worker_id, collector_of_process(host.clock.perf_ns)).run(
+            address
+        )
     except (OSError, Broken) as error:
         logger.error("%s cannot reach its job master at %s:%d: %s", worker_id, *address, error)
         return UNREACHABLE
     finally:
         if os.getppid() != parent:
-            os._exit(LOST_MASTER)  # Nobody is left who would end this process if a thread of user code kept it.
+            os._exit(
+                LOST_MASTER
+            )  # Nobody is left who would end this process if a thread of user code kept it.
         over.set()
         await watching
         await host.close()
 
 
 def _end_with_parent(parent: int, over: threading.Event) -> None:
-    """In a thread, because the loop may be held by a function that blocks: no worker outlives the program for long."""
+    """In a thread, because the loop may be held by a function that blocks: no worker outlives
+    the program for long.
+    """
     while not over.wait(PARENT_CHECK_S):
         if os.getppid() != parent:
             if not over.wait(PARENT_GRACE_S):

@@ -1,8 +1,10 @@
-"""The worker processes of one job, from their start to their end: started by exec, watched by heartbeats, and ended with the job.
+"""The worker processes of one job, from their start to their end: started by exec, watched by
+heartbeats, and ended with the job.
 
-A worker is lost when its process ends, when its connection does, or when it is silent for too long. Whatever the reason, it is fenced
-before anybody hears of it: its connection is cut, what it said and was not read yet is dropped, and its process is killed, so that one
-which only slept cannot go on beside its replacement. Who is lost once stays lost.
+A worker is lost when its process ends, when its connection does, or when it is silent for too long.
+Whatever the reason, it is fenced before anybody hears of it: its connection is cut, what it said
+and was not read yet is dropped, and its process is killed, so that one which only slept cannot go
+on beside its replacement. Who is lost once stays lost.
 
     STARTING --open_job answered--> OPEN --ended, cut off, silent, or told to end--> LOST
 """
@@ -21,7 +23,13 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, Reason, SendHeartbeat, TimedOut
+from aioflow.cluster.heartbeat import (
+    HeartbeatMonitor,
+    HeartbeatOptions,
+    Reason,
+    SendHeartbeat,
+    TimedOut,
+)
 from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.core.aio import cancel_and_wait, wait_all
 from aioflow.core.errors import Broken, Closed, ProcessCrashed, note_once
@@ -36,12 +44,14 @@ __all__ = ["WORKER_HEARTBEAT", "WorkerPool", "WorkerProcess"]
 logger = logging.getLogger(__name__)
 
 WORKER_HEARTBEAT = HeartbeatOptions(interval_s=1.0, timeout_s=60.0, suspicion_s=0.2)
-"""A function may hold its worker's loop: loading a model takes tens of seconds. A process that ends is known at once, without heartbeats;
-the suspicion is the time in which its exit code arrives after the end of its connection."""
+"""A function may hold its worker's loop: loading a model takes tens of seconds. A process that ends
+is known at once, without heartbeats; the suspicion is the time in which its exit code arrives after
+the end of its connection.
+"""
 
 MASTER_SILENCE_FACTOR = 5
-"""So many times longer a worker waits for signs of its job master: a program may hold its own loop (a cell of a notebook) for minutes,
-and the end of its process is seen at once."""
+"""So many times longer a worker waits for signs of its job master: a program may hold its own loop
+(a cell of a notebook) for minutes, and the end of its process is seen at once."""
 
 START_TIMEOUT_S = 60.0
 """From exec to a loaded job: importing what the program imports."""
@@ -50,9 +60,20 @@ EXIT_TIMEOUT_S = 5.0
 """How long a worker may take to end after its connection was closed."""
 
 CRASHES = frozenset(
-    [signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS]
+    [
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGILL,
+        signal.SIGFPE,
+        signal.SIGABRT,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+    ]
 )
-"""Signals that a process brings on itself. All others come from outside: from an operator, or the kernel when memory runs out."""
+"""Signals that a process brings on itself.
+
+All others come from outside: from an operator, or the kernel when memory runs out.
+"""
 
 Handlers = dict[str, Callable[..., Any]]
 
@@ -67,10 +88,15 @@ class WorkerState(Enum):
 
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
-    """One worker. `location` is where other processes find its partitions, `metrics` what it last reported."""
+    """One worker.
+
+    `location` is where other processes find its partitions, `metrics` what it last reported.
+    """
 
     id: str
-    hello: asyncio.Future[RpcConnection] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    hello: asyncio.Future[RpcConnection] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
     state: WorkerState = WorkerState.STARTING
     process: Process | None = None
     connection: RpcConnection | None = None
@@ -98,7 +124,8 @@ class WorkerProcess:
 
 
 class WorkerPool:
-    """`open_worker(worker)` makes a connected worker ready and returns its location; `on_lost(worker)` hears of each OPEN one that is lost.
+    """`open_worker(worker)` makes a connected worker ready and returns its location;
+    `on_lost(worker)` hears of each OPEN one that is lost.
 
     `handlers` take the worker as their first argument.
     """
@@ -120,7 +147,9 @@ class WorkerPool:
         self._on_lost = on_lost
         self._monitor = HeartbeatMonitor(heartbeat)
         roles = frozenset([PeerRole.TASKMANAGER])
-        self._server = RpcServer(host, secret, Codec(), roles, self._on_peer, self._on_connection_closed)
+        self._server = RpcServer(
+            host, secret, Codec(), roles, self._on_peer, self._on_connection_closed
+        )
         self._workers: dict[str, WorkerProcess] = {}
         self._numbers = itertools.count(1)
         self._exits: dict[asyncio.Task[None], WorkerProcess] = {}
@@ -151,17 +180,33 @@ class WorkerPool:
         return self._workers[worker_id]
 
     async def start_worker(self) -> WorkerProcess:
-        """A new worker, ready. Raises Broken when it does not start, and what loading the job raised there."""
+        """A new worker, ready.
+
+        Raises Broken when it does not start, and what loading the job raised there.
+        """
         worker = WorkerProcess(f"worker-{next(self._numbers)}")
         self._workers[worker.id] = worker
         # -P: the working directory is not on the path, unless it is on this process's.
-        argv = [sys.executable, "-P", "-m", "aioflow.cluster.worker_program", self._address, worker.id]
+        argv = [
+            sys.executable,
+            "-P",
+            "-m",
+            "aioflow.cluster.worker_program",
+            self._address,
+            worker.id,
+        ]
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
-            worker.process = await self._host.procs.exec(argv, env={"PYTHONPATH": paths}, secret=self._secret)
+            worker.process = await self._host.procs.exec(
+                argv, env={"PYTHONPATH": paths}, secret=self._secret
+            )
         except OSError as error:
-            raise Broken(f"{worker.id} could not be started with {sys.executable}: {error}") from error
-        exit_watch = asyncio.get_running_loop().create_task(self._watch_exit(worker, worker.process), name=f"exit of {worker.id}")
+            raise Broken(
+                f"{worker.id} could not be started with {sys.executable}: {error}"
+            ) from error
+        exit_watch = asyncio.get_running_loop().create_task(
+            self._watch_exit(worker, worker.process), name=f"exit of {worker.id}"
+        )
         self._exits[exit_watch] = worker
         try:
             await self._get_ready(worker, exit_watch)
@@ -183,7 +228,9 @@ class WorkerPool:
                 raise  # One of the program's.
             raise Broken(f"{worker} did not get ready within {START_TIMEOUT_S:g} s") from error
         except Broken:
-            await wait_all([exit_watch], timeout_s=self.heartbeat.suspicion_s)  # The exit code says more.
+            await wait_all(
+                [exit_watch], timeout_s=self.heartbeat.suspicion_s
+            )  # The exit code says more.
             if worker.loss is not None:
                 raise worker.loss from None
             raise
@@ -192,7 +239,8 @@ class WorkerPool:
             raise
 
     def lose(self, worker: WorkerProcess, why: str, *, crashed: bool = False) -> None:
-        """Fence `worker`: from here on nothing that it says or sends counts. Then tell the owner. Idempotent.
+        """Fence `worker`: from here on nothing that it says or sends counts. Then tell the owner.
+        Idempotent.
 
         `crashed`: its program did that itself, so that it may well do so again.
         """
@@ -235,7 +283,9 @@ class WorkerPool:
 
     def _on_connection_closed(self, connection: RpcConnection) -> None:
         for worker in self._workers.values():
-            if worker.connection is connection and worker.is_open:  # One that starts is awaited, and that fails.
+            if (
+                worker.connection is connection and worker.is_open
+            ):  # One that starts is awaited, and that fails.
                 self._obey(self._monitor.connection_ended(worker.id, self._host.clock.monotonic()))
 
     async def _beat(self) -> None:
@@ -243,7 +293,9 @@ class WorkerPool:
             now = self._host.clock.monotonic()
             self._obey(self._monitor.tick(now))
             due = self._monitor.next_due()
-            longest = min(self.heartbeat.interval_s, self.heartbeat.suspicion_s or self.heartbeat.interval_s)
+            longest = min(
+                self.heartbeat.interval_s, self.heartbeat.suspicion_s or self.heartbeat.interval_s
+            )
             await asyncio.sleep(longest if due is None else min(longest, max(0.0, due - now)))
 
     def _obey(self, instructions: list[Any]) -> None:
@@ -252,7 +304,10 @@ class WorkerPool:
                 case SendHeartbeat(worker_id):
                     self._workers[worker_id].tell("ping")
                 case TimedOut(worker_id, Reason.SILENCE):
-                    self.lose(self._workers[worker_id], f"no sign of life for {self.heartbeat.timeout_s:g} s")
+                    self.lose(
+                        self._workers[worker_id],
+                        f"no sign of life for {self.heartbeat.timeout_s:g} s",
+                    )
                 case TimedOut(worker_id, reason):
                     self.lose(self._workers[worker_id], reason.value)
 
@@ -262,7 +317,9 @@ class WorkerPool:
         return {"hello": partial(self._on_hello, connection), "alive": self._on_alive}
 
     def _on_alive(self, worker_id: str, held_s: float) -> None:
-        """From a thread of the worker, on a connection of its own: the process lives, also while a function holds its loop."""
+        """From a thread of the worker, on a connection of its own: the process lives, also while
+        a function holds its loop.
+        """
         worker = self._workers.get(worker_id)
         if worker is None or worker.state is WorkerState.LOST:
             raise Closed(f"{worker_id!r} is none of the workers here any more")
@@ -272,7 +329,9 @@ class WorkerPool:
         worker = self._workers.get(worker_id)
         if worker is None or worker.hello.done():
             raise Closed(f"{worker_id!r} says hello, and is not awaited")
-        connection.handlers = {name: partial(self._heard, worker, handler) for name, handler in self._handlers.items()}
+        connection.handlers = {
+            name: partial(self._heard, worker, handler) for name, handler in self._handlers.items()
+        }
         worker.hello.set_result(connection)
 
     def _heard(self, worker: WorkerProcess, handler: Callable[..., Any], *args: Any) -> Any:

@@ -1,4 +1,6 @@
-"""The program of a worker process, deaf to the terminal before anything else is loaded: Ctrl-C is for the program that started it."""
+"""The program of a worker process, deaf to the terminal before anything else is loaded: Ctrl-C
+is for the program that started it.
+"""
 
 import signal
 import sys

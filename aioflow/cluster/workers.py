@@ -1,9 +1,11 @@
-"""A cluster of worker processes for one flow: deals its tasks out to them, and carries what is said between the job master and the tasks.
+"""A cluster of worker processes for one flow: deals its tasks out to them, and carries what is said
+between the job master and the tasks.
 
-The process that runs the flow is a worker too, for what cannot leave it: results that the program collects, inputs that it pushes,
-functions of its own as sinks. Everything else is dealt out: subtask i of every operator goes to worker i, round robin, so that neighbours
-meet and few records travel; a flow of parallelism 1 runs in one worker. A worker that is lost takes its tasks with it; the job's restart
-strategy decides what follows, and a restart waits for the worker's replacement.
+The process that runs the flow is a worker too, for what cannot leave it: results that the program
+collects, inputs that it pushes, functions of its own as sinks. Everything else is dealt out:
+subtask i of every operator goes to worker i, round robin, so that neighbours meet and few records
+travel; a flow of parallelism 1 runs in one worker. A worker that is lost takes its tasks with it;
+the job's restart strategy decides what follows, and a restart waits for the worker's replacement.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ from aioflow.cluster.overdue import until_overdue
 from aioflow.cluster.shipping import local_job, ship_job
 from aioflow.cluster.split_discovery import pack_splits
 from aioflow.cluster.task_executor import RESOURCES_CLOSE_S, TaskExecutor
-from aioflow.cluster.worker_pool import MASTER_SILENCE_FACTOR, WORKER_HEARTBEAT, WorkerPool, WorkerProcess
+from aioflow.cluster.worker_pool import (
+    MASTER_SILENCE_FACTOR,
+    WORKER_HEARTBEAT,
+    WorkerPool,
+    WorkerProcess,
+)
 from aioflow.core.aio import OrderedTaskGroup, cancel_and_wait, close_within, end_task, wait_all
 from aioflow.core.batch_codec import decode_batch
 from aioflow.core.errors import Broken, JobNotRunning, RemoteError, TypeNotSupported
@@ -99,8 +106,17 @@ class WorkersCluster:
         secret = fresh_secret(host)
         self._metrics = MetricGroup(host.clock.monotonic)
         self.metrics = _AllMetrics(self)
-        self.job_master = JobMaster(host, self.job_id, graph, restart, self._group, self._ready, checkpoints, self._codec)
-        self._here = TaskExecutor(host, self.job_master, self.job_master.fencing_token, self._metrics, options, self._codec)
+        self.job_master = JobMaster(
+            host, self.job_id, graph, restart, self._group, self._ready, checkpoints, self._codec
+        )
+        self._here = TaskExecutor(
+            host,
+            self.job_master,
+            self.job_master.fencing_token,
+            self._metrics,
+            options,
+            self._codec,
+        )
         self._data_plane = DataPlane(host, secret, self._codec, self._here.partitions)
         self._location = ""
         handlers: dict[str, Callable[..., Any]] = {
@@ -112,7 +128,9 @@ class WorkersCluster:
             "tapped": self._on_tapped,
             "report": self._on_report,
         }
-        self.pool = WorkerPool(host, secret, heartbeat or WORKER_HEARTBEAT, handlers, self._open_worker, self._on_lost)
+        self.pool = WorkerPool(
+            host, secret, heartbeat or WORKER_HEARTBEAT, handlers, self._open_worker, self._on_lost
+        )
         self._starting: asyncio.Task[None] | None = None
         self._filling: asyncio.Task[None] | None = None
         self._placed: dict[tuple[int, int], str] = {}
@@ -127,7 +145,10 @@ class WorkersCluster:
     # The life of the cluster.
 
     async def run(self) -> JobStatus:
-        """Start the workers, deploy, wait for the end. Cancelling this cancels the job; no process outlives it."""
+        """Start the workers, deploy, wait for the end.
+
+        Cancelling this cancels the job; no process outlives it.
+        """
         failure: Exception | None = None
         async with self._group:
             try:
@@ -145,7 +166,11 @@ class WorkersCluster:
             finally:
                 self._group.cancel_children()
                 await close_within(self._close(), CLOSE_TIMEOUT_S, what="the workers")
-                await close_within(self.job_master.close(), CHECKPOINTS_CLOSE_S, what=f"the checkpoints of job {self.job_id}")
+                await close_within(
+                    self.job_master.close(),
+                    CHECKPOINTS_CLOSE_S,
+                    what=f"the checkpoints of job {self.job_id}",
+                )
         if failure is not None:
             if status is not JobStatus.FAILED or self.job_master.error is None:
                 raise failure
@@ -158,13 +183,17 @@ class WorkersCluster:
             self._here.join(self._data_plane, self._location)
             await self.pool.listen()
             await self._begin()
-        except Exception as error:  # noqa: BLE001  # A job whose workers cannot be started has failed.
+        # A job whose workers cannot be started has failed.
+        except Exception as error:  # noqa: BLE001
             self.job_master.fail(error)
             return
         await self.job_master.start(self)
 
     async def _begin(self) -> None:
-        """Start all workers. While one of them is lost meanwhile, the restart policy says whether it is replaced."""
+        """Start all workers.
+
+        While one of them is lost meanwhile, the restart policy says whether it is replaced.
+        """
         while len(self.pool.open) < self._count:
             try:
                 await self._fill()
@@ -178,7 +207,11 @@ class WorkersCluster:
         assert worker.connection is not None
         beat = self.pool.heartbeat
         location: str = await worker.connection.call(
-            "open_job", self._content, self.job_master.fencing_token, beat.interval_s, beat.timeout_s * MASTER_SILENCE_FACTOR
+            "open_job",
+            self._content,
+            self.job_master.fencing_token,
+            beat.interval_s,
+            beat.timeout_s * MASTER_SILENCE_FACTOR,
         )
         # What was said to the others before.
         for tap_id, one in self._taps.items():
@@ -188,7 +221,10 @@ class WorkersCluster:
         return location
 
     async def _fill(self) -> None:
-        """Start as many workers as are missing, all at once. Raises the error of one that did not start, or was lost meanwhile."""
+        """Start as many workers as are missing, all at once.
+
+        Raises the error of one that did not start, or was lost meanwhile.
+        """
         starts = [
             asyncio.get_running_loop().create_task(self.pool.start_worker(), name="start worker")
             for _ in range(self._count - len(self.pool.open))
@@ -196,17 +232,25 @@ class WorkersCluster:
         try:
             await wait_all(starts)
         finally:
-            # Also of those that have ended: when this is cancelled, nobody else looks at their errors.
+            # Also of those that have ended: when this is cancelled, nobody else looks at their
+            # errors.
             errors = await cancel_and_wait(starts)
         for start in starts:
-            if not start.cancelled() and start.exception() is None and (loss := start.result().loss) is not None:
+            if (
+                not start.cancelled()
+                and start.exception() is None
+                and (loss := start.result().loss) is not None
+            ):
                 errors.append(loss)
         if errors:
             # An error of the program comes first: another try would not help.
             raise next((error for error in errors if not isinstance(error, Broken)), errors[0])
 
     async def _ready(self) -> None:
-        """Wait for the replacements of lost workers, and give them the places of those. With fewer, they share; without any, Broken."""
+        """Wait for the replacements of lost workers, and give them the places of those.
+
+        With fewer, they share; without any, Broken.
+        """
         if self._filling is None or self._filling.done():
             self._filling = self._group.create_task(self._refill(), name="replace workers")
         await asyncio.shield(self._filling)
@@ -215,15 +259,22 @@ class WorkersCluster:
     async def _refill(self) -> None:
         try:
             await self._fill()
-        except Exception as error:  # noqa: BLE001  # The others go on; without others `_place` says so.
-            logger.warning("a worker could not be replaced, %d of %d are there: %r", len(self.pool.open), self._count, error)
+        # The others go on; without others `_place` says so.
+        except Exception as error:  # noqa: BLE001
+            logger.warning(
+                "a worker could not be replaced, %d of %d are there: %r",
+                len(self.pool.open),
+                self._count,
+                error,
+            )
 
     def _place(self) -> None:
         """Deal the subtasks out that have no place yet, or had theirs on a worker that is lost."""
         workers = self.pool.open
         if not workers:
             raise Broken("no worker is left, and none can be started")
-        # The places of a worker that was lost go to one that has none, if there is one, all of them together.
+        # The places of a worker that was lost go to one that has none, if there is one, all of them
+        # together.
         idle = [worker for worker in workers if worker.id not in self._placed.values()]
         heirs: dict[str, WorkerProcess] = {}
         locations = self.job_master.executions.locations
@@ -231,7 +282,10 @@ class WorkersCluster:
             for index in range(vertex.parallelism):
                 place = self._placed.get((vertex.id, index))
                 if _stays_here(vertex):
-                    self._placed[vertex.id, index], locations[vertex.id, index] = HERE, self._location
+                    self._placed[vertex.id, index], locations[vertex.id, index] = (
+                        HERE,
+                        self._location,
+                    )
                     continue
                 if place is None:
                     worker = workers[index % len(workers)]
@@ -241,28 +295,43 @@ class WorkersCluster:
                     if place not in heirs and idle:
                         heirs[place] = idle.pop(0)
                     worker = heirs.get(place) or workers[index % len(workers)]
-                self._placed[vertex.id, index], locations[vertex.id, index] = worker.id, worker.location
+                self._placed[vertex.id, index], locations[vertex.id, index] = (
+                    worker.id,
+                    worker.location,
+                )
 
     async def _close_jobs(self) -> None:
-        """What closing shared resources raises in a worker is the job's error, as it is in one process."""
+        """What closing shared resources raises in a worker is the job's error, as it is in one
+        process.
+        """
         closings = [
-            asyncio.get_running_loop().create_task(worker.connection.call("close_job"), name=f"close {worker.id}")
+            asyncio.get_running_loop().create_task(
+                worker.connection.call("close_job"), name=f"close {worker.id}"
+            )
             for worker in self.pool.open
             if worker.connection is not None and worker.connection.is_open
         ]
         try:
             if not await wait_all(closings, timeout_s=CLOSE_TIMEOUT_S):
-                logger.warning("closing the resources of the job took longer than %.1f s", CLOSE_TIMEOUT_S)
+                logger.warning(
+                    "closing the resources of the job took longer than %.1f s", CLOSE_TIMEOUT_S
+                )
         finally:
             await cancel_and_wait([closing for closing in closings if not closing.done()])
         for closing in closings:
-            if not closing.cancelled() and (error := closing.exception()) is not None and not isinstance(error, Broken):
+            if (
+                not closing.cancelled()
+                and (error := closing.exception()) is not None
+                and not isinstance(error, Broken)
+            ):
                 raise error
 
     async def _close(self) -> None:
         await cancel_and_wait(list(self._cancelling.values()))
         # Before the workers are ended nobody may start one any more.
-        await cancel_and_wait([task for task in (self._starting, self._filling) if task is not None])
+        await cancel_and_wait(
+            [task for task in (self._starting, self._filling) if task is not None]
+        )
         await self.pool.close()
         await self._data_plane.close()
 
@@ -281,16 +350,28 @@ class WorkersCluster:
             return
         worker = self.pool[place]
         if worker.connection is None or not worker.is_open:
-            raise worker.loss or Broken(f"{worker} {worker.state.value}; {descriptor.task_name} cannot be deployed there")
+            raise worker.loss or Broken(
+                f"{worker} {worker.state.value}; {descriptor.task_name} cannot be deployed there"
+            )
         # Called here, awaited there: whoever cancels at once must not be faster.
-        answer = worker.connection.call("submit_task", self._job.ship_task(descriptor), fencing_token)
+        answer = worker.connection.call(
+            "submit_task", self._job.ship_task(descriptor), fencing_token
+        )
         self._deployed[attempt] = place
-        _ = self._group.create_task(self._submitted(attempt, worker.connection, answer), name=f"submit {attempt}")
+        _ = self._group.create_task(
+            self._submitted(attempt, worker.connection, answer), name=f"submit {attempt}"
+        )
 
-    async def _submitted(self, attempt: ExecutionAttemptId, connection: RpcConnection, answer: Coroutine[Any, Any, Any]) -> None:
+    async def _submitted(
+        self,
+        attempt: ExecutionAttemptId,
+        connection: RpcConnection,
+        answer: Coroutine[Any, Any, Any],
+    ) -> None:
         try:
             await answer
-        except Exception as error:  # noqa: BLE001  # What cannot be deployed has failed, like any task.
+        # What cannot be deployed has failed, like any task.
+        except Exception as error:  # noqa: BLE001
             if not connection.is_open:
                 return  # The worker is lost: `_on_lost` says how.
             self._ended(attempt)
@@ -304,9 +385,16 @@ class WorkersCluster:
         worker = self.pool[place]
         if attempt not in self._cancelling and worker.connection is not None:
             answers = [worker.connection.ask("cancel_task", _key(attempt))]
-            self._cancelling[attempt] = self._group.create_task(self._watch(worker, attempt, answers), name=f"cancel {attempt}")
+            self._cancelling[attempt] = self._group.create_task(
+                self._watch(worker, attempt, answers), name=f"cancel {attempt}"
+            )
 
-    async def _watch(self, worker: WorkerProcess, attempt: ExecutionAttemptId, answers: Sequence[asyncio.Future[None]]) -> None:
+    async def _watch(
+        self,
+        worker: WorkerProcess,
+        attempt: ExecutionAttemptId,
+        answers: Sequence[asyncio.Future[None]],
+    ) -> None:
         why = await until_overdue(answers, self._cancellation_timeout_s)
         if self._deployed.get(attempt) == worker.id:
             self.pool.lose(worker, f"its task {attempt} {why}")
@@ -329,17 +417,25 @@ class WorkersCluster:
         for worker in self.pool.open:
             worker.tell("notify_checkpoint_complete", job_id, checkpoint_id)
 
-    def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
+    def notify_checkpoint_aborted(
+        self, job_id: str, checkpoint_id: int, latest_completed: int | None
+    ) -> None:
         self._here.notify_checkpoint_aborted(job_id, checkpoint_id, latest_completed)
         for worker in self.pool.open:
             worker.tell("notify_checkpoint_aborted", job_id, checkpoint_id, latest_completed)
 
-    def add_tap(self, job_id: str, place: TapPlace, tap: Tap, on_missed: OnMissed | None = None) -> Sequence[asyncio.Future[None]]:
+    def add_tap(
+        self, job_id: str, place: TapPlace, tap: Tap, on_missed: OnMissed | None = None
+    ) -> Sequence[asyncio.Future[None]]:
         self._here.add_tap(job_id, place, tap)
         tap_id = next(self._tap_numbers)
         self._taps[tap_id] = _Tap(place, tap, on_missed)
         what = ("add_tap", job_id, place, tap_id, on_missed is not None)
-        return [worker.connection.ask(*what) for worker in self.pool.open if worker.connection is not None]
+        return [
+            worker.connection.ask(*what)
+            for worker in self.pool.open
+            if worker.connection is not None
+        ]
 
     def remove_tap(self, job_id: str, place: TapPlace, tap: Tap) -> None:
         self._here.remove_tap(job_id, place, tap)
@@ -348,7 +444,9 @@ class WorkersCluster:
             for worker in self.pool.open:
                 worker.tell("remove_tap", job_id, place, tap_id)
 
-    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
+    async def query_state(
+        self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
+    ) -> Any:
         place = self._placed[attempt.vertex_id, attempt.subtask_index]
         if place == HERE:
             return await self._here.query_state(attempt, node_id, query)
@@ -356,9 +454,13 @@ class WorkersCluster:
         try:
             if worker.connection is None:
                 raise Broken(f"{worker} has no connection")
-            content = await worker.connection.call("query_state", _key(attempt), node_id, cloudpickle.dumps(query))
+            content = await worker.connection.call(
+                "query_state", _key(attempt), node_id, cloudpickle.dumps(query)
+            )
         except Broken as error:
-            raise JobNotRunning(f"{worker} is gone, its state cannot be read now; try again once the job runs") from error
+            raise JobNotRunning(
+                f"{worker} is gone, its state cannot be read now; try again once the job runs"
+            ) from error
         return self._codec.decode(content)
 
     async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None:
@@ -373,7 +475,9 @@ class WorkersCluster:
 
     # What workers tell.
 
-    def _on_task_state(self, worker: WorkerProcess, key: tuple[str, int, int, int], state: str, told: bytes) -> None:
+    def _on_task_state(
+        self, worker: WorkerProcess, key: tuple[str, int, int, int], state: str, told: bytes
+    ) -> None:
         attempt, reached = ExecutionAttemptId(*key), ExecutionState(state)
         if self._deployed.get(attempt) != worker.id:
             return  # Somebody else has the attempt, or it is over.
@@ -387,14 +491,30 @@ class WorkersCluster:
             self.pool.lose(worker, told)
 
     def _on_acknowledged(
-        self, worker: WorkerProcess, key: tuple[str, int, int, int], checkpoint_id: int, state: list[Any], stats: tuple[Any, ...]
+        self,
+        worker: WorkerProcess,
+        key: tuple[str, int, int, int],
+        checkpoint_id: int,
+        state: list[Any],
+        stats: tuple[Any, ...],
     ) -> None:
         attempt = ExecutionAttemptId(*key)
         told = decode_subtask(state, f"the acknowledgement of {attempt}")
-        self.job_master.acknowledge_checkpoint(attempt, checkpoint_id, told, CheckpointStats(*stats))
+        self.job_master.acknowledge_checkpoint(
+            attempt, checkpoint_id, told, CheckpointStats(*stats)
+        )
 
-    def _on_declined(self, worker: WorkerProcess, key: tuple[str, int, int, int], checkpoint_id: int, reason: str, told: bytes) -> None:
-        self.job_master.decline_checkpoint(ExecutionAttemptId(*key), checkpoint_id, reason, self._error(told) if told else None)
+    def _on_declined(
+        self,
+        worker: WorkerProcess,
+        key: tuple[str, int, int, int],
+        checkpoint_id: int,
+        reason: str,
+        told: bytes,
+    ) -> None:
+        self.job_master.decline_checkpoint(
+            ExecutionAttemptId(*key), checkpoint_id, reason, self._error(told) if told else None
+        )
 
     def _on_end_of_data(self, worker: WorkerProcess, key: tuple[str, int, int, int]) -> None:
         self.job_master.end_of_data_reached(ExecutionAttemptId(*key))
@@ -411,7 +531,9 @@ class WorkersCluster:
         error = rebuild_error(response, self._codec)
         if isinstance(error, RemoteError) and error.type_name == "SystemExit":
             # A function that calls sys.exit() ends the program, as it does in one process.
-            args = [] if response.arguments is None else self._codec.decode_batch(response.arguments)
+            args = (
+                [] if response.arguments is None else self._codec.decode_batch(response.arguments)
+            )
             exit_request = SystemExit(*args)
             exit_request.__cause__ = error
             for note in response.notes:
@@ -419,7 +541,9 @@ class WorkersCluster:
             return exit_request
         return error
 
-    def _on_tapped(self, worker: WorkerProcess, tap_id: int, content: bytes, missed: int, refused: str) -> None:
+    def _on_tapped(
+        self, worker: WorkerProcess, tap_id: int, content: bytes, missed: int, refused: str
+    ) -> None:
         one = self._taps.get(tap_id)
         if one is None:
             return
@@ -432,11 +556,16 @@ class WorkersCluster:
         worker.metrics = metrics
 
     def _on_lost(self, worker: WorkerProcess) -> None:
-        """Its tasks are gone. If the job goes on, the replacement starts while the restart is still delayed."""
+        """Its tasks are gone.
+
+        If the job goes on, the replacement starts while the restart is still delayed.
+        """
         for attempt in [a for a, place in self._deployed.items() if place == worker.id]:
             self._ended(attempt)
             self.job_master.update_task_state(attempt, ExecutionState.FAILED, worker.loss)
-        if self.job_master.status is JobStatus.RESTARTING and (self._filling is None or self._filling.done()):
+        if self.job_master.status is JobStatus.RESTARTING and (
+            self._filling is None or self._filling.done()
+        ):
             self._filling = self._group.create_task(self._refill(), name="replace workers")
 
 
@@ -458,7 +587,9 @@ class _AllMetrics:
     def snapshot(self) -> dict[str, float]:
         """By dotted name; of a worker what it last reported."""
         found: dict[str, float] = {}
-        for worker in self._cluster.pool.all:  # Oldest first: of a task that has moved, the later numbers stand.
+        for worker in (
+            self._cluster.pool.all
+        ):  # Oldest first: of a task that has moved, the later numbers stand.
             found.update(worker.metrics)
         return {**found, **self._cluster._metrics.snapshot()}
 

@@ -1,7 +1,8 @@
 """Columns from Arrow arrays and back.
 
-A row holds what `to_pylist` would give, with two exceptions: integers and floats of every width are the int and float of Python, as
-there, and a timestamp or duration of nanoseconds becomes a `datetime` or `timedelta`, which end at microseconds.
+A row holds what `to_pylist` would give, with two exceptions: integers and floats of every width are
+the int and float of Python, as there, and a timestamp or duration of nanoseconds becomes a
+`datetime` or `timedelta`, which end at microseconds.
 """
 
 from __future__ import annotations
@@ -51,18 +52,31 @@ def from_arrow(array: Any) -> Column:
 
 
 def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    )
 
 
 def _numbers(array: Any) -> Column:
     kind = array.type
-    target = pa.bool_() if pa.types.is_boolean(kind) else pa.float64() if pa.types.is_floating(kind) else pa.int64()
+    target = (
+        pa.bool_()
+        if pa.types.is_boolean(kind)
+        else pa.float64()
+        if pa.types.is_floating(kind)
+        else pa.int64()
+    )
     try:
         cast = array.cast(target)
     except pa.ArrowInvalid:
         return ObjectColumn(array.to_pylist())  # Of 64 bits without a sign.
     values, valid = numbers_of(cast), valid_of(array)
-    return NumberColumn(values if valid is None else np.where(valid, values, values.dtype.type(0)), valid)
+    return NumberColumn(
+        values if valid is None else np.where(valid, values, values.dtype.type(0)), valid
+    )
 
 
 def _coded(array: Any) -> CodedColumn:
@@ -98,18 +112,24 @@ def _bits(array: Any, number: int) -> np.ndarray:
     if buffer is None:
         return np.zeros(len(array), np.bool_)
     first, skipped = divmod(array.offset, 8)  # A page is a slice of a table that may be very long.
-    bits = np.unpackbits(np.frombuffer(buffer, np.uint8)[first:], count=skipped + len(array), bitorder="little")
+    bits = np.unpackbits(
+        np.frombuffer(buffer, np.uint8)[first:], count=skipped + len(array), bitorder="little"
+    )
     return bits[skipped:].view(np.bool_)
 
 
 def plain_texts(array: Any) -> list[Any]:
-    """The values of an array without nulls; of texts in a third of the time that `to_pylist` takes."""
+    """The values of an array without nulls; of texts in a third of the time that `to_pylist`
+    takes.
+    """
     kind = array.type
     is_large = pa.types.is_large_string(kind)
     if not len(array) or not (is_large or pa.types.is_string(kind)):
         return array.to_pylist()  # type: ignore[no-any-return]
     _, places, content = array.buffers()
-    ends = np.frombuffer(places, np.int64 if is_large else np.int32)[array.offset : array.offset + len(array) + 1]
+    ends = np.frombuffer(places, np.int64 if is_large else np.int32)[
+        array.offset : array.offset + len(array) + 1
+    ]
     first = int(ends[0])
     text = bytes(memoryview(content)[first : int(ends[-1])])
     stops: list[int] = (ends - first).tolist()
@@ -120,7 +140,10 @@ def plain_texts(array: Any) -> list[Any]:
 
 
 def to_table(batch: ColumnBatch) -> Any:
-    """The Arrow table of a batch. Raises pyarrow.ArrowInvalid or ArrowTypeError for a column of values that have no common type."""
+    """The Arrow table of a batch.
+
+    Raises pyarrow.ArrowInvalid or ArrowTypeError for a column of values that have no common type.
+    """
     return pa.table({str(name): to_arrow(column) for name, column in batch.columns.items()})
 
 
@@ -131,8 +154,15 @@ def to_arrow(column: Column) -> Any:
     if isinstance(column, CodedColumn):
         codes = pa.array(column.codes, pa.int32(), mask=column.codes < 0)
         return pa.DictionaryArray.from_arrays(codes, pa.array(column.entries)).dictionary_decode()
-    if isinstance(column, ColumnBatch) and column.columns and column.make is None and not column.has_positions:
-        return pa.StructArray.from_arrays([to_arrow(one) for one in column.columns.values()], names=list(column.columns))
+    if (
+        isinstance(column, ColumnBatch)
+        and column.columns
+        and column.make is None
+        and not column.has_positions
+    ):
+        return pa.StructArray.from_arrays(
+            [to_arrow(one) for one in column.columns.values()], names=list(column.columns)
+        )
     try:
         return pa.array(column.to_list())
     except OverflowError:

@@ -1,12 +1,14 @@
 """Accumulators of many keys as arrays, one place for each code of a `KeyEncoder`.
 
-The state backend stays the owner of state: cells are a write-back cache in front of one namespace of a table. What they hold goes
-into the table, in the very form that rows keep there, before a snapshot, a query, or an operation on rows touches that namespace; a key
-that the table holds already is read from it when it first comes. So a savepoint does not tell how a result was computed.
+The state backend stays the owner of state: cells are a write-back cache in front of one namespace
+of a table. What they hold goes into the table, in the very form that rows keep there, before a
+snapshot, a query, or an operation on rows touches that namespace; a key that the table holds
+already is read from it when it first comes. So a savepoint does not tell how a result was computed.
 
-The order of additions is that of the records (`np.add.at` adds one by one), so sums of floats are equal to those of rows, bit by bit. What
-arrays cannot hold so (ints beyond 64 bits, ints and floats in turns, zeros of both signs under min and max) is left to rows:
-`NotOnColumns` is raised before anything was changed.
+The order of additions is that of the records (`np.add.at` adds one by one), so sums of floats are
+equal to those of rows, bit by bit. What arrays cannot hold so (ints beyond 64 bits, ints and floats
+in turns, zeros of both signs under min and max) is left to rows: `NotOnColumns` is raised before
+anything was changed.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ _LIMIT = 2**63
 
 
 class Cells:
-    """The accumulators of one namespace. `complete`: no key of it is in the table that is not here."""
+    """The accumulators of one namespace.
+
+    `complete`: no key of it is in the table that is not here.
+    """
 
     def __init__(self, plan: Plan, *, complete: bool) -> None:
         self.plan = plan
@@ -45,11 +50,18 @@ class Cells:
         """How many of `_arrived` are in the table."""
 
     def fold(
-        self, codes: np.ndarray, inputs: list[Inputs], which: np.ndarray | None, entries: list[Any], held: Mapping[Any, Any] | None
+        self,
+        codes: np.ndarray,
+        inputs: list[Inputs],
+        which: np.ndarray | None,
+        entries: list[Any],
+        held: Mapping[Any, Any] | None,
     ) -> None:
-        """Add records, whose codes are `codes`. `which`: their places in the batch that `inputs` are of; None: they are all of it.
+        """Add records, whose codes are `codes`. `which`: their places in the batch that `inputs`
+        are of; None: they are all of it.
 
-        `held` is what the table has, None when that is nothing. Raises NotOnColumns, and nothing was changed.
+        `held` is what the table has, None when that is nothing. Raises NotOnColumns, and nothing
+        was changed.
         """
         tally = tally_of(codes, len(entries))
         self._admit(codes, tally, inputs, entries, held)
@@ -57,21 +69,44 @@ class Cells:
         for leaf, given in zip(self._leaves, inputs, strict=True):
             leaf.add(codes, given, which, tally)
 
-    def running(self, codes: np.ndarray, inputs: list[Inputs], entries: list[Any], held: Mapping[Any, Any] | None) -> Column:
-        """Add records one after the other; gives the result after each. Raises NotOnColumns, and nothing was changed."""
+    def running(
+        self,
+        codes: np.ndarray,
+        inputs: list[Inputs],
+        entries: list[Any],
+        held: Mapping[Any, Any] | None,
+    ) -> Column:
+        """Add records one after the other; gives the result after each.
+
+        Raises NotOnColumns, and nothing was changed.
+        """
         groups = Groups(codes)
         tally = groups.codes, groups.lengths
         self._admit(codes, tally, inputs, entries, held)
-        parts = [leaf.running(groups, given) for leaf, given in zip(self._leaves, inputs, strict=True)]
+        parts = [
+            leaf.running(groups, given) for leaf, given in zip(self._leaves, inputs, strict=True)
+        ]
         self._dirty[groups.codes] = True
         for leaf, given in zip(self._leaves, inputs, strict=True):
             leaf.add(codes, given, None, tally)
-        return parts[0] if self.plan.names is None else ColumnBatch(dict(zip(self.plan.names, parts, strict=True)), len(codes))
+        return (
+            parts[0]
+            if self.plan.names is None
+            else ColumnBatch(dict(zip(self.plan.names, parts, strict=True)), len(codes))
+        )
 
     def _admit(
-        self, codes: np.ndarray, tally: Tally | None, inputs: list[Inputs], entries: list[Any], held: Mapping[Any, Any] | None
+        self,
+        codes: np.ndarray,
+        tally: Tally | None,
+        inputs: list[Inputs],
+        entries: list[Any],
+        held: Mapping[Any, Any] | None,
     ) -> None:
-        """Make room for records of these codes, of which `tally` tells. Raises NotOnColumns if they cannot be added."""
+        """Make room for records of these codes, of which `tally` tells.
+
+        Raises NotOnColumns if they cannot be added.
+        """
         count, size = len(codes), len(entries)
         for leaf, given in zip(self._leaves, inputs, strict=True):
             leaf.admit(given, count)
@@ -85,7 +120,9 @@ class Cells:
             first = codes
             if len(unseen) * 4 < len(present):  # Most that come have come before.
                 first = codes[unseen if tally is None else np.flatnonzero(~self._seen.take(codes))]
-            new = arrivals(first, np.unique(codes[unseen]) if tally is None else present[unseen], size)
+            new = arrivals(
+                first, np.unique(codes[unseen]) if tally is None else present[unseen], size
+            )
         seeds = None if new is None or held is None else self._seeds(new, inputs, entries, held)
         for leaf, given in zip(self._leaves, inputs, strict=True):
             leaf.grow(size, given)
@@ -111,22 +148,39 @@ class Cells:
             if accumulator is _ABSENT:
                 continue
             parts = [accumulator] if self.plan.names is None else accumulator
-            for leaf, given, part, (totals, counts, at) in zip(self._leaves, inputs, parts, found, strict=True):
-                total, count = leaf.unpack(part, None if given.values is None else given.values.dtype)
+            for leaf, given, part, (totals, counts, at) in zip(
+                self._leaves, inputs, parts, found, strict=True
+            ):
+                total, count = leaf.unpack(
+                    part, None if given.values is None else given.values.dtype
+                )
                 totals.append(total)
                 counts.append(count)
                 at.append(code)
         for leaf, given, (totals, _, _) in zip(self._leaves, inputs, found, strict=True):
-            if given.values is None or given.values.dtype.kind != "i" or leaf.kind not in (LeafKind.SUM, LeafKind.MEAN):
+            if (
+                given.values is None
+                or given.values.dtype.kind != "i"
+                or leaf.kind not in (LeafKind.SUM, LeafKind.MEAN)
+            ):
                 continue
-            if leaf.bound + max((abs(total) for total in totals), default=0) + given.greatest * len(given.values) >= _LIMIT:
+            if (
+                leaf.bound
+                + max((abs(total) for total in totals), default=0)
+                + given.greatest * len(given.values)
+                >= _LIMIT
+            ):
                 raise NotOnColumns("a sum could leave 64 bits")
         return found
 
-    def write(self, table_of: Callable[[list[Any]], MutableMapping[Any, Any]], entries: list[Any]) -> Iterator[int]:
-        """Bring what has changed into the table, keys in the order in which they came first. Yields how many after each part of them.
+    def write(
+        self, table_of: Callable[[list[Any]], MutableMapping[Any, Any]], entries: list[Any]
+    ) -> Iterator[int]:
+        """Bring what has changed into the table, keys in the order in which they came first. Yields
+        how many after each part of them.
 
-        Nothing may be added until it is over. It may be left before, and begun anew: what is not written yet is then still to be written.
+        Nothing may be added until it is over. It may be left before, and begun anew: what is not
+        written yet is then still to be written.
         """
         dirty = self._dirty
         if not dirty.any():
@@ -140,7 +194,9 @@ class Cells:
             part = codes[begin : begin + WRITTEN_MAX]
             keys = list(map(entries.__getitem__, part.tolist()))
             columns = [leaf.accumulators(part) for leaf in self._leaves]
-            accumulators = columns[0] if self.plan.names is None else map(list, zip(*columns, strict=True))
+            accumulators = (
+                columns[0] if self.plan.names is None else map(list, zip(*columns, strict=True))
+            )
             table_of(keys).update(zip(keys, accumulators, strict=True))
             dirty[part] = False
             if begin + len(part) == len(codes):
@@ -165,11 +221,18 @@ class Cells:
 
     def _results(self, leaves: Sequence[Leaf], codes: np.ndarray) -> Column:
         parts = [leaf.results(codes) for leaf in leaves]
-        return parts[0] if self.plan.names is None else ColumnBatch(dict(zip(self.plan.names, parts, strict=True)), len(codes))
+        return (
+            parts[0]
+            if self.plan.names is None
+            else ColumnBatch(dict(zip(self.plan.names, parts, strict=True)), len(codes))
+        )
 
 
 class Merged:
-    """Some slices, at least one and in order of time, as one. Results of some keys can be made without those of the others."""
+    """Some slices, at least one and in order of time, as one.
+
+    Results of some keys can be made without those of the others.
+    """
 
     def __init__(self, slices: Sequence[Cells]) -> None:
         """Raises NotOnColumns if they do not add up on columns."""

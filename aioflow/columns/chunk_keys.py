@@ -1,7 +1,9 @@
-"""Ints that fall into a key group of choice, for what stands in keyed state under no key of a record.
+"""Ints that fall into a key group of choice, for what stands in keyed state under no key of a
+record.
 
-The key group of an int is CRC-32 of its canonical bytes, the last four of which are its lowest 32 bits. Four bytes lead a CRC from whatever
-it is to whatever it is to be, and which they are is found by computing it backwards: nothing is tried, and nothing is remembered.
+The key group of an int is CRC-32 of its canonical bytes, the last four of which are its lowest 32
+bits. Four bytes lead a CRC from whatever it is to whatever it is to be, and which they are is found
+by computing it backwards: nothing is tried, and nothing is remembered.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ def int_in_group(number: int, group: int) -> int:
     """An int of this key group, another for each `number`, which is 1 or more."""
     head = canonical_key(number << _BITS)[:-4]
     register = crc32(head) ^ _ONES
-    return number << _BITS | int.from_bytes((register ^ _four_bytes_before(group)).to_bytes(4, "little"), "big")
+    return number << _BITS | int.from_bytes(
+        (register ^ _four_bytes_before(group)).to_bytes(4, "little"), "big"
+    )
 
 
 @cache

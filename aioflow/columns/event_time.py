@@ -1,4 +1,6 @@
-"""Timestamps and watermarks on columns: what the generators and valves of rows compute, for a whole batch at once."""
+"""Timestamps and watermarks on columns: what the generators and valves of rows compute, for a
+whole batch at once.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,27 @@ class TimesOf:
         self._compute = ColumnExpression(expression)
 
     def __call__(self, values: Any) -> NumberColumn | None:
-        """The timestamps of a batch; None if it has to be looked at row by row, which also finds what is no timestamp."""
+        """The timestamps of a batch; None if it has to be looked at row by row, which also finds
+        what is no timestamp.
+        """
         if not isinstance(values, ColumnBatch):
             return None
         try:
             found = self._compute(values)
         except NotOnColumns:
             return None
-        if isinstance(found, NumberColumn) and found.values.dtype == np.int64 and (found.valid is None or found.valid.all()):
+        if (
+            isinstance(found, NumberColumn)
+            and found.values.dtype == np.int64
+            and (found.valid is None or found.valid.all())
+        ):
             return NumberColumn(found.values)
         return None
 
 
 def bounded(times: NumberColumn, highest: int, lag: int) -> tuple[NumberColumn | None, int]:
-    """The watermark in force before each record, None when it does not move among them, and the highest timestamp after the last.
+    """The watermark in force before each record, None when it does not move among them, and the
+    highest timestamp after the last.
 
     `highest` is the highest before the first; the watermark is always `lag` behind it.
     """

@@ -1,12 +1,14 @@
 """Computes expressions on columns, with exactly the answers that rows give.
 
-What numpy does as Python does, it does here: arithmetic and comparisons of 64-bit ints and floats, parts of times, Kleene's logic.
-An operation on text is done once for each distinct value, by the very function that rows use. Everything else (an int that would
-leave 64 bits, `**`, an int beyond 2**53 beside a float, values of mixed types) is done value by value, again by the function of rows.
+What numpy does as Python does, it does here: arithmetic and comparisons of 64-bit ints and floats,
+parts of times, Kleene's logic. An operation on text is done once for each distinct value, by the
+very function that rows use. Everything else (an int that would leave 64 bits, `**`, an int beyond
+2**53 beside a float, values of mixed types) is done value by value, again by the function of rows.
 So there is no second meaning to keep in step, and what is not fast is still right.
 
-A batch in which something fails is none for columns: `NotOnColumns` says so, and whoever asked computes it as rows, which finds
-the record and raises what it raises there. After `tests/core/expression_cases.py`, which holds both to one table.
+A batch in which something fails is none for columns: `NotOnColumns` says so, and whoever asked
+computes it as rows, which finds the record and raises what it raises there. After
+`tests/core/expression_cases.py`, which holds both to one table.
 """
 
 from __future__ import annotations
@@ -17,7 +19,16 @@ from typing import Any
 import numpy as np
 
 from aioflow.columns.making import column_of, gather, nothing, repeat, scatter
-from aioflow.columns.numbers import cast_number, combine, compare, is_in, negate, number_of, round_number, time_part
+from aioflow.columns.numbers import (
+    cast_number,
+    combine,
+    compare,
+    is_in,
+    negate,
+    number_of,
+    round_number,
+    time_part,
+)
 from aioflow.core import expressions as ex
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn
 from aioflow.core.expression_rows import compile_rows
@@ -26,7 +37,9 @@ __all__ = ["ColumnExpression", "ColumnSelect", "NotOnColumns"]
 
 
 LISTS_MAX = 64
-"""Lists of entries of which the values are kept: each channel of an input has its own, and they come in turns."""
+"""Lists of entries of which the values are kept: each channel of an input has its own, and they
+come in turns.
+"""
 
 
 class NotOnColumns(Exception):
@@ -34,7 +47,10 @@ class NotOnColumns(Exception):
 
 
 class ColumnExpression:
-    """An expression as a function from a batch to a column. Keeps what it has compiled: one for each operator."""
+    """An expression as a function from a batch to a column.
+
+    Keeps what it has compiled: one for each operator.
+    """
 
     def __init__(self, expression: ex.Expr[Any]) -> None:
         self.expression = expression
@@ -46,7 +62,9 @@ class ColumnExpression:
         try:
             with np.errstate(all="ignore"):
                 found = self._visit(self.expression, batch)
-        except Exception as error:  # Whatever values raise that are the application's own. Rows raise it again, with the record named.
+        # Whatever values raise that are the application's own. Rows raise it again, with the record
+        # named.
+        except Exception as error:
             raise NotOnColumns(f"{self.expression!r}: {type(error).__name__}: {error}") from error
         return found if isinstance(found, Column) else repeat(found._value, len(batch))
 
@@ -71,7 +89,11 @@ class ColumnExpression:
                 return self._logic(e, batch)
             case ex.IsNull(_operand=operand):
                 found = self._visit(operand, batch)
-                return ex.Literal(found._value is None) if isinstance(found, ex.Literal) else _is_null(found)
+                return (
+                    ex.Literal(found._value is None)
+                    if isinstance(found, ex.Literal)
+                    else _is_null(found)
+                )
             case ex.FillNull(_operand=operand, _value=default):
                 return self._fill_null(operand, default, batch)
             case ex.Case(_branches=branches, _default=default):
@@ -93,7 +115,10 @@ class ColumnExpression:
         return column
 
     def _logic(self, e: ex.Binary[Any], batch: ColumnBatch) -> Column:
-        """Kleene's `&` and `|`. Where the left side decides, a failure of the right one does not count."""
+        """Kleene's `&` and `|`.
+
+        Where the left side decides, a failure of the right one does not count.
+        """
         n = len(batch)
         decisive = e._operator == "|"
         a, a_valid = _booleans(self._visit(e._left, batch), n)
@@ -119,7 +144,9 @@ class ColumnExpression:
         known = a_known & b_known
         return NumberColumn(known & ~false, false | known)
 
-    def _fill_null(self, operand: ex.Expr[Any], default: ex.Expr[Any], batch: ColumnBatch) -> Column | ex.Literal[Any]:
+    def _fill_null(
+        self, operand: ex.Expr[Any], default: ex.Expr[Any], batch: ColumnBatch
+    ) -> Column | ex.Literal[Any]:
         found = self._visit(operand, batch)
         if isinstance(found, ex.Literal):
             return self._visit(default, batch) if found._value is None else found
@@ -128,10 +155,15 @@ class ColumnExpression:
         if not len(absent):
             return found
         there = np.flatnonzero(~null)
-        return scatter(len(batch), [(there, found.take(there)), (absent, self._part(default, batch, absent))])
+        return scatter(
+            len(batch), [(there, found.take(there)), (absent, self._part(default, batch, absent))]
+        )
 
     def _case(
-        self, branches: tuple[tuple[ex.Expr[Any], ex.Expr[Any]], ...], default: ex.Expr[Any], batch: ColumnBatch
+        self,
+        branches: tuple[tuple[ex.Expr[Any], ex.Expr[Any]], ...],
+        default: ex.Expr[Any],
+        batch: ColumnBatch,
     ) -> Column:
         """Each value is computed for the rows that take its branch, and for no others."""
         rest: np.ndarray | None = None  # All rows.
@@ -158,7 +190,9 @@ class ColumnExpression:
     # Value by value.
 
     def _by_value(self, e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Column:
-        """One operation through the function of rows: once for each entry where a single operand varies and is coded."""
+        """One operation through the function of rows: once for each entry where a single operand
+        varies and is coded.
+        """
         varying = [operand for operand in operands if isinstance(operand, Column)]
         compute = self._compiled.get(id(e))
         if compute is None:
@@ -169,7 +203,9 @@ class ColumnExpression:
             return self._by_entry(e, varying[0], compute)
         return column_of(compute(list(zip(*varying, strict=True))))
 
-    def _by_entry(self, e: ex.Expr[Any], column: CodedColumn, compute: Callable[[list[Any]], list[Any]]) -> Column:
+    def _by_entry(
+        self, e: ex.Expr[Any], column: CodedColumn, compute: Callable[[list[Any]], list[Any]]
+    ) -> Column:
         entries = column.entries
         place = id(e), id(entries)
         known = self._entries.get(place)
@@ -179,7 +215,8 @@ class ColumnExpression:
         if count <= len(column):
             try:
                 found = column_of(compute(list(zip(entries, strict=True))))
-            except Exception:  # noqa: BLE001  # Perhaps of an entry that no row has: of the others it comes again.
+            # Perhaps of an entry that no row has: of the others it comes again.
+            except Exception:  # noqa: BLE001
                 found = None
             if found is not None:
                 self._entries[place] = (entries, count, found)
@@ -199,15 +236,21 @@ class ColumnSelect:
 
     def __call__(self, batch: ColumnBatch) -> ColumnBatch:
         """Raises NotOnColumns."""
-        return ColumnBatch({name: compute(batch) for name, compute in self._fields.items()}, len(batch))
+        return ColumnBatch(
+            {name: compute(batch) for name, compute in self._fields.items()}, len(batch)
+        )
 
 
 def _on_numbers(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Column | None:
-    """The operation on arrays of numbers; None where that is not exactly what Python does with each."""
+    """The operation on arrays of numbers; None where that is not exactly what Python does with
+    each.
+    """
     numbers = [number_of(operand) for operand in operands]
     match e, numbers:
         case ex.Binary(_operator=operator), [a, b] if a is not None and b is not None:
-            return compare(operator, a, b) if operator in ex.COMPARISONS else combine(operator, a, b)
+            return (
+                compare(operator, a, b) if operator in ex.COMPARISONS else combine(operator, a, b)
+            )
         case ex.Unary(_operator="~"), _:
             values, valid = _booleans(operands[0])
             return NumberColumn(~values, valid)
@@ -219,12 +262,16 @@ def _on_numbers(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Co
             return round_number(a, digits)
         case ex.IsIn(_values=members), [a] if a is not None:
             return is_in(a, members)
-        case ex.Call(_name=name, _arguments=arguments), [a, *_] if a is not None and name.startswith("dt."):
+        case ex.Call(_name=name, _arguments=arguments), [a, *_] if (
+            a is not None and name.startswith("dt.")
+        ):
             return time_part(name[3:], a, *arguments)
     return None
 
 
-def _booleans(found: Column | ex.Literal[Any], length: int | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+def _booleans(
+    found: Column | ex.Literal[Any], length: int | None = None
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Truth and validity. Raises TypeError for what is no bool, as rows do."""
     if isinstance(found, ex.Literal):
         assert length is not None, "a literal alone is no condition of a batch"
@@ -247,7 +294,10 @@ def _is_null(found: Column) -> NumberColumn:
 def _over_positions(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> ex.Expr[Any]:
     """The operation `e` with the varying operands read from a tuple, in their order."""
     numbers = iter(range(len(operands)))
-    children = [operand if isinstance(operand, ex.Literal) else ex.Column(next(numbers)) for operand in operands]
+    children = [
+        operand if isinstance(operand, ex.Literal) else ex.Column(next(numbers))
+        for operand in operands
+    ]
     match e:
         case ex.Binary(_operator=operator):
             return ex.Binary(operator, *children)
@@ -263,5 +313,9 @@ def _over_positions(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -
             return ex.Round(children[0], digits)
         case ex.Call(_name=name, _arguments=arguments):
             rest = iter(children[1:])
-            return ex.Call(name, children[0], tuple(next(rest) if isinstance(a, ex.Expr) else a for a in arguments))
+            return ex.Call(
+                name,
+                children[0],
+                tuple(next(rest) if isinstance(a, ex.Expr) else a for a in arguments),
+            )
     raise TypeError(f"{type(e).__name__} is no expression that columns know")

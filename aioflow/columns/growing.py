@@ -1,7 +1,9 @@
-"""Texts as codes into entries that grow from batch to batch: whoever has met them before knows them by the list that they are in.
+"""Texts as codes into entries that grow from batch to batch: whoever has met them before knows them
+by the list that they are in.
 
-A source that goes on for long sees the same words again and again. With a dictionary for each batch every reader of it would look each
-word up anew; with one for all of them it does so once, and the rest is arrays.
+A source that goes on for long sees the same words again and again. With a dictionary for each batch
+every reader of it would look each word up anew; with one for all of them it does so once, and the
+rest is arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from aioflow.core.entry_tables import GrowingList
 __all__ = ["ENTRIES_MAX", "GrowingEntries"]
 
 ENTRIES_MAX = 65_536
-"""With so many it begins anew: words come again, names of requests do not, and what is kept here is kept for each column."""
+"""With so many it begins anew: words come again, names of requests do not, and what is kept here
+is kept for each column.
+"""
 
 
 class GrowingEntries(dict[Any, int]):

@@ -1,16 +1,19 @@
-"""Both sides of a join of windows, on columns: by slice of event time, in memory as they came, and in keyed state as chunks.
+"""Both sides of a join of windows, on columns: by slice of event time, in memory as they came, and
+in keyed state as chunks.
 
-What has come since the last time is pending in memory, whole. `settle` brings it into the table: sorted by key group, and of each group
-one chunk of bytes. A chunk stands under an int of the key group of its records, made of the number of the first of them: so whoever
-cuts state by key group, be it a restore with another parallelism or the files of a backend, cuts chunks where rows would be cut, and a
-checkpoint that writes what has changed writes the new chunks alone.
+What has come since the last time is pending in memory, whole. `settle` brings it into the table:
+sorted by key group, and of each group one chunk of bytes. A chunk stands under an int of the key
+group of its records, made of the number of the first of them: so whoever cuts state by key group,
+be it a restore with another parallelism or the files of a backend, cuts chunks where rows would be
+cut, and a checkpoint that writes what has changed writes the new chunks alone.
 
-Reading goes by turns, and walks the table and what is pending: between the first turn of a `gather` and its last nothing may be added or
-settled. So no look at the state from outside settles, and it sees nothing but chunks anyhow. Between two turns of a `settle` each slice is
-either pending or settled, but codes of keys are given up only when nothing is pending.
+Reading goes by turns, and walks the table and what is pending: between the first turn of a `gather`
+and its last nothing may be added or settled. So no look at the state from outside settles, and it
+sees nothing but chunks anyhow. Between two turns of a `settle` each slice is either pending or
+settled, but codes of keys are given up only when nothing is pending.
 
-Namespace of the table: (side, start of the slice, size, slide and offset of the windows). Value: bytes of `column_codec`, of the records
-with the columns key, arrival and value.
+Namespace of the table: (side, start of the slice, size, slide and offset of the windows). Value:
+bytes of `column_codec`, of the records with the columns key, arrival and value.
 """
 
 from __future__ import annotations
@@ -35,18 +38,26 @@ if TYPE_CHECKING:
 __all__ = ["PENDING_MAX", "ChunkTable", "JoinSides", "Namespace", "Row", "rows_of"]
 
 PENDING_MAX = 32_768
-"""Records in memory from which on they are to be brought into the table, so that a checkpoint finds little to bring there."""
+"""Records in memory from which on they are to be brought into the table, so that a checkpoint
+finds little to bring there.
+"""
 
 KEYS_MIN = 100_000
-"""Codes of keys are given up when there are so many, and twice as many as there were when the first slices went after the last time."""
+"""Codes of keys are given up when there are so many, and twice as many as there were when the
+first slices went after the last time.
+"""
 
 CHUNKS_MAX = 64
-"""Chunks that are read before somebody else has a turn, or fewer of `READ_MAX` records: a chunk of a hot key has thousands."""
+"""Chunks that are read before somebody else has a turn, or fewer of `READ_MAX` records: a chunk
+of a hot key has thousands.
+"""
 
 READ_MAX = 131_072
 
 CHUNKS_WRITTEN_MAX = 512
-"""Chunks that are written before somebody else has a turn, 20 us each: of 1,800 slices there are tens of thousands."""
+"""Chunks that are written before somebody else has a turn, 20 us each: of 1,800 slices there are
+tens of thousands.
+"""
 
 ROWS_MAX = 4_096
 """Records that are made rows before somebody else has a turn."""
@@ -55,7 +66,9 @@ Namespace = tuple[int, int, int, int, int]
 """Side, start of the slice, size, slide and offset of its windows."""
 
 Row = tuple[int, int, int, Any, Any, int]
-"""Number in the order of arrival, side, start of the slice, key, value, and the end up to which its windows are not of columns."""
+"""Number in the order of arrival, side, start of the slice, key, value, and the end up to which
+its windows are not of columns.
+"""
 
 
 class ChunkTable(Protocol):
@@ -68,10 +81,23 @@ class ChunkTable(Protocol):
 
 
 class JoinSides:
-    """What the windows of one grid hold of both sides. `starts` are those of the slices that hold something, in order."""
+    """What the windows of one grid hold of both sides.
 
-    def __init__(self, table: ChunkTable, windows: tuple[int, int, int], max_parallelism: int, codec: Codec, owner: str) -> None:
-        """`windows`: their size, slide and offset. `owner` is named where a value cannot be written."""
+    `starts` are those of the slices that hold something, in order.
+    """
+
+    def __init__(
+        self,
+        table: ChunkTable,
+        windows: tuple[int, int, int],
+        max_parallelism: int,
+        codec: Codec,
+        owner: str,
+    ) -> None:
+        """`windows`: their size, slide and offset.
+
+        `owner` is named where a value cannot be written.
+        """
         self._table = table
         self._windows = windows
         self._max_parallelism = max_parallelism
@@ -83,18 +109,26 @@ class JoinSides:
         self._keys_counted = False  # Whether `_keys_max` speaks of this encoder.
         self._pending: dict[tuple[int, int], list[Held]] = {}
         self._pending_count = 0
-        self._read: dict[tuple[int, int], Held] = {}  # Of (side, slice): its chunks, for the next window that holds them.
+        self._read: dict[
+            tuple[int, int], Held
+        ] = {}  # Of (side, slice): its chunks, for the next window that holds them.
         found = {namespace[:2] for namespace in table.namespaces() if namespace[2:] == windows}
         self.starts: list[int] = sorted({start for _, start in found})
-        self._starts_of: tuple[list[int], ...] = tuple(sorted(start for side, start in found if side == of) for of in (0, 1))
+        self._starts_of: tuple[list[int], ...] = tuple(
+            sorted(start for side, start in found if side == of) for of in (0, 1)
+        )
 
-    # --------------------------------------------------------------------------------------------------------------- add
+    # ----------------------------------------------------------------------------------------------
+    # add
 
     def encode(self, keys: Any) -> np.ndarray | None:
-        """The codes of `keys`; None if they are neither ints nor texts, and have to be looked at as rows."""
+        """The codes of `keys`; None if they are neither ints nor texts, and have to be looked at
+        as rows.
+        """
         if len(self._encoder) > self._keys_max and not self._pending:
             self._read.clear()
-            # Until it is known how many are alive: what has just been too many may come again at once, as the list of a channel does.
+            # Until it is known how many are alive: what has just been too many may come again at
+            # once, as the list of a channel does.
             self._keys_max, self._keys_counted = 2 * len(self._encoder), False
             self._encoder = KeyEncoder()
             self._groups = self._groups[:0]
@@ -118,7 +152,9 @@ class JoinSides:
         return self._pending_count >= PENDING_MAX
 
     def settle(self) -> Iterator[None]:
-        """Everything is in the table at the end of this, which yields while there is much to write."""
+        """Everything is in the table at the end of this, which yields while there is much to
+        write.
+        """
         chunks = 0
         while self._pending:
             side, start = slot = next(iter(self._pending))
@@ -141,15 +177,19 @@ class JoinSides:
             "value": held.values,
         }
         bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
-        # Numbers of arrival go on from the highest after a restore, whoever had it: no chunk has that of another.
+        # Numbers of arrival go on from the highest after a restore, whoever had it: no chunk has
+        # that of another.
         numbers, of_group = held.arrivals[bounds[:-1]].tolist(), groups[bounds[:-1]].tolist()
-        keys = [int_in_group(number + 1, group) for number, group in zip(numbers, of_group, strict=True)]
+        keys = [
+            int_in_group(number + 1, group) for number, group in zip(numbers, of_group, strict=True)
+        ]
         chunks = encode_stretches(ColumnBatch(columns, len(held)), bounds, self._codec, self._owner)
         self._table.of((side, start, *self._windows), keys).update(zip(keys, chunks, strict=True))
         self._read.pop((side, start), None)
         return len(keys)
 
-    # -------------------------------------------------------------------------------------------------------------- read
+    # ----------------------------------------------------------------------------------------------
+    # read
 
     def has(self, side: int, begin: int, stop: int) -> bool:
         """Whether a slice that begins there holds a record of `side`."""
@@ -158,7 +198,10 @@ class JoinSides:
         return index < len(starts) and starts[index] < stop
 
     def gather(self, side: int, begin: int, stop: int) -> Generator[None, None, Held]:
-        """The records of `side` in the slices that begin from `begin` up to `stop`, which has some. Yields while there is much to read."""
+        """The records of `side` in the slices that begin from `begin` up to `stop`, which has some.
+
+        Yields while there is much to read.
+        """
         parts: list[Held] = []
         starts = self._starts_of[side]
         for start in starts[bisect_left(starts, begin) : bisect_left(starts, stop)]:
@@ -197,7 +240,9 @@ class JoinSides:
         return Held(self._encoder.encode(keys), arrivals.values, values)
 
     def rows(self, stop: int, until: int) -> Generator[None, None, Iterator[Row]]:
-        """The records of both sides in the slices that begin before `stop`, in the order in which they arrived. Yields like `gather`."""
+        """The records of both sides in the slices that begin before `stop`, in the order in
+        which they arrived. Yields like `gather`.
+        """
         yield from self.settle()
         found: list[Row] = []
         arrivals = [np.empty(0, np.int64)]
@@ -209,19 +254,29 @@ class JoinSides:
                     arrivals.append(numbers.values)
                     for begin in range(0, len(keys), ROWS_MAX):
                         which = np.arange(begin, min(begin + ROWS_MAX, len(keys)))
-                        found += _rows(keys.take(which), numbers.take(which), values.take(which), side, start, until)
+                        found += _rows(
+                            keys.take(which),
+                            numbers.take(which),
+                            values.take(which),
+                            side,
+                            start,
+                            until,
+                        )
                         rest -= len(which)
                         if rest <= 0:
                             yield
                             rest = ROWS_MAX
-        order = np.concatenate(arrivals).argsort(kind="stable")  # A tenth of the time that a list takes.
+        order = np.concatenate(arrivals).argsort(
+            kind="stable"
+        )  # A tenth of the time that a list takes.
         return map(found.__getitem__, order.tolist())
 
     def forget(self, below: int) -> None:
         """No window needs the slices that begin before `below` any more."""
         starts = self.starts
         if starts and starts[0] < below and not self._keys_counted:
-            # A window has fired: the keys that it has read, and those that came since, are about as many as are alive.
+            # A window has fired: the keys that it has read, and those that came since, are about as
+            # many as are alive.
             self._keys_max, self._keys_counted = max(KEYS_MIN, 2 * len(self._encoder)), True
         while starts and starts[0] < below:
             start = starts.pop(0)
@@ -244,8 +299,13 @@ def rows_of(content: bytes, codec: Codec, side: int, start: int, until: int) -> 
     return _rows(*_parts_of(content, codec), side, start, until)
 
 
-def _rows(keys: Column, arrivals: Column, values: Column, side: int, start: int, until: int) -> list[Row]:
-    return [(arrival, side, start, key, value, until) for arrival, key, value in zip(arrivals, keys, values, strict=True)]
+def _rows(
+    keys: Column, arrivals: Column, values: Column, side: int, start: int, until: int
+) -> list[Row]:
+    return [
+        (arrival, side, start, key, value, until)
+        for arrival, key, value in zip(arrivals, keys, values, strict=True)
+    ]
 
 
 def _parts_of(content: bytes, codec: Codec) -> tuple[Column, NumberColumn, Column]:

@@ -1,7 +1,9 @@
-"""Keys on columns: one small int for each distinct key, and the subtask that owns it, computed once a distinct key.
+"""Keys on columns: one small int for each distinct key, and the subtask that owns it, computed once
+a distinct key.
 
-Keys that are equal in Python are one key here too: a code stands for a key as a dict would find it. Key groups come from the same
-`SubtaskCache` that rows use, so a record goes where it would go as a row.
+Keys that are equal in Python are one key here too: a code stands for a key as a dict would find it.
+Key groups come from the same `SubtaskCache` that rows use, so a record goes where it would go as a
+row.
 """
 
 from __future__ import annotations
@@ -20,13 +22,18 @@ from aioflow.core.keygroups import SubtaskCache
 __all__ = ["KeyEncoder", "KeyRouter", "arrivals"]
 
 TABLE_SPAN_MAX = 1 << 22
-"""Ints this close together are looked up in a table by their value: three ns a record. Others are sorted."""
+"""Ints this close together are looked up in a table by their value: three ns a record.
+
+Others are sorted.
+"""
 
 KEYS_MAX = 1_000_000
 """A router that has seen so many keys begins anew, as `SubtaskCache` does."""
 
 LISTS_MAX = 64
-"""Lists of entries that are remembered: each channel of an input has its own, and they come in turns."""
+"""Lists of entries that are remembered: each channel of an input has its own, and they come in
+turns.
+"""
 
 _TEXT = frozenset((str, bytes))
 _NONE: tuple[list[Any], np.ndarray] = ([], np.empty(0, np.int64))
@@ -34,7 +41,10 @@ _NONE: tuple[list[Any], np.ndarray] = ([], np.empty(0, np.int64))
 
 
 class KeyEncoder:
-    """Gives each distinct key the next code, in no order that means anything. `entries[code]` is the key as it was first spelled."""
+    """Gives each distinct key the next code, in no order that means anything.
+
+    `entries[code]` is the key as it was first spelled.
+    """
 
     def __init__(self) -> None:
         self.entries = GrowingList()
@@ -44,15 +54,21 @@ class KeyEncoder:
         self._table = np.empty(0, np.int64)  # Code of the int `_low + i`, -1: none yet.
         self._low = 0
         self._known: dict[int, tuple[list[Any], np.ndarray]] = {}
-        """Lists of entries by their identity, and the code of each entry; -1 where no record has used it yet."""
+        """Lists of entries by their identity, and the code of each entry; -1 where no record has
+        used it yet.
+        """
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def encode_plain(self, keys: Any) -> np.ndarray | None:
-        """The code of each of `keys` if they are ints or texts, which have one spelling each; else None."""
+        """The code of each of `keys` if they are ints or texts, which have one spelling each;
+        else None.
+        """
         if isinstance(keys, NumberColumn):
-            return self.encode(keys) if keys.values.dtype.kind == "i" and keys.valid is None else None
+            return (
+                self.encode(keys) if keys.values.dtype.kind == "i" and keys.valid is None else None
+            )
         if not isinstance(keys, CodedColumn):
             return None
         if int(keys.codes.min(initial=0)) < 0:
@@ -66,10 +82,17 @@ class KeyEncoder:
         return codes
 
     def encode(self, keys: Any) -> np.ndarray:
-        """The code of each of `keys`, a column or list without None. Raises TypeError for one that is not hashable."""
+        """The code of each of `keys`, a column or list without None.
+
+        Raises TypeError for one that is not hashable.
+        """
         if isinstance(keys, CodedColumn):
             codes, new = self._look_up(keys)
-            return self._learn(keys, new, list(map(keys.entries.__getitem__, new.tolist()))) if len(new) else codes
+            return (
+                self._learn(keys, new, list(map(keys.entries.__getitem__, new.tolist())))
+                if len(new)
+                else codes
+            )
         if isinstance(keys, NumberColumn) and keys.values.dtype.kind == "i" and len(keys):
             return self._of_ints(keys.values)
         return self._of_list(keys)
@@ -100,8 +123,9 @@ class KeyEncoder:
     def _look_up(self, keys: CodedColumn) -> tuple[np.ndarray, np.ndarray]:
         """What is known of the codes of `keys`, and which of its entries have none yet, each once.
 
-        Batches cut from one share the list, which may have grown at its end. Entries are looked up when records use them: a list of a
-        million would hold the loop, and come back whole in an encoder that begins anew because it had too many.
+        Batches cut from one share the list, which may have grown at its end. Entries are looked up
+        when records use them: a list of a million would hold the loop, and come back whole in an
+        encoder that begins anew because it had too many.
         """
         entries = keys.entries
         known = self._known.get(id(entries), _NONE)[1]
@@ -114,7 +138,9 @@ class KeyEncoder:
                 del self._known[next(iter(self._known))]
             known = grown
         codes = known[keys.codes.astype(np.int64)]
-        return codes, np.unique(keys.codes[codes < 0]) if int(codes.min(initial=0)) < 0 else _NONE[1]
+        return codes, np.unique(keys.codes[codes < 0]) if int(codes.min(initial=0)) < 0 else _NONE[
+            1
+        ]
 
     def _learn(self, keys: CodedColumn, new: np.ndarray, found: list[Any]) -> np.ndarray:
         """The codes of `keys`, whose entries at `new` are `found`."""
@@ -123,7 +149,9 @@ class KeyEncoder:
         return known[keys.codes.astype(np.int64)]
 
     def _of_ints(self, values: np.ndarray) -> np.ndarray:
-        if values[0] == values[-1] and (values == values[0]).all():  # Results of one window by its end, for example.
+        if (
+            values[0] == values[-1] and (values == values[0]).all()
+        ):  # Results of one window by its end, for example.
             return np.full(len(values), self._of_list([int(values[0])])[0])
         at = values - self._low
         # As unsigned numbers those below the table are beyond its end.
@@ -147,7 +175,8 @@ class KeyEncoder:
             low, high = min(low, self._low), max(high, self._low + len(table) - 1)
         if high - low >= TABLE_SPAN_MAX:
             return False
-        # Some more than is asked for, so that keys that come in rising do not make a new table for each batch.
+        # Some more than is asked for, so that keys that come in rising do not make a new table for
+        # each batch.
         grown = np.full(min(TABLE_SPAN_MAX, 2 * (high - low + 1)), -1, np.int64)
         if len(table):
             grown[self._low - low : self._low - low + len(table)] = table
@@ -156,24 +185,39 @@ class KeyEncoder:
 
 
 def arrivals(codes: np.ndarray, which: np.ndarray, size: int) -> np.ndarray:
-    """`which`, each of which is among `codes`, in the order in which they come there first. Codes are below `size`."""
+    """`which`, each of which is among `codes`, in the order in which they come there first.
+
+    Codes are below `size`.
+    """
     if len(which) < 2:
         return which
-    first = np.empty(size, np.int64)  # Where no code points nothing is written, and nothing read: its length costs nothing.
-    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # Of several the last is kept: the first record.
+    first = np.empty(
+        size, np.int64
+    )  # Where no code points nothing is written, and nothing read: its length costs nothing.
+    first[codes[::-1]] = np.arange(
+        len(codes) - 1, -1, -1
+    )  # Of several the last is kept: the first record.
     return which[first[which].argsort()]  # type: ignore[no-any-return]
 
 
 class KeyRouter:
     """Splits batches of columns by key."""
 
-    def __init__(self, expression: Any, consumers: int, max_parallelism: int, fields: tuple[str | int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        expression: Any,
+        consumers: int,
+        max_parallelism: int,
+        fields: tuple[str | int, ...] | None = None,
+    ) -> None:
         """`fields` of the records go into the parts; None: all."""
         self._compute = ColumnExpression(expression)
         self._fields = fields
         self._consumers = consumers
         self._max_parallelism = max_parallelism
-        self._dtype = np.int8 if consumers < 1 << 7 else np.int32  # What is compared for each record and consumer.
+        self._dtype = (
+            np.int8 if consumers < 1 << 7 else np.int32
+        )  # What is compared for each record and consumer.
         self._begin()
 
     def _begin(self) -> None:
@@ -184,32 +228,62 @@ class KeyRouter:
         self._cache = SubtaskCache(self._consumers, self._max_parallelism)
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
-        """The parts by consumer, with their keys. Raises NotOnColumns where rows have to tell what is wrong with a key."""
+        """The parts by consumer, with their keys.
+
+        Raises NotOnColumns where rows have to tell what is wrong with a key.
+        """
         values: Any = batch.values
         if not isinstance(values, ColumnBatch):
             raise NotOnColumns("the values are no records of columns")
         keys = self._compute(values)
-        if self._fields is not None and not values.has_positions and set(self._fields) <= values.columns.keys():
+        if (
+            self._fields is not None
+            and not values.has_positions
+            and set(self._fields) <= values.columns.keys()
+        ):
             values = ColumnBatch({name: values.columns[name] for name in self._fields}, len(values))
         subtasks = self._route(keys)
         if self._consumers == 1:
-            return [(0, RecordBatch(values, batch.timestamps, keys, batch.watermarks, batch.watermark))]  # type: ignore[arg-type]
+            return [
+                (0, RecordBatch(values, batch.timestamps, keys, batch.watermarks, batch.watermark))  # type: ignore[arg-type]
+            ]
         parts = []
         for consumer in range(self._consumers):
             chosen = np.flatnonzero(subtasks == consumer)
             if len(chosen):
                 rows = values.take(chosen)
-                own = next((rows.columns[name] for name, column in values.columns.items() if column is keys), None)
-                own_keys: Any = keys.take(chosen) if own is None else own  # A field of the values is not sent twice.
+                own = next(
+                    (
+                        rows.columns[name]
+                        for name, column in values.columns.items()
+                        if column is keys
+                    ),
+                    None,
+                )
+                own_keys: Any = (
+                    keys.take(chosen) if own is None else own
+                )  # A field of the values is not sent twice.
                 parts.append(
-                    (consumer, RecordBatch(rows, taken(batch.timestamps, chosen), own_keys, taken(batch.watermarks, chosen)))
+                    (
+                        consumer,
+                        RecordBatch(
+                            rows,
+                            taken(batch.timestamps, chosen),
+                            own_keys,
+                            taken(batch.watermarks, chosen),
+                        ),
+                    )
                 )
         return parts
 
     def _route(self, keys: Column) -> np.ndarray:
         """The subtask of each key; where there is but one, nothing that means anything."""
         coded = isinstance(keys, CodedColumn) and int(keys.codes.min(initial=0)) >= 0
-        plain = isinstance(keys, NumberColumn) and keys.values.dtype.kind == "i" and (keys.valid is None or keys.valid.all())
+        plain = (
+            isinstance(keys, NumberColumn)
+            and keys.values.dtype.kind == "i"
+            and (keys.valid is None or keys.valid.all())
+        )
         if not (coded or plain):
             raise NotOnColumns(f"keys of a {type(keys).__name__}, or some without a value")
         if len(self._encoder) > KEYS_MAX:
@@ -217,11 +291,15 @@ class KeyRouter:
         try:
             if isinstance(keys, CodedColumn):
                 if len(keys.entries) > len(keys):
-                    codes = self._encoder.encode(keys)  # Which looks up those that this piece of a large batch uses, and no others.
+                    codes = self._encoder.encode(
+                        keys
+                    )  # Which looks up those that this piece of a large batch uses, and no others.
                     return self._known().take(codes)
                 entries, known = self._of_entries
                 if entries is not keys.entries or len(known) < len(keys.entries):
-                    codes = self._encoder.encode(CodedColumn(np.arange(len(keys.entries)), keys.entries))
+                    codes = self._encoder.encode(
+                        CodedColumn(np.arange(len(keys.entries)), keys.entries)
+                    )
                     known = self._known().take(codes)
                     self._of_entries = keys.entries, known
                 return known if self._consumers == 1 else known.take(keys.codes)

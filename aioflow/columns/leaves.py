@@ -1,6 +1,7 @@
 """The numbers of one aggregate for many keys, one place in an array for each.
 
-Each operation does with the arrays what the loop of rows does with one accumulator after the other, in the order of the records.
+Each operation does with the arrays what the loop of rows does with one accumulator after the other,
+in the order of the records.
 """
 
 from __future__ import annotations
@@ -23,28 +24,42 @@ _LIMIT = 2**63
 
 
 class Groups:
-    """Records by their codes, each group in order of arrival: for sums within it. Codes are below 2**32."""
+    """Records by their codes, each group in order of arrival: for sums within it.
+
+    Codes are below 2**32.
+    """
 
     def __init__(self, codes: np.ndarray) -> None:
-        # 16 bits are sorted by radix, in a tenth of the time that wider numbers take: so twice where there are more codes.
+        # 16 bits are sorted by radix, in a tenth of the time that wider numbers take: so twice
+        # where there are more codes.
         self._order = order = np.argsort(codes.astype(np.uint16), kind="stable")
         if len(codes) and int(codes.max()) >= 1 << 16:
-            self._order = order = order[np.argsort((codes >> 16).astype(np.uint16)[order], kind="stable")]
+            self._order = order = order[
+                np.argsort((codes >> 16).astype(np.uint16)[order], kind="stable")
+            ]
         ordered = codes[order]
-        self._first = np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)) if len(codes) else np.zeros(0, np.int64)
+        self._first = (
+            np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1))
+            if len(codes)
+            else np.zeros(0, np.int64)
+        )
         self.codes = ordered[self._first]
         """One of each group."""
         self.lengths = np.diff(self._first, append=len(codes))
         """How many records it has."""
 
     def counted(self, before: np.ndarray) -> np.ndarray:
-        """For each record how many there are of its group up to and with it, after the `before` ones of each group."""
+        """For each record how many there are of its group up to and with it, after the `before`
+        ones of each group.
+        """
         counts = np.repeat(before + 1 - self._first, self.lengths)
         counts += np.arange(len(counts))
         return self._as_they_came(counts)
 
     def sums(self, values: np.ndarray, before: np.ndarray) -> np.ndarray:
-        """The sum of ints of each record's group up to and with that record, onto `before` of each group."""
+        """The sum of ints of each record's group up to and with that record, onto `before` of
+        each group.
+        """
         ordered = values[self._order]
         sums = np.cumsum(ordered)
         sums += np.repeat(before - sums.take(self._first) + ordered.take(self._first), self.lengths)
@@ -65,7 +80,9 @@ Tally = tuple[np.ndarray, np.ndarray]
 
 
 def tally_of(codes: np.ndarray, size: int) -> Tally | None:
-    """How often each code is among `codes`, which are below `size`; None where they are so few that to look at each costs less."""
+    """How often each code is among `codes`, which are below `size`; None where they are so few
+    that to look at each costs less.
+    """
     if len(codes) * 4 <= size:
         return None
     counts = np.bincount(codes, minlength=size)
@@ -74,7 +91,9 @@ def tally_of(codes: np.ndarray, size: int) -> Tally | None:
 
 
 class Leaf:
-    """The numbers of one aggregate: a total or best value, and how many, or whether any, values it is of."""
+    """The numbers of one aggregate: a total or best value, and how many, or whether any, values
+    it is of.
+    """
 
     __slots__ = ("bound", "counts", "kind", "values")
 
@@ -109,7 +128,10 @@ class Leaf:
                 self.values = grown(self.values, size)
 
     def unpack(self, held: Any, dtype: np.dtype[Any] | None) -> tuple[Any, int]:
-        """Value and count of an accumulator of rows. Raises NotOnColumns for one that the arrays cannot hold."""
+        """Value and count of an accumulator of rows.
+
+        Raises NotOnColumns for one that the arrays cannot hold.
+        """
         if self.kind is LeafKind.COUNT:
             total, count = None, held
         elif self.kind is LeafKind.MEAN:
@@ -124,12 +146,20 @@ class Leaf:
             wanted = int if dtype.kind == "i" else float
             if type(total) is not wanted or (wanted is int and abs(total) >= _LIMIT):
                 raise NotOnColumns("ints and floats come in turns")
-            if self.kind in (LeafKind.MIN, LeafKind.MAX) and total == 0 and math.copysign(1, total) < 0:
+            if (
+                self.kind in (LeafKind.MIN, LeafKind.MAX)
+                and total == 0
+                and math.copysign(1, total) < 0
+            ):
                 raise NotOnColumns("-0.0 equals 0.0, and the first of them counts")
         return total if count else 0, count
 
-    def add(self, codes: np.ndarray, given: Inputs, which: np.ndarray | None, tally: Tally | None) -> None:
-        """Add the records at `which`, whose codes are `codes`; `tally` tells how often each is among them, if that is known."""
+    def add(
+        self, codes: np.ndarray, given: Inputs, which: np.ndarray | None, tally: Tally | None
+    ) -> None:
+        """Add the records at `which`, whose codes are `codes`; `tally` tells how often each is
+        among them, if that is known.
+        """
         values = given.values if given.values is None or which is None else given.values[which]
         if given.chosen is not None:
             counted = given.chosen if which is None else given.chosen[which]
@@ -163,7 +193,11 @@ class Leaf:
         """The result after each record of `groups`."""
         codes, chosen = groups.codes, given.chosen
         before = self.counts.take(codes)
-        counts = groups.counted(before) if chosen is None else groups.sums(chosen.astype(np.int64), before)
+        counts = (
+            groups.counted(before)
+            if chosen is None
+            else groups.sums(chosen.astype(np.int64), before)
+        )
         if self.kind is LeafKind.COUNT:
             return NumberColumn(counts)
         assert self.values is not None, "grown before"
@@ -181,13 +215,26 @@ class Leaf:
         if self.kind is LeafKind.SUM and totals.dtype.kind == "i":
             return NumberColumn(totals)
         none = 0 if self.kind is LeafKind.SUM else None
-        return ObjectColumn([total if count else none for total, count in zip(totals.tolist(), counts.tolist(), strict=True)])
+        return ObjectColumn(
+            [
+                total if count else none
+                for total, count in zip(totals.tolist(), counts.tolist(), strict=True)
+            ]
+        )
 
     def _one_by_one(
-        self, before: np.ndarray, counts: np.ndarray, places: np.ndarray, values: np.ndarray, chosen: np.ndarray | None
+        self,
+        before: np.ndarray,
+        counts: np.ndarray,
+        places: np.ndarray,
+        values: np.ndarray,
+        chosen: np.ndarray | None,
     ) -> np.ndarray:
         """Sums of floats, and best values: each needs the one before it."""
-        held: list[Any] = [value if count else None for value, count in zip(before.tolist(), counts.tolist(), strict=True)]
+        held: list[Any] = [
+            value if count else None
+            for value, count in zip(before.tolist(), counts.tolist(), strict=True)
+        ]
         kind = self.kind
         out: list[Any] = []
         there = repeat(True, len(values)) if chosen is None else chosen.tolist()
@@ -207,14 +254,19 @@ class Leaf:
         return np.array(out, values.dtype)
 
     def taken(self, codes: np.ndarray) -> Leaf:
-        """A copy of what it has of `codes`, in their order. It has nothing of codes beyond its end."""
+        """A copy of what it has of `codes`, in their order.
+
+        It has nothing of codes beyond its end.
+        """
         copy = Leaf(self.kind)
         copy.counts = _taken(self.counts, codes)
         copy.values = None if self.values is None else _taken(self.values, codes)
         return copy
 
     def merge(self, other: Leaf) -> None:
-        """Add what a later slice holds of the same codes, as `merge` of the aggregate does with one accumulator after the other."""
+        """Add what a later slice holds of the same codes, as `merge` of the aggregate does with
+        one accumulator after the other.
+        """
         if other.values is not None:
             if self.values is None:
                 self.values = np.zeros(len(self.counts), other.values.dtype)
@@ -234,11 +286,16 @@ class Leaf:
             return counts.tolist()  # type: ignore[no-any-return]
         values = [0] * len(codes) if self.values is None else self.values[codes].tolist()
         if self.kind is LeafKind.MEAN:
-            return [[value if count else 0, count] for value, count in zip(values, counts.tolist(), strict=True)]
+            return [
+                [value if count else 0, count]
+                for value, count in zip(values, counts.tolist(), strict=True)
+            ]
         if counts.all():
             return values
         none = 0 if self.kind is LeafKind.SUM else None
-        return [value if count else none for value, count in zip(values, counts.tolist(), strict=True)]
+        return [
+            value if count else none for value, count in zip(values, counts.tolist(), strict=True)
+        ]
 
     def results(self, codes: np.ndarray) -> Column:
         """What the aggregate gives for each of `codes`."""
@@ -247,7 +304,9 @@ class Leaf:
         if self.kind is not LeafKind.MEAN and self.values is not None and self.counts[codes].all():
             return NumberColumn(self.values[codes])
         if self.kind is LeafKind.MEAN:
-            return ObjectColumn([total / count if count else None for total, count in self.accumulators(codes)])
+            return ObjectColumn(
+                [total / count if count else None for total, count in self.accumulators(codes)]
+            )
         return ObjectColumn(self.accumulators(codes))
 
 
@@ -258,7 +317,11 @@ def check_merge(leaves: Sequence[Leaf]) -> None:
     if len(dtypes) > 1:
         raise NotOnColumns("ints and floats come in turns")
     summed = leaves[0].kind in (LeafKind.SUM, LeafKind.MEAN)
-    if summed and any(dtype.kind == "i" for dtype in dtypes) and sum(leaf.bound for leaf in filled) >= _LIMIT:
+    if (
+        summed
+        and any(dtype.kind == "i" for dtype in dtypes)
+        and sum(leaf.bound for leaf in filled) >= _LIMIT
+    ):
         raise NotOnColumns("a sum could leave 64 bits")
 
 

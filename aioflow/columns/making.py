@@ -19,7 +19,10 @@ _NONE = type(None)
 
 
 def column_of(items: list[Any]) -> Column:
-    """The column of `items`, which are kept as they are, type for type. An int beyond 64 bits makes it one of objects."""
+    """The column of `items`, which are kept as they are, type for type.
+
+    An int beyond 64 bits makes it one of objects.
+    """
     kinds = set(map(type, items))
     nullable = _NONE in kinds
     kinds.discard(_NONE)
@@ -37,7 +40,9 @@ def column_of(items: list[Any]) -> Column:
         try:
             return NumberColumn(np.array(items, dtype), valid)
         except OverflowError:
-            return ObjectColumn(items if valid is None else NumberColumn(np.array(items, object), valid).to_list())
+            return ObjectColumn(
+                items if valid is None else NumberColumn(np.array(items, object), valid).to_list()
+            )
     if kind not in _CODED:
         return ObjectColumn(items)
     index: dict[Any, int] = {}
@@ -75,7 +80,12 @@ def gather(column: Column, codes: np.ndarray) -> Column:
         return NumberColumn(found.values, ~absent if found.valid is None else found.valid & ~absent)
     if isinstance(found, CodedColumn):
         return CodedColumn(np.where(absent, -1, found.codes).astype(np.int32), found.entries)
-    return ObjectColumn([None if gone else item for gone, item in zip(absent.tolist(), found.to_list(), strict=True)])
+    return ObjectColumn(
+        [
+            None if gone else item
+            for gone, item in zip(absent.tolist(), found.to_list(), strict=True)
+        ]
+    )
 
 
 def scatter(length: int, parts: Sequence[tuple[np.ndarray, Column]]) -> Column:
@@ -112,7 +122,10 @@ def scatter(length: int, parts: Sequence[tuple[np.ndarray, Column]]) -> Column:
 
 
 def concat(columns: Sequence[Column]) -> Column:
-    """The values of some columns, at least one, behind each other. What has no common form becomes a column of objects."""
+    """The values of some columns, at least one, behind each other.
+
+    What has no common form becomes a column of objects.
+    """
     if len(columns) == 1:
         return columns[0]
     numbers = [column for column in columns if isinstance(column, NumberColumn)]
@@ -122,11 +135,17 @@ def concat(columns: Sequence[Column]) -> Column:
         values = np.concatenate([column.values for column in numbers])
         if all(column.valid is None for column in numbers):
             return NumberColumn(values)
-        there = [np.ones(len(column), np.bool_) if column.valid is None else column.valid for column in numbers]
+        there = [
+            np.ones(len(column), np.bool_) if column.valid is None else column.valid
+            for column in numbers
+        ]
         return NumberColumn(values, np.concatenate(there))
     if len(coded) == len(columns):
         return _concat_coded(coded)
-    if len(batches) == len(columns) and len({(tuple(batch.columns), batch.make) for batch in batches}) == 1:
+    if (
+        len(batches) == len(columns)
+        and len({(tuple(batch.columns), batch.make) for batch in batches}) == 1
+    ):
         first = batches[0]
         made = {name: concat([batch.columns[name] for batch in batches]) for name in first.columns}
         return ColumnBatch(made, sum(map(len, batches)), first.make)
@@ -145,9 +164,13 @@ def _concat_coded(columns: Sequence[CodedColumn]) -> CodedColumn:
         if id(column.entries) not in base:
             base[id(column.entries)] = len(entries)
             entries += column.entries
-        parts.append(np.where(column.codes < 0, -1, column.codes + base[id(column.entries)]).astype(np.int32))
+        parts.append(
+            np.where(column.codes < 0, -1, column.codes + base[id(column.entries)]).astype(np.int32)
+        )
     return CodedColumn(np.concatenate(parts), entries)
 
 
 def _is_nothing(column: Column) -> bool:
-    return isinstance(column, CodedColumn) and not (len(column.entries) and (column.codes >= 0).any())
+    return isinstance(column, CodedColumn) and not (
+        len(column.entries) and (column.codes >= 0).any()
+    )

@@ -1,7 +1,9 @@
-"""Operations of expressions on arrays of numbers. Each gives None where numpy would not do exactly what Python does with each value.
+"""Operations of expressions on arrays of numbers. Each gives None where numpy would not do exactly
+what Python does with each value.
 
-Those places: an int that would leave 64 bits; an int beyond 2**53 that meets a float in a comparison, or another in `/` (Python is exact
-there); `//` and `%` of infinities and NaN; `**`; rounding to decimals; a cast that could fail. Bools count as ints, as in Python.
+Those places: an int that would leave 64 bits; an int beyond 2**53 that meets a float in a
+comparison, or another in `/` (Python is exact there); `//` and `%` of infinities and NaN; `**`;
+rounding to decimals; a cast that could fail. Bools count as ints, as in Python.
 """
 
 from __future__ import annotations
@@ -17,7 +19,17 @@ import numpy as np
 from aioflow.core import expressions as ex
 from aioflow.core.column_batch import CodedColumn, Column, NumberColumn
 
-__all__ = ["Number", "cast_number", "combine", "compare", "is_in", "negate", "number_of", "round_number", "time_part"]
+__all__ = [
+    "Number",
+    "cast_number",
+    "combine",
+    "compare",
+    "is_in",
+    "negate",
+    "number_of",
+    "round_number",
+    "time_part",
+]
 
 _EXACT = 2**53
 """Up to here every int is a float."""
@@ -30,7 +42,11 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
-_COMBINE: dict[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +61,11 @@ class Number:
         """The values where a bool counts as an int."""
         if self.kind != "b":
             return self.values
-        return self.values.astype(np.int64) if isinstance(self.values, np.ndarray) else int(self.values)
+        return (
+            self.values.astype(np.int64)
+            if isinstance(self.values, np.ndarray)
+            else int(self.values)
+        )
 
     def bounds(self) -> tuple[int, int]:
         """The least and the greatest of ints; (0, 0) of none."""
@@ -98,7 +118,11 @@ def combine(name: str, a: Number, b: Number) -> NumberColumn | None:
     if name in _COMBINE:
         if floats:
             return NumberColumn(_COMBINE[name](_float(x), _float(y)), valid)
-        return NumberColumn(_COMBINE[name](x, y), valid) if _fits(name, a.bounds(), b.bounds()) else None
+        return (
+            NumberColumn(_COMBINE[name](x, y), valid)
+            if _fits(name, a.bounds(), b.bounds())
+            else None
+        )
     if name not in ("/", "//", "%"):
         return None
     if not floats and name == "%" and not isinstance(y, np.ndarray) and y > 0:
@@ -122,7 +146,10 @@ def combine(name: str, a: Number, b: Number) -> NumberColumn | None:
 
 
 def remainder(x: np.ndarray, n: int) -> np.ndarray:
-    """`x % n` of ints, for one `n` above 0. A tenth of what numpy's takes, which divides each value by itself; what wraps wraps back."""
+    """`x % n` of ints, for one `n` above 0.
+
+    A tenth of what numpy's takes, which divides each value by itself; what wraps wraps back.
+    """
     if n & (n - 1) == 0:
         return x & (n - 1)
     return x - x // n * n  # type: ignore[no-any-return]
@@ -154,7 +181,10 @@ def negate(name: str, a: Number) -> NumberColumn | None:
 
 
 def round_number(a: Number, digits: int) -> NumberColumn | None:
-    """Half to even. Decimals of a float are not rounded so by numpy: it scales, and Python does not."""
+    """Half to even.
+
+    Decimals of a float are not rounded so by numpy: it scales, and Python does not.
+    """
     if a.kind == "f":
         return NumberColumn(np.rint(a.values), a.valid) if digits == 0 else None
     return NumberColumn(a.as_ints(), a.valid) if digits >= 0 else None
@@ -178,10 +208,17 @@ def cast_number(a: Number, to: type) -> NumberColumn | None:
 
 
 def is_in(a: Number, members: tuple[Any, ...]) -> NumberColumn | None:
-    """Whether the value equals one of `members`. Other numbers than Python's own are compared value by value."""
+    """Whether the value equals one of `members`.
+
+    Other numbers than Python's own are compared value by value.
+    """
     found: list[Any] = []
     for member in members:
-        if member is None or type(member) in (str, bytes) or (type(member) is float and math.isnan(member)):
+        if (
+            member is None
+            or type(member) in (str, bytes)
+            or (type(member) is float and math.isnan(member))
+        ):
             continue  # Equals no number.
         if type(member) not in (bool, int, float):
             return None
@@ -206,7 +243,11 @@ def time_part(name: str, a: Number, every_ms: int = 1) -> Column | None:
         case "epoch_ms":
             return NumberColumn(ms, a.valid)
         case "truncate":
-            return NumberColumn(ms // every_ms * every_ms, a.valid) if a.bounds()[0] >= -_LIMIT + every_ms else None
+            return (
+                NumberColumn(ms // every_ms * every_ms, a.valid)
+                if a.bounds()[0] >= -_LIMIT + every_ms
+                else None
+            )
         case "hour":
             return NumberColumn(remainder(ms // 3_600_000, 24), a.valid)
         case "minute":

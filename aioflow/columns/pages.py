@@ -1,8 +1,10 @@
-"""The pages of Arrow that one reader reads, as batches of columns whose texts are codes into one list for each column.
+"""The pages of Arrow that one reader reads, as batches of columns whose texts are codes into one
+list for each column.
 
-A text that came before is found by Arrow itself among those that are known, and never made a Python value again; so `read`, which may be
-called in a thread, does nearly all of the work. The lists grow in `settle`, in the thread that hands the batches on: batches of
-pages before, which are on their way, share them. A page is settled before the next one is read.
+A text that came before is found by Arrow itself among those that are known, and never made a Python
+value again; so `read`, which may be called in a thread, does nearly all of the work. The lists grow
+in `settle`, in the thread that hands the batches on: batches of pages before, which are on their
+way, share them. A page is settled before the next one is read.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch
 __all__ = ["ArrowPages"]
 
 RECORDS_PER_ENTRY = 8
-"""Where a page has fewer records of each of its texts, to look the texts up costs more than their readers save."""
+"""Where a page has fewer records of each of its texts, to look the texts up costs more than
+their readers save.
+"""
 
 RECORDS_PER_KNOWN = 2
 """Where a page has fewer records for each text that is known, it is looked at by itself first."""
@@ -41,7 +45,9 @@ class _Texts:
 
     def __init__(self) -> None:
         self.growing = GrowingEntries()
-        self._known: tuple[list[Any], Any] | None = None  # The list of them, and the same as an array of Arrow.
+        self._known: tuple[list[Any], Any] | None = (
+            None  # The list of them, and the same as an array of Arrow.
+        )
 
     def read(self, array: Any) -> Column:
         """The column of `array`, whose texts are not all known."""
@@ -68,13 +74,20 @@ class _Texts:
         growing = self.growing
         if isinstance(column, _Found):
             entries = column.entries
-            self._known = entries, pa.concat_arrays([self._those_known(column.new.type), column.new]) if entries else column.new
+            self._known = (
+                entries,
+                pa.concat_arrays([self._those_known(column.new.type), column.new])
+                if entries
+                else column.new,
+            )
             for text in plain_texts(column.new):
                 growing[text]  # Which gives it its place.
             return CodedColumn(column.codes, entries)
         if column.entries is growing.entries:
             return column
-        if len(column.entries) * RECORDS_PER_ENTRY > len(column) or list(map(type, column.entries)).count(str) < len(column.entries):
+        if len(column.entries) * RECORDS_PER_ENTRY > len(column) or list(
+            map(type, column.entries)
+        ).count(str) < len(column.entries):
             return column
         return growing.recoded(column)
 
@@ -95,12 +108,19 @@ class ArrowPages:
         self._texts: dict[Any, _Texts] = {}
 
     def read(self, table: Any) -> ColumnBatch:
-        """The columns of an Arrow table or record batch, to be settled. In any thread, one page at a time."""
-        columns = {name: self._read(name, table.column(i)) for i, name in enumerate(table.schema.names)}
+        """The columns of an Arrow table or record batch, to be settled.
+
+        In any thread, one page at a time.
+        """
+        columns = {
+            name: self._read(name, table.column(i)) for i, name in enumerate(table.schema.names)
+        }
         return ColumnBatch(columns, table.num_rows)
 
     def settle(self, page: ColumnBatch) -> ColumnBatch:
-        """The page that was read last, whose texts now are codes into the lists of all pages, as far as that pays."""
+        """The page that was read last, whose texts now are codes into the lists of all pages, as
+        far as that pays.
+        """
         columns = {name: self._settled(name, column) for name, column in page.columns.items()}
         return ColumnBatch(columns, len(page), page.make)
 
@@ -111,7 +131,9 @@ class ArrowPages:
             return from_arrow(array)
         if isinstance(array, pa.ChunkedArray):
             array = array.combine_chunks()
-        return from_arrow(array) if isinstance(array, pa.ChunkedArray) else self._of(name).read(array)
+        return (
+            from_arrow(array) if isinstance(array, pa.ChunkedArray) else self._of(name).read(array)
+        )
 
     def _settled(self, name: Any, column: Column) -> Column:
         return self._of(name).settle(column) if isinstance(column, CodedColumn) else column

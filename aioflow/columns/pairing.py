@@ -1,7 +1,7 @@
 """The pairs of two sides that have equal keys, on columns.
 
-Keys come out in the order in which they came first on either side, and of one key the lefts vary slowest, each side in its order of
-arrival: the order in which a join of rows gives them.
+Keys come out in the order in which they came first on either side, and of one key the lefts vary
+slowest, each side in its order of arrival: the order in which a join of rows gives them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _SORTED_MAX = 1 << 31
 
 @dataclass(slots=True)
 class Held:
-    """Records of one side: the code of the key of each, its number in the order in which both sides arrived, and itself."""
+    """Records of one side: the code of the key of each, its number in the order in which both
+    sides arrived, and itself.
+    """
 
     codes: np.ndarray
     arrivals: np.ndarray
@@ -50,7 +52,8 @@ def together(parts: Sequence[Held]) -> Held:
 
 
 class Pairing:
-    """All pairs of `left` and `right`, of which any stretch can be made by itself: a hot key may have millions.
+    """All pairs of `left` and `right`, of which any stretch can be made by itself: a hot key may
+    have millions.
 
     Whoever has millions of records makes the runs of either side in a turn of its own.
     """
@@ -72,11 +75,19 @@ class Pairing:
 
     def part(self, begin: int, stop: int) -> ColumnBatch:
         """The pairs from `begin` up to `stop`, at least one."""
-        first, last = self._stops.searchsorted(begin, "right"), self._stops.searchsorted(stop - 1, "right") + 1
-        counts = np.minimum(self._stops[first:last], stop) - np.maximum(self._begins[first:last], begin)
+        first, last = (
+            self._stops.searchsorted(begin, "right"),
+            self._stops.searchsorted(stop - 1, "right") + 1,
+        )
+        counts = np.minimum(self._stops[first:last], stop) - np.maximum(
+            self._begins[first:last], begin
+        )
         # One run is one key: what holds for it is said once, and repeated for its pairs.
         within = np.arange(begin, stop) - self._begins[first:last].repeat(counts)
-        left, right = self._left_start[first:last].repeat(counts), self._right_start[first:last].repeat(counts)
+        left, right = (
+            self._left_start[first:last].repeat(counts),
+            self._right_start[first:last].repeat(counts),
+        )
         width = self._width[first:last]
         if len(width) and int(width.max()) > 1:
             rows, at = np.divmod(within, width.repeat(counts))
@@ -84,12 +95,17 @@ class Pairing:
             right += at
         else:
             left += within
-        values = {"left": self._left.take(self._left_order[left]), "right": self._right.take(self._right_order[right])}
+        values = {
+            "left": self._left.take(self._left_order[left]),
+            "right": self._right.take(self._right_order[right]),
+        }
         return ColumnBatch(values, stop - begin, Pair)
 
 
 class Runs:
-    """The records of one side sorted by key, of one key by arrival: where the run of each key is, and when its first record came."""
+    """The records of one side sorted by key, of one key by arrival: where the run of each key
+    is, and when its first record came.
+    """
 
     __slots__ = ("counts", "first", "keys", "order", "starts", "values")
 
@@ -98,7 +114,11 @@ class Runs:
         by_arrival = None
         if len(arrivals) > 1 and not (arrivals[1:] >= arrivals[:-1]).all():
             since = arrivals - arrivals.min()
-            by_arrival = _sorted(since) & _PLACE if int(since.max()) < _SORTED_MAX else since.argsort(kind="stable")
+            by_arrival = (
+                _sorted(since) & _PLACE
+                if int(since.max()) < _SORTED_MAX
+                else since.argsort(kind="stable")
+            )
             codes, arrivals = codes[by_arrival], arrivals[by_arrival]
         sorted_ = _sorted(codes)
         places = sorted_ & _PLACE
@@ -111,10 +131,15 @@ class Runs:
 
 
 def _met(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the keys that are on both sides are on either. Codes of keys are small: a table takes a third of what sorting takes."""
+    """Where the keys that are on both sides are on either.
+
+    Codes of keys are small: a table takes a third of what sorting takes.
+    """
     if not (len(left) and len(right)):
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    place = np.full(int(max(left[-1], right[-1])) + 1, -1, np.int64)  # Keys of runs are in order: the last is the highest.
+    place = np.full(
+        int(max(left[-1], right[-1])) + 1, -1, np.int64
+    )  # Keys of runs are in order: the last is the highest.
     place[right] = np.arange(len(right))
     found = place[left]
     in_left = np.flatnonzero(found >= 0)

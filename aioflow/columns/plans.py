@@ -46,13 +46,18 @@ class Inputs:
 
 
 class Plan:
-    """An aggregate on columns. `names` is None for a single one, else those of the dict that `agg` gives."""
+    """An aggregate on columns.
+
+    `names` is None for a single one, else those of the dict that `agg` gives.
+    """
 
     def __init__(self, leaves: Sequence[LeafSpec], names: Sequence[str] | None) -> None:
         self.leaves = tuple(leaves)
         self.names = None if names is None else tuple(names)
         self._fns = [None if leaf.fn is None else ColumnExpression(leaf.fn) for leaf in leaves]
-        self._wheres = [None if leaf.where is None else ColumnExpression(leaf.where) for leaf in leaves]
+        self._wheres = [
+            None if leaf.where is None else ColumnExpression(leaf.where) for leaf in leaves
+        ]
 
     def inputs(self, batch: ColumnBatch) -> list[Inputs]:
         """What each aggregate takes of `batch`. Raises NotOnColumns."""
@@ -72,7 +77,9 @@ class Plan:
             chosen = column.valid if chosen is None else chosen & column.valid
         if values.dtype.kind == "b":
             if kind in (LeafKind.MIN, LeafKind.MAX):
-                raise NotOnColumns(f"{fn.expression!r} gives bools, and the least of them is a bool")
+                raise NotOnColumns(
+                    f"{fn.expression!r} gives bools, and the least of them is a bool"
+                )
             values = values.astype(np.int64)
         counted = values if chosen is None else values[chosen]
         if values.dtype.kind == "i":

@@ -1,4 +1,6 @@
-"""Running aggregates on columns: the table of an operator as one set of cells, and a result for each record."""
+"""Running aggregates on columns: the table of an operator as one set of cells, and a result for
+each record.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ KEYS_MAX = 1_000_000
 
 
 class RunningColumns:
-    """What batches of columns have added and the table does not hold yet. `table_of` and `peek` lead to the table."""
+    """What batches of columns have added and the table does not hold yet.
+
+    `table_of` and `peek` lead to the table.
+    """
 
     def __init__(
         self,
@@ -55,7 +60,9 @@ class RunningColumns:
         entries = self._encoder.entries
         new, self._spelled = entries[self._spelled :], len(entries)
         if codes is None or not self._is_one_spelling(new):
-            raise NotOnColumns("keys that are neither ints nor texts, or have been spelled in another way")
+            raise NotOnColumns(
+                "keys that are neither ints nor texts, or have been spelled in another way"
+            )
         cells = self._cells or Cells(self._plan, complete=False)
         results = cells.running(codes, inputs, entries, self._peek())
         self._cells = cells

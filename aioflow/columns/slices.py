@@ -1,7 +1,8 @@
 """The slices of windows as cells: one `Cells` for each slice that batches of columns have added to.
 
-What is here and not yet in the table goes there with `settle`. Whoever is about to write to a slice by rows calls `release` before. Both,
-and the results of a window, go by turns. Between two of them somebody may look at the state, which settles what is left; nothing is added.
+What is here and not yet in the table goes there with `settle`. Whoever is about to write to a slice
+by rows calls `release` before. Both, and the results of a window, go by turns. Between two of them
+somebody may look at the state, which settles what is left; nothing is added.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from aioflow.core.functions import WindowResult
 __all__ = ["SliceColumns"]
 
 KEYS_MIN = 100_000
-"""Codes of keys that are gone are given up when there are so many, and four times as many as a slice has keys."""
+"""Codes of keys that are gone are given up when there are so many, and four times as many as a
+slice has keys.
+"""
 
 SLICE_KEYS = 64
 """Keys that cost about as much to write as a slice by itself."""
@@ -34,14 +37,18 @@ TableOf = Callable[[int, list[Any]], MutableMapping[Any, Any]]
 class SliceColumns:
     """All cells of one operator. `table_of` and `peek` lead to the table."""
 
-    def __init__(self, plan: Plan, table_of: TableOf, peek: Callable[[int], Mapping[Any, Any]]) -> None:
+    def __init__(
+        self, plan: Plan, table_of: TableOf, peek: Callable[[int], Mapping[Any, Any]]
+    ) -> None:
         self._plan = plan
         self._table_of = table_of
         self._peek = peek
         self._encoder = KeyEncoder()
         self._cells: dict[int, Cells] = {}
         self._count_before = 0
-        """Keys of the slice that went last: the next one, which has few yet, will have about as many."""
+        """Keys of the slice that went last: the next one, which has few yet, will have about as
+        many.
+        """
 
     @property
     def starts(self) -> list[int]:
@@ -49,9 +56,13 @@ class SliceColumns:
         return list(self._cells)
 
     def make_room(self) -> Iterator[None]:
-        """To be called before `prepare`: gives up the codes of keys that are gone, if there are many. Yields like `settle`."""
+        """To be called before `prepare`: gives up the codes of keys that are gone, if there are
+        many. Yields like `settle`.
+        """
         count = len(self._encoder)
-        if count > KEYS_MIN and count > 4 * max(self._count_before, *(cells.count for cells in self._cells.values()), 0):
+        if count > KEYS_MIN and count > 4 * max(
+            self._count_before, *(cells.count for cells in self._cells.values()), 0
+        ):
             yield from self.release(self.starts)
             self._encoder = KeyEncoder()
 
@@ -65,30 +76,56 @@ class SliceColumns:
             raise NotOnColumns("keys that are neither ints nor texts")
         return codes, inputs
 
-    def fold(self, start: int, codes: np.ndarray, inputs: list[Inputs], which: np.ndarray | None, *, new: bool) -> None:
-        """Add records to the slice at `start`; `new` tells that the table has nothing of it. Raises NotOnColumns: nothing was added."""
+    def fold(
+        self,
+        start: int,
+        codes: np.ndarray,
+        inputs: list[Inputs],
+        which: np.ndarray | None,
+        *,
+        new: bool,
+    ) -> None:
+        """Add records to the slice at `start`; `new` tells that the table has nothing of it.
+
+        Raises NotOnColumns: nothing was added.
+        """
         cells = self._cells.get(start)
         if cells is None:
             cells = Cells(self._plan, complete=new)
-        cells.fold(codes, inputs, which, self._encoder.entries, None if cells.complete else self._peek(start))
+        cells.fold(
+            codes,
+            inputs,
+            which,
+            self._encoder.entries,
+            None if cells.complete else self._peek(start),
+        )
         self._cells[start] = cells
 
     def settle(self) -> Iterator[None]:
-        """Everything is in the table at the end of this, which yields while there is much to write. Nothing may be added in between."""
+        """Everything is in the table at the end of this, which yields while there is much to write.
+
+        Nothing may be added in between.
+        """
         return self._settle(self.starts)
 
     def _settle(self, starts: Iterable[int]) -> Iterator[None]:
         written = 0
         for start in starts:
             cells = self._cells[start]
-            for count in cells.write(lambda keys, at=start: self._table_of(at, keys), self._encoder.entries):  # type: ignore[misc]
+            for count in cells.write(
+                lambda keys, at=start: self._table_of(at, keys),  # type: ignore[misc]
+                self._encoder.entries,
+            ):
                 written += count + SLICE_KEYS
                 if written >= WRITTEN_MAX:
                     yield
                     written = 0
 
     def release(self, starts: Sequence[int]) -> Iterator[None]:
-        """Rows are about to be added to these slices, which have something here. Yields like `settle`."""
+        """Rows are about to be added to these slices, which have something here.
+
+        Yields like `settle`.
+        """
         yield from self._settle(starts)
         for start in starts:
             del self._cells[start]
@@ -100,7 +137,8 @@ class SliceColumns:
             self._count_before = cells.count
 
     def results(self, starts: Sequence[int], begin: int, end: int) -> Iterator[ColumnBatch] | None:
-        """The results of the window [begin, end) made of these slices, in pieces; None if the table has something that is not here.
+        """The results of the window [begin, end) made of these slices, in pieces; None if the table
+        has something that is not here.
 
         Until all of them are made nothing may be added.
         """

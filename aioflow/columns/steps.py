@@ -1,4 +1,6 @@
-"""Stateless steps on columns: `filter` and `map` by expressions, and `select`, each on the whole batch."""
+"""Stateless steps on columns: `filter` and `map` by expressions, and `select`, each on the whole
+batch.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,17 @@ class ColumnSteps:
 
     def __init__(self, steps: Sequence[Expr[Any] | Mapping[str, Expr[Any]]]) -> None:
         self._steps = [
-            (ColumnExpression(step), _read_behind(steps[i + 1 :])) if isinstance(step, Expr) else (ColumnSelect(step), None)
+            (ColumnExpression(step), _read_behind(steps[i + 1 :]))
+            if isinstance(step, Expr)
+            else (ColumnSelect(step), None)
             for i, step in enumerate(steps)
         ]
 
     def __call__(self, batch: RecordBatch) -> RecordBatch:
-        """What is left of `batch`, its times and watermarks with it; keys are dropped. Raises NotOnColumns, and nothing was done."""
+        """What is left of `batch`, its times and watermarks with it; keys are dropped.
+
+        Raises NotOnColumns, and nothing was done.
+        """
         values: Any = batch.values
         kept: np.ndarray | None = None  # All.
         for step, fields in self._steps:
@@ -39,18 +46,31 @@ class ColumnSteps:
             chosen = np.flatnonzero(step.true(values))
             if len(chosen) < len(values):
                 if fields is not None:
-                    values = ColumnBatch({name: column for name, column in values.columns.items() if name in fields}, len(values))
+                    values = ColumnBatch(
+                        {name: column for name, column in values.columns.items() if name in fields},
+                        len(values),
+                    )
                 values = values.take(chosen)
                 kept = chosen if kept is None else kept[chosen]
         if kept is None:
             return RecordBatch(values, batch.timestamps, None, batch.watermarks, batch.watermark)
         if not len(kept):
             return RecordBatch([], None, None, None, batch.watermark)
-        return RecordBatch(values, taken(batch.timestamps, kept), None, taken(batch.watermarks, kept), batch.watermark)
+        return RecordBatch(
+            values,
+            taken(batch.timestamps, kept),
+            None,
+            taken(batch.watermarks, kept),
+            batch.watermark,
+        )
 
 
-def _read_behind(steps: Sequence[Expr[Any] | Mapping[str, Expr[Any]]]) -> frozenset[str | int] | None:
-    """The fields that `steps` read up to a select, behind which there are no others; None: records come out whole."""
+def _read_behind(
+    steps: Sequence[Expr[Any] | Mapping[str, Expr[Any]]],
+) -> frozenset[str | int] | None:
+    """The fields that `steps` read up to a select, behind which there are no others; None:
+    records come out whole.
+    """
     read: list[str | int] = []
     for step in steps:
         if not isinstance(step, Expr):

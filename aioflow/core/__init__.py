@@ -1,1 +1,4 @@
-"""The floor: vocabulary and seams that at least two layers share. Imports nothing of the package above it."""
+"""The floor: vocabulary and seams that at least two layers share.
+
+Imports nothing of the package above it.
+"""

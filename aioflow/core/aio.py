@@ -1,7 +1,8 @@
 """The asyncio helpers whose order follows creation, never object addresses.
 
-Stock `asyncio.TaskGroup`, `asyncio.wait` and `asyncio.as_completed` keep their children in sets: which child is
-cancelled or reported first follows memory addresses, so two runs under one seed differ. The runtime uses these instead.
+Stock `asyncio.TaskGroup`, `asyncio.wait` and `asyncio.as_completed` keep their children in sets:
+which child is cancelled or reported first follows memory addresses, so two runs under one seed
+differ. The runtime uses these instead.
 
 Invariant: everything here visits tasks in the order in which the caller named or created them.
 """
@@ -33,11 +34,16 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE_S = 1.0
-"""How long `close_within` waits for a closing coroutine to obey its cancellation before it is given up."""
+"""How long `close_within` waits for a closing coroutine to obey its cancellation before it is
+given up.
+"""
 
 
 _asked: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
-"""Tasks that the engine has asked to end. A task does not say who cancelled it, and user code may cancel its own."""
+"""Tasks that the engine has asked to end.
+
+A task does not say who cancelled it, and user code may cancel its own.
+"""
 
 
 def end_task(task: asyncio.Task[Any]) -> None:
@@ -52,7 +58,8 @@ def is_asked_to_end(task: asyncio.Task[Any] | None) -> bool:
 
 
 class Done:
-    """What a call gives back that acts at once, among others that are awaited: whoever awaits it too goes on without a turn of the loop.
+    """What a call gives back that acts at once, among others that are awaited: whoever awaits it
+    too goes on without a turn of the loop.
 
     Such calls are annotated `Any`: type checkers would complain of an awaitable that nobody awaits.
     """
@@ -65,11 +72,13 @@ DONE = Done()
 
 
 class OrderedTaskGroup:
-    """Owns tasks: none outlives the `async with` block. Behaves as `asyncio.TaskGroup` does, in a fixed order.
+    """Owns tasks: none outlives the `async with` block. Behaves as `asyncio.TaskGroup` does, in a
+    fixed order.
 
-    The first child that fails, or a body that raises, cancels the other children in order of creation; when all have
-    ended, the errors are raised as one group in order of occurrence. Cancelling the owner cancels the children and then
-    raises `CancelledError`. `KeyboardInterrupt` and `SystemExit` are raised bare.
+    The first child that fails, or a body that raises, cancels the other children in order of
+    creation; when all have ended, the errors are raised as one group in order of occurrence.
+    Cancelling the owner cancels the children and then raises `CancelledError`. `KeyboardInterrupt`
+    and `SystemExit` are raised bare.
     """
 
     __slots__ = (
@@ -90,39 +99,59 @@ class OrderedTaskGroup:
         self._exiting = False
         self._aborting = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._owner: asyncio.Task[Any] | None = None  # Any: the owner's result is nobody's business here.
+        self._owner: asyncio.Task[Any] | None = (
+            None  # Any: the owner's result is nobody's business here.
+        )
         # A dict is an ordered set.
         self._children: dict[asyncio.Task[Any], None] = {}
         self._errors: list[BaseException] = []
         self._bare_error: BaseException | None = None
-        self._self_cancelled = False  # We cancelled the owner to get it out of its body; nobody else asked for it.
+        self._self_cancelled = (
+            False  # We cancelled the owner to get it out of its body; nobody else asked for it.
+        )
         self._drained: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
         if self._entered:
-            raise RuntimeError("task group has already been entered, expected a new OrderedTaskGroup for each block")
+            raise RuntimeError(
+                "task group has already been entered, expected a new OrderedTaskGroup for each "
+                "block"
+            )
         self._owner = asyncio.current_task()
         if self._owner is None:
-            raise RuntimeError("task group entered outside of a task, expected a running task to own it")
+            raise RuntimeError(
+                "task group entered outside of a task, expected a running task to own it"
+            )
         self._entered = True
         self._loop = asyncio.get_running_loop()
         return self
 
     def create_task(
-        self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
+        self,
+        coro: Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """Start a child. Raises RuntimeError, and closes `coro`, when the group is not open or is being aborted."""
+        """Start a child.
+
+        Raises RuntimeError, and closes `coro`, when the group is not open or is being aborted.
+        """
         if self._loop is None or self._aborting or (self._exiting and not self._children):
             coro.close()
             state = "not entered" if self._loop is None else "shutting down"
-            raise RuntimeError(f"cannot start {name or coro}: its task group is {state}, expected open")
+            raise RuntimeError(
+                f"cannot start {name or coro}: its task group is {state}, expected open"
+            )
         task = self._loop.create_task(coro, name=name, context=context)
         self._children[task] = None
         task.add_done_callback(self._child_done)
         return task
 
     def cancel_children(self) -> None:
-        """Cancel the children there are now, in order of creation; the group stays open and raises nothing for it."""
+        """Cancel the children there are now, in order of creation; the group stays open and
+        raises nothing for it.
+        """
         for task in list(self._children):
             end_task(task)
 
@@ -132,7 +161,10 @@ class OrderedTaskGroup:
         return list(self._children)
 
     def abandon(self, child: asyncio.Task[Any]) -> None:
-        """Wait no longer for a child that does not end on its cancellation. Its outcome is ignored."""
+        """Wait no longer for a child that does not end on its cancellation.
+
+        Its outcome is ignored.
+        """
         if child in self._children:
             child.remove_done_callback(self._child_done)
             child.add_done_callback(_ignore)
@@ -144,7 +176,10 @@ class OrderedTaskGroup:
             self._drained.set_result(None)
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         assert self._owner is not None and self._loop is not None
         self._exiting = True
@@ -173,7 +208,8 @@ class OrderedTaskGroup:
                 self._errors.append(error)
             if self._errors:
                 if self._owner.cancelling() > 0:
-                    # The errors win, yet the owner was told to end: the next await must tell it again.
+                    # The errors win, yet the owner was told to end: the next await must tell it
+                    # again.
                     self._owner.uncancel()
                     self._owner.cancel()
                 raise BaseExceptionGroup("errors in a task group", self._errors) from None
@@ -221,10 +257,14 @@ async def supervise(coro: Coroutine[Any, Any, object], report: Callable[[Excepti
         report(error)
 
 
-async def wait_first(futures: Sequence[asyncio.Future[Any]], *, timeout_s: float | None = None) -> list[int]:
-    """Wait until one of `futures` is done and return the indices of those done, ascending; empty on timeout.
+async def wait_first(
+    futures: Sequence[asyncio.Future[Any]], *, timeout_s: float | None = None
+) -> list[int]:
+    """Wait until one of `futures` is done and return the indices of those done, ascending; empty on
+    timeout.
 
-    Nothing is cancelled and no result is taken: that stays with the owner. Raises ValueError for no futures.
+    Nothing is cancelled and no result is taken: that stays with the owner. Raises ValueError for no
+    futures.
     """
     if not futures:
         raise ValueError("wait_first got no futures, expected at least one")
@@ -232,13 +272,20 @@ async def wait_first(futures: Sequence[asyncio.Future[Any]], *, timeout_s: float
     return [index for index, future in enumerate(futures) if future.done()]
 
 
-async def wait_all(futures: Sequence[asyncio.Future[Any]], *, timeout_s: float | None = None) -> bool:
-    """Wait until all `futures` are done, however they end; False on timeout. Cancels nothing, takes no result."""
+async def wait_all(
+    futures: Sequence[asyncio.Future[Any]], *, timeout_s: float | None = None
+) -> bool:
+    """Wait until all `futures` are done, however they end; False on timeout.
+
+    Cancels nothing, takes no result.
+    """
     await _wait(futures, len(futures), timeout_s)
     return all(future.done() for future in futures)
 
 
-async def _wait(futures: Sequence[asyncio.Future[Any]], count: int, timeout_s: float | None) -> None:
+async def _wait(
+    futures: Sequence[asyncio.Future[Any]], count: int, timeout_s: float | None
+) -> None:
     missing = count - sum(future.done() for future in futures)
     if missing <= 0:
         return
@@ -269,10 +316,11 @@ async def _wait(futures: Sequence[asyncio.Future[Any]], count: int, timeout_s: f
 
 
 async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> list[BaseException]:
-    """Cancel `tasks` in the order given, wait until all have ended, and return the errors they ended with.
+    """Cancel `tasks` in the order given, wait until all have ended, and return the errors they
+    ended with.
 
-    Being cancelled is no error. The calling task must not be among them. If the caller is cancelled while it waits,
-    CancelledError comes out at once; the tasks stay cancelled.
+    Being cancelled is no error. The calling task must not be among them. If the caller is cancelled
+    while it waits, CancelledError comes out at once; the tasks stay cancelled.
     """
     owned = list(tasks)
     assert asyncio.current_task() not in owned, "a task cannot wait for its own end"
@@ -286,8 +334,9 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> list[BaseExcept
 async def close_within(coro: Coroutine[Any, Any, object], timeout_s: float, *, what: str) -> bool:
     """Run a closing coroutine to its end although the caller is cancelled, for at most `timeout_s`.
 
-    Returns True if it ended, False (and a warning naming `what`) if it was cut off. Its error is raised. A
-    cancellation of the caller that came meanwhile is raised afterwards, so that it is never lost.
+    Returns True if it ended, False (and a warning naming `what`) if it was cut off. Its error is
+    raised. A cancellation of the caller that came meanwhile is raised afterwards, so that it is
+    never lost.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(coro, name=f"close {what}")
@@ -311,8 +360,12 @@ async def close_within(coro: Coroutine[Any, Any, object], timeout_s: float, *, w
     return in_time
 
 
-async def _wait_uncancelled(task: asyncio.Task[Any], deadline: float) -> asyncio.CancelledError | None:
-    """Wait for `task` until `deadline` on the loop's clock; keep a cancellation of the caller and return it."""
+async def _wait_uncancelled(
+    task: asyncio.Task[Any], deadline: float
+) -> asyncio.CancelledError | None:
+    """Wait for `task` until `deadline` on the loop's clock; keep a cancellation of the caller
+    and return it.
+    """
     loop = asyncio.get_running_loop()
     cancelled: asyncio.CancelledError | None = None
     while not task.done() and (left := deadline - loop.time()) > 0:

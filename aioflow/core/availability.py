@@ -1,8 +1,9 @@
 """Level-triggered availability: is there input, is there room in the output?
 
-After Flink's AvailabilityProvider. A provider is available or not; whoever finds it unavailable may ask for the one future that
-completes when it becomes available again. The hot path asks `is_available`, a plain attribute, and touches no future at all.
-Spurious wake-ups are allowed, lost ones never: a waiter looks again after it was woken.
+After Flink's AvailabilityProvider. A provider is available or not; whoever finds it unavailable may
+ask for the one future that completes when it becomes available again. The hot path asks
+`is_available`, a plain attribute, and touches no future at all. Spurious wake-ups are allowed, lost
+ones never: a waiter looks again after it was woken.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class Availability:
                 callback()
 
     def set_unavailable(self) -> None:
-        """Lower the flag. A future that was handed out stays valid: it completes at the next `set_available`."""
+        """Lower the flag.
+
+        A future that was handed out stays valid: it completes at the next `set_available`.
+        """
         self.is_available = False
 
     def get_available_future(self) -> asyncio.Future[None]:
@@ -61,7 +65,10 @@ AVAILABLE = Availability(available=True)
 
 
 def all_of(providers: Sequence[Availability]) -> Availability:
-    """Available once each of `providers` was available since this call. A snapshot: build it anew after each wait."""
+    """Available once each of `providers` was available since this call.
+
+    A snapshot: build it anew after each wait.
+    """
     waiting = [p for p in providers if not p.is_available]
     combined = Availability(not waiting)
     missing = len(waiting)

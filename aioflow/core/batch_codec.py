@@ -1,8 +1,10 @@
-"""Elements as bytes, for edges between processes: a batch with its times, keys and watermarks, and each event that travels in band.
+"""Elements as bytes, for edges between processes: a batch with its times, keys and watermarks, and
+each event that travels in band.
 
-The values are the business of `core.serializers`; here is what surrounds them. The invariant: what is decoded equals what was
-encoded, type for type, in every column. Keys that *are* the values (`key_by` of the element itself), or the same field of each of
-them, are not written twice; keys that are only equal are, since 1 and True are equal.
+The values are the business of `core.serializers`; here is what surrounds them. The invariant: what
+is decoded equals what was encoded, type for type, in every column. Keys that *are* the values
+(`key_by` of the element itself), or the same field of each of them, are not written twice; keys
+that are only equal are, since 1 and True are equal.
 
     batch   1 version | 1 flags | 8 watermark | for each column that is there: 4 length, msgpack or codec bytes | values
             (the column of keys may be the msgpack index or name of a field of the values)
@@ -11,7 +13,8 @@ them, are not written twice; keys that are only equal are, since 1 and True are 
             with flag 128 alone the values are what an aggregate takes of the records
     event   msgpack array [kind, field, ...]
 
-The `watermarks` of a batch never decrease and seldom differ, so they are written as runs where that is shorter.
+The `watermarks` of a batch never decrease and seldom differ, so they are written as runs where that
+is shorter.
 """
 
 from __future__ import annotations
@@ -54,9 +57,21 @@ __all__ = [
 ]
 
 BATCH_FORMAT_VERSION = 1
-"""The first byte of every encoded batch. Another one is refused: both ends of an edge run the same release."""
+"""The first byte of every encoded batch.
 
-_TIMESTAMPS, _KEYS, _KEYS_ARE_VALUES, _WATERMARKS, _WATERMARK_RUNS, _KEYS_ARE_FIELD, _COLUMNS, _TABLES = 1, 2, 4, 8, 16, 32, 64, 128
+Another one is refused: both ends of an edge run the same release.
+"""
+
+(
+    _TIMESTAMPS,
+    _KEYS,
+    _KEYS_ARE_VALUES,
+    _WATERMARKS,
+    _WATERMARK_RUNS,
+    _KEYS_ARE_FIELD,
+    _COLUMNS,
+    _TABLES,
+) = 1, 2, 4, 8, 16, 32, 64, 128
 _TAKEN: Final = _TABLES
 """Rows have no tables."""
 _ALL_FLAGS: Final = 255
@@ -68,12 +83,21 @@ _EVENT_BYTES_MAX = 4096
 """The largest event is a latency marker with the name of its source."""
 
 
-def encode_batch(batch: RecordBatch, codec: Codec, owner: str, tables: EntryTables | None = None) -> bytes:
-    """Returns the bytes of `batch`, which is neither changed nor kept. With the `tables` of a channel they mean something there alone.
+def encode_batch(
+    batch: RecordBatch, codec: Codec, owner: str, tables: EntryTables | None = None
+) -> bytes:
+    """Returns the bytes of `batch`, which is neither changed nor kept. With the `tables` of a
+    channel they mean something there alone.
 
-    Raises TypeNotSupported naming `owner`, the operator that emits it, for a value or key that cannot travel.
+    Raises TypeNotSupported naming `owner`, the operator that emits it, for a value or key that
+    cannot travel.
     """
-    values, timestamps, keys, watermarks = batch.values, batch.timestamps, batch.keys, batch.watermarks
+    values, timestamps, keys, watermarks = (
+        batch.values,
+        batch.timestamps,
+        batch.keys,
+        batch.watermarks,
+    )
     if (
         type(values) is not list
         or (timestamps is not None and type(timestamps) is not list)
@@ -88,7 +112,12 @@ def encode_batch(batch: RecordBatch, codec: Codec, owner: str, tables: EntryTabl
             flags |= _TIMESTAMPS
             _add_column(parts, _pack(timestamps))
         if keys is not None:
-            if keys is values or (values and keys[0] is values[0] and len(keys) == len(values) and all(map(is_, keys, values))):
+            if keys is values or (
+                values
+                and keys[0] is values[0]
+                and len(keys) == len(values)
+                and all(map(is_, keys, values))
+            ):
                 flags |= _KEYS_ARE_VALUES
             elif (field := _key_field(keys, values, codec)) is not None:
                 flags |= _KEYS_ARE_FIELD
@@ -102,7 +131,9 @@ def encode_batch(batch: RecordBatch, codec: Codec, owner: str, tables: EntryTabl
             _add_column(parts, _pack(watermarks if runs is None else runs))
         parts[0] = _HEAD.pack(BATCH_FORMAT_VERSION, flags, batch.watermark)
     except (OverflowError, struct.error) as error:
-        raise ValueNotSupported(f"{owner}: a timestamp or watermark is beyond 64 bits; expected int milliseconds") from error
+        raise ValueNotSupported(
+            f"{owner}: a timestamp or watermark is beyond 64 bits; expected int milliseconds"
+        ) from error
     parts.append(codec.encode_batch(values, owner=owner))
     return b"".join(parts)
 
@@ -123,28 +154,42 @@ class TabledBytes(bytes):
 
 
 def standing_alone(content: bytes, codec: Codec, where: str, tables: EntryTables) -> bytes:
-    """The bytes of the same batch that mean the same everywhere. `tables` are those of the channel, at either end."""
+    """The bytes of the same batch that mean the same everywhere.
+
+    `tables` are those of the channel, at either end.
+    """
     if content[1] & (_COLUMNS | _TABLES) != _COLUMNS | _TABLES:
         return content
     return encode_batch(decode_batch(content, codec, where, tables), codec, where)
 
 
 def decode_batch(
-    content: bytes | bytearray | memoryview, codec: Codec, where: str, tables: EntryTables | None = None
+    content: bytes | bytearray | memoryview,
+    codec: Codec,
+    where: str,
+    tables: EntryTables | None = None,
 ) -> RecordBatch:
-    """Returns the batch of `encode_batch`; `content` is not kept. Raises DecodeError naming `where`, the channel it came by."""
+    """Returns the batch of `encode_batch`; `content` is not kept.
+
+    Raises DecodeError naming `where`, the channel it came by.
+    """
     try:
         return _decode_batch(memoryview(content), codec, tables)
     except DecodeError as error:
         raise DecodeError(f"{where}: {error}") from error
     except (ValueError, struct.error, msgspec.MsgspecError) as error:
-        raise DecodeError(f"{where}: cannot decode a batch of {len(content)} bytes: {error}") from error
+        raise DecodeError(
+            f"{where}: cannot decode a batch of {len(content)} bytes: {error}"
+        ) from error
 
 
 def _decode_batch(view: memoryview, codec: Codec, tables: EntryTables | None) -> RecordBatch:
     version, flags, watermark = _HEAD.unpack_from(view)
     if version != BATCH_FORMAT_VERSION:
-        raise ValueError(f"its format version is {version}, expected {BATCH_FORMAT_VERSION}; run the same release on both sides")
+        raise ValueError(
+            f"its format version is {version}, expected {BATCH_FORMAT_VERSION}; run the same "
+            "release on both sides"
+        )
     if flags > _ALL_FLAGS or flags & (_KEYS | _KEYS_ARE_VALUES | _KEYS_ARE_FIELD) not in _KEY_FLAGS:
         raise ValueError(f"flags {flags:#x} are not part of the format")
     at = _HEAD.size
@@ -177,14 +222,23 @@ def _decode_batch(view: memoryview, codec: Codec, tables: EntryTables | None) ->
     return RecordBatch(values, timestamps, keys, watermarks, watermark, bool(flags & _TAKEN))
 
 
-def _encode_columns(batch: RecordBatch, codec: Codec, owner: str, tables: EntryTables | None) -> bytes:
-    """A batch of columns: every part of it is a column, the values last. Keys that are a field of the values are its name."""
+def _encode_columns(
+    batch: RecordBatch, codec: Codec, owner: str, tables: EntryTables | None
+) -> bytes:
+    """A batch of columns: every part of it is a column, the values last.
+
+    Keys that are a field of the values are its name.
+    """
     if tables is not None:
         tables.forget()  # What a batch before could not take along.
     values: Any = batch.values
     flags = _COLUMNS
     parts = [b""]
-    columns: list[tuple[int, Any]] = [(_TIMESTAMPS, batch.timestamps), (_WATERMARKS, batch.watermarks), (_KEYS, batch.keys)]
+    columns: list[tuple[int, Any]] = [
+        (_TIMESTAMPS, batch.timestamps),
+        (_WATERMARKS, batch.watermarks),
+        (_KEYS, batch.keys),
+    ]
     fields = values.columns.items() if isinstance(values, ColumnBatch) else ()
     for flag, column in columns:
         if column is None:
@@ -197,7 +251,9 @@ def _encode_columns(batch: RecordBatch, codec: Codec, owner: str, tables: EntryT
         _add_column(parts, encode_column(_as_column(column), codec, owner, tables))
     parts.append(encode_column(_as_column(values), codec, owner, tables))
     tabled = tables is not None and tables.are_used
-    parts[0] = _HEAD.pack(BATCH_FORMAT_VERSION, flags | _TABLES if tabled else flags, batch.watermark)
+    parts[0] = _HEAD.pack(
+        BATCH_FORMAT_VERSION, flags | _TABLES if tabled else flags, batch.watermark
+    )
     content = b"".join(parts)
     if tables is None or not tabled:
         return content
@@ -214,7 +270,9 @@ def _as_items(column: Column) -> Any:
     return column.to_list() if isinstance(column, ObjectColumn) else column
 
 
-def _decode_columns(view: memoryview, flags: int, watermark: int, codec: Codec, tables: EntryTables | None) -> RecordBatch:
+def _decode_columns(
+    view: memoryview, flags: int, watermark: int, codec: Codec, tables: EntryTables | None
+) -> RecordBatch:
     if flags & (_KEYS_ARE_VALUES | _WATERMARK_RUNS):
         raise ValueError(f"flags {flags:#x} are not part of the format")
     at = _HEAD.size
@@ -232,14 +290,22 @@ def _decode_columns(view: memoryview, flags: int, watermark: int, codec: Codec, 
     values = decode_column(view[at:], codec, tables)
     if flags & _KEYS_ARE_FIELD:
         if isinstance(values, ObjectColumn):
-            found[_KEYS] = _keys_of_field(values.to_list(), field, codec)  # Of a class that has changed since.
+            found[_KEYS] = _keys_of_field(
+                values.to_list(), field, codec
+            )  # Of a class that has changed since.
         elif not isinstance(values, ColumnBatch) or field not in values.columns:
             raise ValueError(f"its keys are field {field!r}, which the values do not have")
         else:
             found[_KEYS] = values.columns[field]
     if any(len(column) != len(values) for column in found.values()):
         raise ValueError("its columns differ in length")
-    return RecordBatch(_as_items(values), found.get(_TIMESTAMPS), found.get(_KEYS), found.get(_WATERMARKS), watermark)
+    return RecordBatch(
+        _as_items(values),
+        found.get(_TIMESTAMPS),
+        found.get(_KEYS),
+        found.get(_WATERMARKS),
+        watermark,
+    )
 
 
 def _are_ints(column: Column) -> bool:
@@ -249,7 +315,9 @@ def _are_ints(column: Column) -> bool:
 
 
 def _key_field(keys: list[Any], values: list[Any], codec: Codec) -> int | str | None:
-    """Returns the index or name under which each of `values` holds its key, the very object; None if there is no such field."""
+    """Returns the index or name under which each of `values` holds its key, the very object;
+    None if there is no such field.
+    """
     if not values or len(keys) != len(values):
         return None
     first, key = values[0], keys[0]
@@ -258,7 +326,9 @@ def _key_field(keys: list[Any], values: list[Any], codec: Codec) -> int | str | 
     if kind is tuple:
         named = enumerate(first)
     elif kind is dict:  # A lone surrogate is not printable, and cannot be written.
-        named = [(name, item) for name, item in first.items() if type(name) is str and name.isprintable()]
+        named = [
+            (name, item) for name, item in first.items() if type(name) is str and name.isprintable()
+        ]
     elif kind in SCALARS:
         return None
     else:
@@ -276,11 +346,15 @@ def _key_field(keys: list[Any], values: list[Any], codec: Codec) -> int | str | 
 def _keys_of_field(values: list[Any], field: int | str, codec: Codec) -> list[Any]:
     kind = type(values[0]) if values else tuple
     if kind is not tuple and kind is not dict and field not in codec.fields_of(kind):
-        raise ValueError(f"its keys are field {field!r} of {kind.__qualname__}, which has none of that name")
+        raise ValueError(
+            f"its keys are field {field!r} of {kind.__qualname__}, which has none of that name"
+        )
     try:
         return list(map(_getter(kind, field), values))
     except Exception as error:  # The peer chose the types of the others.
-        raise ValueError(f"its keys are field {field!r} of the values, and not all have it") from error
+        raise ValueError(
+            f"its keys are field {field!r} of the values, and not all have it"
+        ) from error
 
 
 def _getter(kind: type[Any], field: int | str) -> Callable[[Any], Any]:
@@ -302,7 +376,10 @@ def _column(view: memoryview, at: int) -> tuple[memoryview, int]:
 
 
 def _runs(watermarks: list[int]) -> list[int] | None:
-    """Returns [watermark, count, ...], or None where the list itself is as short. Looks only at the ends of runs."""
+    """Returns [watermark, count, ...], or None where the list itself is as short.
+
+    Looks only at the ends of runs.
+    """
     runs: list[int] = []
     at, count = 0, len(watermarks)
     runs_max = count >> 2
@@ -333,17 +410,27 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(content: bytes | bytearray | memoryview, where: str) -> Event:
-    """Returns the event of `encode_event`. Raises DecodeError naming `where`, also for a kind that this release does not know."""
+    """Returns the event of `encode_event`.
+
+    Raises DecodeError naming `where`, also for a kind that this release does not know.
+    """
     if len(content) > _EVENT_BYTES_MAX:
-        raise DecodeError(f"{where}: an event takes {len(content)} bytes, expected up to {_EVENT_BYTES_MAX}")
+        raise DecodeError(
+            f"{where}: an event takes {len(content)} bytes, expected up to {_EVENT_BYTES_MAX}"
+        )
     try:
         kind, *given = _unpack_list(content)
         if type(kind) is not int or not 0 <= kind < len(_EVENTS):
-            raise DecodeError(f"{where}: an event of kind {kind!r} is not known here; run the same release on both sides")
+            raise DecodeError(
+                f"{where}: an event of kind {kind!r} is not known here; run the same release on "
+                "both sides"
+            )
         cls, schema = _EVENTS[kind]
         return cls(*msgspec.convert(given, schema))
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise DecodeError(f"{where}: cannot decode an event of {len(content)} bytes: {error}") from error
+        raise DecodeError(
+            f"{where}: cannot decode an event of {len(content)} bytes: {error}"
+        ) from error
 
 
 def _refuse_extension(code: int, data: memoryview) -> Any:
@@ -351,9 +438,15 @@ def _refuse_extension(code: int, data: memoryview) -> Any:
 
 
 _pack: Final[Callable[[Any], bytes]] = msgspec.msgpack.Encoder().encode
-_unpack_list: Final[Callable[[Any], list[Any]]] = msgspec.msgpack.Decoder(list, ext_hook=_refuse_extension).decode
-_unpack_ints: Final[Callable[[Any], list[int]]] = msgspec.msgpack.Decoder(list[int], ext_hook=_refuse_extension).decode
-_unpack_field: Final[Callable[[Any], int | str]] = msgspec.msgpack.Decoder(int | str, ext_hook=_refuse_extension).decode
+_unpack_list: Final[Callable[[Any], list[Any]]] = msgspec.msgpack.Decoder(
+    list, ext_hook=_refuse_extension
+).decode
+_unpack_ints: Final[Callable[[Any], list[int]]] = msgspec.msgpack.Decoder(
+    list[int], ext_hook=_refuse_extension
+).decode
+_unpack_field: Final[Callable[[Any], int | str]] = msgspec.msgpack.Decoder(
+    int | str, ext_hook=_refuse_extension
+).decode
 
 _EVENTS: Final[tuple[tuple[Callable[..., Event], Any], ...]] = (
     (Watermark, tuple[int]),
@@ -364,7 +457,9 @@ _EVENTS: Final[tuple[tuple[Callable[..., Event], Any], ...]] = (
     (EndOfPartition, tuple[()]),
     (LatencyMarker, tuple[int, str, int]),
 )
-"""The class and field types of each kind, in order: the index is on the wire, so a new kind goes to the end."""
+"""The class and field types of each kind, in order: the index is on the wire, so a new kind goes
+to the end.
+"""
 
 _KIND_OF: Final[dict[type, tuple[int, tuple[str, ...]]]] = {
     cls: (kind, tuple(field.name for field in fields(cls)))

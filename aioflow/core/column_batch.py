@@ -1,12 +1,14 @@
-"""Columns: the values of a field of many records as one array, and a batch of them that reads like a list of rows.
+"""Columns: the values of a field of many records as one array, and a batch of them that reads like
+a list of rows.
 
-A `ColumnBatch` stands where a list of values stands, in `RecordBatch.values`. It has a length, it can be cut, and whoever iterates
-over it gets rows, made once: so every operator understands it, and one that reads columns saves the rows. Times, keys and
-watermarks beside it are columns too, which read like the lists of ints that they stand for.
+A `ColumnBatch` stands where a list of values stands, in `RecordBatch.values`. It has a length, it
+can be cut, and whoever iterates over it gets rows, made once: so every operator understands it, and
+one that reads columns saves the rows. Times, keys and watermarks beside it are columns too, which
+read like the lists of ints that they stand for.
 
-Invariants: a column never changes once it is made; parts of it are views where that is cheap; what comes out of `to_list` is plain
-Python values of the types that a row would hold (int, not int64). Nothing here imports numpy: it only calls methods of arrays,
-so a program of rows does not load it.
+Invariants: a column never changes once it is made; parts of it are views where that is cheap; what
+comes out of `to_list` is plain Python values of the types that a row would hold (int, not int64).
+Nothing here imports numpy: it only calls methods of arrays, so a program of rows does not load it.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ __all__ = [
 ]
 
 COLUMN_RECORDS_MAX: Final = 65_536
-"""Rows that one step takes at a time, some of which go to each of several consumers: enough to make what a batch costs small beside them,
-and columns of numbers, of which a step has one or two in hand, still fit into the cache of a core."""
+"""Rows that one step takes at a time, some of which go to each of several consumers: enough to make
+what a batch costs small beside them, and columns of numbers, of which a step has one or two in
+hand, still fit into the cache of a core.
+"""
 
 
 class Column(Sequence[Any]):
@@ -82,7 +86,10 @@ class Column(Sequence[Any]):
 
 
 class NumberColumn(Column):
-    """bool, int64 or float64. `valid` tells where there is a value; None: everywhere. What stands elsewhere means nothing."""
+    """bool, int64 or float64.
+
+    `valid` tells where there is a value; None: everywhere. What stands elsewhere means nothing.
+    """
 
     __slots__ = ("valid", "values")
 
@@ -98,7 +105,8 @@ class NumberColumn(Column):
         if self.valid is None:
             return NumberColumn(gathered(self.values, indices))
         valid = self.valid.take(indices)
-        # What is left of a filter has mostly all its values, and without a look at each it is cheaper from here on.
+        # What is left of a filter has mostly all its values, and without a look at each it is
+        # cheaper from here on.
         return NumberColumn(gathered(self.values, indices), None if valid.all() else valid)
 
     def part(self, which: slice) -> NumberColumn:
@@ -111,11 +119,14 @@ class NumberColumn(Column):
         items: list[Any] = self.values.tolist()
         if self.valid is None:
             return items
-        return [item if there else None for item, there in zip(items, self.valid.tolist(), strict=True)]
+        return [
+            item if there else None for item, there in zip(items, self.valid.tolist(), strict=True)
+        ]
 
 
 class CodedColumn(Column):
-    """Each value is one of `entries`, by its index; -1 is None. Entries may be anything but None, and need not differ.
+    """Each value is one of `entries`, by its index; -1 is None. Entries may be anything but None,
+    and need not differ.
 
     `entries` may grow at its end while columns share it, and is never changed otherwise.
     """
@@ -143,7 +154,8 @@ class CodedColumn(Column):
     def _make_list(self) -> list[Any]:
         entries, codes = self.entries, self.codes.tolist()
         if len(entries) > len(codes):
-            # A few records must not cost what all entries do: whoever is slow takes a batch in small parts.
+            # A few records must not cost what all entries do: whoever is slow takes a batch in
+            # small parts.
             return [None if code < 0 else entries[code] for code in codes]
         return list(map([*entries, None].__getitem__, codes))
 
@@ -174,15 +186,17 @@ class ObjectColumn(Column):
 
 
 class ColumnBatch(Column):
-    """Records as columns of one length. Its rows are dicts of the field names; tuples if the names are positions, 0, 1, ...; or what
-    `make` gives of the values in their order.
+    """Records as columns of one length. Its rows are dicts of the field names; tuples if the names
+    are positions, 0, 1, ...; or what `make` gives of the values in their order.
 
     It is a column itself, whose values are the rows: a field may hold records.
     """
 
     __slots__ = ("_length", "columns", "make")
 
-    def __init__(self, columns: Mapping[Any, Column], length: int, make: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, columns: Mapping[Any, Column], length: int, make: Callable[..., Any] | None = None
+    ) -> None:
         self.columns = columns
         self.make = make
         self._length = length
@@ -197,11 +211,17 @@ class ColumnBatch(Column):
         return 0 in self.columns
 
     def take(self, indices: np.ndarray) -> ColumnBatch:
-        return ColumnBatch({name: column.take(indices) for name, column in self.columns.items()}, len(indices), self.make)
+        return ColumnBatch(
+            {name: column.take(indices) for name, column in self.columns.items()},
+            len(indices),
+            self.make,
+        )
 
     def part(self, which: slice) -> ColumnBatch:
         length = len(range(*which.indices(self._length)))
-        return ColumnBatch({name: column.part(which) for name, column in self.columns.items()}, length, self.make)
+        return ColumnBatch(
+            {name: column.part(which) for name, column in self.columns.items()}, length, self.make
+        )
 
     def _one(self, index: int) -> Any:
         if self._items is not None:
@@ -230,12 +250,16 @@ class ColumnBatch(Column):
 
 
 def gathered(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """The items of `array` at int64 `indices`: for items of several bytes half of what `take` costs, for single bytes `take` itself."""
+    """The items of `array` at int64 `indices`: for items of several bytes half of what `take`
+    costs, for single bytes `take` itself.
+    """
     return array[indices] if array.itemsize > 1 else array.take(indices)
 
 
 def first_not_below(times: Sequence[int], least: int, start: int, stop: int) -> int:
-    """Where the first of at least `least` is in the stretch of `times` from `start` to `stop`, which never decreases; `stop`: nowhere."""
+    """Where the first of at least `least` is in the stretch of `times` from `start` to `stop`,
+    which never decreases; `stop`: nowhere.
+    """
     if isinstance(times, NumberColumn):
         return start + int(times.values[start:stop].searchsorted(least))
     return bisect_left(times, least, start, stop)
@@ -243,9 +267,17 @@ def first_not_below(times: Sequence[int], least: int, start: int, stop: int) -> 
 
 def lowest(times: Sequence[int]) -> int:
     """The least of some timestamps, be they a list or a column."""
-    return min(times) if type(times) is list or not isinstance(times, NumberColumn) else int(times.values.min())
+    return (
+        min(times)
+        if type(times) is list or not isinstance(times, NumberColumn)
+        else int(times.values.min())
+    )
 
 
 def highest(times: Sequence[int]) -> int:
     """The greatest of some timestamps, be they a list or a column."""
-    return max(times) if type(times) is list or not isinstance(times, NumberColumn) else int(times.values.max())
+    return (
+        max(times)
+        if type(times) is list or not isinstance(times, NumberColumn)
+        else int(times.values.max())
+    )

@@ -1,14 +1,16 @@
-"""A batch of columns as bytes: msgpack of the shape of its columns, in which arrays of numbers are their bytes.
+"""A batch of columns as bytes: msgpack of the shape of its columns, in which arrays of numbers are
+their bytes.
 
     [kind, ...]   0 numbers: dtype, values, bytes of validity or nil     1 coded: codes as unsigned ints, 0 for None, and entries as a
                   2 objects: a batch of the codec                          batch of the codec
                   3 records: length, names, columns, of what kind        4 ints: dtype, the least, how much each is above it, validity
                   5 coded: number of a table of the channel, how many entries it has, those that come to it, codes
 
-Ints that are close together take as many bytes as their distance does, and floats four where they have no more digits: each byte is copied
-and checked at both ends. The kind of records is False for dicts and tuples, True for window results, and else the name of their class,
-if that is no more than its fields; others go as objects. What is decoded is checked like every frame: lengths must agree, codes must have
-entries, only the known dtypes are taken.
+Ints that are close together take as many bytes as their distance does, and floats four where they
+have no more digits: each byte is copied and checked at both ends. The kind of records is False for
+dicts and tuples, True for window results, and else the name of their class, if that is no more than
+its fields; others go as objects. What is decoded is checked like every frame: lengths must agree,
+codes must have entries, only the known dtypes are taken.
 """
 
 from __future__ import annotations
@@ -48,23 +50,34 @@ _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list).decode
 
 
-def encode_column(column: Column, codec: Codec, owner: str, tables: EntryTables | None = None) -> bytes:
-    """Returns the bytes of `column`; `tables` are those of the channel. Raises TypeNotSupported naming `owner` for a value that cannot
-    travel."""
+def encode_column(
+    column: Column, codec: Codec, owner: str, tables: EntryTables | None = None
+) -> bytes:
+    """Returns the bytes of `column`; `tables` are those of the channel. Raises TypeNotSupported
+    naming `owner` for a value that cannot travel."""
     return _pack(_shape(column, codec, owner, tables))
 
 
-def encode_stretches(column: Column, bounds: Sequence[int], codec: Codec, owner: str) -> list[bytes]:
-    """Returns the bytes of each stretch of `column` between neighbours of `bounds`, which rise from 0 to its length.
+def encode_stretches(
+    column: Column, bounds: Sequence[int], codec: Codec, owner: str
+) -> list[bytes]:
+    """Returns the bytes of each stretch of `column` between neighbours of `bounds`, which rise from
+    0 to its length.
 
-    They read as `encode_column` of each would, in half the time for stretches of a few hundred records: what numpy does is done
-    once for all of them. Their ints may take more bytes, as many as those of the widest.
+    They read as `encode_column` of each would, in half the time for stretches of a few hundred
+    records: what numpy does is done once for all of them. Their ints may take more bytes, as many
+    as those of the widest.
     """
     return list(map(_pack, _shapes(column, bounds, codec, owner)))
 
 
-def decode_column(content: bytes | memoryview, codec: Codec, tables: EntryTables | None = None) -> Column:
-    """Returns the column of `encode_column`; `tables` are those of the channel. Raises ValueError or DecodeError."""
+def decode_column(
+    content: bytes | memoryview, codec: Codec, tables: EntryTables | None = None
+) -> Column:
+    """Returns the column of `encode_column`; `tables` are those of the channel.
+
+    Raises ValueError or DecodeError.
+    """
     try:
         shape = _unpack(content)
     except RecursionError:
@@ -115,7 +128,14 @@ def _shapes(column: Column, bounds: Sequence[int], codec: Codec, owner: str) -> 
     if isinstance(column, NumberColumn):
         *head, values, valid = _shape(column, codec, owner, None)
         width = len(values) // max(len(column), 1)
-        return [[*head, values[width * begin : width * stop], None if valid is None else valid[begin:stop]] for begin, stop in stretches]
+        return [
+            [
+                *head,
+                values[width * begin : width * stop],
+                None if valid is None else valid[begin:stop],
+            ]
+            for begin, stop in stretches
+        ]
     if isinstance(column, CodedColumn):
         return _coded_shapes(column, bounds, codec, owner)
     if isinstance(column, ColumnBatch) and (kind := _kind(column, codec)) is not None:
@@ -126,11 +146,17 @@ def _shapes(column: Column, bounds: Sequence[int], codec: Codec, owner: str) -> 
             for number, (begin, stop) in enumerate(stretches)
         ]
     items = column.to_list()
-    return [[_OBJECTS, codec.encode_batch(items[begin:stop], owner=owner)] for begin, stop in stretches]
+    return [
+        [_OBJECTS, codec.encode_batch(items[begin:stop], owner=owner)] for begin, stop in stretches
+    ]
 
 
-def _coded_shapes(column: CodedColumn, bounds: Sequence[int], codec: Codec, owner: str) -> list[list[Any]]:
-    """Each stretch with those of the entries that it uses, found by one sort of all: by stretch, then by code."""
+def _coded_shapes(
+    column: CodedColumn, bounds: Sequence[int], codec: Codec, owner: str
+) -> list[list[Any]]:
+    """Each stretch with those of the entries that it uses, found by one sort of all: by stretch,
+    then by code.
+    """
     import numpy as np
 
     count, entries = len(column), column.entries
@@ -158,12 +184,21 @@ def _coded_shapes(column: CodedColumn, bounds: Sequence[int], codec: Codec, owne
     shapes: list[list[Any]] = []
     for at, (begin, stop) in enumerate(pairwise(bounds)):
         own = chosen[firsts[at] + absent[at] : firsts[at + 1]]
-        shapes.append([_CODED, dtype, codes[width * begin : width * stop], codec.encode_batch(own, owner=owner)])
+        shapes.append(
+            [
+                _CODED,
+                dtype,
+                codes[width * begin : width * stop],
+                codec.encode_batch(own, owner=owner),
+            ]
+        )
     return shapes
 
 
 def _floats(values: np.ndarray) -> tuple[str, bytes]:
-    """Type and bytes of `values`: half as many for floats that lose nothing by it, as whole numbers, halves and eighths."""
+    """Type and bytes of `values`: half as many for floats that lose nothing by it, as whole
+    numbers, halves and eighths.
+    """
     import numpy as np
 
     if values.dtype.kind == "f":
@@ -196,7 +231,12 @@ def _kind(batch: ColumnBatch, codec: Codec) -> bool | str | None:
     if make is None or make is WindowResult:
         return make is not None
     names = tuple(batch.columns)
-    if isinstance(make, type) and names and codec.fields_of(make) == names and is_made_by_position(make, names):
+    if (
+        isinstance(make, type)
+        and names
+        and codec.fields_of(make) == names
+        and is_made_by_position(make, names)
+    ):
         return codec.name_of(make)
     return None
 
@@ -211,8 +251,12 @@ def _column(shape: Any, codec: Codec, depth: int, tables: EntryTables | None) ->
             flags = _flags(valid, len(values), _DTYPES[dtype])
             if dtype == "|b1":
                 return NumberColumn(np.frombuffer(values, np.uint8) != 0, flags)
-            return NumberColumn(np.frombuffer(values, dtype).astype(_READ_AS[dtype], copy=False), flags)
-        case [4, str(dtype), int(least), bytes(values), None | bytes() as valid] if dtype in _UNSIGNED:
+            return NumberColumn(
+                np.frombuffer(values, dtype).astype(_READ_AS[dtype], copy=False), flags
+            )
+        case [4, str(dtype), int(least), bytes(values), None | bytes() as valid] if (
+            dtype in _UNSIGNED
+        ):
             flags = _flags(valid, len(values), _UNSIGNED[dtype])
             if not -_LIMIT <= least < _LEAST_MAX:
                 raise ValueError("ints of a column are beyond 64 bits")
@@ -221,14 +265,27 @@ def _column(shape: Any, codec: Codec, depth: int, tables: EntryTables | None) ->
             return NumberColumn(ints, flags)
         case [1, str(dtype), bytes(content), bytes(packed)] if dtype in _UNSIGNED:
             return _coded(content, dtype, codec.decode_batch(packed))
-        case [5, int(number), int(base), bytes(packed), str(dtype), bytes(content)] if dtype in _UNSIGNED and tables is not None:
-            return _coded(content, dtype, tables.filled(number, base, codec.decode_batch(packed) if packed else []))
+        case [5, int(number), int(base), bytes(packed), str(dtype), bytes(content)] if (
+            dtype in _UNSIGNED and tables is not None
+        ):
+            return _coded(
+                content,
+                dtype,
+                tables.filled(number, base, codec.decode_batch(packed) if packed else []),
+            )
         case [2, bytes(packed)]:
             return ObjectColumn(list(codec.decode_batch(packed)))
-        case [3, int(length), list(names), list(shapes), bool() | str() as kind] if length >= 0 and len(names) == len(shapes):
-            if not all(type(name) is str or type(name) is int for name in names) or len(set(names)) < len(names):
+        case [3, int(length), list(names), list(shapes), bool() | str() as kind] if (
+            length >= 0 and len(names) == len(shapes)
+        ):
+            if not all(type(name) is str or type(name) is int for name in names) or len(
+                set(names)
+            ) < len(names):
                 raise ValueError("the columns of a batch have no names of their own")
-            columns = {name: _column(one, codec, depth + 1, tables) for name, one in zip(names, shapes, strict=True)}
+            columns = {
+                name: _column(one, codec, depth + 1, tables)
+                for name, one in zip(names, shapes, strict=True)
+            }
             if not columns and length > _BARE_MAX:
                 raise ValueError(f"{length} records without a column")
             if any(len(column) != length for column in columns.values()):
@@ -253,7 +310,10 @@ def _coded(content: bytes, dtype: str, entries: list[Any]) -> CodedColumn:
 
 
 def _flags(valid: bytes | None, size: int, of_each: int) -> Any:
-    """Where there is a value, None for everywhere. Raises ValueError if an array of `size` bytes is not one flag for each."""
+    """Where there is a value, None for everywhere.
+
+    Raises ValueError if an array of `size` bytes is not one flag for each.
+    """
     import numpy as np
 
     count, rest = divmod(size, of_each)
@@ -263,7 +323,9 @@ def _flags(valid: bytes | None, size: int, of_each: int) -> Any:
 
 
 def _records(kind: str, columns: dict[Any, Column], length: int, codec: Codec) -> Column:
-    """Records of the class of that name: as columns, or one by one where the class has changed since they were written."""
+    """Records of the class of that name: as columns, or one by one where the class has changed
+    since they were written.
+    """
     names = tuple(columns)
     try:
         assembler = codec.assembler(kind, names)

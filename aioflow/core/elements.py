@@ -1,18 +1,22 @@
 """What flows between operators: batches of records, and the events that travel in band with them.
 
-A `RecordBatch` is the unit of everything hot: queueing, credit, pool permits, and one step of an operator. It is parallel lists.
-Invariants that every producer keeps and every consumer may rely on:
+A `RecordBatch` is the unit of everything hot: queueing, credit, pool permits, and one step of an
+operator. It is parallel lists. Invariants that every producer keeps and every consumer may rely on:
 
 * `timestamps`, `keys` and `watermarks` are either None or as long as `values`;
-* `watermarks[i]` is the watermark in force before record i; the list never decreases; None means that no record of the batch saw
-  the watermark move (it stays what it was when the batch arrived);
-* `watermark` is the watermark after the last record, `MIN_WATERMARK` when the batch brings no news; it is never below the list;
-* `taken` says that in the place of each record stands what the aggregate it is sent to takes of it, or its key if that is nothing;
-  whoever makes the same records anew uses `slice`, `pick` or `with_watermarks`, which do not forget it;
-* a batch belongs to whoever holds it, and an emitted batch is never mutated: local edges pass it by reference.
+* `watermarks[i]` is the watermark in force before record i; the list never decreases; None means
+  that no record of the batch saw the watermark move (it stays what it was when the batch arrived);
+* `watermark` is the watermark after the last record, `MIN_WATERMARK` when the batch brings no news;
+  it is never below the list;
+* `taken` says that in the place of each record stands what the aggregate it is sent to takes of it,
+  or its key if that is nothing; whoever makes the same records anew uses `slice`, `pick` or
+  `with_watermarks`, which do not forget it;
+* a batch belongs to whoever holds it, and an emitted batch is never mutated: local edges pass it by
+  reference.
 
-Event time is continuous: when the watermark jumps, everything that was due in between happens in order of its own time, each with
-the watermark at that time. So results do not depend on where batches were cut. A batch without values is a bare watermark.
+Event time is continuous: when the watermark jumps, everything that was due in between happens in
+order of its own time, each with the watermark at that time. So results do not depend on where
+batches were cut. A batch without values is a bare watermark.
 """
 
 from __future__ import annotations
@@ -45,15 +49,16 @@ MAX_WATERMARK = 2**63 - 1
 """The end of event time: no record can follow."""
 
 BATCH_RECORDS_MAX = 2048
-"""Rows of a batch, and of what one stage takes at a time: what a batch costs comes to a few ns a record, and larger ones leave the
-processor's cache."""
+"""Rows of a batch, and of what one stage takes at a time: what a batch costs comes to a few ns a
+record, and larger ones leave the processor's cache."""
 
 
 class RecordBatch:
     """Records in order, with their timestamps, keys and the watermarks between them.
 
-    `values` are the records. `timestamps` are int ms since the epoch, or None without event time. `keys` are the raw keys as the
-    sender's key function gave them, or None on a stream that is not keyed.
+    `values` are the records. `timestamps` are int ms since the epoch, or None without event time.
+    `keys` are the raw keys as the sender's key function gave them, or None on a stream that is not
+    keyed.
     """
 
     __slots__ = ("keys", "taken", "timestamps", "values", "watermark", "watermarks")
@@ -81,7 +86,10 @@ class RecordBatch:
         return f"RecordBatch({len(self.values)} records, watermark={self.watermark})"
 
     def slice(self, start: int, stop: int) -> RecordBatch:
-        """Records [start, stop) with the watermark that was in force after them. Copies the lists, shares the values."""
+        """Records [start, stop) with the watermark that was in force after them.
+
+        Copies the lists, shares the values.
+        """
         count = len(self.values)
         keys, watermarks = self.keys, self.watermarks
         if stop >= count:
@@ -99,8 +107,15 @@ class RecordBatch:
         )
 
     def pick(self, indices: Sequence[int]) -> RecordBatch:
-        """The records at `indices`, which never decrease, with all that they carry; the watermark after them is this batch's."""
-        values, timestamps, keys, watermarks = self.values, self.timestamps, self.keys, self.watermarks
+        """The records at `indices`, which never decrease, with all that they carry; the
+        watermark after them is this batch's.
+        """
+        values, timestamps, keys, watermarks = (
+            self.values,
+            self.timestamps,
+            self.keys,
+            self.watermarks,
+        )
         return RecordBatch(
             [values[i] for i in indices],
             None if timestamps is None else [timestamps[i] for i in indices],
@@ -110,9 +125,13 @@ class RecordBatch:
             self.taken,
         )
 
-    def with_watermarks(self, watermarks: list[int] | None, watermark: int = MIN_WATERMARK) -> RecordBatch:
+    def with_watermarks(
+        self, watermarks: list[int] | None, watermark: int = MIN_WATERMARK
+    ) -> RecordBatch:
         """The same records, which see other watermarks. Shares the lists."""
-        return RecordBatch(self.values, self.timestamps, self.keys, watermarks, watermark, self.taken)
+        return RecordBatch(
+            self.values, self.timestamps, self.keys, watermarks, watermark, self.taken
+        )
 
     def before_end(self) -> RecordBatch:
         """The same records; MAX_WATERMARK is replaced by the watermark before it."""
@@ -127,11 +146,15 @@ class RecordBatch:
         return self.with_watermarks(marks, marks[-1])
 
     def with_values(self, values: list[Any]) -> RecordBatch:
-        """The same times and watermarks over other values of the same count; the keys are dropped, as a map drops them."""
+        """The same times and watermarks over other values of the same count; the keys are
+        dropped, as a map drops them.
+        """
         return RecordBatch(values, self.timestamps, None, self.watermarks, self.watermark)
 
     def select(self, indices: Sequence[int], values: list[Any]) -> RecordBatch:
-        """`values[j]` stems from record `indices[j]` of this batch: its time and watermark go with it. Indices never decrease."""
+        """`values[j]` stems from record `indices[j]` of this batch: its time and watermark go
+        with it. Indices never decrease.
+        """
         timestamps, watermarks = self.timestamps, self.watermarks
         return RecordBatch(
             values,
@@ -149,7 +172,10 @@ def empty_batch(watermark: int = MIN_WATERMARK) -> RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """No record with a timestamp <= `timestamp` follows on this channel. For channels that got no record to carry it."""
+    """No record with a timestamp <= `timestamp` follows on this channel.
+
+    For channels that got no record to carry it.
+    """
 
     timestamp: int
 
@@ -163,9 +189,11 @@ class WatermarkStatus:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBarrier:
-    """Cuts the stream for checkpoint `checkpoint_id`, triggered at `timestamp_ms` (wall clock of the coordinator).
+    """Cuts the stream for checkpoint `checkpoint_id`, triggered at `timestamp_ms` (wall clock of
+    the coordinator).
 
-    The coordinator sends it to the sources, and they send it downstream: nobody learns more about a checkpoint than this.
+    The coordinator sends it to the sources, and they send it downstream: nobody learns more about a
+    checkpoint than this.
     """
 
     checkpoint_id: int
@@ -175,7 +203,10 @@ class CheckpointBarrier:
     unaligned: bool = False
     """It overtakes what is in flight, which becomes part of the checkpoint."""
     aligned_timeout_ms: int | None = None
-    """Aligned at first; unaligned when it is not through so long after `timestamp_ms`. None: it never is."""
+    """Aligned at first; unaligned when it is not through so long after `timestamp_ms`.
+
+    None: it never is.
+    """
     full: bool = False
     """It refers to no file of an earlier checkpoint."""
     directory: str = ""
@@ -193,7 +224,11 @@ class CancelCheckpointMarker:
 
 @dataclass(frozen=True, slots=True)
 class EndOfData:
-    """No record follows. `drain` tells a finished stream (MAX watermark, `finish`) from a stop that keeps its windows open."""
+    """No record follows.
+
+    `drain` tells a finished stream (MAX watermark, `finish`) from a stop that keeps its windows
+    open.
+    """
 
     drain: bool = True
 
@@ -205,12 +240,22 @@ class EndOfPartition:
 
 @dataclass(frozen=True, slots=True)
 class LatencyMarker:
-    """Measures the way from a source; bypasses functions and keeps its place among the records of its channel."""
+    """Measures the way from a source; bypasses functions and keeps its place among the records
+    of its channel.
+    """
 
     emitted_ms: int
     source: str
     subtask: int
 
 
-Event = Watermark | WatermarkStatus | CheckpointBarrier | CancelCheckpointMarker | EndOfData | EndOfPartition | LatencyMarker
+Event = (
+    Watermark
+    | WatermarkStatus
+    | CheckpointBarrier
+    | CancelCheckpointMarker
+    | EndOfData
+    | EndOfPartition
+    | LatencyMarker
+)
 """Anything that travels in band, without credit, and is not a batch."""

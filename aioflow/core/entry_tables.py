@@ -1,9 +1,12 @@
-"""Entries that a channel has sent once and need not send again: a text goes over it once, from then on its code does.
+"""Entries that a channel has sent once and need not send again: a text goes over it once, from then
+on its code does.
 
-A channel is one producer and one consumer, and what it sends arrives once and in order, also over a connection that comes later. Each
-end has its tables. A table takes over the list that the columns share, as long as that only grows (`GrowingList`); the bytes of a batch
-name the table, say how many entries it has, and bring those that are new. So bytes of a channel mean nothing elsewhere: what leaves the
-order of the channel, as data in flight that goes into a checkpoint, is written anew without tables.
+A channel is one producer and one consumer, and what it sends arrives once and in order, also over a
+connection that comes later. Each end has its tables. A table takes over the list that the columns
+share, as long as that only grows (`GrowingList`); the bytes of a batch name the table, say how many
+entries it has, and bring those that are new. So bytes of a channel mean nothing elsewhere: what
+leaves the order of the channel, as data in flight that goes into a checkpoint, is written anew
+without tables.
 """
 
 from __future__ import annotations
@@ -13,10 +16,14 @@ from typing import Any
 __all__ = ["EntryTables", "GrowingList"]
 
 TABLES_MAX = 16
-"""Of a channel, for good: a number never stands for another list, so that bytes which wait at either end keep their meaning."""
+"""Of a channel, for good: a number never stands for another list, so that bytes which wait at
+either end keep their meaning.
+"""
 
 ENTRIES_PER_RECORD = 4
-"""A batch brings no more entries than so many for each of its records; otherwise it is cheaper to name those that it uses."""
+"""A batch brings no more entries than so many for each of its records; otherwise it is cheaper
+to name those that it uses.
+"""
 
 ENTRIES_MAX = 1 << 20
 """Of a table. The peer is believed as far as that."""
@@ -39,14 +46,17 @@ class EntryTables:
         self._open: dict[int, int] = {}
 
     def place(self, entries: list[Any], records: int) -> tuple[int, int] | None:
-        """Number of the table for `entries`, and how many of them it has; None if they go with the batch of `records`.
+        """Number of the table for `entries`, and how many of them it has; None if they go with the
+        batch of `records`.
 
         What is new counts as sent with `commit`.
         """
         if type(entries) is not GrowingList:
             return None
         lists = self._lists
-        number = next((number for number, known in enumerate(lists) if known is entries), len(lists))
+        number = next(
+            (number for number, known in enumerate(lists) if known is entries), len(lists)
+        )
         sent = self._open.get(number, self._sent[number] if number < len(self._sent) else 0)
         if len(entries) > ENTRIES_MAX or len(entries) - sent > ENTRIES_PER_RECORD * records:
             return None
@@ -74,7 +84,8 @@ class EntryTables:
         self._open.clear()
 
     def filled(self, number: int, base: int, new: list[Any]) -> list[Any]:
-        """The table of that number, after `new` came to its first `base` entries. What it has already it is not given twice.
+        """The table of that number, after `new` came to its first `base` entries. What it has
+        already it is not given twice.
 
         Raises ValueError for what no producer sends.
         """
@@ -82,7 +93,11 @@ class EntryTables:
         if number == len(lists) < TABLES_MAX and base == 0:
             lists.append(GrowingList())
             self._sent.append(0)
-        if not 0 <= number < len(lists) or not 0 <= base <= len(lists[number]) or base + len(new) > ENTRIES_MAX:
+        if (
+            not 0 <= number < len(lists)
+            or not 0 <= base <= len(lists[number])
+            or base + len(new) > ENTRIES_MAX
+        ):
             raise ValueError(f"table {number} of the channel does not have {base} entries")
         entries = lists[number]
         entries.extend(new[len(entries) - base :])

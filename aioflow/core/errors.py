@@ -25,8 +25,8 @@
     ├── RemoteError           an error of another process whose class is not loaded here
     └── NotAuthenticated      the peer did not prove that it knows the secret
 
-Messages say what happened, to what, what was expected, and what to do. A class stands for what the reader does next, not for the
-place that raised it; facts go into the sentence.
+Messages say what happened, to what, what was expected, and what to do. A class stands for what the
+reader does next, not for the place that raised it; facts go into the sentence.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ __all__ = [
 
 
 class AioflowError(Exception):
-    """Base of all errors that the engine raises itself. Errors of user code surface as themselves, with a note."""
+    """Base of all errors that the engine raises itself.
+
+    Errors of user code surface as themselves, with a note.
+    """
 
 
 class GraphError(AioflowError):
@@ -80,7 +83,8 @@ class TypeNotSupported(AioflowError, TypeError):
 
 
 class ValueNotSupported(TypeNotSupported):
-    """The engine itself has refused a value: a restart would come to the same value, so none is tried.
+    """The engine itself has refused a value: a restart would come to the same value, so none is
+    tried.
 
     A TypeNotSupported that user code raises is an error of user code, and `restart=` applies to it.
     """
@@ -99,7 +103,9 @@ class Broken(AioflowError):
 
 
 class ProcessCrashed(Broken):
-    """A process ended by itself: with an exit code, or by a signal that its own code causes, like SIGSEGV."""
+    """A process ended by itself: with an exit code, or by a signal that its own code causes,
+    like SIGSEGV.
+    """
 
 
 class ProducerFailed(Broken):
@@ -119,7 +125,10 @@ class RemoteProtocolError(ProtocolError):
 
 
 class MalformedInput(RemoteProtocolError, ValueError):
-    """A source read something of another format. Names file and line; mend it there, or let the source pass over it by `on_error=`."""
+    """A source read something of another format.
+
+    Names file and line; mend it there, or let the source pass over it by `on_error=`.
+    """
 
 
 class JobError(AioflowError):
@@ -139,7 +148,8 @@ class JobNotRunning(JobError):
 
 
 class CancellationTimeout(AioflowError):
-    """A function did not end within `cancellation_timeout` after it was cancelled. Names the operator and where its code waits.
+    """A function did not end within `cancellation_timeout` after it was cancelled. Names the
+    operator and where its code waits.
 
     Let CancelledError pass: code that catches it has to raise it again.
     """
@@ -158,7 +168,9 @@ class RestoreError(AioflowError):
 
 
 class StateError(AioflowError):
-    """State was used where there is none (no `key_by`, no current key) or against its declaration."""
+    """State was used where there is none (no `key_by`, no current key) or against its
+    declaration.
+    """
 
 
 class InsufficientBuffers(AioflowError, OSError):
@@ -187,7 +199,10 @@ def with_article(noun: str) -> str:
 
 
 def did_you_mean(given: object, known: Iterable[str], shown: str = "{!r}") -> str:
-    """The end of a message about `given`, if one of `known` is nearly that; nothing otherwise. `shown`: as what it stands in a program."""
+    """The end of a message about `given`, if one of `known` is nearly that; nothing otherwise.
+
+    `shown`: as what it stands in a program.
+    """
     import difflib  # Here: a program without mistakes does not load it.
 
     near = difflib.get_close_matches(str(given), list(known), 1)
@@ -195,16 +210,22 @@ def did_you_mean(given: object, known: Iterable[str], shown: str = "{!r}") -> st
 
 
 def note_once(error: BaseException, note: str) -> None:
-    """Add `note` to `error` unless it already carries one of the engine: the innermost place knows most."""
+    """Add `note` to `error` unless it already carries one of the engine: the innermost place
+    knows most.
+    """
     if not has_place(error):
         error.add_note(f"aioflow: {note}")
 
 
 def message_of(error: BaseException) -> str:
-    """`str(error)`. The `__str__` of a user's error may do anything; its failure is the message then."""
+    """`str(error)`.
+
+    The `__str__` of a user's error may do anything; its failure is the message then.
+    """
     try:
         return str(error)
-    except BaseException as failure:  # noqa: BLE001  # Nothing is awaited: a CancelledError too is the function's.
+    # Nothing is awaited: a CancelledError too is the function's.
+    except BaseException as failure:  # noqa: BLE001
         return f"(its message cannot be shown: {type(failure).__name__})"
 
 

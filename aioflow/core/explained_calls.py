@@ -1,7 +1,8 @@
 """What a public function says when it is called with arguments that it does not take.
 
-Python names the argument and stops there: "got an unexpected keyword argument 'discover'". A decorated function also says what it takes,
-and which name was probably meant. A call that fits costs one more frame, so this is for what builds a flow, never for what runs in one.
+Python names the argument and stops there: "got an unexpected keyword argument 'discover'". A
+decorated function also says what it takes, and which name was probably meant. A call that fits
+costs one more frame, so this is for what builds a flow, never for what runs in one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def explained(function: F, name: str | None = None) -> F:
-    """`function`, which raises a TypeError that helps where the arguments are not its own. `name`: what it is called by, if not its own."""
+    """`function`, which raises a TypeError that helps where the arguments are not its own.
+
+    `name`: what it is called by, if not its own.
+    """
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -33,13 +37,17 @@ def explained(function: F, name: str | None = None) -> F:
             # Raised by the call itself, not by what it does: there is no frame below this one.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
-            raise TypeError(_explanation(function, name or function.__name__, args, kwargs) or str(error)) from None
+            raise TypeError(
+                _explanation(function, name or function.__name__, args, kwargs) or str(error)
+            ) from None
 
     return call  # type: ignore[return-value]  # It takes what `function` takes.
 
 
 def hinted(hint: Callable[[Mapping[str, Any]], str | None]) -> Callable[[F], F]:
-    """Of an `explained` function: what `hint` says of its arguments that do not exist stands instead of what it takes. None: nothing."""
+    """Of an `explained` function: what `hint` says of its arguments that do not exist stands
+    instead of what it takes. None: nothing.
+    """
 
     def mark(function: F) -> F:
         function._aioflow_hint = hint  # type: ignore[attr-defined]
@@ -49,17 +57,29 @@ def hinted(hint: Callable[[Mapping[str, Any]], str | None]) -> Callable[[F], F]:
 
 
 def explained_methods(cls: C) -> C:
-    """`cls` with its public methods `explained`, and what makes one of it. `async def` stays what it is: somebody may ask."""
+    """`cls` with its public methods `explained`, and what makes one of it.
+
+    `async def` stays what it is: somebody may ask.
+    """
     for name, method in list(vars(cls).items()):
-        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")) and not inspect.iscoroutinefunction(method):
+        if (
+            inspect.isfunction(method)
+            and (name == "__init__" or not name.startswith("_"))
+            and not inspect.iscoroutinefunction(method)
+        ):
             setattr(cls, name, explained(method, cls.__name__ if name == "__init__" else name))
         elif isinstance(method, (staticmethod, classmethod)) and not name.startswith("_"):
             setattr(cls, name, type(method)(explained(method.__func__)))
     return cls
 
 
-def _explanation(function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments, and what would be right. None: Python's own words are as good."""
+def _explanation(
+    function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str | None:
+    """What is wrong with the arguments, and what would be right.
+
+    None: Python's own words are as good.
+    """
     parameters = list(inspect.signature(function).parameters.values())
     if parameters and parameters[0].name in ("self", "cls"):
         parameters, args = parameters[1:], args[1:]
@@ -67,21 +87,36 @@ def _explanation(function: Callable[..., Any], name: str, args: tuple[Any, ...],
     by_place = [parameter.name for parameter in parameters if parameter.kind in _BY_PLACE]
     takes = ", ".join(_shown(parameter) for parameter in parameters) or "nothing"
     kinds = {parameter.kind for parameter in parameters}
-    any_name, any_number = inspect.Parameter.VAR_KEYWORD in kinds, inspect.Parameter.VAR_POSITIONAL in kinds
-    strange = {} if any_name else {given: value for given, value in kwargs.items() if given not in by_name}
+    any_name, any_number = (
+        inspect.Parameter.VAR_KEYWORD in kinds,
+        inspect.Parameter.VAR_POSITIONAL in kinds,
+    )
+    strange = (
+        {}
+        if any_name
+        else {given: value for given, value in kwargs.items() if given not in by_name}
+    )
     if strange:
         unknown = next(iter(strange))
         hint = getattr(function, "_aioflow_hint", None)
         if hint is not None and (said := hint(strange)) is not None:
             return f"{name}() has no argument {unknown}=: {said}"
-        return f"{name}() has no argument {unknown}={did_you_mean(unknown, by_name, '{}=') or ''}; it takes {takes}"
+        return (
+            f"{name}() has no argument {unknown}={did_you_mean(unknown, by_name, '{}=') or ''}; "
+            f"it takes {takes}"
+        )
     if len(args) > len(by_place) and not any_number:
         most = f"at most {len(by_place)}" if by_place else "no"
-        return f"{name}() takes {most} argument{'s' * (len(by_place) > 1)} without a name, got {len(args)}; it takes {takes}"
+        return (
+            f"{name}() takes {most} argument{'s' * (len(by_place) > 1)} without a name, got "
+            f"{len(args)}; it takes {takes}"
+        )
     missing = [
         parameter.name
         for place, parameter in enumerate(parameters)
-        if parameter.kind in (*_BY_PLACE, *_BY_NAME) and parameter.default is parameter.empty and parameter.name not in kwargs
+        if parameter.kind in (*_BY_PLACE, *_BY_NAME)
+        and parameter.default is parameter.empty
+        and parameter.name not in kwargs
         if parameter.name not in by_place or place >= len(args)
     ]
     return f"{name}() needs {' and '.join(missing)}; it takes {takes}" if missing else None

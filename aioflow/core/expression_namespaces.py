@@ -1,4 +1,7 @@
-"""The namespaces `.str` and `.dt` of expressions: operations on text and on time. Each gives a `Call` node by its dotted name."""
+"""The namespaces `.str` and `.dt` of expressions: operations on text and on time.
+
+Each gives a `Call` node by its dotted name.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,9 @@ class StrNamespace(_Namespace):
         return Call("str.ends_with", self._operand, (as_expression(text),))
 
     def slice(self, start: int, length: int | None = None) -> Expr[Any]:
-        """`length` code points from `start` on; a negative `start` counts from the end; None: all the rest."""
+        """`length` code points from `start` on; a negative `start` counts from the end; None:
+        all the rest.
+        """
         if length is not None and length < 0:
             raise ValueError(f"str.slice needs a length of 0 or more, got {length}")
         return Call("str.slice", self._operand, (start, length))
@@ -86,7 +91,10 @@ class StrNamespace(_Namespace):
 
 @dataclass(frozen=True, slots=True)
 class DtNamespace(_Namespace):
-    """`.dt`: parts of a time in UTC. A part may be written with or without parentheses: `.dt.hour`, `.dt.hour()`."""
+    """`.dt`: parts of a time in UTC.
+
+    A part may be written with or without parentheses: `.dt.hour`, `.dt.hour()`.
+    """
 
     _operand: Expr[Any]
 
@@ -136,7 +144,9 @@ class DtNamespace(_Namespace):
         return Call("dt.epoch_ms", self._operand)
 
     def truncate(self, every: str | timedelta) -> Expr[Any]:
-        """Rounded down to a multiple of the duration since the epoch; an int stays an int, a datetime a datetime."""
+        """Rounded down to a multiple of the duration since the epoch; an int stays an int, a
+        datetime a datetime.
+        """
         every_ms = to_ms(every, "dt.truncate")
         if every_ms <= 0:
             raise ValueError(f"dt.truncate is given {every!r}, expected a duration of more than 0")

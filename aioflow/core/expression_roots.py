@@ -1,4 +1,6 @@
-"""Where expressions begin: `col` names a field, `left` and `right` one of a pair's, `lit` is a constant, `when` asks."""
+"""Where expressions begin: `col` names a field, `left` and `right` one of a pair's, `lit` is a
+constant, `when` asks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ __all__ = ["col", "left", "lit", "right", "when"]
 
 
 class _Columns(Part):
-    """`col`: `col.price`, `col("any name")`, `col["user"]["id"]`, and `col[0]` for elements that are tuples."""
+    """`col`: `col.price`, `col("any name")`, `col["user"]["id"]`, and `col[0]` for elements that
+    are tuples.
+    """
 
     __slots__ = ()
 
@@ -23,7 +27,9 @@ class _Columns(Part):
 
     def __getattr__(self, name: str) -> Expr[Any]:
         if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)  # Copying and introspection ask for these; col("__name__") still reads such a field.
+            raise AttributeError(
+                name
+            )  # Copying and introspection ask for these; col("__name__") still reads such a field.
         return Column(name)
 
     def __repr__(self) -> str:
@@ -66,7 +72,10 @@ class _Side(Part):
         return self._side
 
     def __iter__(self) -> Iterator[Any]:
-        raise TypeError(f"{self._side} cannot be iterated: name a field, {self._side}.price or {self._side}('any name')")
+        raise TypeError(
+            f"{self._side} cannot be iterated: name a field, {self._side}.price or "
+            f"{self._side}('any name')"
+        )
 
 
 left = _Side("left")

@@ -1,16 +1,17 @@
 """Compiles expressions to Python functions over rows.
 
-An expression becomes the source of one Python expression (`core.expression_source`), so that a row costs one call and
-no interpretation: `col.price * 1.08 > 10` over dicts is `None if (v0 := row['price']) is None else v0 * 1.08 > 10`.
+An expression becomes the source of one Python expression (`core.expression_source`), so that a row
+costs one call and no interpretation: `col.price * 1.08 > 10` over dicts is `None if (v0 :=
+row['price']) is None else v0 * 1.08 > 10`.
 
-How a field is read depends on the row: `row['x']` of a mapping, `row.x` of anything else. A compiled function learns
-that from its first row by replacing its own code (no indirection stays); a row of the other kind raises inside, which
-costs nothing until it happens, and the function falls back to one that looks at each row. Expressions are pure, so
-computing one again is harmless.
+How a field is read depends on the row: `row['x']` of a mapping, `row.x` of anything else. A
+compiled function learns that from its first row by replacing its own code (no indirection stays); a
+row of the other kind raises inside, which costs nothing until it happens, and the function falls
+back to one that looks at each row. Expressions are pure, so computing one again is harmless.
 
-Invariant: the answer of every form (`compile_row`, `compile_rows`, `compile_predicate`, `columns_to_function`, and the
-source that `Emitter` gives to other generated loops) is the same for every kind of row, and is the one of
-`tests/core/expression_cases.py`.
+Invariant: the answer of every form (`compile_row`, `compile_rows`, `compile_predicate`,
+`columns_to_function`, and the source that `Emitter` gives to other generated loops) is the same for
+every kind of row, and is the one of `tests/core/expression_cases.py`.
 """
 
 from __future__ import annotations
@@ -46,26 +47,35 @@ CONTAINERS = frozenset({dict, list, tuple, str})
 """Plain values that have no fields to be read by attribute."""
 
 _SHADOWED = frozenset(name for kind in CONTAINERS for name in dir(kind))
-"""Names that are attributes of plain containers: `row.items` of a dict would not fail but give a method."""
+"""Names that are attributes of plain containers: `row.items` of a dict would not fail but give a
+method.
+"""
 
 
 def compile_row(expression: ex.Expr[Any]) -> Callable[[Any], Any]:
     """A function from a row to the value of `expression`.
 
-    Raises MissingFieldError for a row without a field that is read, and whatever an operation raises (TypeError of `1 + "a"`).
+    Raises MissingFieldError for a row without a field that is read, and whatever an operation
+    raises (TypeError of `1 + "a"`).
     """
     return _specialising(lambda emitter: f"return {emitter.value(expression)}", (expression,))
 
 
 def compile_predicate(expression: ex.Expr[Any]) -> Callable[[Any], Any]:
-    """A function from a row to something truthy exactly when `expression` is True there: what `filter` and `where=` need."""
+    """A function from a row to something truthy exactly when `expression` is True there: what
+    `filter` and `where=` need.
+    """
     return _specialising(lambda emitter: f"return {emitter.condition(expression)}", (expression,))
 
 
 def columns_to_function(columns: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
-    """A function from a row to the dict of `columns` (expressions or plain values), in the given order: what `select` needs."""
+    """A function from a row to the dict of `columns` (expressions or plain values), in the given
+    order: what `select` needs.
+    """
     fields = {name: ex.as_expression(e) for name, e in columns.items()}
-    function: Any = _specialising(lambda emitter: f"return {_dict_source(fields, emitter)}", tuple(fields.values()))
+    function: Any = _specialising(
+        lambda emitter: f"return {_dict_source(fields, emitter)}", tuple(fields.values())
+    )
     function.__columns__ = fields  # From which columns compute the same.
     return function  # type: ignore[no-any-return]
 
@@ -86,7 +96,9 @@ def compile_filter(expression: ex.Expr[Any]) -> Callable[[list[Any]], list[Any]]
         return [row for row in rows if one(row)]
 
     return _specialising_batch(
-        lambda emitter: f"[row for row in rows if {emitter.condition(expression)}]", (expression,), slow
+        lambda emitter: f"[row for row in rows if {emitter.condition(expression)}]",
+        (expression,),
+        slow,
     )
 
 
@@ -95,15 +107,22 @@ def columns_to_rows(columns: Mapping[str, Any]) -> Callable[[list[Any]], list[di
     fields = {name: ex.as_expression(e) for name, e in columns.items()}
     one = columns_to_function(fields)
     return _specialising_batch(
-        lambda emitter: f"[{_dict_source(fields, emitter)} for row in rows]", tuple(fields.values()), _map(one)
+        lambda emitter: f"[{_dict_source(fields, emitter)} for row in rows]",
+        tuple(fields.values()),
+        _map(one),
     )
 
 
 def build_function(source: str, name: str, names: dict[str, Any], about: str) -> Callable[..., Any]:
-    """The function `name` that `source` defines, with `names` as its globals. `about` says in an error what was compiled."""
+    """The function `name` that `source` defines, with `names` as its globals.
+
+    `about` says in an error what was compiled.
+    """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # `3 is None` is what a constant asked for, not a slip.
+            warnings.simplefilter(
+                "ignore", SyntaxWarning
+            )  # `3 is None` is what a constant asked for, not a slip.
             code = compile(source, f"<aioflow {about[:80]}>", "exec")
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise _too_deep(about, error) from None
@@ -131,12 +150,18 @@ def _map(one: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
 
 
 def shadowed(*expressions: ex.Expr[Any]) -> bool:
-    """Whether reading a column by attribute from a row of the wrong kind could give a method instead of failing."""
+    """Whether reading a column by attribute from a row of the wrong kind could give a method
+    instead of failing.
+    """
     return any(name in _SHADOWED for name in column_names(*expressions))
 
 
-def _specialising(body: Callable[[Emitter], str], expressions: tuple[ex.Expr[Any], ...]) -> Callable[[Any], Any]:
-    """A function of one row that takes its code from the kind of its first row, and one that looks at each row once kinds mix."""
+def _specialising(
+    body: Callable[[Emitter], str], expressions: tuple[ex.Expr[Any], ...]
+) -> Callable[[Any], Any]:
+    """A function of one row that takes its code from the kind of its first row, and one that
+    looks at each row once kinds mix.
+    """
     about = ", ".join(map(repr, expressions))
     variants: dict[RowKind, Callable[[Any], Any]] = {}
 
@@ -144,7 +169,8 @@ def _specialising(body: Callable[[Emitter], str], expressions: tuple[ex.Expr[Any
         if kind not in variants:
             emitter = Emitter(kind)
             emitter.names |= {"_recover": recover, "_errors": ROW_ERRORS, "_containers": CONTAINERS}
-            # A container would give its method where a field is meant; a check of the class costs less than a call.
+            # A container would give its method where a field is meant; a check of the class costs
+            # less than a call.
             check = kind is RowKind.ATTRIBUTES and shadowed(*expressions)
             lines = ["  if row.__class__ in _containers: raise TypeError"] if check else []
             try:
@@ -173,8 +199,11 @@ def _specialising(body: Callable[[Emitter], str], expressions: tuple[ex.Expr[Any
     def first(row: Any) -> Any:
         current[0] = kind = RowKind.of(row)
         chosen = variant(kind)
-        # Its own globals, wherever it is: a function that has travelled does not share `names`, and has what its code spoke of alone.
-        function.__globals__.update({**{k: v for k, v in chosen.__globals__.items() if k != "f"}, "_mixed": mixed})
+        # Its own globals, wherever it is: a function that has travelled does not share `names`, and
+        # has what its code spoke of alone.
+        function.__globals__.update(
+            {**{k: v for k, v in chosen.__globals__.items() if k != "f"}, "_mixed": mixed}
+        )
         function.__code__ = chosen.__code__
         return function(row)
 
@@ -184,12 +213,18 @@ def _specialising(body: Callable[[Emitter], str], expressions: tuple[ex.Expr[Any
     function: Any = names["f"]
     function.__qualname__ = function.__name__ = "expression"
     function.__doc__ = about
-    variant(RowKind.MAPPING)  # So that an expression which cannot be compiled fails while the flow is built.
+    variant(
+        RowKind.MAPPING
+    )  # So that an expression which cannot be compiled fails while the flow is built.
     return function  # type: ignore[no-any-return]
 
 
-def explain(row: Any, kind: RowKind, error: Exception, expressions: tuple[ex.Expr[Any], ...]) -> None:
-    """Raises MissingFieldError if `row` lacks a field of the expressions; else `error` stands, with a note about numbers and text."""
+def explain(
+    row: Any, kind: RowKind, error: Exception, expressions: tuple[ex.Expr[Any], ...]
+) -> None:
+    """Raises MissingFieldError if `row` lacks a field of the expressions; else `error` stands,
+    with a note about numbers and text.
+    """
     if isinstance(error, MissingFieldError):
         for expression in expressions:
             if any(isinstance(e, ex.Field) for e in walk(expression)):
@@ -222,7 +257,10 @@ def _specialising_batch(
     expressions: tuple[ex.Expr[Any], ...],
     slow: Callable[[list[Any]], list[Any]],
 ) -> Callable[[list[Any]], list[Any]]:
-    """A function of a list of rows. A batch in which something fails is computed again row by row, which finds and names it."""
+    """A function of a list of rows.
+
+    A batch in which something fails is computed again row by row, which finds and names it.
+    """
     about = ", ".join(map(repr, expressions))
     variants: dict[RowKind, Callable[[list[Any]], list[Any]]] = {}
 
@@ -231,7 +269,10 @@ def _specialising_batch(
             variants[kind] = slow
             return slow
         emitter = Emitter(kind)
-        source = f"def f(rows):\n try:\n  return {body(emitter)}\n except _errors:\n  return _slow(rows)\n"
+        source = (
+            f"def f(rows):\n try:\n  return {body(emitter)}\n except _errors:\n  return "
+            "_slow(rows)\n"
+        )
         emitter.names |= {"_errors": ROW_ERRORS, "_slow": slow}
         variants[kind] = build_function(source, "f", emitter.names, about)
         return variants[kind]

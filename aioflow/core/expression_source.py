@@ -1,11 +1,13 @@
-"""Writes an expression as the source of one Python expression over a row: what all generated loops are made of.
+"""Writes an expression as the source of one Python expression over a row: what all generated loops
+are made of.
 
-None is handled by guards: the operations of a tree that give None for None share one test of everything that they read,
-`None if (v0 := row['a']) is None or (v1 := row['b']) is None else v0 * v1 + 1`. A field that was read on the way is not
-read again where Python's order of evaluation makes sure that its variable is set.
+None is handled by guards: the operations of a tree that give None for None share one test of
+everything that they read, `None if (v0 := row['a']) is None or (v1 := row['b']) is None else v0 *
+v1 + 1`. A field that was read on the way is not read again where Python's order of evaluation makes
+sure that its variable is set.
 
-Invariant: a variable is used only where every way of evaluation has assigned it; what a branch or the right side of `&`
-and `|` binds is forgotten behind it.
+Invariant: a variable is used only where every way of evaluation has assigned it; what a branch or
+the right side of `&` and `|` binds is forgotten behind it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from typing import Any
 
 from aioflow.core import expressions as ex
 from aioflow.core.expression_trees import is_boolean
-from aioflow.core.expression_values import DATE_PARTS, cast_value, power, read_field, truncate, truth
+from aioflow.core.expression_values import (
+    DATE_PARTS,
+    cast_value,
+    power,
+    read_field,
+    truncate,
+    truth,
+)
 
 __all__ = ["Emitter", "RowKind"]
 
@@ -36,15 +45,17 @@ class RowKind(Enum):
 
 
 _Bound = dict[ex.Expr[Any] | str | int, tuple[str, bool]]
-"""Columns that a variable holds already at some point of the evaluation, and whether it is known not to be None there."""
+"""Columns that a variable holds already at some point of the evaluation, and whether it is known
+not to be None there.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
     """The source of a value under construction.
 
-    `source` may be evaluated only when no guard is None; guards are evaluated in order. `inner` is bound once all of them passed,
-    `after` in any case.
+    `source` may be evaluated only when no guard is None; guards are evaluated in order. `inner` is
+    bound once all of them passed, `after` in any case.
     """
 
     source: str
@@ -58,7 +69,10 @@ class _Value:
         """The source of the value with its guards."""
         if not self.guards:
             return self.source
-        return f"(None if {' or '.join(f'{guard} is None' for guard in self.guards)} else {self.source})"
+        return (
+            f"(None if {' or '.join(f'{guard} is None' for guard in self.guards)} else "
+            f"{self.source})"
+        )
 
     @property
     def full_nullable(self) -> bool:
@@ -68,11 +82,13 @@ class _Value:
 class Emitter:
     """Writes expressions as source for one generated function.
 
-    `names` holds the constants and helpers that the source refers to: the globals of the function. `row` is the name
-    of the variable that holds the row.
+    `names` holds the constants and helpers that the source refers to: the globals of the function.
+    `row` is the name of the variable that holds the row.
     """
 
-    def __init__(self, kind: RowKind, row: str = "row", names: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, kind: RowKind, row: str = "row", names: dict[str, Any] | None = None
+    ) -> None:
         self.kind = kind
         self.row = row
         self.names: dict[str, Any] = {} if names is None else names
@@ -83,7 +99,9 @@ class Emitter:
         return self._visit(expression, {}).full
 
     def condition(self, expression: ex.Expr[Any]) -> str:
-        """Source that is truthy exactly when `expression` is True; False and None are not told apart."""
+        """Source that is truthy exactly when `expression` is True; False and None are not told
+        apart.
+        """
         return self._truth(expression, {})[0]
 
     def constant(self, value: Any, prefix: str = "k") -> str:
@@ -109,7 +127,9 @@ class Emitter:
             case ex.Binary(_operator=operator, _left=left, _right=right):
                 return self._arithmetic(operator, left, right, bound)
             case ex.Unary(_operator=operator, _operand=operand):
-                (x,), guards, inner, after = self._strict((operand,), bound, logical=operator == "~")
+                (x,), guards, inner, after = self._strict(
+                    (operand,), bound, logical=operator == "~"
+                )
                 source = {"-": f"(-{x})", "~": f"(not {x})", "abs": f"_abs({x})"}[operator]
                 self.names["_abs"] = abs
                 return _Value(source, guards, False, inner, after)
@@ -126,7 +146,9 @@ class Emitter:
     def _strict(
         self, operands: tuple[ex.Expr[Any], ...], bound: _Bound, logical: bool = False
     ) -> tuple[list[str], tuple[str, ...], _Bound, _Bound]:
-        """Sources of operands of which none may be None, what guards them, and what is bound then and anyway."""
+        """Sources of operands of which none may be None, what guards them, and what is bound
+        then and anyway.
+        """
         sources: list[str] = []
         guards: tuple[str, ...] = ()
         inner = bound
@@ -138,7 +160,8 @@ class Emitter:
                 source = self._checked(source)
             operand_after = value.after
             guards += value.guards
-            # Only what the guards bind holds for the operands that follow; a body comes after all guards.
+            # Only what the guards bind holds for the operands that follow; a body comes after all
+            # guards.
             inner = value.inner if value.guards else inner
             if value.nullable:
                 if source.isidentifier():
@@ -157,15 +180,27 @@ class Emitter:
                 after = operand_after
         return sources, guards, inner, bound if after is None else after
 
-    def _arithmetic(self, operator: str, left: ex.Expr[Any], right: ex.Expr[Any], bound: _Bound) -> _Value:
+    def _arithmetic(
+        self, operator: str, left: ex.Expr[Any], right: ex.Expr[Any], bound: _Bound
+    ) -> _Value:
         (a, b), guards, inner, after = self._strict((left, right), bound)
         if operator in ("/", "//", "%"):
-            if isinstance(right, ex.Literal) and type(right._value) in (int, float) and right._value:
+            if (
+                isinstance(right, ex.Literal)
+                and type(right._value) in (int, float)
+                and right._value
+            ):
                 return _Value(f"({a} {operator} {b})", guards, False, inner, after)
             if not b.isidentifier():
                 # Evaluated first, once; the divisor decides.
                 variable = f"v{next(self._numbers)}"
-                return _Value(f"({a} {operator} {variable} if ({variable} := {b}) else None)", guards, True, inner, after)
+                return _Value(
+                    f"({a} {operator} {variable} if ({variable} := {b}) else None)",
+                    guards,
+                    True,
+                    inner,
+                    after,
+                )
             return _Value(f"({a} {operator} {b} if {b} else None)", guards, True, inner, after)
         if operator == "**":
             self.names["_power"] = power
@@ -174,7 +209,9 @@ class Emitter:
             a = a[1:-1]  # A long sum nests to the left, and Python's parser allows 200 parentheses.
         return _Value(f"({a} {operator} {b})", guards, False, inner, after)
 
-    def _logic(self, operator: str, left: ex.Expr[Any], right: ex.Expr[Any], bound: _Bound) -> _Value:
+    def _logic(
+        self, operator: str, left: ex.Expr[Any], right: ex.Expr[Any], bound: _Bound
+    ) -> _Value:
         """Kleene's `&` and `|`. The right side is computed only where the left does not decide."""
         a, b = self._visit(left, bound), None
         b = self._visit(right, a.after)
@@ -188,11 +225,16 @@ class Emitter:
             source = f"(True if ({p} := {x}) or ({q} := {y}) else None if {either} else False)"
         else:
             no_q = f"not ({q} := {y})" + (f" and {q} is not None" if b.full_nullable else "")
-            source = f"(False if not ({p} := {x}) and {p} is not None or {no_q} else None if {either} else True)"
+            source = (
+                f"(False if not ({p} := {x}) and {p} is not None or {no_q} else None if {either} "
+                "else True)"
+            )
         return _Value(source, (), True, bound, a.after)
 
     def _truth(self, e: ex.Expr[Any], bound: _Bound) -> tuple[str, _Bound, _Bound]:
-        """Source that is truthy exactly when `e` is True, what is bound then, and what is bound anyway."""
+        """Source that is truthy exactly when `e` is True, what is bound then, and what is bound
+        anyway.
+        """
         match e:
             case ex.Binary(_operator="&"):
                 left, right = _balanced("&", e)
@@ -220,7 +262,12 @@ class Emitter:
         source = f"({other.full} if ({variable} := {value.full}) is None else {variable})"
         return _Value(source, (), other.full_nullable, bound, value.after)
 
-    def _case(self, branches: tuple[tuple[ex.Expr[Any], ex.Expr[Any]], ...], default: ex.Expr[Any], bound: _Bound) -> _Value:
+    def _case(
+        self,
+        branches: tuple[tuple[ex.Expr[Any], ex.Expr[Any]], ...],
+        default: ex.Expr[Any],
+        bound: _Bound,
+    ) -> _Value:
         parts: list[str] = []
         nullable = False
         known = bound
@@ -232,10 +279,18 @@ class Emitter:
             nullable = nullable or value.full_nullable
             parts.append(f"{value.full} if {test} else ")
         value = self._visit(default, known)
-        return _Value(f"({''.join(parts)}{value.full})", (), nullable or value.full_nullable, bound, first or bound)
+        return _Value(
+            f"({''.join(parts)}{value.full})",
+            (),
+            nullable or value.full_nullable,
+            bound,
+            first or bound,
+        )
 
     def _function(self, e: ex.Expr[Any], bound: _Bound) -> _Value:
-        """Functions of one operand, with arguments that may be expressions: None if any of them is."""
+        """Functions of one operand, with arguments that may be expressions: None if any of them
+        is.
+        """
         names = self.names
         (x, *args), guards, inner, after = self._strict(e._children, bound)
         nullable = False
@@ -246,7 +301,10 @@ class Emitter:
                 if isinstance(name, int) or not x.isidentifier():
                     source = f"_read({x}, {name!r})"
                 else:
-                    source = f"({x}[{name!r}] if {x}.__class__ is dict and {name!r} in {x} else _read({x}, {name!r}))"
+                    source = (
+                        f"({x}[{name!r}] if {x}.__class__ is dict and {name!r} in {x} else "
+                        f"_read({x}, {name!r}))"
+                    )
             case ex.IsIn(_values=values):
                 source = f"({x} in {self.constant(_members(values))})"
             case ex.Cast(_to=to, _strict=strict):
@@ -297,7 +355,10 @@ class Emitter:
 
 
 def _balanced(operator: str, e: ex.Expr[Any]) -> tuple[ex.Expr[Any], ex.Expr[Any]]:
-    """The two halves of a chain of `&` or `|`. Both are associative, so `reduce(or_, conditions)` need not nest deeply."""
+    """The two halves of a chain of `&` or `|`.
+
+    Both are associative, so `reduce(or_, conditions)` need not nest deeply.
+    """
     terms: list[ex.Expr[Any]] = []
     stack = [e]
     while stack:
@@ -307,13 +368,18 @@ def _balanced(operator: str, e: ex.Expr[Any]) -> tuple[ex.Expr[Any], ex.Expr[Any
         else:
             terms.append(e)
     while len(terms) > 2:
-        pairs: list[ex.Expr[Any]] = [ex.Binary(operator, *pair) for pair in zip(terms[::2], terms[1::2], strict=False)]
+        pairs: list[ex.Expr[Any]] = [
+            ex.Binary(operator, *pair) for pair in zip(terms[::2], terms[1::2], strict=False)
+        ]
         terms = [*pairs, *terms[len(pairs) * 2 :]]
     return terms[0], terms[1]
 
 
 def _members(values: tuple[Any, ...]) -> frozenset[Any] | tuple[Any, ...]:
-    """What `in` looks at. None and NaN equal nothing, though `in` would find the very same object."""
+    """What `in` looks at.
+
+    None and NaN equal nothing, though `in` would find the very same object.
+    """
     kept = tuple(v for v in values if v is not None and not (isinstance(v, float) and v != v))
     try:
         return frozenset(kept)

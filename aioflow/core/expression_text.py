@@ -1,4 +1,6 @@
-"""An expression as the source text that builds it: what `repr` shows, with no more parentheses than it needs."""
+"""An expression as the source text that builds it: what `repr` shows, with no more parentheses
+than it needs.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,10 @@ def _render(e: Expr[Any]) -> tuple[str, int]:
         case IsIn(_operand=operand, _values=values):
             return f"{_receiver(operand)}.is_in([{', '.join(map(_constant, values))}])", _PRIMARY
         case Cast(_operand=operand, _to=to, _strict=strict):
-            return f"{_receiver(operand)}.cast({to.__name__}{'' if strict else ', strict=False'})", _PRIMARY
+            return (
+                f"{_receiver(operand)}.cast({to.__name__}{'' if strict else ', strict=False'})",
+                _PRIMARY,
+            )
         case Round(_operand=operand, _digits=digits):
             return f"{_receiver(operand)}.round({digits or ''})", _PRIMARY
         case Call(_name=name, _operand=operand, _arguments=arguments):
@@ -74,17 +79,24 @@ def _render(e: Expr[Any]) -> tuple[str, int]:
                 shown.pop()
             return f"{_receiver(operand)}.{name}({', '.join(map(_argument, shown))})", _PRIMARY
         case Case(_branches=branches, _default=default):
-            text = "".join(f".when({_argument(c)}).then({_argument(v)})" for c, v in branches).removeprefix(".")
-            return (text if isinstance(e, Then) else f"{text}.otherwise({_argument(default)})"), _PRIMARY
+            text = "".join(
+                f".when({_argument(c)}).then({_argument(v)})" for c, v in branches
+            ).removeprefix(".")
+            return (
+                text if isinstance(e, Then) else f"{text}.otherwise({_argument(default)})"
+            ), _PRIMARY
     return f"{type(e).__name__}({', '.join(map(repr, e._children))})", _PRIMARY
 
 
 def _render_binary(operator: str, left: Expr[Any], right: Expr[Any]) -> tuple[str, int]:
     strength = _PRECEDENCE[operator]
-    # Comparisons do not chain and ** binds to the right: both need their left side tighter than themselves.
+    # Comparisons do not chain and ** binds to the right: both need their left side tighter than
+    # themselves.
     left_strength = strength + 1 if strength in (1, _POWER_PRECEDENCE) else strength
     right_strength = strength if operator == "**" else strength + 1
-    plain = isinstance(left, Literal) is not isinstance(right, Literal)  # One side must stay an expression.
+    plain = isinstance(left, Literal) is not isinstance(
+        right, Literal
+    )  # One side must stay an expression.
     # A constant that stands left of a comparison would come back mirrored: 1 < col.x is col.x > 1.
     # And text % x is Python's own formatting.
     left_plain = plain and operator not in COMPARISONS and operator != "%"

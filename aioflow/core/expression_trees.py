@@ -1,4 +1,6 @@
-"""Questions about expressions: what is in a tree, whether two are the same, which fields it reads, whether it can only give a bool."""
+"""Questions about expressions: what is in a tree, whether two are the same, which fields it
+reads, whether it can only give a bool.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def walk(expression: Expr[Any]) -> Iterator[Expr[Any]]:
 
 
 def same_as(a: Expr[Any], b: object) -> bool:
-    """Structural equality: same nodes, same literals of the same types. (`==` builds an expression.)"""
+    """Structural equality: same nodes, same literals of the same types. (`==` builds an
+    expression.)
+    """
     if type(a) is not type(b):
         return False
     return all(_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))  # type: ignore[arg-type]
@@ -42,7 +46,9 @@ def same_as(a: Expr[Any], b: object) -> bool:
 
 def column_names(*expressions: Expr[Any]) -> tuple[str | int, ...]:
     """The fields of the element that the expressions read, each once, in the order of first use."""
-    return tuple(dict.fromkeys(e._name for x in expressions for e in walk(x) if isinstance(e, Column)))
+    return tuple(
+        dict.fromkeys(e._name for x in expressions for e in walk(x) if isinstance(e, Column))
+    )
 
 
 def is_boolean(expression: Expr[Any]) -> bool:

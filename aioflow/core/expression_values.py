@@ -1,7 +1,8 @@
-"""What one operation of an expression means on one value that is not None: the helpers that compiled expressions call.
+"""What one operation of an expression means on one value that is not None: the helpers that
+compiled expressions call.
 
-Operations that Python spells alike (`+`, `<`, `str.lower`) are not here; generated code uses them directly. Every
-function is pure.
+Operations that Python spells alike (`+`, `<`, `str.lower`) are not here; generated code uses them
+directly. Every function is pure.
 """
 
 from __future__ import annotations
@@ -38,20 +39,31 @@ _FALSE = frozenset({"false", "f", "no", "n", "0"})
 
 
 class MissingFieldError(AioflowError, LookupError):
-    """A row does not have the field that an expression reads. Names the field, the expression and what the row has."""
+    """A row does not have the field that an expression reads.
+
+    Names the field, the expression and what the row has.
+    """
 
 
 def truth(value: Any) -> Any:
-    """`value` if it is a bool or None. Logic on anything else is refused: 0 and "" have no agreed truth in columns and Spark."""
+    """`value` if it is a bool or None.
+
+    Logic on anything else is refused: 0 and "" have no agreed truth in columns and Spark.
+    """
     if value is None or value is True or value is False:
         return value
     if type(value).__name__ in ("bool", "bool_"):  # numpy's, which is no subclass of bool.
         return bool(value)
-    raise TypeError(f"a condition must be True, False or None, not {type(value).__name__}: compare it, or cast it to bool")
+    raise TypeError(
+        f"a condition must be True, False or None, not {type(value).__name__}: compare it, or "
+        "cast it to bool"
+    )
 
 
 def power(base: Any, exponent: Any) -> Any:
-    """`base ** exponent`; a zero to a negative power is a division by zero (None), overflow is infinite, no real root is NaN."""
+    """`base ** exponent`; a zero to a negative power is a division by zero (None), overflow is
+    infinite, no real root is NaN.
+    """
     try:
         result = base**exponent
     except ZeroDivisionError:
@@ -64,18 +76,28 @@ def power(base: Any, exponent: Any) -> Any:
 def read_field(value: Any, name: str | int) -> Any:
     """A field of a nested value: dict key, attribute or position."""
     try:
-        return value[name] if isinstance(name, int) or isinstance(value, Mapping) else getattr(value, name)
+        return (
+            value[name]
+            if isinstance(name, int) or isinstance(value, Mapping)
+            else getattr(value, name)
+        )
     except (AttributeError, LookupError, TypeError):
         raise MissingFieldError(missing(name, value)) from None
 
 
 def field_names(row: Any) -> list[str]:
-    """The names that an expression can read of `row`: keys, fields, or nothing for a value without fields."""
+    """The names that an expression can read of `row`: keys, fields, or nothing for a value
+    without fields.
+    """
     if isinstance(row, Mapping):
         return [str(name) for name in row]
     if is_dataclass(row):
         return [f.name for f in fields(row)]
-    names = getattr(row, "_fields", None) or getattr(row, "__struct_fields__", None) or getattr(row, "__dict__", None)
+    names = (
+        getattr(row, "_fields", None)
+        or getattr(row, "__struct_fields__", None)
+        or getattr(row, "__dict__", None)
+    )
     return [str(name) for name in names or ()]
 
 
@@ -90,7 +112,11 @@ def describe_row(row: Any) -> str:
     """The type of `row` and its field names, never its values."""
     names = field_names(row)
     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"a {type(row).__name__} with {shown}" if names else f"a {type(row).__name__} without fields"
+    return (
+        f"a {type(row).__name__} with {shown}"
+        if names
+        else f"a {type(row).__name__} without fields"
+    )
 
 
 def _to_int(value: Any) -> int:
@@ -127,12 +153,22 @@ def _to_str(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-CASTS: dict[type, Callable[[Any], Any]] = {bool: _to_bool, int: _to_int, float: _to_float, str: _to_str}
-"""What `cast` does; each raises ValueError, TypeError or OverflowError for what cannot be converted."""
+CASTS: dict[type, Callable[[Any], Any]] = {
+    bool: _to_bool,
+    int: _to_int,
+    float: _to_float,
+    str: _to_str,
+}
+"""What `cast` does; each raises ValueError, TypeError or OverflowError for what cannot be
+converted.
+"""
 
 
 def cast_value(value: Any, to: type, strict: bool) -> Any:
-    """`value` as `to`. What cannot be converted raises ValueError, or gives None if not `strict`."""
+    """`value` as `to`.
+
+    What cannot be converted raises ValueError, or gives None if not `strict`.
+    """
     try:
         return CASTS[to](value)
     except (ValueError, TypeError, OverflowError):
@@ -140,18 +176,29 @@ def cast_value(value: Any, to: type, strict: bool) -> Any:
             return None
     shown = repr(value)
     shown = shown if len(shown) <= 40 else shown[:37] + "..."
-    raise ValueError(f"cannot cast {shown} ({type(value).__name__}) to {to.__name__}; with strict=False it would be None")
+    raise ValueError(
+        f"cannot cast {shown} ({type(value).__name__}) to {to.__name__}; with strict=False it "
+        "would be None"
+    )
 
 
 def epoch_ms(time: Any) -> int:
-    """Milliseconds since the epoch of an int (itself), a datetime (naive: UTC) or a date (its midnight), rounded down."""
+    """Milliseconds since the epoch of an int (itself), a datetime (naive: UTC) or a date (its
+    midnight), rounded down.
+    """
     if isinstance(time, datetime):
         return (time.replace(tzinfo=UTC) - _EPOCH if time.tzinfo is None else time - _EPOCH) // _MS
     if isinstance(time, date):
         return (time.toordinal() - _EPOCH_ORDINAL) * _DAY_MS
     if isinstance(time, bool) or not hasattr(time, "__index__"):
-        remedy = ": give the source a type= that says datetime, or parse it by map(...)" if isinstance(time, str) else ""
-        raise TypeError(f".dt reads int milliseconds, a datetime or a date, not {type(time).__name__}{remedy}")
+        remedy = (
+            ": give the source a type= that says datetime, or parse it by map(...)"
+            if isinstance(time, str)
+            else ""
+        )
+        raise TypeError(
+            f".dt reads int milliseconds, a datetime or a date, not {type(time).__name__}{remedy}"
+        )
     return int(time)
 
 
@@ -160,7 +207,9 @@ def _date(time: Any) -> date:
 
 
 def truncate(time: Any, every_ms: int) -> Any:
-    """`time` rounded down to a multiple of `every_ms` since the epoch: an int of an int, a datetime of a datetime."""
+    """`time` rounded down to a multiple of `every_ms` since the epoch: an int of an int, a
+    datetime of a datetime.
+    """
     milliseconds = epoch_ms(time)
     rest = milliseconds % every_ms
     if not isinstance(time, datetime):
@@ -168,7 +217,9 @@ def truncate(time: Any, every_ms: int) -> Any:
     step = timedelta(milliseconds=rest, microseconds=time.microsecond % 1000)
     if time.tzinfo is None:
         return time - step
-    return (time.astimezone(UTC) - step).astimezone(time.tzinfo)  # Subtracting in a zone with summer time would shift it.
+    return (time.astimezone(UTC) - step).astimezone(
+        time.tzinfo
+    )  # Subtracting in a zone with summer time would shift it.
 
 
 DATE_PARTS: dict[str, Callable[[Any], Any]] = {

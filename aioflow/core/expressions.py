@@ -1,14 +1,19 @@
 """Expressions: a computation on one element written as data, `col.price * 1.08 > 10`.
 
-An expression is a tree of frozen nodes. It does nothing by itself: `core.expression_rows` compiles it to one Python
-function, and columns and Spark read the same tree. What each operation means is fixed here and in
-`core.expression_values`, and held to by the table in `tests/core/expression_cases.py`:
+An expression is a tree of frozen nodes. It does nothing by itself: `core.expression_rows` compiles
+it to one Python function, and columns and Spark read the same tree. What each operation means is
+fixed here and in `core.expression_values`, and held to by the table in
+`tests/core/expression_cases.py`:
 
-* any operation on None gives None, except `is_null`, `fill_null`, `when` (None is not true) and the Kleene `&` and `|`;
-* `/` is true division, `//` and `%` have Python's sign, a division by zero gives None, `round` is half to even;
-* `== != < <= > >= & | ~` build expressions. So nodes are compared by `same_as`, hashed by identity, and have no truth value.
+* any operation on None gives None, except `is_null`, `fill_null`, `when` (None is not true) and the
+  Kleene `&` and `|`;
+* `/` is true division, `//` and `%` have Python's sign, a division by zero gives None, `round` is
+  half to even;
+* `== != < <= > >= & | ~` build expressions. So nodes are compared by `same_as`, hashed by identity,
+  and have no truth value.
 
-What nodes hold is underscored: every other attribute is an operation, or an error that says how a nested field is read.
+What nodes hold is underscored: every other attribute is an operation, or an error that says how a
+nested field is read.
 
 `repr` of an expression is the source that builds it.
 """
@@ -64,13 +69,18 @@ CAST_TARGETS = (bool, int, float, str)
 
 
 class Part:
-    """What is not yet an expression: `col` without a name, a namespace without its method, a `when` without its `then`."""
+    """What is not yet an expression: `col` without a name, a namespace without its method, a
+    `when` without its `then`.
+    """
 
     __slots__ = ()
 
 
 class Expr(Generic[T]):
-    """Base of all nodes: the operators and methods that build larger expressions. Immutable, picklable, hashed by identity."""
+    """Base of all nodes: the operators and methods that build larger expressions.
+
+    Immutable, picklable, hashed by identity.
+    """
 
     __slots__ = ()
 
@@ -153,7 +163,8 @@ class Expr(Generic[T]):
 
     __hash__ = object.__hash__
 
-    # Logic, after Kleene: False & None is False, True | None is True, anything else with None is None.
+    # Logic, after Kleene: False & None is False, True | None is True, anything else with None is
+    # None.
     def __and__(self, other: Any) -> Expr[Any]:
         return Binary("&", self, as_expression(other))
 
@@ -172,7 +183,9 @@ class Expr(Generic[T]):
     def is_in(self, values: Iterable[Any]) -> Expr[Any]:
         """Whether the value equals one of `values`. None and NaN among `values` equal nothing."""
         if isinstance(values, (str, bytes, Expr)):
-            raise TypeError(f"is_in expects a list, tuple or set of plain values, not {type(values).__name__}")
+            raise TypeError(
+                f"is_in expects a list, tuple or set of plain values, not {type(values).__name__}"
+            )
         plain = tuple(values)
         if any(isinstance(value, (Expr, Part)) for value in plain):
             from aioflow.core.expression_hints import no_values
@@ -189,9 +202,11 @@ class Expr(Generic[T]):
         return FillNull(self, as_expression(value))
 
     def cast(self, to: type, strict: bool = True) -> Expr[Any]:
-        """The value as bool, int, float or str. What cannot be converted is an error, or None with `strict=False`.
+        """The value as bool, int, float or str. What cannot be converted is an error, or None with
+        `strict=False`.
 
-        float to int truncates; text is read as Python writes it (bool: true/false, yes/no, t/f, y/n, 1/0 in any case).
+        float to int truncates; text is read as Python writes it (bool: true/false, yes/no, t/f,
+        y/n, 1/0 in any case).
         """
         if to not in CAST_TARGETS:
             raise TypeError(f"cast knows bool, int, float and str, not {to!r}")
@@ -214,7 +229,9 @@ class Expr(Generic[T]):
 
     @property
     def dt(self) -> DtNamespace:
-        """Operations on time: int milliseconds since the epoch, UTC, or a datetime (naive ones are taken as UTC)."""
+        """Operations on time: int milliseconds since the epoch, UTC, or a datetime (naive ones
+        are taken as UTC).
+        """
         from aioflow.core.expression_namespaces import DtNamespace
 
         return DtNamespace(self)
@@ -237,7 +254,10 @@ class Expr(Generic[T]):
         return bool(self)  # It has no truth value, and says what stands for `in`.
 
     def __iter__(self) -> Iterator[Any]:
-        raise TypeError(f"an expression cannot be iterated, it stands for one value: {self!r}; use & | ~ to combine expressions")
+        raise TypeError(
+            f"an expression cannot be iterated, it stands for one value: {self!r}; use & | ~ to "
+            "combine expressions"
+        )
 
     if not TYPE_CHECKING:
         # What a type checker refuses by itself, told the operation that is meant.
@@ -252,7 +272,10 @@ class Expr(Generic[T]):
             raise TypeError(_no_value(self, "len(...)", "str.len()"))
 
         def __format__(self, _spec):
-            raise TypeError(_no_value(self, "a formatted text", "str.concat(...)") + ", or {...!r} to show the expression itself")
+            raise TypeError(
+                _no_value(self, "a formatted text", "str.concat(...)")
+                + ", or {...!r} to show the expression itself"
+            )
 
         def __getattr__(self, name):
             if name.startswith("__"):  # Copying and introspection ask for these.
@@ -262,7 +285,9 @@ class Expr(Generic[T]):
             raise AttributeError(no_attribute(self, name), name=name, obj=self)
 
     def __repr__(self) -> str_:
-        from aioflow.core.expression_text import render  # The text knows the nodes, so it stands above them.
+        from aioflow.core.expression_text import (
+            render,
+        )  # The text knows the nodes, so it stands above them.
 
         try:
             return render(self)
@@ -272,7 +297,10 @@ class Expr(Generic[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Column(Expr[T]):
-    """A field of the element. A str is a field or a dict key, an int a position in a tuple or list."""
+    """A field of the element.
+
+    A str is a field or a dict key, an int a position in a tuple or list.
+    """
 
     _name: str | int
 
@@ -358,7 +386,9 @@ class IsIn(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cast(Expr[T]):
-    """`_operand` as one of `CAST_TARGETS`; what cannot be converted raises if `_strict`, else is None."""
+    """`_operand` as one of `CAST_TARGETS`; what cannot be converted raises if `_strict`, else is
+    None.
+    """
 
     _operand: Expr[Any]
     _to: type
@@ -383,7 +413,9 @@ class Round(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Call(Expr[T]):
-    """A function of a namespace: `_name` is "str.lower", "dt.year", ...; `_arguments` are plain values or expressions."""
+    """A function of a namespace: `_name` is "str.lower", "dt.year", ...; `_arguments` are plain
+    values or expressions.
+    """
 
     _name: str
     _operand: Expr[Any]
@@ -402,7 +434,10 @@ class Call(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Case(Expr[T]):
-    """The value of the first branch (condition, value) whose condition is true, else `_default`. Only that value is computed."""
+    """The value of the first branch (condition, value) whose condition is true, else `_default`.
+
+    Only that value is computed.
+    """
 
     _branches: tuple[tuple[Expr[Any], Expr[Any]], ...]
     _default: Expr[Any]
@@ -414,7 +449,9 @@ class Case(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Then(Case[T]):
-    """A `Case` that can be continued by `when` or `otherwise`; without `otherwise` it gives None where no condition is true."""
+    """A `Case` that can be continued by `when` or `otherwise`; without `otherwise` it gives None
+    where no condition is true.
+    """
 
     def when(self, condition: Any) -> When:
         """Adds a branch, tried when no earlier condition was true."""
@@ -451,7 +488,9 @@ def as_expression(value: Any) -> Expr[Any]:
     if isinstance(value, Expr):
         return value
     if isinstance(value, Part):
-        raise TypeError(f"{value!r} is half an expression: name a column, a method, or add .then(...)")
+        raise TypeError(
+            f"{value!r} is half an expression: name a column, a method, or add .then(...)"
+        )
     if callable(value) and not isinstance(value, type):
         raise TypeError(f"a function ({value!r}) cannot stand inside an expression; use map for it")
     return Literal(value)
@@ -464,7 +503,9 @@ def _no_value(e: Expr[Any], asked: str, method: str) -> str:
 
 
 def _tell_of_none(e: Expr[Any], operator: str) -> None:
-    """It is no error, since None may be the value of a variable; but nobody means it who writes it down."""
+    """It is no error, since None may be the value of a variable; but nobody means it who writes
+    it down.
+    """
     from aioflow.core.expression_hints import always_none
 
     logger.warning(always_none(e, operator))
@@ -473,5 +514,8 @@ def _tell_of_none(e: Expr[Any], operator: str) -> None:
 def field_name(name: Any) -> str | int:
     """`name` if it can name a field. Raises TypeError."""
     if isinstance(name, bool) or not isinstance(name, (str, int)):
-        raise TypeError(f"a field is named by a str, or by an int position, not by {type(name).__name__}: {name!r}")
+        raise TypeError(
+            f"a field is named by a str, or by an int position, not by {type(name).__name__}: "
+            f"{name!r}"
+        )
     return name

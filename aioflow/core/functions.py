@@ -1,14 +1,27 @@
-"""What users implement, and the contexts that they are handed: the vocabulary between user code and operators.
+"""What users implement, and the contexts that they are handed: the vocabulary between user code and
+operators.
 
-Functions are classes with optional hooks; plain callables are accepted wherever one method would do. Methods that emit return None,
-an iterable, or are generators; `async def` is allowed where `API` says so. Contexts here are Protocols: operators implement them.
+Functions are classes with optional hooks; plain callables are accepted wherever one method would
+do. Methods that emit return None, an iterable, or are generators; `async def` is allowed where
+`API` says so. Contexts here are Protocols: operators implement them.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
 from enum import Flag
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Never, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    NamedTuple,
+    Never,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    overload,
+    runtime_checkable,
+)
 
 if TYPE_CHECKING:
     from aioflow.core.metrics import MetricGroup
@@ -48,8 +61,10 @@ __all__ = [
 ]
 
 OrNone: TypeAlias = Any
-"""None is possible, but programs that set things up as they should never see it; a checker that asked for a test of None
-before each `ctx.timestamp + 60_000` would only annoy. Beside a type in a union, Any lets either through."""
+"""None is possible, but programs that set things up as they should never see it; a checker that
+asked for a test of None before each `ctx.timestamp + 60_000` would only annoy. Beside a type in a
+union, Any lets either through.
+"""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -97,7 +112,10 @@ class Failed(NamedTuple, Generic[T]):
 
 
 class WindowResult(NamedTuple, Generic[K, OUT]):
-    """One result of a window. `start` and `end` are ms, end exclusive; None for count and global windows."""
+    """One result of a window.
+
+    `start` and `end` are ms, end exclusive; None for count and global windows.
+    """
 
     key: K
     start: int | OrNone
@@ -113,7 +131,9 @@ class Pair(NamedTuple, Generic[T, U]):
 
 
 class TriggerResult(Flag):
-    """What a trigger wants done with its window: FIRE emits the result, PURGE drops the contents."""
+    """What a trigger wants done with its window: FIRE emits the result, PURGE drops the
+    contents.
+    """
 
     CONTINUE = 0
     FIRE = 1
@@ -151,7 +171,9 @@ class RuntimeContext(Protocol):
     def metrics(self) -> MetricGroup: ...
     @property
     def is_restored(self) -> bool:
-        """Whether the operator begins with the state of a checkpoint, also where this subtask's share of it is empty."""
+        """Whether the operator begins with the state of a checkpoint, also where this subtask's
+        share of it is empty.
+        """
 
     @property
     def operator_state(self) -> Any:
@@ -164,11 +186,15 @@ class RuntimeContext(Protocol):
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]: ...
     def get_map_state(self, descriptor: MapStateDescriptor[K, U]) -> MapState[K, U]: ...
     def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]: ...
-    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[T]) -> AggregatingState[T]: ...
+    def get_aggregating_state(
+        self, descriptor: AggregatingStateDescriptor[T]
+    ) -> AggregatingState[T]: ...
 
 
 class ProcessContext(Protocol):
-    """Handed to `process_element` and `on_timer` together with the element; valid during the call."""
+    """Handed to `process_element` and `on_timer` together with the element; valid during the
+    call.
+    """
 
     @property
     def timestamp(self) -> int | OrNone:
@@ -176,7 +202,9 @@ class ProcessContext(Protocol):
 
     @property
     def current_key(self) -> Any:
-        """As this element spelled it, where spellings such as 1 and True are one key; in `on_timer` as the timer was set."""
+        """As this element spelled it, where spellings such as 1 and True are one key; in
+        `on_timer` as the timer was set.
+        """
 
     @property
     def current_watermark(self) -> int | None: ...
@@ -205,7 +233,9 @@ class WindowContext(Protocol):
 
 
 class Function:
-    """Base of the function classes: `open` before the first element, `close` exactly once, also after a failure or a cancel."""
+    """Base of the function classes: `open` before the first element, `close` exactly once, also
+    after a failure or a cancel.
+    """
 
     def open(self, ctx: RuntimeContext) -> Awaitable[None] | None:
         """Prepare; state is declared here. May be `async def`."""
@@ -217,7 +247,10 @@ class Function:
 
 
 class MapFunction(Function, Generic[IN, OUT]):
-    """One element out for each element in. `map` may be `async def`: it is awaited then, as an async function is."""
+    """One element out for each element in.
+
+    `map` may be `async def`: it is awaited then, as an async function is.
+    """
 
     def map(self, value: IN) -> OUT | Awaitable[OUT]:
         raise TypeError(f"{type(self).__name__} must define map(self, value)")
@@ -231,14 +264,20 @@ class FilterFunction(Function, Generic[IN]):
 
 
 class FlatMapFunction(Function, Generic[IN, OUT]):
-    """Any number of elements out for each element in. `flat_map` may be `async def`, also a generator."""
+    """Any number of elements out for each element in.
+
+    `flat_map` may be `async def`, also a generator.
+    """
 
     def flat_map(self, value: IN) -> Iterable[OUT] | Awaitable[Iterable[OUT]] | AsyncIterable[OUT]:
         raise TypeError(f"{type(self).__name__} must define flat_map(self, value)")
 
 
 class ProcessFunction(Function, Generic[IN, OUT]):
-    """Full access to one element: its time, side outputs. `process_element` returns an iterable, None, or is a generator."""
+    """Full access to one element: its time, side outputs.
+
+    `process_element` returns an iterable, None, or is a generator.
+    """
 
     def process_element(self, value: IN, ctx: ProcessContext) -> Any:
         raise TypeError(f"{type(self).__name__} must define process_element(self, value, ctx)")
@@ -248,7 +287,10 @@ class ProcessFunction(Function, Generic[IN, OUT]):
         return None
 
     def finish(self) -> Any:
-        """All input was processed; may emit like `process_element`. Not called after a cancel or a stop without drain."""
+        """All input was processed; may emit like `process_element`.
+
+        Not called after a cancel or a stop without drain.
+        """
         return None
 
 
@@ -274,19 +316,25 @@ class KeyedCoProcessFunction(CoProcessFunction[IN1, IN2, OUT], Generic[K, IN1, I
 
 
 class BroadcastProcessFunction(Function, Generic[IN1, IN2, OUT]):
-    """One stream, and a broadcast stream whose elements every subtask sees; `ctx.get_broadcast_state` on both sides."""
+    """One stream, and a broadcast stream whose elements every subtask sees;
+    `ctx.get_broadcast_state` on both sides.
+    """
 
     def process_element(self, value: IN1, ctx: ProcessContext) -> Any:
         raise TypeError(f"{type(self).__name__} must define process_element(self, value, ctx)")
 
     def process_broadcast_element(self, value: IN2, ctx: ProcessContext) -> Any:
-        raise TypeError(f"{type(self).__name__} must define process_broadcast_element(self, value, ctx)")
+        raise TypeError(
+            f"{type(self).__name__} must define process_broadcast_element(self, value, ctx)"
+        )
 
     def on_timer(self, timestamp: int, ctx: ProcessContext) -> Any:
         return None
 
 
-class KeyedBroadcastProcessFunction(BroadcastProcessFunction[IN1, IN2, OUT], Generic[K, IN1, IN2, OUT]):
+class KeyedBroadcastProcessFunction(
+    BroadcastProcessFunction[IN1, IN2, OUT], Generic[K, IN1, IN2, OUT]
+):
     """A `BroadcastProcessFunction` whose element side is keyed."""
 
 
@@ -314,17 +362,18 @@ class AggregateFunction(Generic[IN, ACC, OUT]):
         raise TypeError(f"{type(self).__name__} must define get_result(self, accumulator)")
 
     def merge(self, a: ACC, b: ACC) -> ACC:
-        raise TypeError(f"{type(self).__name__} must define merge(self, a, b): session windows need it")
+        raise TypeError(
+            f"{type(self).__name__} must define merge(self, a, b): session windows need it"
+        )
 
 
 @runtime_checkable
 class CheckpointedFunction(Protocol):
-    """A function with operator state. `initialize_state` comes before `open`; `snapshot_state` between two elements.
+    """A function with operator state. `initialize_state` comes before `open`; `snapshot_state`
+    between two elements.
 
     `snapshot_state` may be `async def`: until it is through, its subtask processes no element.
     """
 
     def initialize_state(self, ctx: Any) -> None: ...
     def snapshot_state(self, ctx: Any) -> Awaitable[None] | None: ...
-
-

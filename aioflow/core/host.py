@@ -1,11 +1,12 @@
 """The one seam between aioflow and the machine.
 
-`Host` names everything the runtime wants from outside: clocks, randomness, ids, files, the network, blocking calls and
-processes. `SystemHost` gives the real ones; `aioflow.testing.simulation.SimulatedHost` gives virtual ones.
+`Host` names everything the runtime wants from outside: clocks, randomness, ids, files, the network,
+blocking calls and processes. `SystemHost` gives the real ones;
+`aioflow.testing.simulation.SimulatedHost` gives virtual ones.
 
-Invariant: no other module of the runtime reads a clock, draws a random number, opens a file or a socket, or starts a
-thread or a process. Timers need no wrapper: time rides on the running event loop, so `asyncio.sleep` and
-`asyncio.timeout` are virtual whenever the loop is.
+Invariant: no other module of the runtime reads a clock, draws a random number, opens a file or a
+socket, or starts a thread or a process. Timers need no wrapper: time rides on the running event
+loop, so `asyncio.sleep` and `asyncio.timeout` are virtual whenever the loop is.
 """
 
 from __future__ import annotations
@@ -45,13 +46,17 @@ ProtocolFactory = Callable[[], ProtocolT]
 logger = logging.getLogger(__name__)
 
 MAX_WORKERS = 8
-"""Threads of the shared pool: enough to overlap disk waits, few enough to stay cheap beside one busy loop."""
+"""Threads of the shared pool: enough to overlap disk waits, few enough to stay cheap beside one
+busy loop.
+"""
 
 CLOSE_TIMEOUT_S = 10.0
 """How long `close` waits for threads whose work has not ended before it gives them up."""
 
 GIVEN_UP_S = 0.5
-"""How long `close` waits for threads whose caller was cancelled: some are about to end, having been told to."""
+"""How long `close` waits for threads whose caller was cancelled: some are about to end, having
+been told to.
+"""
 
 
 class Clock(Protocol):
@@ -66,7 +71,9 @@ class Clock(Protocol):
         ...
 
     def perf_ns(self) -> int:
-        """Nanoseconds from an arbitrary origin, for the length of short work; costs some 40 ns to read."""
+        """Nanoseconds from an arbitrary origin, for the length of short work; costs some 40 ns
+        to read.
+        """
         ...
 
 
@@ -90,22 +97,31 @@ class Ids(Protocol):
     """Makes identifiers that no other host will make."""
 
     def new(self, kind: str) -> str:
-        """Return 32 lower-case hexadecimal digits; `kind` ("job", "attempt") names the purpose, for traces only."""
+        """Return 32 lower-case hexadecimal digits; `kind` ("job", "attempt") names the purpose,
+        for traces only.
+        """
         ...
 
 
 class FileSystem(Protocol):
-    """Files by path. Nothing survives loss of power before `fsync` (content) and `fsync_dir` (names).
+    """Files by path. Nothing survives loss of power before `fsync` (content) and `fsync_dir`
+    (names).
 
-    Errors are the built-in ones: `FileNotFoundError`, `FileExistsError`, `OSError` with its `errno`.
+    Errors are the built-in ones: `FileNotFoundError`, `FileExistsError`, `OSError` with its
+    `errno`.
     """
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes from `offset`, fewer at the end of the file, all that follow if `length` is None."""
+        """Return `length` bytes from `offset`, fewer at the end of the file, all that follow if
+        `length` is None.
+        """
         ...
 
     async def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
-        """Replace the whole content; with `sync` also fsync it. Readers may see a part: write aside, then rename."""
+        """Replace the whole content; with `sync` also fsync it.
+
+        Readers may see a part: write aside, then rename.
+        """
         ...
 
     async def append(self, path: str, data: bytes, *, sync: bool = False) -> None:
@@ -121,33 +137,45 @@ class FileSystem(Protocol):
         ...
 
     async def rename(self, source: str, target: str) -> None:
-        """Move a file or directory, replacing a target file: whoever looks sees the old one or the new one."""
+        """Move a file or directory, replacing a target file: whoever looks sees the old one or
+        the new one.
+        """
         ...
 
     async def rename_new(self, source: str, target: str) -> bool:
-        """Move a file to a name that nothing has; False, with nothing changed, if something has it. Of several movers one wins."""
+        """Move a file to a name that nothing has; False, with nothing changed, if something has it.
+
+        Of several movers one wins.
+        """
         ...
 
     async def delete(self, path: str, *, recursive: bool = False) -> bool:
-        """Remove a file or an empty directory, or a whole tree if `recursive`; False if nothing was there."""
+        """Remove a file or an empty directory, or a whole tree if `recursive`; False if nothing
+        was there.
+        """
         ...
 
     async def create(self, path: str, data: bytes, *, aside: str, within: str) -> bool:
-        """Make a file that is whole and survives loss of power; False if something has its name, which survives as well.
+        """Make a file that is whole and survives loss of power; False if something has its name,
+        which survives as well.
 
-        It is written as `aside`, in the same directory, and moved. After an error it may be there. PermissionError as `check_inside`.
+        It is written as `aside`, in the same directory, and moved. After an error it may be there.
+        PermissionError as `check_inside`.
         """
         ...
 
     async def remove(self, paths: Sequence[str], *, within: str) -> None:
-        """Remove files, those that are there, and the directories below `within` that are empty then; it survives loss of power.
+        """Remove files, those that are there, and the directories below `within` that are empty
+        then; it survives loss of power.
 
         PermissionError as `check_inside`.
         """
         ...
 
     async def check_inside(self, path: str, within: str) -> None:
-        """Raise PermissionError if symbolic links lead `path` out of the directory `within`, which may be one itself."""
+        """Raise PermissionError if symbolic links lead `path` out of the directory `within`,
+        which may be one itself.
+        """
         ...
 
     async def list(self, path: str) -> list[str]:
@@ -155,7 +183,9 @@ class FileSystem(Protocol):
         ...
 
     async def scan(self, path: str) -> builtins.list[tuple[str, bool]]:
-        """Return the names in a directory, sorted, and of each whether it is a directory: in one call, however many there are."""
+        """Return the names in a directory, sorted, and of each whether it is a directory: in one
+        call, however many there are.
+        """
         ...
 
     async def stat(self, path: str) -> FileStat:
@@ -163,7 +193,9 @@ class FileSystem(Protocol):
         ...
 
     async def stats(self, paths: Sequence[str]) -> builtins.list[FileStat | None]:
-        """Return what `stat` does of each, None for what is not there or a link that leads nowhere: in one call, however many they are."""
+        """Return what `stat` does of each, None for what is not there or a link that leads
+        nowhere: in one call, however many they are.
+        """
         ...
 
     async def exists(self, path: str) -> bool:
@@ -171,7 +203,8 @@ class FileSystem(Protocol):
         ...
 
     async def mkdirs(self, path: str, *, private: bool = False) -> None:
-        """Make a directory and its parents, which survive loss of power; nothing happens if it exists.
+        """Make a directory and its parents, which survive loss of power; nothing happens if it
+        exists.
 
         `private`: what it makes, only its owner may enter.
         """
@@ -182,7 +215,10 @@ class FileSystem(Protocol):
         ...
 
     def open_write(self, path: str, *, append: bool = False) -> BinaryIO:
-        """Open a file for writing, emptied unless `append`. Blocks: only inside a function given to `Host.blocking`."""
+        """Open a file for writing, emptied unless `append`.
+
+        Blocks: only inside a function given to `Host.blocking`.
+        """
         ...
 
 
@@ -211,7 +247,10 @@ class Network(Protocol):
         ssl: ssl_module.SSLContext | None = None,
         server_hostname: str | None = None,
     ) -> tuple[asyncio.Transport, ProtocolT]:
-        """Open a connection. Raises `OSError` (refused, unreachable, timed out); bound it with `asyncio.timeout`."""
+        """Open a connection.
+
+        Raises `OSError` (refused, unreachable, timed out); bound it with `asyncio.timeout`.
+        """
         ...
 
     async def listen(
@@ -222,7 +261,10 @@ class Network(Protocol):
         *,
         ssl: ssl_module.SSLContext | None = None,
     ) -> Listener:
-        """Accept connections, one protocol each; port 0 picks a free one. Raises `OSError` if the port is taken."""
+        """Accept connections, one protocol each; port 0 picks a free one.
+
+        Raises `OSError` if the port is taken.
+        """
         ...
 
 
@@ -260,30 +302,44 @@ class Processes(Protocol):
         ...
 
     def usage(self) -> tuple[float, int]:
-        """Return the processor time of this process in seconds, and the most memory it ever had in bytes."""
+        """Return the processor time of this process in seconds, and the most memory it ever had
+        in bytes.
+        """
         ...
 
     def has_ended(self, process: ProcessIdentity) -> bool:
-        """Tell whether a process is known to run no more. False: it runs, or nobody here can know."""
+        """Tell whether a process is known to run no more.
+
+        False: it runs, or nobody here can know.
+        """
         ...
 
     async def exec(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, secret: bytes | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        secret: bytes | None = None,
     ) -> Process:
         """Start `argv` with `env` added to this environment; a dead parent does not end it.
 
-        `secret` (at most 4,096 bytes) reaches the child through an inherited pipe, never by argument or environment;
-        the child takes it with `take_secret`.
+        `secret` (at most 4,096 bytes) reaches the child through an inherited pipe, never by
+        argument or environment; the child takes it with `take_secret`.
         """
         ...
 
     def take_secret(self) -> bytes | None:
-        """Return the secret that the starter of this process gave it, the first time; None if there is none."""
+        """Return the secret that the starter of this process gave it, the first time; None if
+        there is none.
+        """
         ...
 
 
 class Host(Protocol):
-    """Everything the runtime wants from outside. Passed as an argument, first; there is no global one."""
+    """Everything the runtime wants from outside.
+
+    Passed as an argument, first; there is no global one.
+    """
 
     @property
     def clock(self) -> Clock: ...
@@ -304,23 +360,33 @@ class Host(Protocol):
     def procs(self) -> Processes: ...
 
     def blocking(
-        self, fn: Callable[[*Args], T], *args: *Args, dedicated: bool = False, name: str | None = None
+        self,
+        fn: Callable[[*Args], T],
+        *args: *Args,
+        dedicated: bool = False,
+        name: str | None = None,
     ) -> asyncio.Future[T]:
-        """Run `fn(*args)` where it may block, and return a future of its result on the running loop. It sees the context
-        variables of whoever asks.
+        """Run `fn(*args)` where it may block, and return a future of its result on the running
+        loop. It sees the context variables of whoever asks.
 
-        Short calls share a bounded pool. `dedicated` gives the call a thread of its own, for work that lasts as long
-        as a task does (a source's generator), so that it never starves the pool. Cancelling the future does not stop
-        a call that has begun: whoever gives long work also gives it a way to be told to stop.
+        Short calls share a bounded pool. `dedicated` gives the call a thread of its own, for work
+        that lasts as long as a task does (a source's generator), so that it never starves the pool.
+        Cancelling the future does not stop a call that has begun: whoever gives long work also
+        gives it a way to be told to stop.
         """
         ...
 
     def buggify(self, point: str, probability: float) -> bool:
-        """Tell whether to take the rare branch at `point`: by the seed in a simulation, never on a real machine."""
+        """Tell whether to take the rare branch at `point`: by the seed in a simulation, never on
+        a real machine.
+        """
         ...
 
     async def close(self) -> None:
-        """End the threads of this host. Later `blocking` calls raise `RuntimeError`; closing again does nothing."""
+        """End the threads of this host.
+
+        Later `blocking` calls raise `RuntimeError`; closing again does nothing.
+        """
         ...
 
 
@@ -349,17 +415,30 @@ class SystemHost:
         self.procs = SystemProcesses()
 
     def blocking(
-        self, fn: Callable[[*Args], T], *args: *Args, dedicated: bool = False, name: str | None = None
+        self,
+        fn: Callable[[*Args], T],
+        *args: *Args,
+        dedicated: bool = False,
+        name: str | None = None,
     ) -> asyncio.Future[T]:
         """Run `fn(*args)` on the pool, or on a thread of its own. See `Host.blocking`."""
         if self._closed:
-            raise RuntimeError(f"host is closed, cannot run {name or getattr(fn, '__name__', fn)}: call before close()")
+            raise RuntimeError(
+                f"host is closed, cannot run {name or getattr(fn, '__name__', fn)}: call before "
+                "close()"
+            )
         loop = asyncio.get_running_loop()
         in_context = contextvars.copy_context().run  # As asyncio.to_thread does.
         if dedicated:
-            return self._start_thread(loop, lambda: in_context(fn, *args), name or f"aioflow-{getattr(fn, '__name__', 'call')}")
+            return self._start_thread(
+                loop,
+                lambda: in_context(fn, *args),
+                name or f"aioflow-{getattr(fn, '__name__', 'call')}",
+            )
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._max_workers, thread_name_prefix="aioflow-blocking")
+            self._pool = ThreadPoolExecutor(
+                self._max_workers, thread_name_prefix="aioflow-blocking"
+            )
         return loop.run_in_executor(self._pool, in_context, fn, *args)
 
     def _start_thread(
@@ -380,7 +459,9 @@ class SystemHost:
             error: BaseException | None = None
             try:
                 result = call()
-            except StopIteration as exc:  # A future refuses StopIteration; say what happened instead.
+            except (
+                StopIteration
+            ) as exc:  # A future refuses StopIteration; say what happened instead.
                 error = RuntimeError(f"{name} raised StopIteration")
                 error.__cause__ = exc
             except BaseException as exc:  # noqa: BLE001  # Carried to the loop, where it is raised.
@@ -389,7 +470,9 @@ class SystemHost:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, result, error)
 
-        self._dedicated = [(thread, waiting) for thread, waiting in self._dedicated if thread.is_alive()]
+        self._dedicated = [
+            (thread, waiting) for thread, waiting in self._dedicated if thread.is_alive()
+        ]
         thread = threading.Thread(target=run, name=name, daemon=True)
         self._dedicated.append((thread, future))
         thread.start()
@@ -400,9 +483,11 @@ class SystemHost:
         return False
 
     async def close(self) -> None:
-        """Join the threads, for at most `close_timeout_s`; those that do not end are named in a warning.
+        """Join the threads, for at most `close_timeout_s`; those that do not end are named in a
+        warning.
 
-        A dedicated thread whose caller was cancelled, and so waits for it no more, gets `GIVEN_UP_S`.
+        A dedicated thread whose caller was cancelled, and so waits for it no more, gets
+        `GIVEN_UP_S`.
         """
         if self._closed:
             return
@@ -430,7 +515,8 @@ class SystemHost:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle)
 
-        # Joining blocks, so it gets a thread too; it is a daemon because what it waits for may never end.
+        # Joining blocks, so it gets a thread too; it is a daemon because what it waits for may
+        # never end.
         joiner = threading.Thread(target=join, name="aioflow-close", daemon=True)
         joiner.start()
         try:
@@ -439,7 +525,8 @@ class SystemHost:
         except TimeoutError:
             alive = [thread.name for thread in threads if thread.is_alive()]
             logger.warning(
-                "host closed with blocking calls still running after %.1f s (dedicated threads: %s)",
+                "host closed with blocking calls still running after %.1f s (dedicated threads: "
+                "%s)",
                 self._close_timeout_s,
                 ", ".join(alive) or "none",
             )
@@ -447,13 +534,16 @@ class SystemHost:
             joiner.join()  # It has nothing left to do but return.
             if alive := [thread.name for thread in threads if thread.is_alive()]:
                 logger.warning(
-                    "threads are left behind in a blocking call that nobody waits for, and end with it, or with the process: %s",
+                    "threads are left behind in a blocking call that nobody waits for, and end "
+                    "with it, or with the process: %s",
                     ", ".join(alive),
                 )
 
 
 class _SystemClock:
-    """Reads the machine's clocks; the methods are the C functions themselves, so that a reading costs one call."""
+    """Reads the machine's clocks; the methods are the C functions themselves, so that a reading
+    costs one call.
+    """
 
     __slots__ = ("monotonic", "perf_ns")
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 __all__ = ["ExecutionAttemptId", "TapPlace"]
 
 TapPlace = int | tuple[int, str]
-"""What can be looked at of a job: what an operator emits, by the id of its node; or one of its side outputs, by that and the tag's name."""
+"""What can be looked at of a job: what an operator emits, by the id of its node; or one of its
+side outputs, by that and the tag's name.
+"""
 
 
 @dataclass(frozen=True, slots=True)

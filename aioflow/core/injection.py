@@ -1,11 +1,12 @@
-"""Resources as data: which ones a function asks for by its defaults. Who opens and closes them is the worker's business.
+"""Resources as data: which ones a function asks for by its defaults. Who opens and closes them is
+the worker's business.
 
-    @resource
-    async def http():
-        async with aiohttp.ClientSession() as session:
-            yield session
+@resource
+async def http():
+    async with aiohttp.ClientSession() as session:
+        yield session
 
-    async def enrich(trade, session=use(http)): ...
+async def enrich(trade, session=use(http)): ...
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ __all__ = ["Injected", "Resource", "injected_parameters", "resource", "use"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resource:
-    """One instance a worker process and job, opened when the first task that needs it starts, closed after the last.
+    """One instance a worker process and job, opened when the first task that needs it starts,
+    closed after the last.
 
-    `factory` is a generator function, an async one, or a function that gives a context manager of either kind. It may use other
-    resources through its own defaults. Equality is identity: the decorated name is the resource.
+    `factory` is a generator function, an async one, or a function that gives a context manager of
+    either kind. It may use other resources through its own defaults. Equality is identity: the
+    decorated name is the resource.
     """
 
     factory: Callable[..., Any]
@@ -40,18 +43,28 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Injected:
-    """The default of a parameter that a resource fills. A function called by hand must be given the argument."""
+    """The default of a parameter that a resource fills.
+
+    A function called by hand must be given the argument.
+    """
 
     resource: Resource
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # Protocol probes (copy, pickle, inspect) must see an ordinary object.
+        if name.startswith(
+            "__"
+        ):  # Protocol probes (copy, pickle, inspect) must see an ordinary object.
             raise AttributeError(name)
-        raise TypeError(f"resource {self.resource.name!r} is injected by the engine; calling by hand, pass the argument (read .{name})")
+        raise TypeError(
+            f"resource {self.resource.name!r} is injected by the engine; calling by hand, pass "
+            f"the argument (read .{name})"
+        )
 
 
 def resource(factory: Callable[..., Any]) -> Resource:
-    """Declare a resource: an async (or sync) generator that yields once, or a function that gives a context manager."""
+    """Declare a resource: an async (or sync) generator that yields once, or a function that
+    gives a context manager.
+    """
     if not callable(factory):
         raise TypeError(f"@resource decorates a function, got {type(factory).__name__}")
     return Resource(factory)
@@ -60,12 +73,16 @@ def resource(factory: Callable[..., Any]) -> Resource:
 def use(what: Resource) -> Any:
     """As the default of a parameter: the engine passes the opened resource."""
     if not isinstance(what, Resource):
-        raise TypeError(f"use() takes what @resource decorated, got {type(what).__name__}: {what!r}")
+        raise TypeError(
+            f"use() takes what @resource decorated, got {type(what).__name__}: {what!r}"
+        )
     return Injected(what)
 
 
 def injected_parameters(function: Callable[..., Any]) -> dict[str, Resource]:
-    """The parameters of `function` that resources fill, in order; empty for what has no readable signature."""
+    """The parameters of `function` that resources fill, in order; empty for what has no readable
+    signature.
+    """
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -2,12 +2,13 @@
 
     key -> canonical bytes -> zlib.crc32 % max_parallelism = key group -> subtask
 
-The invariant: keys that are equal in Python (`1 == 1.0 == True == Decimal(1)`, a NamedTuple and the plain tuple, one
-instant in two time zones) have equal canonical bytes, in every process and for every PYTHONHASHSEED. The key group of a
-key is a promise of the savepoint format: the golden vectors in the tests never change.
+The invariant: keys that are equal in Python (`1 == 1.0 == True == Decimal(1)`, a NamedTuple and the
+plain tuple, one instant in two time zones) have equal canonical bytes, in every process and for
+every PYTHONHASHSEED. The key group of a key is a promise of the savepoint format: the golden
+vectors in the tests never change.
 
-The canonical form is a tag byte and a body; elements of composite keys are length-prefixed, so that no two forms run
-into each other:
+The canonical form is a tag byte and a body; elements of composite keys are length-prefixed, so that
+no two forms run into each other:
 
     i  integer: big-endian two's complement, shortest    f  non-integral float, or infinity: IEEE 754, big endian
     q  non-integral Decimal that no float equals: shortest decimal text
@@ -56,9 +57,14 @@ _TEXT_CHECKSUM = zlib.crc32(b"s")
 _INTEGERS = frozenset((int,))
 _INTEGER_CHECKSUM = zlib.crc32(b"i")
 _DECIMAL_DIGITS_MAX = 10_000
-"""A Decimal such as 1E+999999999 equals an int of a gigabyte: with more digits it is refused, not expanded."""
+"""A Decimal such as 1E+999999999 equals an int of a gigabyte: with more digits it is refused,
+not expanded.
+"""
 
-_NAN = "it is NaN, which does not equal itself and would never find its state again; filter it out or replace it"
+_NAN = (
+    "it is NaN, which does not equal itself and would never find its state again; filter it out "
+    "or replace it"
+)
 _EPOCH = datetime(1970, 1, 1)
 _ALLOWED = (
     "str, bytes, bool, int, float, Decimal, date, datetime, timedelta, UUID, Enum, "
@@ -67,7 +73,9 @@ _ALLOWED = (
 
 
 class KeyNotSupported(ValueNotSupported):
-    """A value cannot be a key: its equality is not that of an allowed type, or it does not equal itself."""
+    """A value cannot be a key: its equality is not that of an allowed type, or it does not equal
+    itself.
+    """
 
 
 def key_group(key: Hashable, max_parallelism: int) -> int:
@@ -76,25 +84,37 @@ def key_group(key: Hashable, max_parallelism: int) -> int:
 
 
 def key_groups(keys: Sequence[Any], max_parallelism: int) -> list[int]:
-    """Returns the key group of each of `keys`; of texts and of integers from 0 in a third of the time. Raises KeyNotSupported."""
+    """Returns the key group of each of `keys`; of texts and of integers from 0 in a third of the
+    time. Raises KeyNotSupported.
+    """
     if _TEXT.issuperset(map(type, keys)):
         try:
             # The sum of b"s" + text, without making it.
-            return [checksum % max_parallelism for checksum in map(zlib.crc32, map(str.encode, keys), repeat(_TEXT_CHECKSUM))]
+            return [
+                checksum % max_parallelism
+                for checksum in map(zlib.crc32, map(str.encode, keys), repeat(_TEXT_CHECKSUM))
+            ]
         except UnicodeEncodeError:
             pass  # A lone surrogate: one by one.
     elif _INTEGERS.issuperset(map(type, keys)):
         lengths = [(bits + 8) >> 3 for bits in map(int.bit_length, keys)]
         try:
-            bodies = map(int.to_bytes, keys, lengths, repeat("big"))  # type: ignore[arg-type]  # The order of bytes is a literal.
-            return [checksum % max_parallelism for checksum in map(zlib.crc32, bodies, repeat(_INTEGER_CHECKSUM))]
+            # The order of bytes is a literal.
+            bodies = map(int.to_bytes, keys, lengths, repeat("big"))  # type: ignore[arg-type]
+            return [
+                checksum % max_parallelism
+                for checksum in map(zlib.crc32, bodies, repeat(_INTEGER_CHECKSUM))
+            ]
         except OverflowError:
             pass  # A negative one.
     return [zlib.crc32(canonical_key(key)) % max_parallelism for key in keys]
 
 
 def canonical_key(key: Any) -> bytes:
-    """Returns the canonical bytes of `key`: equal keys give equal bytes. Raises KeyNotSupported naming the remedy."""
+    """Returns the canonical bytes of `key`: equal keys give equal bytes.
+
+    Raises KeyNotSupported naming the remedy.
+    """
     kind = type(key)
     if kind is str:
         try:
@@ -105,11 +125,14 @@ def canonical_key(key: Any) -> bytes:
         exact = _BY_TYPE.get(kind)
         return exact(key) if exact is not None else _encode_other(key)
     except RecursionError:
-        raise KeyNotSupported("a key is nested too deeply; key by a flat tuple of its parts") from None
+        raise KeyNotSupported(
+            "a key is nested too deeply; key by a flat tuple of its parts"
+        ) from None
 
 
 def default_max_parallelism(parallelism: int) -> int:
-    """Returns 1.5 times `parallelism` rounded up to a power of two, within 128 and 32768, as Flink does.
+    """Returns 1.5 times `parallelism` rounded up to a power of two, within 128 and 32768, as Flink
+    does.
 
     Raises GraphError unless 1 <= parallelism <= 32768.
     """
@@ -120,22 +143,29 @@ def default_max_parallelism(parallelism: int) -> int:
 
 
 def subtask_for_group(group: int, parallelism: int, max_parallelism: int) -> int:
-    """Returns the index of the subtask that owns key group `group`. Unchecked: it is called once a distinct key."""
+    """Returns the index of the subtask that owns key group `group`.
+
+    Unchecked: it is called once a distinct key.
+    """
     return group * parallelism // max_parallelism
 
 
 def range_for_subtask(index: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
     """Returns the key groups of subtask `index`; the ranges of all subtasks cover every group once.
 
-    Raises GraphError when parallelism is above max_parallelism or either is out of bounds, ValueError for a wrong
-    index.
+    Raises GraphError when parallelism is above max_parallelism or either is out of bounds,
+    ValueError for a wrong index.
     """
     if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
-        raise GraphError(f"max_parallelism is {max_parallelism}, expected 1 to {MAX_PARALLELISM_LIMIT}")
+        raise GraphError(
+            f"max_parallelism is {max_parallelism}, expected 1 to {MAX_PARALLELISM_LIMIT}"
+        )
     if not 1 <= parallelism <= max_parallelism:
         raise GraphError(
-            f"parallelism is {parallelism}, expected 1 to max_parallelism={max_parallelism}; max_parallelism is fixed "
-            "for the life of the state: lower the parallelism, or start with a higher max_parallelism and empty state"
+            f"parallelism is {parallelism}, expected 1 to max_parallelism={max_parallelism}; "
+            "max_parallelism is fixed "
+            "for the life of the state: lower the parallelism, or start with a higher "
+            "max_parallelism and empty state"
         )
     if not 0 <= index < parallelism:
         raise ValueError(f"subtask index is {index}, expected 0 to {parallelism - 1}")
@@ -152,7 +182,9 @@ class KeyGroupRange:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.end:
-            raise ValueError(f"key group range is {self.start} to {self.end}, expected 0 <= start <= end")
+            raise ValueError(
+                f"key group range is {self.start} to {self.end}, expected 0 <= start <= end"
+            )
 
     def __contains__(self, group: object) -> bool:
         return isinstance(group, int) and self.start <= group <= self.end
@@ -181,16 +213,27 @@ SAMPLED = 64
 class SubtaskCache:
     """key -> index of the subtask that owns it, computed at the first look-up of a distinct key.
 
-    The hot loop looks into `known`, and calls `find` for what is not there: a plain dict, as the interpreter has an instruction for
-    that alone. One look-up costs a third less so than in a subclass with `__missing__`. A refused key raises KeyNotSupported and is
-    not kept; an unhashable one raises TypeError from `dict` itself: the caller then asks `canonical_key`, which raises with the
-    better message.
+    The hot loop looks into `known`, and calls `find` for what is not there: a plain dict, as the
+    interpreter has an instruction for that alone. One look-up costs a third less so than in a
+    subclass with `__missing__`. A refused key raises KeyNotSupported and is not kept; an unhashable
+    one raises TypeError from `dict` itself: the caller then asks `canonical_key`, which raises with
+    the better message.
 
-    A full cache starts over. It holds `CACHED_MIN` keys at first, and up to `limit` if keys come again that it had forgotten, as a
-    sample of one key in `SAMPLED` tells. Keys that come once and go thus take little memory, however many there are.
+    A full cache starts over. It holds `CACHED_MIN` keys at first, and up to `limit` if keys come
+    again that it had forgotten, as a sample of one key in `SAMPLED` tells. Keys that come once and
+    go thus take little memory, however many there are.
     """
 
-    __slots__ = ("_again", "_limit", "_max_parallelism", "_missed", "_parallelism", "_room", "_sample", "known")
+    __slots__ = (
+        "_again",
+        "_limit",
+        "_max_parallelism",
+        "_missed",
+        "_parallelism",
+        "_room",
+        "_sample",
+        "known",
+    )
 
     def __init__(self, parallelism: int, max_parallelism: int, *, limit: int = 1_000_000) -> None:
         self.known: dict[Any, int] = {}
@@ -203,7 +246,9 @@ class SubtaskCache:
         self._sample: set[Any] = set()
         """The last `limit / SAMPLED` keys of the sample."""
         self._missed = self._again = 0
-        """Keys of the sample that were looked up since the cache started over, and those that had been looked up before."""
+        """Keys of the sample that were looked up since the cache started over, and those that
+        had been looked up before.
+        """
 
     def __getitem__(self, key: Any) -> int:
         subtask = self.known.get(key)
@@ -237,15 +282,18 @@ class SubtaskCache:
 
 
 def _encode_other(key: Any) -> bytes:
-    """Encodes a key whose exact type is not in the table: whose `__eq__` it has decides what it equals.
+    """Encodes a key whose exact type is not in the table: whose `__eq__` it has decides what it
+    equals.
 
-    An IntEnum compares as an int and a NamedTuple as a tuple, so they are encoded as these; a subclass with an `__eq__`
-    of its own could equal anything and is refused.
+    An IntEnum compares as an int and a NamedTuple as a tuple, so they are encoded as these; a
+    subclass with an `__eq__` of its own could equal anything and is refused.
     """
     kind = type(key)
     equality: object = kind.__eq__
     if kind.__hash__ is None:
-        raise _refused(key, "it is not hashable; key by an immutable value such as a tuple or a frozenset")
+        raise _refused(
+            key, "it is not hashable; key by an immutable value such as a tuple or a frozenset"
+        )
     encode = _BY_EQUALITY.get(equality)
     if encode is not None:
         return encode(key)
@@ -289,10 +337,14 @@ def _encode_decimal(key: Decimal) -> bytes:
     exponent += len(text) - len(shortest)
     if exponent >= 0:
         if len(shortest) + exponent > _DECIMAL_DIGITS_MAX:
-            raise _refused(key, f"a Decimal key may have up to {_DECIMAL_DIGITS_MAX} digits; key by its text")
+            raise _refused(
+                key, f"a Decimal key may have up to {_DECIMAL_DIGITS_MAX} digits; key by its text"
+            )
         return _encode_int(int(Decimal((sign, tuple(map(int, shortest)), exponent))))
     nearest = float(key)
-    if Decimal(nearest) == key:  # Exact on both sides: this Decimal equals a float, and must be the same key.
+    if (
+        Decimal(nearest) == key
+    ):  # Exact on both sides: this Decimal equals a float, and must be the same key.
         return b"f" + struct.pack(">d", nearest)
     return f"q{'-' if sign else ''}{shortest}e{exponent}".encode()
 
@@ -306,7 +358,8 @@ def _encode_bytes(key: bytes) -> bytes:
 
 
 def _encode_datetime(key: datetime) -> bytes:
-    # Within one zone Python compares wall-clock fields and ignores `fold`; its hash takes fold=0, and so do we.
+    # Within one zone Python compares wall-clock fields and ignores `fold`; its hash takes fold=0,
+    # and so do we.
     if key.fold:
         key = key.replace(fold=0)
     offset = key.utcoffset()
@@ -349,11 +402,17 @@ def _encode_dataclass(key: Any) -> bytes:
     if not kind.__dataclass_params__.frozen:
         raise _refused(key, "it is mutable; declare it with @dataclass(frozen=True)")
     code = getattr(equality, "__code__", None)
-    if code is None or not code.co_qualname.startswith("__create_fn__."):  # Where `dataclasses` generates its methods.
+    if code is None or not code.co_qualname.startswith(
+        "__create_fn__."
+    ):  # Where `dataclasses` generates its methods.
         raise _refused(
-            key, "it has an __eq__ of its own, which no other process can know; key by a tuple of its fields"
+            key,
+            "it has an __eq__ of its own, which no other process can know; key by a tuple of its "
+            "fields",
         )
-    compared = (_encode(getattr(key, field.name)) for field in dataclasses.fields(kind) if field.compare)
+    compared = (
+        _encode(getattr(key, field.name)) for field in dataclasses.fields(kind) if field.compare
+    )
     return b"c" + _join(iter((_class_name(key), _join(compared))))
 
 
@@ -376,7 +435,11 @@ def _class_name(key: object) -> bytes:
 
 def _refused(key: object, remedy: str) -> KeyNotSupported:
     kind = type(key)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name = (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
     what = "None" if key is None else f"a value of type {name}"
     return KeyNotSupported(f"{what} cannot be a key: {remedy}")
 
@@ -398,5 +461,7 @@ _BY_TYPE: dict[type, Callable[[Any], bytes]] = {
 }
 
 _BY_EQUALITY: dict[object, Callable[[Any], bytes]] = {
-    kind.__eq__: encode for kind, encode in _BY_TYPE.items() if kind is not type(None) and kind is not bool
+    kind.__eq__: encode
+    for kind, encode in _BY_TYPE.items()
+    if kind is not type(None) and kind is not bool
 }

@@ -12,7 +12,25 @@ __all__ = ["local_path", "url_scheme"]
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)")
 """A scheme has at least two letters: a single one is a drive of Windows."""
 
-_STORES = frozenset({"file", "ftp", "gs", "hdfs", "http", "https", "s3", "s3a", "s3n", "abfs", "abfss", "az", "wasb", "dbfs", "viewfs"})
+_STORES = frozenset(
+    {
+        "file",
+        "ftp",
+        "gs",
+        "hdfs",
+        "http",
+        "https",
+        "s3",
+        "s3a",
+        "s3n",
+        "abfs",
+        "abfss",
+        "az",
+        "wasb",
+        "dbfs",
+        "viewfs",
+    }
+)
 """Schemes that are known even if a slash is missing."""
 
 
@@ -30,9 +48,11 @@ def url_scheme(path: str | os.PathLike[str]) -> str:
 
 
 def local_path(path: str | os.PathLike[str]) -> str | PurePath:
-    """`path` on this machine: `file:///x` is `/x`, `~` the home directory. A text stays one, since it may be a pattern.
+    """`path` on this machine: `file:///x` is `/x`, `~` the home directory. A text stays one, since
+    it may be a pattern.
 
-    Raises TypeError for a value that is no path, ValueError for an empty path and for a URL of another place.
+    Raises TypeError for a value that is no path, ValueError for an empty path and for a URL of
+    another place.
     """
     given: object = path  # As given: the annotation is only a promise.
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
@@ -42,17 +62,26 @@ def local_path(path: str | os.PathLike[str]) -> str | PurePath:
         raise ValueError(f"the path is {text!r}, expected one that is not empty and has no NUL")
     scheme = url_scheme(path)
     if scheme == "file":
-        # By hand, since `?` and `#` belong to the path, which may be a pattern. A Path has lost a slash: file:/x is a URL too.
+        # By hand, since `?` and `#` belong to the path, which may be a pattern. A Path has lost a
+        # slash: file:/x is a URL too.
         rest = text.partition(":")[2]
-        machine, slash, below = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
+        machine, slash, below = (
+            rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
+        )
         if machine not in ("", "localhost") or not slash or not below:
-            raise ValueError("a file URL names a place on this machine, with three slashes: file:///var/lib/app")
+            raise ValueError(
+                "a file URL names a place on this machine, with three slashes: file:///var/lib/app"
+            )
         text = unquote(f"/{below}")
     elif scheme in ("http", "https"):
-        raise ValueError(f"it is a URL of {scheme}, expected a path of this machine: af.io.http(...) reads and posts there")
+        raise ValueError(
+            f"it is a URL of {scheme}, expected a path of this machine: af.io.http(...) reads and "
+            "posts there"
+        )
     elif scheme:
         raise ValueError(
-            f"files of {scheme}:// are not read or written here, expected a path of this machine: mount the store and give the path "
+            f"files of {scheme}:// are not read or written here, expected a path of this machine: "
+            "mount the store and give the path "
             "there, copy the files, or let Spark read and write them (af.io.spark)"
         )
     if text.startswith("~"):

@@ -1,7 +1,8 @@
 """Plain counters, gauges, meters and histograms, in groups with hierarchical names.
 
-Updating costs an integer addition: no lock (one loop owns a metric), no clock, no label lookup. Everything else happens
-when somebody reads: `snapshot` samples meters and sorts histograms. Clocks are injected, so that virtual time works.
+Updating costs an integer addition: no lock (one loop owns a metric), no clock, no label lookup.
+Everything else happens when somebody reads: `snapshot` samples meters and sorts histograms. Clocks
+are injected, so that virtual time works.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Gauge:
         self._failed = False
 
     def value(self) -> Number:
-        """What `fn` says, or NaN if it raises (logged once): a broken gauge must not hide the other metrics."""
+        """What `fn` says, or NaN if it raises (logged once): a broken gauge must not hide the
+        other metrics.
+        """
         try:
             return self._fn()
         except BaseException:  # Nothing is awaited: a CancelledError too is the function's.
@@ -68,19 +71,26 @@ class Gauge:
 
 
 class Gauges:
-    """Several values that are asked for together: what they have in common is looked at once for all of them."""
+    """Several values that are asked for together: what they have in common is looked at once for
+    all of them.
+    """
 
     __slots__ = ("_failed", "_read", "_shown", "names")
 
     def __init__(self, names: Sequence[str], read: Callable[[], Sequence[Number]]) -> None:
-        """`read()` gives a value for each of `names`, in their order. It must be quick and must not block."""
+        """`read()` gives a value for each of `names`, in their order.
+
+        It must be quick and must not block.
+        """
         self.names = tuple(names)
         self._read = read
         self._failed = False
         self._shown: tuple[str, tuple[str, ...]] = ("", self.names)
 
     def collect(self, prefix: str, values: dict[str, Number]) -> None:
-        """Put each value into `values`, under its name behind `prefix`; NaN for all of them if reading raises (logged once)."""
+        """Put each value into `values`, under its name behind `prefix`; NaN for all of them if
+        reading raises (logged once).
+        """
         if self._shown[0] != prefix:
             self._shown = prefix, tuple([prefix + name for name in self.names])
         try:
@@ -95,7 +105,8 @@ class Gauges:
 class Meter:
     """How often something happens a second, over the last `window_s`.
 
-    The window is sampled when it is read. If nobody read for longer than that, the rate is the one since the last read.
+    The window is sampled when it is read. If nobody read for longer than that, the rate is the one
+    since the last read.
     """
 
     __slots__ = ("_now", "_samples", "_window_s", "count")
@@ -147,7 +158,9 @@ class Histogram:
             self.max = value
 
     def quantile(self, q: float) -> Number:
-        """The smallest kept value that at least a share `q` of the kept values does not exceed; NaN without values."""
+        """The smallest kept value that at least a share `q` of the kept values does not exceed;
+        NaN without values.
+        """
         return self.quantiles(q)[0]
 
     def quantiles(self, *shares: float) -> list[Number]:
@@ -155,7 +168,9 @@ class Histogram:
         ordered = sorted(self._values)
         if not ordered:
             return [math.nan] * len(shares)
-        return [ordered[min(max(math.ceil(q * len(ordered)) - 1, 0), len(ordered) - 1)] for q in shares]
+        return [
+            ordered[min(max(math.ceil(q * len(ordered)) - 1, 0), len(ordered) - 1)] for q in shares
+        ]
 
     @property
     def mean(self) -> float:
@@ -179,7 +194,10 @@ class MetricGroup:
         self._groups: dict[str, MetricGroup] = {}
 
     def counter(self, name: str) -> Counter:
-        """The counter `name`, made at the first call. ValueError if the name belongs to another kind of metric."""
+        """The counter `name`, made at the first call.
+
+        ValueError if the name belongs to another kind of metric.
+        """
         return self._get(name, Counter, Counter)
 
     def gauge(self, name: str, fn: Callable[[], Number]) -> Gauge:
@@ -189,11 +207,18 @@ class MetricGroup:
         return self._get(name, Gauge, lambda: Gauge(fn))
 
     def gauges(self, names: Sequence[str], read: Callable[[], Sequence[Number]]) -> None:
-        """Gauges that are asked for together. Registered again under the same names (a task restarted), the new function counts."""
+        """Gauges that are asked for together.
+
+        Registered again under the same names (a task restarted), the new function counts.
+        """
         made = Gauges(names, read)
         for name in made.names:
-            if name in self._metrics or any(name in other for other in self._gauges if other != made.names):
-                raise ValueError(f"metric {name!r} of group {self.name!r} is there already; choose another name")
+            if name in self._metrics or any(
+                name in other for other in self._gauges if other != made.names
+            ):
+                raise ValueError(
+                    f"metric {name!r} of group {self.name!r} is there already; choose another name"
+                )
         self._gauges[made.names] = made
 
     def meter(self, name: str) -> Meter:
@@ -216,11 +241,12 @@ class MetricGroup:
         self._groups.pop(name, None)
 
     def snapshot(self) -> dict[str, Number]:
-        """All values by dotted name, own metrics first (gauges that are read together before the others), groups in the order in which
-        they were added.
+        """All values by dotted name, own metrics first (gauges that are read together before the
+        others), groups in the order in which they were added.
 
-        A counter and a gauge are one number; a meter is its rate, and `.count`; a histogram is `.count .min .max .mean
-        .p50 .p95 .p99`, of which only the count is there before the first value.
+        A counter and a gauge are one number; a meter is its rate, and `.count`; a histogram is
+        `.count .min .max .mean .p50 .p95 .p99`, of which only the count is there before the first
+        value.
         """
         values: dict[str, Number] = {}
         self._collect("", values)
@@ -264,13 +290,17 @@ class MetricGroup:
         metric = self._metrics.get(name)
         if metric is None:
             if any(name in names for names in self._gauges):
-                raise ValueError(f"metric {name!r} of group {self.name!r} is a gauge of the engine; choose another name")
+                raise ValueError(
+                    f"metric {name!r} of group {self.name!r} is a gauge of the engine; choose "
+                    "another name"
+                )
             made = make()
             self._metrics[name] = made
             return made
         if not isinstance(metric, kind):
             raise ValueError(
-                f"metric {name!r} of group {self.name!r} is a {type(metric).__name__.lower()} already, "
+                f"metric {name!r} of group {self.name!r} is a {type(metric).__name__.lower()} "
+                "already, "
                 f"expected a {kind.__name__.lower()}; choose another name"
             )
         return metric

@@ -1,8 +1,9 @@
-"""Arrays and scalars of numpy as plain parts, and back. numpy is optional: nothing here loads it before such a value.
+"""Arrays and scalars of numpy as plain parts, and back. numpy is optional: nothing here loads it
+before such a value.
 
-A value is three parts: its dtype as numpy writes it (`"<f8"`, byte order included), its shape (None for a scalar) and
-its items in C order. The text of a `numpy.str_` and the bytes of a `numpy.bytes_` have no such dtype, because a dtype of
-fixed width drops trailing zeros: they are `"U"` and `"S"`.
+A value is three parts: its dtype as numpy writes it (`"<f8"`, byte order included), its shape (None
+for a scalar) and its items in C order. The text of a `numpy.str_` and the bytes of a `numpy.bytes_`
+have no such dtype, because a dtype of fixed width drops trailing zeros: they are `"U"` and `"S"`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def parts(value: Any) -> tuple[str, list[int] | None, bytes]:
     if kind is numpy.ndarray:
         if dtype.kind not in _KINDS:
             raise ValueNotSupported(
-                f"a numpy array of dtype {dtype} cannot travel: use a dtype of numbers, times or text, or array.tolist()"
+                f"a numpy array of dtype {dtype} cannot travel: use a dtype of numbers, times or "
+                "text, or array.tolist()"
             )
         return dtype.str, list(value.shape), value.tobytes()
     if kind is numpy.str_:
@@ -40,12 +42,17 @@ def parts(value: Any) -> tuple[str, list[int] | None, bytes]:
     if kind is numpy.bytes_:
         return "S", None, bytes(value)
     if dtype.kind not in _KINDS or numpy.dtype(dtype.str).type is not kind:
-        raise ValueNotSupported(f"a numpy scalar of dtype {dtype!r} cannot travel: call .item() on it")
+        raise ValueNotSupported(
+            f"a numpy scalar of dtype {dtype!r} cannot travel: call .item() on it"
+        )
     return dtype.str, None, value.tobytes()
 
 
 def from_parts(dtype_text: str, shape: list[int] | None, content: bytes) -> Any:
-    """Returns the array, writable, or the scalar of `parts`. Raises ValueError, TypeError or ImportError."""
+    """Returns the array, writable, or the scalar of `parts`.
+
+    Raises ValueError, TypeError or ImportError.
+    """
     numpy = _numpy()
     if shape is None and dtype_text == "U":
         return numpy.str_(content.decode("utf-8", "surrogatepass"))
@@ -63,7 +70,8 @@ def from_parts(dtype_text: str, shape: list[int] | None, content: bytes) -> Any:
 
 
 def _numpy() -> ModuleType:
-    # The one module that is imported for the sake of a value, by a name that is written here, not in the value.
+    # The one module that is imported for the sake of a value, by a name that is written here, not
+    # in the value.
     import numpy
 
     return numpy

@@ -1,4 +1,6 @@
-"""Arguments that a protocol offers and an implementation may do without: `committer()` or `committer(ctx)`, both are right."""
+"""Arguments that a protocol offers and an implementation may do without: `committer()` or
+`committer(ctx)`, both are right.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,18 @@ from typing import Any
 
 __all__ = ["call_with", "takes_argument"]
 
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
 
 
 def takes_argument(function: Callable[..., Any]) -> bool:
-    """Whether `function` can be called with one positional argument. What has no readable signature takes none."""
+    """Whether `function` can be called with one positional argument.
+
+    What has no readable signature takes none.
+    """
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -1,6 +1,8 @@
-"""When it is told that something is tried again and again in vain: the first time, then ever more seldom. Decides, does nothing.
+"""When it is told that something is tried again and again in vain: the first time, then ever more
+seldom. Decides, does nothing.
 
-A log that says the same twice a second hides what else it has to say; one that says it once does not tell that it still is so.
+A log that says the same twice a second hides what else it has to say; one that says it once does
+not tell that it still is so.
 """
 
 from __future__ import annotations

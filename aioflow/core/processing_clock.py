@@ -1,14 +1,15 @@
 """Processing time: the wall clock as long as it runs evenly, the monotonic clock where it does not.
 
-A wall clock steps: an operator sets it, or a machine wakes from sleep. A broken time server may send
-it ten years ahead for a moment. Windows, timers and times to live need a time that passes at the
-pace of a second a second. So processing time does not follow a step at once. A step shows as a
+A wall clock steps: an operator sets it, or a machine wakes from sleep. A broken time server may
+send it ten years ahead for a moment. Windows, timers and times to live need a time that passes at
+the pace of a second a second. So processing time does not follow a step at once. A step shows as a
 difference from the monotonic clock:
 
     forward     followed once it has lasted for `SETTLE_S`; everything due in between fires
     backward    never followed; processing time keeps its lead until the wall clock catches up
 
-Each step is logged once. Drift of up to `TOLERANCE_MS` between two readings is followed as it comes.
+Each step is logged once. Drift of up to `TOLERANCE_MS` between two readings is followed as it
+comes.
 
 Invariant: readings never decrease.
 """
@@ -35,9 +36,20 @@ SETTLE_S = 10.0
 
 
 class ProcessingClock:
-    """Returns, when called, the processing time in ms since 1970-01-01 UTC. All tasks of a process share one."""
+    """Returns, when called, the processing time in ms since 1970-01-01 UTC.
 
-    __slots__ = ("_clock", "_even_ms", "_last_ms", "_lead_ms", "_reached_ms", "_read_s", "_stepped_s")
+    All tasks of a process share one.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_even_ms",
+        "_last_ms",
+        "_lead_ms",
+        "_reached_ms",
+        "_read_s",
+        "_stepped_s",
+    )
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -69,7 +81,8 @@ class ProcessingClock:
             self._stepped_s = None
         elif ahead_ms < 0:
             logger.warning(
-                "the wall clock was put back by %.1f s: processing time goes on by the monotonic clock, and is ahead by that until "
+                "the wall clock was put back by %.1f s: processing time goes on by the monotonic "
+                "clock, and is ahead by that until "
                 "the process ends or the wall clock has caught up",
                 -ahead_ms / 1000.0,
             )
@@ -82,7 +95,8 @@ class ProcessingClock:
             now_ms = expected_ms
         elif self._stepped_s is None:
             logger.warning(
-                "the wall clock is ahead by %.1f s all at once, as after a sleep of the machine, or because it was set: processing time "
+                "the wall clock is ahead by %.1f s all at once, as after a sleep of the machine, "
+                "or because it was set: processing time "
                 "follows when that has lasted for %g s",
                 (ahead_ms - self._lead_ms) / 1000.0,
                 SETTLE_S,
@@ -92,7 +106,10 @@ class ProcessingClock:
         elif now_s - self._stepped_s < SETTLE_S:
             return expected_ms
         else:
-            logger.warning("processing time follows the wall clock, and jumps by %.1f s", (ahead_ms - self._lead_ms) / 1000.0)
+            logger.warning(
+                "processing time follows the wall clock, and jumps by %.1f s",
+                (ahead_ms - self._lead_ms) / 1000.0,
+            )
             now_ms -= self._lead_ms
             self._lead_ms, self._stepped_s = 0, None
         self._reached_ms, self._read_s, self._even_ms = now_ms, now_s, now_ms + TOLERANCE_MS

@@ -1,4 +1,7 @@
-"""How often, how soon and after which errors an async call is tried again. Pure data; `timeout=` bounds all tries together."""
+"""How often, how soon and after which errors an async call is tried again.
+
+Pure data; `timeout=` bounds all tries together.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ __all__ = ["Retry"]
 @explained_methods
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """`attempts` counts all tries, the first included. The pause before try n+1 is `backoff * multiplier ** (n - 1)`.
+    """`attempts` counts all tries, the first included. The pause before try n+1 is `backoff *
+    multiplier ** (n - 1)`.
 
     Raises ValueError or TypeError for what makes no sense, where it is written.
     """
@@ -30,7 +34,10 @@ class Retry:
 
     def __post_init__(self) -> None:
         if type(self.attempts) is not int or self.attempts < 1:
-            raise ValueError(f"Retry: attempts is {self.attempts!r}, expected an int of at least 1: it counts the first try too")
+            raise ValueError(
+                f"Retry: attempts is {self.attempts!r}, expected an int of at least 1: it counts "
+                "the first try too"
+            )
         if not self.multiplier >= 1:
             raise ValueError(f"Retry: multiplier is {self.multiplier!r}, expected at least 1")
         errors = self.on if isinstance(self.on, tuple) else (self.on,)
@@ -40,7 +47,9 @@ class Retry:
         object.__setattr__(self, "on", errors)
         object.__setattr__(self, "_backoff_s", _not_negative(self.backoff, "backoff"))
         if self.max_backoff is not None:
-            object.__setattr__(self, "_max_backoff_s", _not_negative(self.max_backoff, "max_backoff"))
+            object.__setattr__(
+                self, "_max_backoff_s", _not_negative(self.max_backoff, "max_backoff")
+            )
 
     def delay_s(self, tries: int) -> float:
         """Seconds to wait after `tries` tries have failed."""

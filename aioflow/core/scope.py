@@ -1,7 +1,8 @@
 """Where user code runs, for logs: job, operator, subtask and key as a context variable.
 
-A task sets one `Scope` when it starts; the coroutines and tasks that it starts inherit it. The chain points it at the operator whose
-user code runs next, and the key is asked of that operator's state when somebody looks. So a record pays nothing.
+A task sets one `Scope` when it starts; the coroutines and tasks that it starts inherit it. The
+chain points it at the operator whose user code runs next, and the key is asked of that operator's
+state when somebody looks. So a record pays nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Scope:
         key = state.current_key
         try:
             return next(iter({key}))
-        except Exception:  # noqa: BLE001  # The state layer's placeholder for "no key" refuses to be hashed; keys never do.
+        # The state layer's placeholder for "no key" refuses to be hashed; keys never do.
+        except Exception:  # noqa: BLE001
             return None
 
     def at(self, operator_context: ScopeOperator) -> Scope:

@@ -1,7 +1,8 @@
-"""Batches of values as bytes, on the msgpack wire format: what comes out equals what went in, type for type.
+"""Batches of values as bytes, on the msgpack wire format: what comes out equals what went in, type
+for type.
 
-msgpack by itself flattens tuples to lists and subclasses to their bases. So each batch is looked at once, by the exact
-types of its values, and written in the cheapest of five shapes that keeps them:
+msgpack by itself flattens tuples to lists and subclasses to their bases. So each batch is looked at
+once, by the exact types of its values, and written in the cheapest of five shapes that keeps them:
 
     PLAIN    scalars, or lists or dicts of scalars: straight through msgspec
     TUPLES   tuples of scalars: the same, read by a decoder that makes tuples
@@ -14,8 +15,8 @@ types of its values, and written in the cheapest of five shapes that keeps them:
     byte 0 version | byte 1 shape | PLAIN, TUPLES: msgpack array
                                   | ROWS, TAGGED, COLUMNS: 4 bytes length of the header, msgpack header, msgpack array
 
-A value that cannot be kept is refused with TypeNotSupported before anything is written. Malformed bytes raise
-DecodeError, whatever the decoder said.
+A value that cannot be kept is refused with TypeNotSupported before anything is written. Malformed
+bytes raise DecodeError, whatever the decoder said.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ _BYTES_MAX = 1 << 28
 
 _ZIP_ROWS_MIN = 16
 _ZIP_ROWS_MAX = 8_192
-"""Rows that are transposed by one call of `zip`: it has a fixed cost, and keeps an iterator for each row."""
+"""Rows that are transposed by one call of `zip`: it has a fixed cost, and keeps an iterator for
+each row.
+"""
 
 
 class DecodeError(RemoteProtocolError):
@@ -63,7 +66,10 @@ _TUPLES: Final = bytes((FORMAT_VERSION, _Shape.TUPLES))
 
 
 class Codec:
-    """Encodes and decodes batches, with the types of one registry. Keeps nothing between two calls."""
+    """Encodes and decodes batches, with the types of one registry.
+
+    Keeps nothing between two calls.
+    """
 
     __slots__ = ("_bytes_max", "_types")
 
@@ -75,21 +81,28 @@ class Codec:
     def encode_batch(self, values: list[Any], *, owner: str) -> bytes:
         """Returns the bytes of `values`, which are not changed or kept.
 
-        Raises TypeNotSupported naming `owner` (the operator or state it is for), the type and the remedy, also when the
-        bytes are more than `bytes_max`. Errors of a registered `encode=` come out as they are.
+        Raises TypeNotSupported naming `owner` (the operator or state it is for), the type and the
+        remedy, also when the bytes are more than `bytes_max`. Errors of a registered `encode=` come
+        out as they are.
         """
         try:
             try:
                 content = self._encode(values, careful=False)
-            except (OverflowError, UnicodeEncodeError):  # An int above 64 bits, or a lone surrogate: seldom, so twice.
+            except (
+                OverflowError,
+                UnicodeEncodeError,
+            ):  # An int above 64 bits, or a lone surrogate: seldom, so twice.
                 content = self._encode(values, careful=True)
         except TypeNotSupported as error:
             raise ValueNotSupported(f"{owner}: {error}") from None
         except RecursionError:
-            raise ValueNotSupported(f"{owner}: a value is nested too deeply, or contains itself; flatten it") from None
+            raise ValueNotSupported(
+                f"{owner}: a value is nested too deeply, or contains itself; flatten it"
+            ) from None
         if len(content) > self._bytes_max:
             raise ValueNotSupported(
-                f"{owner}: {len(values)} values take {len(content)} bytes, expected up to {self._bytes_max}; "
+                f"{owner}: {len(values)} values take {len(content)} bytes, expected up to "
+                f"{self._bytes_max}; "
                 "emit smaller values, or smaller batches"
             )
         return content
@@ -101,8 +114,11 @@ class Codec:
         except MemoryError:
             raise
         except Exception as error:
-            # A plain LookupError is ours and says it all: a type or field that is not here. The others are decoders'.
-            reason = str(error) if type(error) is LookupError else f"{type(error).__name__}: {error}"
+            # A plain LookupError is ours and says it all: a type or field that is not here. The
+            # others are decoders'.
+            reason = (
+                str(error) if type(error) is LookupError else f"{type(error).__name__}: {error}"
+            )
             raise DecodeError(f"cannot decode a batch of {len(content)} bytes: {reason}") from error
 
     def encode(self, value: Any, *, owner: str) -> bytes:
@@ -113,7 +129,9 @@ class Codec:
         """Returns the value of `encode`. Raises DecodeError."""
         values = self.decode_batch(content)
         if len(values) != 1:
-            raise DecodeError(f"cannot decode {len(content)} bytes: they hold {len(values)} values, expected one")
+            raise DecodeError(
+                f"cannot decode {len(content)} bytes: they hold {len(values)} values, expected one"
+            )
         return values[0]
 
     def check(self, value: Any, *, owner: str) -> None:
@@ -121,7 +139,9 @@ class Codec:
         self.encode_batch([value], owner=owner)
 
     def fields_of(self, kind: type[Any]) -> tuple[str, ...]:
-        """Names of the fields that instances of `kind` are taken apart into, and have when they are read; none for any other type."""
+        """Names of the fields that instances of `kind` are taken apart into, and have when they
+        are read; none for any other type.
+        """
         try:
             return self._types.plan(kind).fields
         except TypeNotSupported:
@@ -132,7 +152,10 @@ class Codec:
         return self._types.plan(kind).name
 
     def assembler(self, name: str, fields: tuple[str, ...]) -> Assembler:
-        """What puts together instances of the class of that name, written with these fields. Raises LookupError if it is not here."""
+        """What puts together instances of the class of that name, written with these fields.
+
+        Raises LookupError if it is not here.
+        """
         return self._types.assembler(name, fields)
 
     def _encode(self, values: list[Any], *, careful: bool) -> bytes:
@@ -170,10 +193,14 @@ class Codec:
         if body > len(view):
             raise ValueError("the header is cut off")
         if shape == _Shape.TAGGED:
-            return Untagger(self._types, _unpack_list(view[6:body])).untag_all(_unpack_list(view[body:]))
+            return Untagger(self._types, _unpack_list(view[6:body])).untag_all(
+                _unpack_list(view[body:])
+            )
         if shape == _Shape.ROWS:
             table, row_class, tagged = _unpack_list(view[6:body])
-            return _decode_rows(Untagger(self._types, table), row_class, tagged, _unpack_tuples(view[body:]))
+            return _decode_rows(
+                Untagger(self._types, table), row_class, tagged, _unpack_tuples(view[body:])
+            )
         if shape == _Shape.COLUMNS:
             (layout,) = _unpack_list(view[6:body])
             columns = _unpack_list(view[body:])
@@ -188,7 +215,10 @@ class Codec:
 
 
 def _common_type(values: list[Any]) -> type[Any] | None:
-    """Returns the exact type of all `values`, or None. 10 ns a value; a set of the types takes 18."""
+    """Returns the exact type of all `values`, or None.
+
+    10 ns a value; a set of the types takes 18.
+    """
     if not values:
         return None
     kind = type(values[0])
@@ -196,14 +226,19 @@ def _common_type(values: list[Any]) -> type[Any] | None:
 
 
 def _encode_containers(kind: type[Any] | None, values: list[Any]) -> bytes | None:
-    """Returns the batch of values of one builtin container type, or None unless they hold scalars only."""
+    """Returns the batch of values of one builtin container type, or None unless they hold
+    scalars only.
+    """
     if kind is tuple:
-        if _are_rows_of_scalars(values) or SCALARS.issuperset(map(type, chain.from_iterable(values))):
+        if _are_rows_of_scalars(values) or SCALARS.issuperset(
+            map(type, chain.from_iterable(values))
+        ):
             return _TUPLES + _pack(values)
     elif kind is dict:
         leaves = list(map(dict.values, values))
         if SCALARS.issuperset(map(type, chain.from_iterable(values))) and (
-            _are_rows_of_scalars(leaves) or SCALARS.issuperset(map(type, chain.from_iterable(leaves)))
+            _are_rows_of_scalars(leaves)
+            or SCALARS.issuperset(map(type, chain.from_iterable(leaves)))
         ):
             return _PLAIN + _pack(values)
     elif kind is list and SCALARS.issuperset(map(type, chain.from_iterable(values))):
@@ -212,7 +247,8 @@ def _encode_containers(kind: type[Any] | None, values: list[Any]) -> bytes | Non
 
 
 def _are_rows_of_scalars(values: Sequence[Iterable[Any]]) -> bool:
-    """Tells whether rows have one length and columns of one scalar type each; False may also mean: not seen.
+    """Tells whether rows have one length and columns of one scalar type each; False may also mean:
+    not seen.
 
     The usual batch, and by columns the look at it takes 61 ns for a tuple of three instead of 87.
     """
@@ -223,11 +259,16 @@ def _are_rows_of_scalars(values: Sequence[Iterable[Any]]) -> bool:
     except ValueError:
         return False
     count = len(values)
-    return all(type(column[0]) in SCALARS and list(map(type, column)).count(type(column[0])) == count for column in columns)
+    return all(
+        type(column[0]) in SCALARS and list(map(type, column)).count(type(column[0])) == count
+        for column in columns
+    )
 
 
 def _encode_rows(tagger: Tagger, kind: type[Any], values: list[Any]) -> bytes | None:
-    """Returns the batch of values of one class or of tuples of one length, or None if they are neither."""
+    """Returns the batch of values of one class or of tuples of one length, or None if they are
+    neither.
+    """
     row_class: int | None = None
     rows: Sequence[tuple[Any, ...]] = values
     if kind is tuple:
@@ -249,7 +290,9 @@ def _encode_rows(tagger: Tagger, kind: type[Any], values: list[Any]) -> bytes | 
     return _framed(_Shape.ROWS, [tagger.table, row_class, tagged], rows)
 
 
-def _decode_rows(untagger: Untagger, row_class: int | None, tagged: list[int], rows: list[Any]) -> list[Any]:
+def _decode_rows(
+    untagger: Untagger, row_class: int | None, tagged: list[int], rows: list[Any]
+) -> list[Any]:
     if tagged and rows:
         if len(set(map(len, rows))) != 1:
             raise ValueError("rows differ in length")
@@ -261,7 +304,10 @@ def _decode_rows(untagger: Untagger, row_class: int | None, tagged: list[int], r
         return rows
     assembler = untagger.assembler(row_class)
     if assembler.decode is not None or assembler.kind is Kind.ENUM:
-        raise ValueError(f"{assembler.cls.__qualname__} was written field by field, and is registered otherwise here")
+        raise ValueError(
+            f"{assembler.cls.__qualname__} was written field by field, and is registered "
+            "otherwise here"
+        )
     return assembler.assemble(rows)
 
 
@@ -274,7 +320,9 @@ def _transpose(rows: Sequence[tuple[Any, ...]]) -> list[Sequence[Any]]:
 
 def _framed(shape: _Shape, header: list[Any], body: Sequence[Any]) -> bytes:
     packed = _pack(header)
-    return b"".join((bytes((FORMAT_VERSION, shape)), len(packed).to_bytes(4, "big"), packed, _pack(body)))
+    return b"".join(
+        (bytes((FORMAT_VERSION, shape)), len(packed).to_bytes(4, "big"), packed, _pack(body))
+    )
 
 
 def _refuse_extension(code: int, data: memoryview) -> Any:
@@ -282,8 +330,9 @@ def _refuse_extension(code: int, data: memoryview) -> Any:
 
 
 _pack: Final[Callable[[Any], bytes]] = msgspec.msgpack.Encoder().encode
-_unpack_list: Final[Callable[[Any], list[Any]]] = msgspec.msgpack.Decoder(list, ext_hook=_refuse_extension).decode
+_unpack_list: Final[Callable[[Any], list[Any]]] = msgspec.msgpack.Decoder(
+    list, ext_hook=_refuse_extension
+).decode
 _unpack_tuples: Final[Callable[[Any], list[tuple[Any, ...]]]] = msgspec.msgpack.Decoder(
     list[tuple[Any, ...]], ext_hook=_refuse_extension
 ).decode
-

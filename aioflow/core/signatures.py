@@ -1,7 +1,8 @@
 """Whether a user's function can be called as the engine will call it, told where the flow is built.
 
-Only what Python would refuse at the first element is refused here. A signature that cannot be read, or that a decorator has put before
-another one, refuses nothing: `functools.wraps` shows the parameters of what it wraps, and the wrapper may take others.
+Only what Python would refuse at the first element is refused here. A signature that cannot be read,
+or that a decorator has put before another one, refuses nothing: `functools.wraps` shows the
+parameters of what it wraps, and the wrapper may take others.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ __all__ = ["check_takes", "wrong_signature"]
 
 
 def check_takes(function: Any, what: str, parameters: str) -> None:
-    """Raises GraphError if `function`, which `what` wants, cannot be called with `parameters`, named as in "value, ctx"; "" for none."""
+    """Raises GraphError if `function`, which `what` wants, cannot be called with `parameters`,
+    named as in "value, ctx"; "" for none.
+    """
     if wrong := wrong_signature(function, len(parameters.split(",")) if parameters else 0):
         name = getattr(function, "__qualname__", type(function).__name__)
         raise GraphError(f"{what} needs a function of ({parameters}), got {name}{wrong}")
 
 
 def wrong_signature(function: Any, count: int) -> str:
-    """The signature of `function` as text, if it cannot be called with `count` arguments by place; empty if it can, or nobody knows."""
+    """The signature of `function` as text, if it cannot be called with `count` arguments by
+    place; empty if it can, or nobody knows.
+    """
     signature = _signature(function)
     try:
         if signature is not None:
@@ -41,6 +46,6 @@ def _signature(function: Any) -> inspect.Signature | None:
         return None
     try:
         return inspect.signature(function, follow_wrapped=False)
-    except Exception:  # noqa: BLE001  # Some builtins tell nothing about themselves, and a class may do so in its own way.
+    # Some builtins tell nothing about themselves, and a class may do so in its own way.
+    except Exception:  # noqa: BLE001
         return None
-

@@ -1,7 +1,8 @@
 """Declarations of keyed and operator state: name, type of thing, time to live.
 
-A descriptor is pure data. It is found again after a restore by its name; the same name declared differently is an error. Times to
-live count from the last write, in processing time; an expired value is never returned.
+A descriptor is pure data. It is found again after a restore by its name; the same name declared
+differently is an error. Times to live count from the last write, in processing time; an expired
+value is never returned.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class StateDescriptor:
 
     @property
     def kind(self) -> str:
-        """The kind of state, as errors and savepoints spell it: value, list, map, reducing, aggregating."""
+        """The kind of state, as errors and savepoints spell it: value, list, map, reducing,
+        aggregating.
+        """
         return type(self).__name__.removesuffix("StateDescriptor").lower()
 
 
@@ -72,6 +75,8 @@ class ReducingStateDescriptor(StateDescriptor, Generic[T]):
 
 @dataclass(frozen=True)
 class AggregatingStateDescriptor(StateDescriptor, Generic[T]):
-    """One accumulator a key, kept by an `AggregateFunction`; `get()` gives its result, which is of type T."""
+    """One accumulator a key, kept by an `AggregateFunction`; `get()` gives its result, which is
+    of type T.
+    """
 
     agg: Any  # An AggregateFunction of any types: the descriptor only carries it.

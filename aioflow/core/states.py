@@ -1,7 +1,8 @@
-"""What user code holds of keyed state: one object for each state, bound to the key of the element that is being processed.
+"""What user code holds of keyed state: one object for each state, bound to the key of the element
+that is being processed.
 
-Declared by a descriptor and handed out by the runtime context in `open`, to be kept. What a look-up gives is `T | OrNone`: nothing may be
-stored for the key.
+Declared by a descriptor and handed out by the runtime context in `open`, to be kept. What a look-up
+gives is `T | OrNone`: nothing may be stored for the key.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ V = TypeVar("V")
 D = TypeVar("D")
 
 
-class ValueState(Protocol[T]):  # type: ignore[misc]  # It gives T as well: Any beside it hides that.
+# It gives T as well: Any beside it hides that.
+class ValueState(Protocol[T]):  # type: ignore[misc]
     """One value for the current key."""
 
     def value(self) -> T | OrNone:
@@ -48,7 +50,10 @@ class ListState(Protocol[T]):
 
 
 class MapState(Protocol[K, V]):
-    """A map for the current key. `keys`, `values` and `items` are lists: the map may be changed while they are read."""
+    """A map for the current key.
+
+    `keys`, `values` and `items` are lists: the map may be changed while they are read.
+    """
 
     @overload
     def get(self, key: K) -> V | OrNone: ...
@@ -65,7 +70,8 @@ class MapState(Protocol[K, V]):
     def clear(self) -> None: ...
 
 
-class ReducingState(Protocol[T]):  # type: ignore[misc]  # It gives T as well: Any beside it hides that.
+# It gives T as well: Any beside it hides that.
+class ReducingState(Protocol[T]):  # type: ignore[misc]
     """The reduction of what was added for the current key."""
 
     def get(self) -> T | OrNone:

@@ -1,10 +1,12 @@
 """How soon a thread that waits for the interpreter is given it, while a loop keeps it busy.
 
-A thread that has waited for the switch interval asks the holder to let go, and then gets its turn for certain. The count begins anew each
-time that the holder lets go by itself, which a loop does once a turn, in its `select`; and it takes the interpreter back before the other
-thread is awake. Turns are shorter than the interval of 5 ms that Python begins with, so beside a busy loop a thread waits until chance
-gives it a turn: measured were seconds for the few files of a checkpoint. With an interval below the length of a turn it waits no longer
-than that. Where no thread waits, nothing changes.
+A thread that has waited for the switch interval asks the holder to let go, and then gets its turn
+for certain. The count begins anew each time that the holder lets go by itself, which a loop does
+once a turn, in its `select`; and it takes the interpreter back before the other thread is awake.
+Turns are shorter than the interval of 5 ms that Python begins with, so beside a busy loop a thread
+waits until chance gives it a turn: measured were seconds for the few files of a checkpoint. With an
+interval below the length of a turn it waits no longer than that. Where no thread waits, nothing
+changes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ _found: list[float] = []
 
 @contextmanager
 def switch_interval(seconds: float) -> Iterator[None]:
-    """Inside, the interval of the process is at most so long; the shortest wanted counts. What the program sets meanwhile, stays."""
+    """Inside, the interval of the process is at most so long; the shortest wanted counts.
+
+    What the program sets meanwhile, stays.
+    """
     with _lock:
         if not _wanted:
             _found[:] = [sys.getswitchinterval()] * 2

@@ -1,4 +1,7 @@
-"""Files of the operating system. Part of `SystemHost`, on whose pool every call runs but the two that give a handle."""
+"""Files of the operating system.
+
+Part of `SystemHost`, on whose pool every call runs but the two that give a handle.
+"""
 
 from __future__ import annotations
 
@@ -141,8 +144,8 @@ def fsync_path(path: str) -> None:
 
 def rename_new(source: str, target: str) -> bool:
     """Move a file to a name that nothing has; False if something has it."""
-    # A link is the one portable call that makes a name only if nothing has it. A crash before the old name is gone
-    # leaves two names of one whole file: then this is called again.
+    # A link is the one portable call that makes a name only if nothing has it. A crash before the
+    # old name is gone leaves two names of one whole file: then this is called again.
     try:
         os.link(source, target, follow_symlinks=False)
     except FileExistsError:
@@ -194,13 +197,21 @@ def check_inside(path: str, within: str) -> None:
     """Refuse a path that symbolic links lead out of a directory."""
     real, root = os.path.realpath(path), os.path.realpath(within)
     if real != root and not real.startswith(root.rstrip("/") + "/"):
-        raise PermissionError(f"{path} leads to {real} by a symbolic link, expected a place below {root}: remove the link")
+        raise PermissionError(
+            f"{path} leads to {real} by a symbolic link, expected a place below {root}: remove "
+            "the link"
+        )
 
 
 def _stat(path: str) -> FileStat:
     status = os.stat(path)
     is_dir = stat.S_ISDIR(status.st_mode)
-    return FileStat(status.st_size, status.st_mtime_ns // 1_000_000, is_dir, (status.st_dev, status.st_ino) if is_dir else None)
+    return FileStat(
+        status.st_size,
+        status.st_mtime_ns // 1_000_000,
+        is_dir,
+        (status.st_dev, status.st_ino) if is_dir else None,
+    )
 
 
 def _stat_of_what_is_there(path: str) -> FileStat | None:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["SystemNetwork"]
 
 TLS_HANDSHAKE_TIMEOUT_S = 10.0
-"""How long a peer may take for TLS, before its protocol is even made; the loops' own minute is long for who knocks in vain."""
+"""How long a peer may take for TLS, before its protocol is even made; the loops' own minute is
+long for who knocks in vain.
+"""
 
 
 class SystemNetwork:
@@ -52,7 +54,11 @@ class SystemNetwork:
     ) -> Listener:
         loop = asyncio.get_running_loop()
         timeout_s = None if ssl is None else TLS_HANDSHAKE_TIMEOUT_S
-        return _SystemListener(await loop.create_server(protocol_factory, host, port, ssl=ssl, ssl_handshake_timeout=timeout_s))
+        return _SystemListener(
+            await loop.create_server(
+                protocol_factory, host, port, ssl=ssl, ssl_handshake_timeout=timeout_s
+            )
+        )
 
 
 class _SystemListener:
@@ -68,10 +74,13 @@ class _SystemListener:
         if not isinstance(loop, asyncio.SelectorEventLoop):
             server.close()
             return
-        # A connection that asyncio has accepted gets its transport a turn later, and if the server was closed meanwhile it is dropped with
-        # its socket open (python/cpython#109564). So nothing more is accepted from now on, and what was accepted goes first.
+        # A connection that asyncio has accepted gets its transport a turn later, and if the server
+        # was closed meanwhile it is dropped with its socket open (python/cpython#109564). So
+        # nothing more is accepted from now on, and what was accepted goes first.
         for listening in server.sockets:
             loop.remove_reader(listening)
-            with suppress(OSError):  # Not every system ends a listener so; there it ends a turn later.
+            with suppress(
+                OSError
+            ):  # Not every system ends a listener so; there it ends a turn later.
                 listening.shutdown(socket.SHUT_RDWR)
         loop.call_soon(server.close)

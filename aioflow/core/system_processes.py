@@ -1,4 +1,7 @@
-"""Processes of the machine: those that this one starts, and which one it is itself. Part of `SystemHost`."""
+"""Processes of the machine: those that this one starts, and which one it is itself.
+
+Part of `SystemHost`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["SECRET_FD_ENV", "ProcessIdentity", "SystemProcesses"]
 
 SECRET_FD_ENV = "AIOFLOW_SECRET_FD"
-"""Environment variable that tells a started process which descriptor its secret can be read from, once."""
+"""Environment variable that tells a started process which descriptor its secret can be read
+from, once.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,9 @@ class _SystemProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # It ended between the look and the signal.
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # It ended between the look and the signal.
                 self._process.send_signal(number)
 
 
@@ -83,20 +90,28 @@ class SystemProcesses:
         return _start_time(process.pid) != process.started
 
     async def exec(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, secret: bytes | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        secret: bytes | None = None,
     ) -> Process:
         environment = {**os.environ, **(env or {})}
         environment.pop(SECRET_FD_ENV, None)
         if secret is None:
             return _SystemProcess(await asyncio.create_subprocess_exec(*argv, env=environment))
-        if len(secret) > 4096:  # The least a pipe holds: writing never blocks although nobody reads yet.
+        if (
+            len(secret) > 4096
+        ):  # The least a pipe holds: writing never blocks although nobody reads yet.
             raise ValueError(f"secret for {argv[0]} has {len(secret)} bytes, expected at most 4096")
         read_end, write_end = os.pipe()
         try:
             with open(write_end, "wb") as pipe:  # noqa: ASYNC230  # It fits into the pipe.
                 pipe.write(secret)
             environment[SECRET_FD_ENV] = str(read_end)
-            return _SystemProcess(await asyncio.create_subprocess_exec(*argv, env=environment, pass_fds=(read_end,)))
+            return _SystemProcess(
+                await asyncio.create_subprocess_exec(*argv, env=environment, pass_fds=(read_end,))
+            )
         finally:
             os.close(read_end)
 
@@ -109,7 +124,9 @@ class SystemProcesses:
 
 
 def _machine() -> str:
-    """Boot of the machine and name space of its process numbers; "" where the system does not tell."""
+    """Boot of the machine and name space of its process numbers; "" where the system does not
+    tell.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -118,7 +135,9 @@ def _machine() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process that runs began, in ticks since boot; None if there is none, or only its parent has not noticed yet."""
+    """When a process that runs began, in ticks since boot; None if there is none, or only its
+    parent has not noticed yet.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             # The name of the program comes first and may hold spaces and parentheses.

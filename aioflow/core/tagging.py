@@ -1,10 +1,13 @@
-"""Values that msgpack cannot tell apart, as trees that it can: tagging on the way out, untagging on the way in.
+"""Values that msgpack cannot tell apart, as trees that it can: tagging on the way out, untagging on
+the way in.
 
-In a tagged tree every array is `[tag, ...]`, so that a list, a tuple, a set and a date stay what they are. None, bool,
-float, bytes, ints of 64 bits and strings that are UTF-8 stand for themselves; a map is a dict with such keys. Classes
-of the user are written once, in a table `[[name, [field, ...]], ...]`, and are named by their index in it.
+In a tagged tree every array is `[tag, ...]`, so that a list, a tuple, a set and a date stay what
+they are. None, bool, float, bytes, ints of 64 bits and strings that are UTF-8 stand for themselves;
+a map is a dict with such keys. Classes of the user are written once, in a table `[[name, [field,
+...]], ...]`, and are named by their index in it.
 
-The invariant: `Untagger(t.table).untag(Tagger().tag(v))` equals v, type for type, or `tag` raises TypeNotSupported.
+The invariant: `Untagger(t.table).untag(Tagger().tag(v))` equals v, type for type, or `tag` raises
+TypeNotSupported.
 """
 
 from __future__ import annotations
@@ -25,30 +28,53 @@ from aioflow.core.type_registry import Assembler, Kind, TypePlan, TypeRegistry, 
 __all__ = ["DEPTH_MAX", "SCALARS", "Tagger", "Untagger"]
 
 DEPTH_MAX = 100
-"""Containers within containers. The recursion of both sides fits the interpreter's stack from any place."""
+"""Containers within containers.
+
+The recursion of both sides fits the interpreter's stack from any place.
+"""
 
 _COLUMN_MIN = 4
 _COLUMN_ITEMS_MAX = 1 << 16
-"""Values of one container type that are looked at together, and what they may hold between them: a list that contains itself would grow
-with each level, where one value after the other finds the end of the levels soon.
+"""Values of one container type that are looked at together, and what they may hold between them: a
+list that contains itself would grow with each level, where one value after the other finds the end
+of the levels soon.
 """
 
 _COLUMNS_MAX = 32
-"""Values with more places are no rows: vectors of 768 numbers take three times as long by a call for each place as by one for all."""
+"""Values with more places are no rows: vectors of 768 numbers take three times as long by a call
+for each place as by one for all.
+"""
 
 SCALARS: Final[frozenset[type]] = frozenset({type(None), bool, int, float, str, bytes})
 """Types that stand for themselves, as long as ints have 64 bits and strings no lone surrogates."""
 
 _SAFE_SCALARS: Final[frozenset[type]] = frozenset({type(None), bool, float, bytes})
 
-_LIST, _TUPLE, _DICT, _SET, _FROZENSET, _INT, _STR, _DATETIME, _DATE, _TIME, _TIMEDELTA, _DECIMAL, _UUID = range(13)
+(
+    _LIST,
+    _TUPLE,
+    _DICT,
+    _SET,
+    _FROZENSET,
+    _INT,
+    _STR,
+    _DATETIME,
+    _DATE,
+    _TIME,
+    _TIMEDELTA,
+    _DECIMAL,
+    _UUID,
+) = range(13)
 _ENUM, _RECORD, _CUSTOM, _NUMPY = range(13, 17)
 
 _EPOCH = datetime(1970, 1, 1)
 
 
 class Tagger:
-    """Tags the values of one batch. `careful` also looks at each int and str, whose range msgpack would exceed."""
+    """Tags the values of one batch.
+
+    `careful` also looks at each int and str, whose range msgpack would exceed.
+    """
 
     __slots__ = ("_index", "_plans", "_scalars", "_types", "table")
 
@@ -65,9 +91,15 @@ class Tagger:
         if kind in self._scalars:
             return value
         if depth >= DEPTH_MAX:
-            raise ValueNotSupported(f"a value is nested deeper than {DEPTH_MAX} levels, or contains itself; flatten it")
+            raise ValueNotSupported(
+                f"a value is nested deeper than {DEPTH_MAX} levels, or contains itself; flatten it"
+            )
         encode = _TAG_BY_TYPE.get(kind)
-        return encode(self, value, depth + 1) if encode is not None else self._tag_class(value, kind, depth + 1)
+        return (
+            encode(self, value, depth + 1)
+            if encode is not None
+            else self._tag_class(value, kind, depth + 1)
+        )
 
     def handles(self, kind: type[Any]) -> bool:
         """Tells whether `kind` has a tag of its own, so that no class needs to be named."""
@@ -79,7 +111,11 @@ class Tagger:
             return values
         kind = _common_container(values)
         if kind is not None and depth < DEPTH_MAX and sum(map(len, values)) <= _COLUMN_ITEMS_MAX:
-            return self._tag_dicts(values, depth + 1) if kind is dict else self._tag_sequences(kind, values, depth + 1)
+            return (
+                self._tag_dicts(values, depth + 1)
+                if kind is dict
+                else self._tag_sequences(kind, values, depth + 1)
+            )
         tag = self.tag
         return [tag(value, depth) for value in values]
 
@@ -87,10 +123,16 @@ class Tagger:
         """Tells whether all of `values` are scalars."""
         types = list(map(type, values))
         # Nearly always one type, and to count it is half the price of looking each up in a set.
-        return not types or (types[0] in self._scalars and (types.count(types[0]) == len(types) or self._scalars.issuperset(types)))
+        return not types or (
+            types[0] in self._scalars
+            and (types.count(types[0]) == len(types) or self._scalars.issuperset(types))
+        )
 
     def class_index(self, cls: type[Any]) -> int:
-        """Returns the place of `cls` in the table, where it is put at its first use. Raises TypeNotSupported."""
+        """Returns the place of `cls` in the table, where it is put at its first use.
+
+        Raises TypeNotSupported.
+        """
         index = self._index.get(cls)
         if index is None:
             plan = self._types.plan(cls)
@@ -104,11 +146,16 @@ class Tagger:
         return self._plans[self.class_index(cls)]
 
     def _tag_sequences(self, kind: type[Any], values: Collection[Any], depth: int) -> list[Any]:
-        """The trees of lists, or of tuples: a fraction of what it costs to look at one after the other."""
+        """The trees of lists, or of tuples: a fraction of what it costs to look at one after the
+        other.
+        """
         number = _LIST if kind is list else _TUPLE
         columns = _columns_of(values)
         if columns is not None:
-            return [[number, *row] for row in zip(*[self.tag_all(column, depth) for column in columns], strict=True)]
+            return [
+                [number, *row]
+                for row in zip(*[self.tag_all(column, depth) for column in columns], strict=True)
+            ]
         trees = iter(self.tag_all(list(chain.from_iterable(values)), depth))
         return [[number, *islice(trees, len(value))] for value in values]
 
@@ -116,7 +163,9 @@ class Tagger:
         names = _common_keys(values)
         if names is None or not self.stand_for_themselves(names):
             return [_tag_dict(self, value, depth) for value in values]
-        columns = [self.tag_all(column, depth) for column in zip(*map(dict.values, values), strict=True)]
+        columns = [
+            self.tag_all(column, depth) for column in zip(*map(dict.values, values), strict=True)
+        ]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _tag_class(self, value: Any, kind: type[Any], depth: int) -> Any:
@@ -134,13 +183,18 @@ class Tagger:
 
 
 class Untagger:
-    """Reads tagged trees. The values and errors of malformed trees are arbitrary: the caller makes one error of them."""
+    """Reads tagged trees.
+
+    The values and errors of malformed trees are arbitrary: the caller makes one error of them.
+    """
 
     __slots__ = ("_assemblers",)
 
     def __init__(self, types: TypeRegistry, table: Iterable[Any]) -> None:
         """Raises LookupError for a class that is not here."""
-        self._assemblers: list[Assembler] = [types.assembler(name, fields) for name, fields in table]
+        self._assemblers: list[Assembler] = [
+            types.assembler(name, fields) for name, fields in table
+        ]
 
     def untag(self, tree: Any, depth: int = 0) -> Any:
         """Returns the value of `tree`."""
@@ -187,8 +241,12 @@ class Untagger:
             return list(trees)
         names = _common_keys(trees)
         if names is None:
-            return [{key: self.untag(value, depth) for key, value in tree.items()} for tree in trees]
-        columns = [self.untag_all(column, depth) for column in zip(*map(dict.values, trees), strict=True)]
+            return [
+                {key: self.untag(value, depth) for key, value in tree.items()} for tree in trees
+            ]
+        columns = [
+            self.untag_all(column, depth) for column in zip(*map(dict.values, trees), strict=True)
+        ]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def assembler(self, index: int) -> Assembler:
@@ -211,7 +269,13 @@ def _common_tag(trees: Sequence[list[Any]]) -> int | None:
     """The tag of all `trees`, if it is that of lists or of tuples."""
     numbers = list(map(itemgetter(0), trees))
     number = numbers[0]
-    return number if type(number) is int and number in (_LIST, _TUPLE) and numbers.count(number) == len(numbers) else None
+    return (
+        number
+        if type(number) is int
+        and number in (_LIST, _TUPLE)
+        and numbers.count(number) == len(numbers)
+        else None
+    )
 
 
 def _columns_of(values: Collection[Sequence[Any]]) -> list[tuple[Any, ...]] | None:
@@ -223,10 +287,16 @@ def _columns_of(values: Collection[Sequence[Any]]) -> list[tuple[Any, ...]] | No
 
 
 def _common_keys(values: Collection[dict[Any, Any]]) -> tuple[Any, ...] | None:
-    """The keys of all `values`, if they are rows with the same texts in the same order: 1 and True are equal and not the same."""
+    """The keys of all `values`, if they are rows with the same texts in the same order: 1 and
+    True are equal and not the same.
+    """
     keys = list(map(tuple, values))
     first = keys[0]
-    if not 0 < len(first) <= _COLUMNS_MAX or keys.count(first) != len(keys) or set(map(type, chain.from_iterable(keys))) != {str}:
+    if (
+        not 0 < len(first) <= _COLUMNS_MAX
+        or keys.count(first) != len(keys)
+        or set(map(type, chain.from_iterable(keys))) != {str}
+    ):
         return None
     return first
 
@@ -256,7 +326,9 @@ def _tag_frozenset(tagger: Tagger, value: frozenset[Any], depth: int) -> Any:
 
 def _tag_members(tagger: Tagger, members: Collection[Any], depth: int) -> Collection[Any]:
     try:
-        members = sorted(members)  # The same set gives the same bytes in every process, where it can.
+        members = sorted(
+            members
+        )  # The same set gives the same bytes in every process, where it can.
     except TypeError:
         pass
     return tagger.tag_all(members, depth)
@@ -294,13 +366,15 @@ def _tag_zone(tagger: Tagger, zone: tzinfo | None, depth: int) -> Any:
         return None if zone is None else 0
     from zoneinfo import ZoneInfo  # Here: most programs have no such zone.
 
-    if kind is ZoneInfo and zone.key is not None:  # type: ignore[attr-defined]  # mypy cannot narrow by `kind`.
+    # mypy cannot narrow by `kind`.
+    if kind is ZoneInfo and zone.key is not None:  # type: ignore[attr-defined]
         return zone.key  # type: ignore[attr-defined]
     if kind is timezone:
         offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
         return tagger.tag([offset, *name], depth)
     raise ValueNotSupported(
-        f"a datetime with a time zone of type {type_name(kind)} cannot travel: use zoneinfo.ZoneInfo(key) or datetime.timezone"
+        f"a datetime with a time zone of type {type_name(kind)} cannot travel: use "
+        "zoneinfo.ZoneInfo(key) or datetime.timezone"
     )
 
 
@@ -347,7 +421,9 @@ def _untag_tuple(untagger: Untagger, tree: list[Any], depth: int) -> Any:
 
 def _untag_dict(untagger: Untagger, tree: list[Any], depth: int) -> Any:
     _, keys, values = tree
-    return dict(zip(untagger.untag_all(keys, depth), untagger.untag_all(values, depth), strict=True))
+    return dict(
+        zip(untagger.untag_all(keys, depth), untagger.untag_all(values, depth), strict=True)
+    )
 
 
 def _untag_set(untagger: Untagger, tree: list[Any], depth: int) -> Any:
@@ -417,14 +493,19 @@ def _untag_enum(untagger: Untagger, tree: list[Any], depth: int) -> Any:
         return cls(member)
     found = cls.__members__.get(member)
     if found is None:
-        raise LookupError(f"{type_name(cls)} has no member {member!r}; keep members that were written, as aliases")
+        raise LookupError(
+            f"{type_name(cls)} has no member {member!r}; keep members that were written, as aliases"
+        )
     return found
 
 
 def _untag_record(untagger: Untagger, tree: list[Any], depth: int) -> Any:
     assembler = untagger.assembler(tree[1])
     if assembler.decode is not None or assembler.kind is Kind.ENUM:
-        raise ValueError(f"{type_name(assembler.cls)} was written field by field, and is registered otherwise here")
+        raise ValueError(
+            f"{type_name(assembler.cls)} was written field by field, and is registered otherwise "
+            "here"
+        )
     return assembler.assemble((untagger.untag_all(tree[2:], depth),))[0]
 
 
@@ -432,10 +513,15 @@ def _untag_custom(untagger: Untagger, tree: list[Any], depth: int) -> Any:
     _, index, payload = tree
     assembler = untagger.assembler(index)
     if assembler.decode is None:
-        raise LookupError(f"{type_name(assembler.cls)} was written by its encode=, and has no decode= here; register it")
+        raise LookupError(
+            f"{type_name(assembler.cls)} was written by its encode=, and has no decode= here; "
+            "register it"
+        )
     value = assembler.decode(untagger.untag(payload, depth))
     if type(value) is not assembler.cls:
-        raise TypeError(f"decode= of {type_name(assembler.cls)} returned a {type_name(type(value))}")
+        raise TypeError(
+            f"decode= of {type_name(assembler.cls)} returned a {type_name(type(value))}"
+        )
     return value
 
 

@@ -1,7 +1,9 @@
-"""Durations as users write them: a `timedelta`, or a text such as "100ms" "5s" "1.5s" "1m" "2h" "1d".
+"""Durations as users write them: a `timedelta`, or a text such as "100ms" "5s" "1.5s" "1m" "2h"
+"1d".
 
-A bare number is refused, because nobody can tell its unit; a parameter that takes a number says its unit in its name
-(`timestamp_ms`). Durations may be negative (the lower bound of an interval join); who needs a positive one checks it.
+A bare number is refused, because nobody can tell its unit; a parameter that takes a number says its
+unit in its name (`timestamp_ms`). Durations may be negative (the lower bound of an interval join);
+who needs a positive one checks it.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ _TEXT = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*", re.ASCII)
 def to_ms(duration: Duration, name: str = "duration") -> int:
     """Returns `duration` in whole milliseconds; `name` says in an error which parameter it was.
 
-    Raises TypeError for a value of another type, ValueError for a text that is no duration, and for a fraction of a
-    millisecond, which would be lost.
+    Raises TypeError for a value of another type, ValueError for a text that is no duration, and for
+    a fraction of a millisecond, which would be lost.
     """
     micros = _micros(duration, name)
     if micros % 1_000:
@@ -33,7 +35,10 @@ def to_ms(duration: Duration, name: str = "duration") -> int:
 
 
 def to_seconds(duration: Duration, name: str = "duration") -> float:
-    """Returns `duration` in seconds. Raises as `to_ms` does, for fractions of a microsecond only."""
+    """Returns `duration` in seconds.
+
+    Raises as `to_ms` does, for fractions of a microsecond only.
+    """
     return _micros(duration, name) / 1_000_000
 
 
@@ -41,7 +46,9 @@ def _micros(duration: object, name: str) -> int:
     if isinstance(duration, timedelta):
         return (duration.days * 86_400 + duration.seconds) * 1_000_000 + duration.microseconds
     if not isinstance(duration, str):
-        raise TypeError(f"{name} is {duration!r} of type {type(duration).__name__}, expected {_ACCEPTED}")
+        raise TypeError(
+            f"{name} is {duration!r} of type {type(duration).__name__}, expected {_ACCEPTED}"
+        )
     match = _TEXT.fullmatch(duration)
     if match is None:
         raise ValueError(f"{name} is {duration!r}, expected {_ACCEPTED}")

@@ -1,11 +1,13 @@
-"""Which classes of the user may travel, under which name, and how their fields are taken apart and put together.
+"""Which classes of the user may travel, under which name, and how their fields are taken apart and
+put together.
 
-A class travels as `module:qualname`, or as the name it was registered with. The reader never imports: it looks among
-the registered types, then in the modules that are loaded already, and takes only dataclasses, NamedTuples,
-`msgspec.Struct`s and Enums. Instances are put together from their fields, without running the user's `__init__`.
+A class travels as `module:qualname`, or as the name it was registered with. The reader never
+imports: it looks among the registered types, then in the modules that are loaded already, and takes
+only dataclasses, NamedTuples, `msgspec.Struct`s and Enums. Instances are put together from their
+fields, without running the user's `__init__`.
 
-The names of the fields travel too, once a batch: a field that was added since is restored from its default, one that
-was removed is dropped, with one warning for each class.
+The names of the fields travel too, once a batch: a field that was added since is restored from its
+default, one that was removed is dropped, with one warning for each class.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ __all__ = [
 ]
 
 STANDS_FOR = "__stands_for__"
-"""In the namespace of a Struct: the class whose instances its own stand for, with the same fields in the same order."""
+"""In the namespace of a Struct: the class whose instances its own stand for, with the same
+fields in the same order.
+"""
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -47,7 +51,9 @@ _V = TypeVar("_V")
 logger = logging.getLogger(__name__)
 
 _CACHE_ENTRIES_MAX = 1_024
-"""Classes, and lists of their fields, that a registry remembers; the peer chooses how many it sends."""
+"""Classes, and lists of their fields, that a registry remembers; the peer chooses how many it
+sends.
+"""
 
 _BUILTINS = (bool, int, float, str, bytes, bytearray, tuple, list, dict, set, frozenset)
 
@@ -64,7 +70,10 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TypePlan:
-    """How the instances of one class are encoded. `fields` is empty for Enums and for custom types."""
+    """How the instances of one class are encoded.
+
+    `fields` is empty for Enums and for custom types.
+    """
 
     cls: type[Any]
     name: str
@@ -73,7 +82,10 @@ class TypePlan:
     encode: Callable[[Any], Any] | None = None
 
     def rows(self, values: Sequence[Any]) -> Sequence[tuple[Any, ...]]:
-        """Returns the field values of each of `values`; NamedTuples are that themselves. Raises TypeNotSupported if one lacks a field."""
+        """Returns the field values of each of `values`; NamedTuples are that themselves.
+
+        Raises TypeNotSupported if one lacks a field.
+        """
         if self.kind is Kind.NAMED_TUPLE:
             return values
         fields = self.fields
@@ -82,7 +94,9 @@ class TypePlan:
                 return list(map(attrgetter(*fields), values))
             return [tuple(getattr(value, field) for field in fields) for value in values]
         except AttributeError as error:
-            raise ValueNotSupported(f"{type_name(self.cls)} cannot travel: {error}; set all its fields") from None
+            raise ValueNotSupported(
+                f"{type_name(self.cls)} cannot travel: {error}; set all its fields"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +111,10 @@ class Registration:
 
 
 class TypeRegistry:
-    """Names of types that travel, on top of those of `parent`. A deployment has its own, over the process's."""
+    """Names of types that travel, on top of those of `parent`.
+
+    A deployment has its own, over the process's.
+    """
 
     def __init__(self, parent: TypeRegistry | None = None) -> None:
         self._parent = parent
@@ -105,7 +122,9 @@ class TypeRegistry:
         self._by_name: dict[str, Registration] = {}
         self._kinds: dict[type[Any], Kind | None] = {}
         self._plans: dict[tuple[type[Any], Registration | None], TypePlan] = {}
-        self._assemblers: dict[tuple[type[Any], tuple[str, ...], Registration | None], Assembler] = {}
+        self._assemblers: dict[
+            tuple[type[Any], tuple[str, ...], Registration | None], Assembler
+        ] = {}
         self._warned: set[str] = set()
 
     def register(
@@ -119,22 +138,30 @@ class TypeRegistry:
     ) -> None:
         """Let instances of exactly `cls` travel as `name` (default `module:qualname`).
 
-        `encode(value)` gives a supported value, `decode(that)` an instance of `cls` again; both or neither, and neither
-        only for a dataclass, NamedTuple, Struct or Enum. `aliases` are names under which it was written before.
-        Registering a redefinition of the same class replaces it; raises ValueError if another class has the name.
+        `encode(value)` gives a supported value, `decode(that)` an instance of `cls` again; both or
+        neither, and neither only for a dataclass, NamedTuple, Struct or Enum. `aliases` are names
+        under which it was written before. Registering a redefinition of the same class replaces it;
+        raises ValueError if another class has the name.
         """
         if (encode is None) != (decode is None):
-            raise ValueError(f"register_type({cls.__qualname__}) was given one of encode and decode, expected both")
+            raise ValueError(
+                f"register_type({cls.__qualname__}) was given one of encode and decode, expected "
+                "both"
+            )
         if encode is None and _kind_of(cls) is None:
             raise ValueNotSupported(
-                f"{type_name(cls)} is no dataclass, NamedTuple, Struct or Enum: register it with encode= and decode="
+                f"{type_name(cls)} is no dataclass, NamedTuple, Struct or Enum: register it with "
+                "encode= and decode="
             )
         registration = Registration(cls, name or _path(cls), encode, decode, tuple(aliases))
         names = (registration.name, *registration.aliases)
         for known in names:
             holder = self._by_name.get(known)
             if holder is not None and _path(holder.cls) != _path(cls):
-                raise ValueError(f"{known!r} is the name of {type_name(holder.cls)} already; choose another name=")
+                raise ValueError(
+                    f"{known!r} is the name of {type_name(holder.cls)} already; choose another "
+                    "name="
+                )
         for known in names:
             self._by_name[known] = registration
         self._by_class[cls] = registration
@@ -158,20 +185,24 @@ class TypeRegistry:
         return plan
 
     def assembler(self, name: str, fields: Sequence[str]) -> Assembler:
-        """Returns what puts instances of the class `name` together from values of `fields`. Never imports.
+        """Returns what puts instances of the class `name` together from values of `fields`. Never
+        imports.
 
         Raises LookupError if no such class is loaded, or a field without a default is missing.
         """
         cls = self._resolve(name)
         if cls is None:
             raise LookupError(
-                f"type {name!r} is not registered here and not loaded as a dataclass, NamedTuple, Struct or Enum; "
+                f"type {name!r} is not registered here and not loaded as a dataclass, NamedTuple, "
+                "Struct or Enum; "
                 "import its module before, or call aioflow.register_type with this name or alias"
             )
         registration = self._registered(cls)
         key = (cls, tuple(fields), registration)
         found = self._assemblers.get(key)
-        return found if found is not None else _cached(self._assemblers, key, self._build(name, *key))
+        return (
+            found if found is not None else _cached(self._assemblers, key, self._build(name, *key))
+        )
 
     def _plan(self, cls: type[Any], registration: Registration | None) -> TypePlan:
         if registration is not None and registration.encode is not None:
@@ -182,7 +213,12 @@ class TypeRegistry:
         kind = self._kind(cls)
         if kind is None:
             raise ValueNotSupported(f"{type_name(cls)} cannot travel: {_remedy(cls)}")
-        return TypePlan(cls, registration.name if registration is not None else _path(cls), kind, _fields_of(cls, kind))
+        return TypePlan(
+            cls,
+            registration.name if registration is not None else _path(cls),
+            kind,
+            _fields_of(cls, kind),
+        )
 
     def _plan_of_stand_in(self, real: TypePlan) -> TypePlan:
         """It is written as `real` would be, and read as that."""
@@ -206,14 +242,21 @@ class TypeRegistry:
         removed = [field for field in fields if field not in current]
         if removed and name not in self._warned:
             self._warned.add(name)
-            logger.warning("fields %s of %s are no more, their values are dropped", ", ".join(removed), name)
+            logger.warning(
+                "fields %s of %s are no more, their values are dropped", ", ".join(removed), name
+            )
         defaults = _defaults_of(cls, kind)
         for field in current:
             if field not in fields and field not in defaults:
-                raise LookupError(f"{name} has a field {field!r} that was not written and has no default; give it one")
+                raise LookupError(
+                    f"{name} has a field {field!r} that was not written and has no default; give "
+                    "it one"
+                )
         position = {field: index for index, field in enumerate(fields)}
         sources = tuple(position.get(field, -1) for field in current)
-        return Assembler(cls, kind, current, written=len(fields), sources=sources, defaults=defaults)
+        return Assembler(
+            cls, kind, current, written=len(fields), sources=sources, defaults=defaults
+        )
 
     def _registered(self, cls: type[Any]) -> Registration | None:
         found = self._by_class.get(cls)
@@ -257,7 +300,9 @@ class Assembler:
         defaults: dict[str, Callable[[], Any]] | None = None,
         decode: Callable[[Any], Any] | None = None,
     ) -> None:
-        """`sources` gives for each field its index in a written row, -1 for its default; None: the rows fit as is."""
+        """`sources` gives for each field its index in a written row, -1 for its default; None:
+        the rows fit as is.
+        """
         self.cls = cls
         self.kind = kind
         self.written = len(fields) if written is None else written
@@ -279,7 +324,8 @@ class Assembler:
     def _current(self, row: Sequence[Any]) -> list[Any]:
         assert self._sources is not None
         return [
-            row[source] if source >= 0 else default()  # type: ignore[misc]  # No source without a default.
+            # No source without a default.
+            row[source] if source >= 0 else default()  # type: ignore[misc]
             for source, default in zip(self._sources, self._defaults, strict=True)
         ]
 
@@ -296,7 +342,9 @@ def register_type(
     decode: Callable[[Any], Any] | None = None,
     aliases: Iterable[str] = (),
 ) -> None:
-    """Let instances of exactly `cls` travel, as `TypeRegistry.register` says, in every job of this process."""
+    """Let instances of exactly `cls` travel, as `TypeRegistry.register` says, in every job of
+    this process.
+    """
     DEFAULT_TYPES.register(cls, name, encode=encode, decode=decode, aliases=aliases)
 
 
@@ -307,7 +355,9 @@ def is_record_type(cls: type[Any]) -> bool:
 
 def type_name(cls: type[Any]) -> str:
     """Returns the name of `cls` for messages."""
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    return (
+        cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    )
 
 
 def _cached(cache: dict[_K, _V], key: _K, value: _V) -> _V:
@@ -341,12 +391,18 @@ def _kind_of(cls: type[Any]) -> Kind | None:
 def _remedy(cls: type[Any]) -> str:
     register = "register it with aioflow.register_type(cls, encode=, decode=)"
     if dataclasses.is_dataclass(cls) and "__dataclass_fields__" not in cls.__dict__:
-        return f"it inherits from a dataclass and is none itself; decorate it with @dataclass, or {register}"
+        return (
+            "it inherits from a dataclass and is none itself; decorate it with @dataclass, or "
+            f"{register}"
+        )
     if cls is bytearray:
         return "it could be changed while it is on its way; make it bytes(value)"
     for base in _BUILTINS:
         if issubclass(cls, base):
-            return f"it is a subclass of {base.__name__} and would come out as one; convert it, or {register}"
+            return (
+                f"it is a subclass of {base.__name__} and would come out as one; convert it, or "
+                f"{register}"
+            )
     return f"use a dataclass, a NamedTuple, a msgspec.Struct or an Enum, or {register}"
 
 
@@ -401,7 +457,8 @@ def _creator(cls: type[Any], kind: Kind, fields: tuple[str, ...]) -> Callable[..
 
 
 def _struct_creator(cls: type[Any], fields: tuple[str, ...]) -> Callable[..., Any]:
-    # A Struct cannot be made without msgspec's `__init__`; what a `__post_init__` does to the fields is undone.
+    # A Struct cannot be made without msgspec's `__init__`; what a `__post_init__` does to the
+    # fields is undone.
     restore = hasattr(cls, "__post_init__")
     if not restore and cls.__match_args__ == fields:  # The fields that may be given by position.
         return cls
@@ -418,7 +475,9 @@ def _struct_creator(cls: type[Any], fields: tuple[str, ...]) -> Callable[..., An
 
 
 def _is_plain_dataclass(cls: type[Any], fields: tuple[str, ...]) -> bool:
-    """Tells whether calling `cls` does nothing but set its fields, which is faster than setting them from here."""
+    """Tells whether calling `cls` does nothing but set its fields, which is faster than setting
+    them from here.
+    """
     init = cls.__init__
     code = getattr(init, "__code__", None)
     new: object = cls.__new__

@@ -30,14 +30,20 @@ SIGNALS = (asyncio.CancelledError, StopIteration)
 
 
 def user_error(error: BaseException) -> BaseException:
-    """The error that `error` stands for, with its notes. Raises `error` itself if it is the cancellation that the engine asked for."""
+    """The error that `error` stands for, with its notes.
+
+    Raises `error` itself if it is the cancellation that the engine asked for.
+    """
     if not isinstance(error, SIGNALS):
         return error
     name = type(error).__name__
     if isinstance(error, asyncio.CancelledError):
         if is_asked_to_end(_running_task()):
             raise error
-        told = f"user code raised {name}: it awaited something that had been cancelled, or it cancelled the task that it ran in"
+        told = (
+            f"user code raised {name}: it awaited something that had been cancelled, or it "
+            "cancelled the task that it ran in"
+        )
     else:
         told = f"user code raised {name}, which is no failure it may use"
     wrapped = RuntimeError(told)
@@ -48,17 +54,23 @@ def user_error(error: BaseException) -> BaseException:
 
 
 def check_own_task() -> None:
-    """Raise CancelledError if user code, which has just returned, has cancelled the task that it ran in."""
+    """Raise CancelledError if user code, which has just returned, has cancelled the task that it
+    ran in.
+    """
     try:
         task = asyncio.current_task()
     except RuntimeError:  # In a thread.
         return
-    if task is not None and task._must_cancel and not is_asked_to_end(task):  # type: ignore[attr-defined]  # Either kind of tasks has it.
+    # Either kind of tasks has it.
+    if task is not None and task._must_cancel and not is_asked_to_end(task):  # type: ignore[attr-defined]
         raise asyncio.CancelledError
 
 
 async def take_back_cancellation() -> None:
-    """Undo cancellations of the running task by user code. The task is about to end: its clean-up must not be cut short."""
+    """Undo cancellations of the running task by user code.
+
+    The task is about to end: its clean-up must not be cut short.
+    """
     task = _running_task()
     if task is None or not task.cancelling() or is_asked_to_end(task):
         return
@@ -72,15 +84,18 @@ async def take_back_cancellation() -> None:
 
 
 def close_user_code(task: asyncio.Task[Any]) -> None:
-    """Close the coroutine of user code in which `task` waits although it was cancelled, and wake `task`.
+    """Close the coroutine of user code in which `task` waits although it was cancelled, and wake
+    `task`.
 
-    It is the outermost coroutine on the stack that does not belong to the engine, so that those of the
-    engine unwind as usual. Python raises GeneratorExit where it waits, as in every dropped coroutine.
+    It is the outermost coroutine on the stack that does not belong to the engine, so that those of
+    the engine unwind as usual. Python raises GeneratorExit where it waits, as in every dropped
+    coroutine.
     """
     current: Any = task.get_coro()
     while inspect.iscoroutine(current) and current.cr_code.co_filename.startswith(ENGINE):
         current = current.cr_await
-    # In place of `close`: that of an async generator's step does not reach the generator before Python 3.13.
+    # In place of `close`: that of an async generator's step does not reach the generator before
+    # Python 3.13.
     if hasattr(current, "throw"):
         try:
             current.throw(GeneratorExit())

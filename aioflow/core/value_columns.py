@@ -1,8 +1,10 @@
-"""Values that are built alike, such as accumulators, as columns: what stands at each place of all of them, beside how they are built.
+"""Values that are built alike, such as accumulators, as columns: what stands at each place of all
+of them, beside how they are built.
 
-Lists and tuples of one length each, within one another, around values that nobody can change. `[1, ("a",)]` and `[2, ("b",)]` are the
-columns `1 2` and `"a" "b"`, built as `[LIST, LEAF, [TUPLE, LEAF]]`. That takes a loop in C for each place, where the values one after the
-other take a call for each container; and it takes a few objects, not two for each value, to keep them as they are now.
+Lists and tuples of one length each, within one another, around values that nobody can change. `[1,
+("a",)]` and `[2, ("b",)]` are the columns `1 2` and `"a" "b"`, built as `[LIST, LEAF, [TUPLE,
+LEAF]]`. That takes a loop in C for each place, where the values one after the other take a call for
+each container; and it takes a few objects, not two for each value, to keep them as they are now.
 """
 
 from __future__ import annotations
@@ -23,8 +25,14 @@ ROWS_MAX = 8_192
 """Rows that are transposed by one call of `zip`: it keeps an iterator for each."""
 
 
-def lay_out(values: Sequence[Any], leaves: frozenset[type], columns: list[Sequence[Any]], levels: int = LEVELS_MAX) -> Any:
-    """Returns how all `values`, at least one, are built, and appends the columns; None if they are not built alike.
+def lay_out(
+    values: Sequence[Any],
+    leaves: frozenset[type],
+    columns: list[Sequence[Any]],
+    levels: int = LEVELS_MAX,
+) -> Any:
+    """Returns how all `values`, at least one, are built, and appends the columns; None if they are
+    not built alike.
 
     `leaves` are the exact types of what has no places.
     """
@@ -52,8 +60,8 @@ def lay_out(values: Sequence[Any], leaves: frozenset[type], columns: list[Sequen
 
 
 def put_together(layout: Any, columns: Iterator[Sequence[Any]]) -> list[Any]:
-    """Returns the values that are built as `layout` says, out of the next of `columns`. Raises ValueError, TypeError or StopIteration
-    where these do not fit each other.
+    """Returns the values that are built as `layout` says, out of the next of `columns`. Raises
+    ValueError, TypeError or StopIteration where these do not fit each other.
     """
     if layout == LEAF:
         return list(next(columns))

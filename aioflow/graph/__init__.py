@@ -1,1 +1,3 @@
-"""From the flow that a user wrote to what tasks are deployed from: StreamGraph -> JobGraph -> TaskDeploymentDescriptor."""
+"""From the flow that a user wrote to what tasks are deployed from: StreamGraph -> JobGraph ->
+TaskDeploymentDescriptor.
+"""

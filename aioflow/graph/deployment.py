@@ -1,4 +1,6 @@
-"""What a TaskExecutor needs to run one subtask: pure data, made by the JobMaster from the JobGraph."""
+"""What a TaskExecutor needs to run one subtask: pure data, made by the JobMaster from the
+JobGraph.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ __all__ = [
 
 
 class ExecutionState(Enum):
-    """The life of one attempt, in Flink's spelling. Only `is_terminal` states are final; each is reported once."""
+    """The life of one attempt, in Flink's spelling.
+
+    Only `is_terminal` states are final; each is reported once.
+    """
 
     CREATED = "CREATED"
     SCHEDULED = "SCHEDULED"
@@ -63,12 +68,17 @@ class InputChannelDescriptor:
     partition: PartitionId
     subpartition_index: int
     location: str = ""
-    """Where the producer runs: `HOST:PORT` of its worker's data plane, empty in a cluster of one."""
+    """Where the producer runs: `HOST:PORT` of its worker's data plane, empty in a cluster of
+    one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class InputGateDescriptor:
-    """All channels of one edge into one logical input. `keyed`: its batches carry keys. `may_be_overtaken`: by barriers."""
+    """All channels of one edge into one logical input.
+
+    `keyed`: its batches carry keys. `may_be_overtaken`: by barriers.
+    """
 
     edge_id: int
     input_index: int

@@ -1,8 +1,10 @@
-"""The flow as vertices: operators that can share a task are chained, edges between chains become exchanges.
+"""The flow as vertices: operators that can share a task are chained, edges between chains become
+exchanges.
 
-Two neighbours are chained when the only edge between them goes straight (forward, same parallelism, same slot sharing group, no side
-output), the upstream one has no other main consumer, the downstream one no other input, and neither forbids it. A chain is a line;
-an operator with two consumers is its tail. Validation happens here, so a wrong flow fails before anything runs.
+Two neighbours are chained when the only edge between them goes straight (forward, same parallelism,
+same slot sharing group, no side output), the upstream one has no other main consumer, the
+downstream one no other input, and neither forbids it. A chain is a line; an operator with two
+consumers is its tail. Validation happens here, so a wrong flow fails before anything runs.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.errors import GraphError
 from aioflow.graph.column_sources import with_columns, with_fields
 from aioflow.graph.stand_ins import with_stand_ins
-from aioflow.graph.stream_graph import Chaining, Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
+from aioflow.graph.stream_graph import (
+    Chaining,
+    Partitioning,
+    ShipStrategy,
+    StreamEdge,
+    StreamGraph,
+    StreamNode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -26,7 +35,10 @@ __all__ = ["JobEdge", "JobGraph", "JobVertex", "build_job_graph", "connected_sub
 
 @dataclass(frozen=True, slots=True)
 class JobEdge:
-    """An exchange between two vertices. `operator_index` is the producer's place in its chain, for side outputs of its middle."""
+    """An exchange between two vertices.
+
+    `operator_index` is the producer's place in its chain, for side outputs of its middle.
+    """
 
     id: int
     source: int
@@ -39,7 +51,10 @@ class JobEdge:
 
 @dataclass(frozen=True, slots=True)
 class JobVertex:
-    """A chain of operators that run in one task, `parallelism` times. `id` is the id of its head node."""
+    """A chain of operators that run in one task, `parallelism` times.
+
+    `id` is the id of its head node.
+    """
 
     id: int
     name: str
@@ -49,7 +64,9 @@ class JobVertex:
     max_parallelism: int
     slot_sharing_group: str
     shares_name: bool = False
-    """Whether a vertex before it has its name already: its metrics have its id too, in whichever process they are counted."""
+    """Whether a vertex before it has its name already: its metrics have its id too, in whichever
+    process they are counted.
+    """
 
     @property
     def head(self) -> StreamNode:
@@ -74,7 +91,9 @@ class JobGraph:
 
     def inputs_of(self, vertex_id: int) -> list[JobEdge]:
         """Edges into a vertex, by input index; a union has several with the same one."""
-        return sorted((e for e in self.edges if e.target == vertex_id), key=lambda e: (e.input_index, e.id))
+        return sorted(
+            (e for e in self.edges if e.target == vertex_id), key=lambda e: (e.input_index, e.id)
+        )
 
     def outputs_of(self, vertex_id: int) -> list[JobEdge]:
         return [e for e in self.edges if e.source == vertex_id]
@@ -96,8 +115,13 @@ class JobGraph:
         return all(v.head.source is None or v.head.source.bounded for v in self.vertices)
 
 
-def connected_subtasks(strategy: ShipStrategy, producer: int, producers: int, consumers: int) -> range:
-    """The consumer subtasks that subtask `producer` reaches. Pointwise strategies spread as evenly as they can, without gaps."""
+def connected_subtasks(
+    strategy: ShipStrategy, producer: int, producers: int, consumers: int
+) -> range:
+    """The consumer subtasks that subtask `producer` reaches.
+
+    Pointwise strategies spread as evenly as they can, without gaps.
+    """
     if not strategy.pointwise:
         return range(consumers)
     if producers >= consumers:
@@ -107,10 +131,17 @@ def connected_subtasks(strategy: ShipStrategy, producer: int, producers: int, co
     return range(start, -(-(producer + 1) * consumers // producers))
 
 
-def build_job_graph(graph: StreamGraph, *, apart: bool = False, explained: bool = False, whole: Collection[TapPlace] = ()) -> JobGraph:
-    """Chain, validate, and number the exchanges. `apart`: what stays in the program's process shares no chain with what need not.
-    `explained`: also say of sources that never give columns what is in the way, for which operators are made. `whole`: places
-    that are looked at from outside, so that no field of their records may be left out.
+def build_job_graph(
+    graph: StreamGraph,
+    *,
+    apart: bool = False,
+    explained: bool = False,
+    whole: Collection[TapPlace] = (),
+) -> JobGraph:
+    """Chain, validate, and number the exchanges. `apart`: what stays in the program's process
+    shares no chain with what need not. `explained`: also say of sources that never give columns
+    what is in the way, for which operators are made. `whole`: places that are looked at from
+    outside, so that no field of their records may be left out.
     """
     _validate(graph)
     uids = graph.uids()
@@ -118,7 +149,8 @@ def build_job_graph(graph: StreamGraph, *, apart: bool = False, explained: bool 
     for edge in graph.edges:
         if _chainable(graph, edge, apart):
             chained_into[edge.source] = edge.target
-    # Edges from outside reach the head of a chain only, so heads in the order of their nodes are producers first.
+    # Edges from outside reach the head of a chain only, so heads in the order of their nodes are
+    # producers first.
     heads = [i for i in graph.topological() if i not in chained_into.values()]
     vertices: list[JobVertex] = []
     place: dict[int, tuple[int, int]] = {}
@@ -150,19 +182,33 @@ def build_job_graph(graph: StreamGraph, *, apart: bool = False, explained: bool 
             continue
         (source, operator_index), (target, _) = place[edge.source], place[edge.target]
         partitioning = with_fields(graph, edge, _resolve(graph, edge), whole)
-        edges.append(JobEdge(len(edges), source, target, edge.input_index, partitioning, operator_index, edge.side))
+        edges.append(
+            JobEdge(
+                len(edges),
+                source,
+                target,
+                edge.input_index,
+                partitioning,
+                operator_index,
+                edge.side,
+            )
+        )
     return JobGraph(graph.name, tuple(vertices), tuple(edges))
 
 
 def _resolve(graph: StreamGraph, edge: StreamEdge) -> Partitioning:
-    same = graph.parallelism_of(graph.nodes[edge.source]) == graph.parallelism_of(graph.nodes[edge.target])
+    same = graph.parallelism_of(graph.nodes[edge.source]) == graph.parallelism_of(
+        graph.nodes[edge.target]
+    )
     if edge.partitioning is None:
         return Partitioning(ShipStrategy.FORWARD if same else ShipStrategy.REBALANCE)
     if edge.partitioning.strategy is ShipStrategy.FORWARD and not same:
         source, target = graph.nodes[edge.source], graph.nodes[edge.target]
         raise GraphError(
-            f"forward() from {source.name!r} (parallelism {graph.parallelism_of(source)}) to {target.name!r} "
-            f"(parallelism {graph.parallelism_of(target)}): forward needs the same parallelism; use rebalance() or rescale()"
+            f"forward() from {source.name!r} (parallelism {graph.parallelism_of(source)}) to "
+            f"{target.name!r} "
+            f"(parallelism {graph.parallelism_of(target)}): forward needs the same parallelism; "
+            "use rebalance() or rescale()"
         )
     return edge.partitioning
 
@@ -188,5 +234,6 @@ def _validate(graph: StreamGraph) -> None:
         parallelism = graph.parallelism_of(node)
         if not 1 <= parallelism <= graph.max_parallelism:
             raise GraphError(
-                f"operator {node.name!r} has parallelism {parallelism}; expected 1 to max_parallelism={graph.max_parallelism}"
+                f"operator {node.name!r} has parallelism {parallelism}; expected 1 to "
+                f"max_parallelism={graph.max_parallelism}"
             )

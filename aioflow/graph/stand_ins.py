@@ -1,9 +1,12 @@
-"""Which sources give stand-ins for their records: objects with the same fields, where nothing but fields is read of them.
+"""Which sources give stand-ins for their records: objects with the same fields, where nothing but
+fields is read of them.
 
-To make a NamedTuple of a line of JSON costs several times what it takes to read the line. Where a source's records go straight into a keyed
-exchange that sends their keys alone, or one field (`operators.taking`), and the times, the keys and that field are read by functions whose
-bodies are known (`operators.inlining`), nobody sees what the fields stood in. Only among workers: whatever else comes to be sent there, for
-a subscription or as data in flight, is written and read as the record itself; within one process a subscriber would see the stand-in.
+To make a NamedTuple of a line of JSON costs several times what it takes to read the line. Where a
+source's records go straight into a keyed exchange that sends their keys alone, or one field
+(`operators.taking`), and the times, the keys and that field are read by functions whose bodies are
+known (`operators.inlining`), nobody sees what the fields stood in. Only among workers: whatever
+else comes to be sent there, for a subscription or as data in flight, is written and read as the
+record itself; within one process a subscriber would see the stand-in.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ _BY_TIME = (WatermarkKind.BOUNDED, WatermarkKind.NONE, WatermarkKind.INGESTION)
 
 
 def with_stand_ins(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> StreamNode:
-    """A source node whose source gives stand-ins, where it can and only fields are read of them; else `node`. `whole`: as elsewhere."""
+    """A source node whose source gives stand-ins, where it can and only fields are read of them;
+    else `node`. `whole`: as elsewhere.
+    """
     offer = getattr(node.source, "with_stand_ins", None)
     if offer is None or node.id in whole or getattr(node.source, "columnar", False):
         return node
@@ -41,7 +46,11 @@ def with_stand_ins(graph: StreamGraph, node: StreamNode, whole: Collection[TapPl
         return node
     source, fields = found
     edges = [edge for edge in graph.outputs_of(node.id) if edge.side is None]
-    if not edges or not _read_by_times(node.watermarks, fields) or not all(_read_by(graph, edge, fields, whole) for edge in edges):
+    if (
+        not edges
+        or not _read_by_times(node.watermarks, fields)
+        or not all(_read_by(graph, edge, fields, whole) for edge in edges)
+    ):
         return node
     return replace(node, source=source)
 
@@ -49,10 +58,14 @@ def with_stand_ins(graph: StreamGraph, node: StreamNode, whole: Collection[TapPl
 def _read_by_times(strategy: WatermarkStrategy[Any] | None, fields: Collection[str]) -> bool:
     if strategy is None:
         return True
-    return strategy.kind in _BY_TIME and (strategy.timestamp is None or _reads_fields(strategy.timestamp, fields))
+    return strategy.kind in _BY_TIME and (
+        strategy.timestamp is None or _reads_fields(strategy.timestamp, fields)
+    )
 
 
-def _read_by(graph: StreamGraph, edge: StreamEdge, fields: Collection[str], whole: Collection[TapPlace]) -> bool:
+def _read_by(
+    graph: StreamGraph, edge: StreamEdge, fields: Collection[str], whole: Collection[TapPlace]
+) -> bool:
     """Whether one consumer gets nothing but keys, and a field."""
     if edge.partitioning is None or edge.partitioning.strategy is not ShipStrategy.HASH:
         return False
@@ -60,11 +73,15 @@ def _read_by(graph: StreamGraph, edge: StreamEdge, fields: Collection[str], whol
     if not _reads_fields(partitioning.function, fields):
         return False
     # A field of a stand-in is always there. What else is taken may fail, and then records go whole.
-    return partitioning.keys_alone or (partitioning.taken is not None and all(_is_field(one, fields) for one in partitioning.taken))
+    return partitioning.keys_alone or (
+        partitioning.taken is not None and all(_is_field(one, fields) for one in partitioning.taken)
+    )
 
 
 def _reads_fields(function: Any, fields: Collection[str]) -> bool:
-    """Whether `function` computes with these fields of its argument, and does nothing else with it."""
+    """Whether `function` computes with these fields of its argument, and does nothing else with
+    it.
+    """
     body = None if is_expression(function) else body_of(function)
     if body is None or len(body.pieces) < 2:
         return False
@@ -74,4 +91,8 @@ def _reads_fields(function: Any, fields: Collection[str]) -> bool:
 
 def _is_field(function: Callable[[Any], Any], fields: Collection[str]) -> bool:
     body = body_of(function)
-    return body is not None and body.pieces[0] == "" and body.pieces[1:] in {(f".{name}",) for name in fields}
+    return (
+        body is not None
+        and body.pieces[0] == ""
+        and body.pieces[1:] in {(f".{name}",) for name in fields}
+    )

@@ -1,6 +1,7 @@
 """The flow as data: one node an operator, one edge a stream between two of them.
 
-Built by the API, never changed by a run: it binds no loop and opens nothing. Node ids count from 0 in the order of building.
+Built by the API, never changed by a run: it binds no loop and opens nothing. Node ids count from 0
+in the order of building.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ DEFAULT_SLOT_SHARING_GROUP = "default"
 
 
 class ShipStrategy(Enum):
-    """How records choose among the subtasks of the consumer; the value is the name that graphs and REST show."""
+    """How records choose among the subtasks of the consumer; the value is the name that graphs
+    and REST show.
+    """
 
     FORWARD = "FORWARD"
     REBALANCE = "REBALANCE"
@@ -45,9 +48,16 @@ class ShipStrategy(Enum):
 
     @property
     def may_be_overtaken(self) -> bool:
-        """Whether barriers may overtake its records, which are dealt out anew when the parallelism changes. Where it matters which
-        subtask a record was sent to, and only user code or the wiring knows, that cannot be done."""
-        return self in (ShipStrategy.REBALANCE, ShipStrategy.SHUFFLE, ShipStrategy.GLOBAL, ShipStrategy.HASH)
+        """Whether barriers may overtake its records, which are dealt out anew when the parallelism
+        changes. Where it matters which subtask a record was sent to, and only user code or the
+        wiring knows, that cannot be done.
+        """
+        return self in (
+            ShipStrategy.REBALANCE,
+            ShipStrategy.SHUFFLE,
+            ShipStrategy.GLOBAL,
+            ShipStrategy.HASH,
+        )
 
 
 class Chaining(Enum):
@@ -60,7 +70,9 @@ class Chaining(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """A ship strategy with the function it needs: of the key (HASH), or of the value and the number of subtasks (CUSTOM)."""
+    """A ship strategy with the function it needs: of the key (HASH), or of the value and the
+    number of subtasks (CUSTOM).
+    """
 
     strategy: ShipStrategy
     function: Any = None
@@ -69,8 +81,10 @@ class Partitioning:
     keys_alone: bool = False
     """Whether the consumer looks at no record, only at its key, which may travel in its place."""
     taken: tuple[Any, ...] | None = None
-    """The one function by which the consumer takes of a record all that it reads of it, none if it only counts: where records are dealt out
-    what that gives may travel in their place, in batches that say so. None: it reads more."""
+    """The one function by which the consumer takes of a record all that it reads of it, none if it
+    only counts: where records are dealt out what that gives may travel in their place, in batches
+    that say so. None: it reads more.
+    """
     local: LocalAggregate | None = None
     """How a batch of few keys is folded before it is dealt out. None: all records go."""
     written: str = "key_by"
@@ -79,7 +93,8 @@ class Partitioning:
 
 @dataclass(frozen=True, slots=True)
 class StreamEdge:
-    """A stream from `source` to input `input_index` of `target`. `side` reads a side output instead of the main one.
+    """A stream from `source` to input `input_index` of `target`. `side` reads a side output instead
+    of the main one.
 
     `partitioning` None: forward when both have the same parallelism, otherwise rebalance.
     """
@@ -93,7 +108,10 @@ class StreamEdge:
 
 @dataclass(slots=True, kw_only=True)
 class StreamNode:
-    """One operator. `factory` makes a fresh one for each subtask; a source node has `source` and no factory."""
+    """One operator.
+
+    `factory` makes a fresh one for each subtask; a source node has `source` and no factory.
+    """
 
     id: int
     kind: str
@@ -116,8 +134,8 @@ class StreamNode:
     stateful: bool = False
     sink: bool = False
     stays_here: bool = False
-    """Whether it holds something of the program that runs the flow (a result list, an input, a function as sink), so that it runs in
-    that process also when others are in workers."""
+    """Whether it holds something of the program that runs the flow (a result list, an input, a
+    function as sink), so that it runs in that process also when others are in workers."""
     chaining: Chaining = Chaining.ALWAYS
     slot_sharing_group: str = DEFAULT_SLOT_SHARING_GROUP
     remark: str = ""
@@ -148,7 +166,10 @@ class StreamGraph:
 
     def inputs_of(self, node_id: int) -> list[StreamEdge]:
         """Edges into a node, by input index."""
-        return sorted((edge for edge in self.edges if edge.target == node_id), key=lambda edge: edge.input_index)
+        return sorted(
+            (edge for edge in self.edges if edge.target == node_id),
+            key=lambda edge: edge.input_index,
+        )
 
     def outputs_of(self, node_id: int) -> list[StreamEdge]:
         return [edge for edge in self.edges if edge.source == node_id]
@@ -169,7 +190,10 @@ class StreamGraph:
         return needed
 
     def restricted_to(self, node_ids: set[int]) -> StreamGraph:
-        """The part with just these nodes; ids stay. Uids are pinned first, so that state is found under the same names."""
+        """The part with just these nodes; ids stay.
+
+        Uids are pinned first, so that state is found under the same names.
+        """
         uids = self.uids()
         return StreamGraph(
             self.name,
@@ -181,10 +205,15 @@ class StreamGraph:
 
     def copy(self) -> StreamGraph:
         """A graph that can be extended without touching this one."""
-        return StreamGraph(self.name, self.parallelism, self.max_parallelism, dict(self.nodes), list(self.edges))
+        return StreamGraph(
+            self.name, self.parallelism, self.max_parallelism, dict(self.nodes), list(self.edges)
+        )
 
     def topological(self) -> list[int]:
-        """Node ids, producers first; otherwise in the order of building. Raises GraphError for a cycle."""
+        """Node ids, producers first; otherwise in the order of building.
+
+        Raises GraphError for a cycle.
+        """
         missing = dict.fromkeys(self.nodes, 0)
         consumers: dict[int, list[int]] = {node_id: [] for node_id in self.nodes}
         for edge in self.edges:
@@ -202,14 +231,18 @@ class StreamGraph:
                     heapq.heappush(ready, target)
         if len(ordered) < len(self.nodes):
             names = ", ".join(repr(self.nodes[i].name) for i, count in missing.items() if count)
-            raise GraphError(f"the flow has a cycle through {names}: a stream cannot feed an operator upstream of itself")
+            raise GraphError(
+                f"the flow has a cycle through {names}: a stream cannot feed an operator upstream "
+                "of itself"
+            )
         return ordered
 
     def uids(self) -> dict[int, str]:
         """The uid of each node: the user's, or derived from what the node is and what it reads.
 
-        A derived uid does not change when a sink, a collect or a subscription is added, nor when unrelated nodes move. Two nodes that
-        would derive the same one are told apart by their order.
+        A derived uid does not change when a sink, a collect or a subscription is added, nor when
+        unrelated nodes move. Two nodes that would derive the same one are told apart by their
+        order.
         """
         uids: dict[int, str] = {}
         seen: dict[str, int] = {}
@@ -217,12 +250,20 @@ class StreamGraph:
             node = self.nodes[node_id]
             if node.uid is not None:
                 if node.uid in seen:
-                    other = next(self.nodes[known].name for known, uid in uids.items() if uid == node.uid)
-                    raise GraphError(f"two operators have uid {node.uid!r}, {other!r} and {node.name!r}; a uid names one operator's state")
+                    other = next(
+                        self.nodes[known].name for known, uid in uids.items() if uid == node.uid
+                    )
+                    raise GraphError(
+                        f"two operators have uid {node.uid!r}, {other!r} and {node.name!r}; a uid "
+                        "names one operator's state"
+                    )
                 uids[node_id] = node.uid
                 seen[node.uid] = 1
                 continue
-            read = ",".join(f"{uids[e.source]}/{e.input_index}/{e.side.name if e.side else ''}" for e in self.inputs_of(node_id))
+            read = ",".join(
+                f"{uids[e.source]}/{e.input_index}/{e.side.name if e.side else ''}"
+                for e in self.inputs_of(node_id)
+            )
             base = f"{node.kind}-{zlib.crc32(f'{node.kind}({read})'.encode()):08x}"
             count = seen[base] = seen.get(base, 0) + 1
             uids[node_id] = base if count == 1 else f"{base}-{count}"

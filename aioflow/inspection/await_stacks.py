@@ -1,4 +1,6 @@
-"""Where the tasks of a loop are: for a task that waits, the chain of awaits from its coroutine to what it waits for."""
+"""Where the tasks of a loop are: for a task that waits, the chain of awaits from its coroutine
+to what it waits for.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ TASKS_MAX = 1_000
 
 
 def place_of(code: CodeType, line: int) -> str:
-    """Function, file and line. Of the file the last two parts: paths of the machine are nobody's business."""
+    """Function, file and line.
+
+    Of the file the last two parts: paths of the machine are nobody's business.
+    """
     parts = code.co_filename.replace("\\", "/").rsplit("/", 2)
     return f"{code.co_qualname} ({'/'.join(parts[-2:])}:{line})"
 
@@ -48,7 +53,11 @@ def _first(value: Any, *names: str) -> Any:
 
 def _waited_for(awaited: Any) -> str:
     kind = type(awaited).__name__
-    return f"waits for task {awaited.get_name()}" if isinstance(awaited, asyncio.Task) else f"waits for a {kind}"
+    return (
+        f"waits for task {awaited.get_name()}"
+        if isinstance(awaited, asyncio.Task)
+        else f"waits for a {kind}"
+    )
 
 
 def tasks_by_name(tasks: Sequence[asyncio.Task[Any]]) -> list[dict[str, Any]]:
@@ -56,26 +65,42 @@ def tasks_by_name(tasks: Sequence[asyncio.Task[Any]]) -> list[dict[str, Any]]:
     ordered = sorted(tasks, key=lambda task: task.get_name())[:TASKS_MAX]
     running = asyncio.current_task()
     return [
-        {"name": task.get_name(), "state": "running" if task is running else "waiting", "stack": await_chain(task)}
+        {
+            "name": task.get_name(),
+            "state": "running" if task is running else "waiting",
+            "stack": await_chain(task),
+        }
         for task in ordered
         if not task.done()
     ]
 
 
 def thread_infos() -> list[dict[str, str]]:
-    """As Flink's thread dump: tasks, which are what threads are there, then the threads of the process."""
+    """As Flink's thread dump: tasks, which are what threads are there, then the threads of the
+    process.
+    """
     infos = [
-        _info(one["name"], f'"{one["name"]}" {one["state"]}', one["stack"]) for one in tasks_by_name(list(asyncio.all_tasks()))
+        _info(one["name"], f'"{one["name"]}" {one["state"]}', one["stack"])
+        for one in tasks_by_name(list(asyncio.all_tasks()))
     ]
     frames = sys._current_frames()
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
-        stack = [] if frame is None else [place_of(f.f_code, line) for f, line in traceback.walk_stack(frame)][:DEPTH_MAX]
-        infos.append(_info(thread.name, f'"{thread.name}" thread{" (daemon)" if thread.daemon else ""}', stack))
+        stack = (
+            []
+            if frame is None
+            else [place_of(f.f_code, line) for f, line in traceback.walk_stack(frame)][:DEPTH_MAX]
+        )
+        infos.append(
+            _info(
+                thread.name, f'"{thread.name}" thread{" (daemon)" if thread.daemon else ""}', stack
+            )
+        )
     return infos
 
 
 def _info(name: str, heading: str, stack: Sequence[str]) -> dict[str, str]:
-    return {"threadName": name, "stringifiedThreadInfo": "".join([f"{heading}\n", *(f"\tat {place}\n" for place in stack)])}
-
-
+    return {
+        "threadName": name,
+        "stringifiedThreadInfo": "".join([f"{heading}\n", *(f"\tat {place}\n" for place in stack)]),
+    }

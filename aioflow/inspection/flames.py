@@ -1,7 +1,9 @@
-"""What the loop's thread spends its time on: looked at from another thread, a hundred times a second, for a short while.
+"""What the loop's thread spends its time on: looked at from another thread, a hundred times a
+second, for a short while.
 
-Each look names the asyncio task that ran, which is a subtask: so the graph of a vertex is the part that its tasks ran. Looking from outside
-needs nothing of the program, and costs it the moments in which the other thread holds the interpreter (some 50 us a look).
+Each look names the asyncio task that ran, which is a subtask: so the graph of a vertex is the part
+that its tasks ran. Looking from outside needs nothing of the program, and costs it the moments in
+which the other thread holds the interpreter (some 50 us a look).
 """
 
 from __future__ import annotations
@@ -27,13 +29,21 @@ __all__ = ["FlameSampler", "Samples", "Stack"]
 INTERVAL_S = 0.01
 DEPTH_MAX = 100
 SWITCH_S = 0.0001
-"""While it looks, a waiting thread gets the interpreter this fast: else the loop would mostly reach its `select` first, where it lets go by
-itself, and the looks would find it idle."""
+"""While it looks, a waiting thread gets the interpreter this fast: else the loop would mostly reach
+its `select` first, where it lets go by itself, and the looks would find it idle."""
 
 KEPT_S = 5.0
-"""Whoever asks so soon again is given the same graph: the pages of several readers cost one sampling."""
+"""Whoever asks so soon again is given the same graph: the pages of several readers cost one
+sampling.
+"""
 
-IDLE_FILES = ("asyncio/runners.py", "asyncio/base_events.py", "selectors.py", "asyncio/selector_events.py", "asyncio/events.py")
+IDLE_FILES = (
+    "asyncio/runners.py",
+    "asyncio/base_events.py",
+    "selectors.py",
+    "asyncio/selector_events.py",
+    "asyncio/events.py",
+)
 
 Stack = tuple[str, ...]
 Samples = Counter[tuple[str, Stack]]
@@ -56,7 +66,9 @@ class FlameSampler:
         if self._latest is not None and now - self._latest_at < KEPT_S:
             return self._latest
         if self._running is None:
-            self._running = asyncio.get_running_loop().create_task(self._sample(seconds), name="flame graph")
+            self._running = asyncio.get_running_loop().create_task(
+                self._sample(seconds), name="flame graph"
+            )
             self._running.add_done_callback(_retrieved)
         return await asyncio.shield(self._running)
 
@@ -67,9 +79,13 @@ class FlameSampler:
         try:
             with switch_interval(SWITCH_S):
                 try:
-                    sampling = self._host.blocking(_look, loop, thread, looks, stop, dedicated=True, name="aioflow-flame-graph")
+                    sampling = self._host.blocking(
+                        _look, loop, thread, looks, stop, dedicated=True, name="aioflow-flame-graph"
+                    )
                 except RuntimeError as error:
-                    raise JobNotRunning("the job is over, and its host runs no more threads") from error
+                    raise JobNotRunning(
+                        "the job is over, and its host runs no more threads"
+                    ) from error
                 self._latest = await sampling
             self._latest_at = self._host.clock.monotonic()
             return self._latest
@@ -91,7 +107,9 @@ def _retrieved(task: asyncio.Task[Samples]) -> None:
         task.exception()
 
 
-def _look(loop: asyncio.AbstractEventLoop, thread: int, looks: int, stop: threading.Event) -> Samples:
+def _look(
+    loop: asyncio.AbstractEventLoop, thread: int, looks: int, stop: threading.Event
+) -> Samples:
     """In a thread of its own."""
     samples: Samples = Counter()
     for _ in range(looks):

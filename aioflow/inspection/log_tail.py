@@ -1,4 +1,6 @@
-"""The last log records of the engine in this process, kept in memory while somebody may look at them. No file is ever read for them."""
+"""The last log records of the engine in this process, kept in memory while somebody may look at
+them. No file is ever read for them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ LOGGER = "aioflow"
 
 
 class LogTail(logging.Handler):
-    """Attached between `start` and `stop`. It changes no level: what the program does not log is not here either."""
+    """Attached between `start` and `stop`.
+
+    It changes no level: what the program does not log is not here either.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,14 +37,20 @@ class LogTail(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._alone(record):
-            # A program without handlers gets its warnings on stderr, but logging counts this one as a handler.
+            # A program without handlers gets its warnings on stderr, but logging counts this one as
+            # a handler.
             last = logging.lastResort
             if last is not None and record.levelno >= last.level:
                 last.handle(record)
         try:
             message = record.getMessage()
-            stack = "".join(traceback.format_exception(record.exc_info[1])) if record.exc_info and record.exc_info[1] else ""
-        except Exception:  # noqa: BLE001  # As logging has it: a record that cannot be written must not break who wrote it.
+            stack = (
+                "".join(traceback.format_exception(record.exc_info[1]))
+                if record.exc_info and record.exc_info[1]
+                else ""
+            )
+        # As logging has it: a record that cannot be written must not break who wrote it.
+        except Exception:  # noqa: BLE001
             self.handleError(record)
             return
         self._records.append(
@@ -68,5 +79,9 @@ class LogTail(logging.Handler):
 
     def after(self, number: int, level: int, most: int) -> list[dict[str, Any]]:
         """The newest `most` of those behind `number`, oldest first."""
-        found = [one for one in list(self._records) if one["number"] > number and logging.getLevelName(one["level"]) >= level]
+        found = [
+            one
+            for one in list(self._records)
+            if one["number"] > number and logging.getLevelName(one["level"]) >= level
+        ]
         return found[-most:] if most else []

@@ -1,4 +1,6 @@
-"""How late calls of an event loop are: what holds the loop holds a call too that was due at a known time."""
+"""How late calls of an event loop are: what holds the loop holds a call too that was due at a
+known time.
+"""
 
 from __future__ import annotations
 

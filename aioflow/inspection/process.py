@@ -1,4 +1,6 @@
-"""One process, as it tells about itself to whoever watches: here by a call, in another process by the same call over RPC."""
+"""One process, as it tells about itself to whoever watches: here by a call, in another process
+by the same call over RPC.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ __all__ = ["ProcessInspector"]
 
 
 class ProcessInspector:
-    """Everything on the loop of the process. What has a past (lag, log) has it from `start` on, at the latest from the first question."""
+    """Everything on the loop of the process.
+
+    What has a past (lag, log) has it from `start` on, at the latest from the first question.
+    """
 
     def __init__(self, host: Host) -> None:
         self._usage = host.procs.usage
@@ -56,7 +61,10 @@ class ProcessInspector:
         }
 
     async def ask(self, what: str, *args: Any) -> Any:
-        """Plain data, which may travel. Raises Closed for a question that nobody here understands."""
+        """Plain data, which may travel.
+
+        Raises Closed for a question that nobody here understands.
+        """
         self.start()
         match what, args:
             case "loop", ():
@@ -64,17 +72,25 @@ class ProcessInspector:
             case "waiting", (names,):
                 return self._waiting(names)
             case "flames", (float(seconds),):
-                return [[task, list(stack), count] for (task, stack), count in (await self.flames.samples(seconds)).items()]
+                return [
+                    [task, list(stack), count]
+                    for (task, stack), count in (await self.flames.samples(seconds)).items()
+                ]
             case "logs", (int(after), int(level), int(most)):
                 return self.logs.after(after, level, most)
             case "threads", ():
                 return thread_infos()
             case "memory", ():
-                collectors = [{"name": f"generation {number}", "count": one["collections"]} for number, one in enumerate(gc.get_stats())]
+                collectors = [
+                    {"name": f"generation {number}", "count": one["collections"]}
+                    for number, one in enumerate(gc.get_stats())
+                ]
                 return {"peak": self._usage()[1], "collectors": collectors}
             case "metrics", ():
                 return self.metrics()
-        raise Closed(f"this process does not know what {what!r} is: another version of aioflow asks")
+        raise Closed(
+            f"this process does not know what {what!r} is: another version of aioflow asks"
+        )
 
     def _loop(self) -> dict[str, Any]:
         loop, tasks = asyncio.get_running_loop(), list(asyncio.all_tasks())
@@ -89,4 +105,8 @@ class ProcessInspector:
     def _waiting(self, names: Sequence[str]) -> list[list[str]]:
         """Where the tasks of these names wait."""
         running, wanted = asyncio.current_task(), frozenset(names)
-        return [await_chain(task) for task in asyncio.all_tasks() if task is not running and task.get_name() in wanted]
+        return [
+            await_chain(task)
+            for task in asyncio.all_tasks()
+            if task is not running and task.get_name() in wanted
+        ]

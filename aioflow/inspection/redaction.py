@@ -1,4 +1,5 @@
-"""Takes secrets out of text that leaves the process: passwords, tokens and keys in URLs, settings, headers and arguments.
+"""Takes secrets out of text that leaves the process: passwords, tokens and keys in URLs, settings,
+headers and arguments.
 
 Errors and log records hold text of any length from any source, and the loop that runs the jobs
 shows them. So the time is linear in the length. Each pattern is anchored at a literal and uses
@@ -15,7 +16,10 @@ __all__ = ["CHARACTERS_MAX", "HIDDEN", "is_secret_name", "redacted"]
 HIDDEN = "***"
 
 CHARACTERS_MAX = 65_536
-"""Longest text that is searched. A longer text is cut, and ends with a remark that says how much is missing."""
+"""Longest text that is searched.
+
+A longer text is cut, and ends with a remark that says how much is missing.
+"""
 
 _WORD = (
     r"(?:passw(?:or)?d|passphrase|pwd|(?<![a-z])pass(?![a-z])|secret|token|credential|authorization|cookie|signature|(?<![a-z])sig(?![a-z])"
@@ -45,7 +49,10 @@ _QUOTED = (
     r"|\\*+[\"'][^\n]*+))"  # One that is not closed, as at a cut: to the end of the line.
 )
 
-_VALUE = rf"(?:(?:(?:bearer|basic|token|apikey|negotiate)\s++)?(?:{_QUOTED}|[\[{{(][^\]}})]*+[\]}})]?|[^\s,;&}})\]]++))"
+_VALUE = (
+    rf"(?:(?:(?:bearer|basic|token|apikey|negotiate)\s++)?(?:{_QUOTED}|[\[{{(][^\]}})]*+[\]}})]?|[^\s,"
+    rf";&}})\]]++))"
+)
 """A quoted text, a list in brackets, or a word."""
 
 _SCHEMES = r"(?:digest|aws4-[\w-]++)\s[^\n]*+"
@@ -77,7 +84,10 @@ _URL = re.compile(r"://((?:(?!://)[^\s\"<>])++)")
 
 
 def redacted(text: str, characters_max: int = CHARACTERS_MAX) -> str:
-    """The first `characters_max` characters of `text`, with likely secrets hidden. Names and places stay readable."""
+    """The first `characters_max` characters of `text`, with likely secrets hidden.
+
+    Names and places stay readable.
+    """
     missing = len(text) - characters_max
     if missing > 0:
         text = text[:characters_max]
@@ -103,7 +113,9 @@ def _without_argument(found: re.Match[str]) -> str:
 
 
 def _without_user(found: re.Match[str]) -> str:
-    """Hides the part before the host, up to the last `@`: passwords hold `@`, `/` and `:` that should have been escaped."""
+    """Hides the part before the host, up to the last `@`: passwords hold `@`, `/` and `:` that
+    should have been escaped.
+    """
     rest = found[1]
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     end = authority.rfind("@")

@@ -1,7 +1,8 @@
 """Connectors: one function a system, loaded when it is first asked for.
 
-Where a system can be both read and written, the object that the function returns stands in `flow.source(...)` and in `.sink(...)`.
-Importing this package loads no connector and no client library.
+Where a system can be both read and written, the object that the function returns stands in
+`flow.source(...)` and in `.sink(...)`. Importing this package loads no connector and no client
+library.
 """
 
 from __future__ import annotations
@@ -82,10 +83,12 @@ _MODULES = {
     "websocket": "websockets",
     "RollPolicy": "parts",
 }
-"""Module of each function, and of the class of `roll=`. No module has the name of a function: importing it would put the module in the
-function's place.
+"""Module of each function, and of the class of `roll=`. No module has the name of a function:
+importing it would put the module in the function's place.
 
-One lives in a layer above, with the session that it needs: nothing here imports it until somebody asks."""
+One lives in a layer above, with the session that it needs: nothing here imports it until somebody
+asks.
+"""
 
 
 def __getattr__(name: str) -> Any:
@@ -94,8 +97,12 @@ def __getattr__(name: str) -> Any:
         from aioflow.core.errors import did_you_mean
 
         hint = did_you_mean(name, __all__, "af.io.{}(...)")
-        raise AttributeError(f"aioflow.io has no connector {name!r}, expected one of {', '.join(_MODULES)}{hint}")
-    return getattr(importlib.import_module(module if "." in module else f"aioflow.io.{module}"), name)
+        raise AttributeError(
+            f"aioflow.io has no connector {name!r}, expected one of {', '.join(_MODULES)}{hint}"
+        )
+    return getattr(
+        importlib.import_module(module if "." in module else f"aioflow.io.{module}"), name
+    )
 
 
 def __dir__() -> list[str]:

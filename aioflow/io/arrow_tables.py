@@ -1,4 +1,6 @@
-"""Arrow as source and sink: a table in memory, or files in Arrow's IPC format (also called Feather), of which a sink writes parts."""
+"""Arrow as source and sink: a table in memory, or files in Arrow's IPC format (also called
+Feather), of which a sink writes parts.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,15 @@ ONLY_SPLIT = "0"
 
 
 @explained
-def arrow(what: Any, *, discover_every: Duration | None = None, roll: RollPolicy | None = None) -> Any:
-    """Records as columns of Arrow. `what`: a pyarrow Table or RecordBatch, or a list of record batches, to read; or files in Arrow's
-    IPC format: a file, a glob or a directory to read, a directory of part files to write. Records are dicts.
+def arrow(
+    what: Any, *, discover_every: Duration | None = None, roll: RollPolicy | None = None
+) -> Any:
+    """Records as columns of Arrow. `what`: a pyarrow Table or RecordBatch, or a list of record
+    batches, to read; or files in Arrow's IPC format: a file, a glob or a directory to read, a
+    directory of part files to write. Records are dicts.
 
-    Expressions after it work on whole arrays, and rows are made only for what needs them. `discover_every`, for files, as in `lines`.
-    Needs the extra `[columns]`.
+    Expressions after it work on whole arrays, and rows are made only for what needs them.
+    `discover_every`, for files, as in `lines`. Needs the extra `[columns]`.
     """
     if isinstance(what, (str, os.PathLike)):
         require_columns(f"arrow({str(what)!r})")
@@ -51,10 +56,15 @@ def arrow(what: Any, *, discover_every: Duration | None = None, roll: RollPolicy
     elif isinstance(what, Iterable) and not isinstance(what, pa.Table):
         batches = list(what)
         if not batches or not all(isinstance(batch, pa.RecordBatch) for batch in batches):
-            raise GraphError("arrow: expected a table, a path, or record batches of pyarrow, at least one")
+            raise GraphError(
+                "arrow: expected a table, a path, or record batches of pyarrow, at least one"
+            )
         what = pa.Table.from_batches(batches)
     if not isinstance(what, pa.Table):
-        raise GraphError(f"arrow: got a {type(what).__qualname__}, expected a Table or record batches of pyarrow, or a path")
+        raise GraphError(
+            f"arrow: got a {type(what).__qualname__}, expected a Table or record batches of "
+            "pyarrow, or a path"
+        )
     return ArrowTable(what)
 
 
@@ -75,7 +85,11 @@ class ArrowTable:
 
     def with_fields(self, names: tuple[str, ...]) -> ArrowTable:
         """The same source with these columns alone, if it has all of them."""
-        return ArrowTable(self._table.select(names)) if set(names) <= set(self._table.column_names) else self
+        return (
+            ArrowTable(self._table.select(names))
+            if set(names) <= set(self._table.column_names)
+            else self
+        )
 
     async def discover(self) -> list[Split]:
         return [Split(ONLY_SPLIT)]
@@ -156,7 +170,8 @@ class _ArrowFile:
     """One open file; its pages are its record batches.
 
     A damaged file may hold any offsets and codes. A reader that follows them reads unmapped memory,
-    and the process crashes. So each batch is validated in full: bounds of offsets and codes, and UTF-8.
+    and the process crashes. So each batch is validated in full: bounds of offsets and codes, and
+    UTF-8.
     """
 
     def __init__(self, file: BinaryIO, path: str, fields: tuple[str, ...] | None = None) -> None:
@@ -167,7 +182,9 @@ class _ArrowFile:
             self._file = pa.ipc.open_file(file)
             names = self._file.schema.names
             if fields is not None and set(fields) < set(names):
-                wanted = pa.ipc.IpcReadOptions(included_fields=[i for i, name in enumerate(names) if name in fields])
+                wanted = pa.ipc.IpcReadOptions(
+                    included_fields=[i for i, name in enumerate(names) if name in fields]
+                )
                 self._file = pa.ipc.open_file(file, options=wanted)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise MalformedInput(f"{path} is no file in Arrow's IPC format: {error}") from error

@@ -1,6 +1,8 @@
-"""How long to wait before connecting again: twice as long each time, with jitter, so that many clients do not come back at once.
+"""How long to wait before connecting again: twice as long each time, with jitter, so that many
+clients do not come back at once.
 
-A connection that is tried without an end is warned of: at the first failure, and again at growing intervals while it lasts.
+A connection that is tried without an end is warned of: at the first failure, and again at growing
+intervals while it lasts.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ class Backoff:
         self._patience = None
 
     def failed(self, subject: object, error: BaseException, then: str = "connecting again") -> None:
-        """Log that `subject`, a source or a sink, does without its connection for now. `then`: what it does about it."""
+        """Log that `subject`, a source or a sink, does without its connection for now.
+
+        `then`: what it does about it.
+        """
         if self._patience is None:
             self._patience = Patience()
         lasts_s = self._patience.failed(asyncio.get_running_loop().time())
@@ -50,9 +55,14 @@ class Backoff:
         logger.log(level, "%r: %s, %s%s", subject, why, then, since)
 
     def ended(self, subject: object) -> None:
-        """The other side has ended the connection of `subject`. It counts as failed if it gave nothing, twice in a row."""
+        """The other side has ended the connection of `subject`.
+
+        It counts as failed if it gave nothing, twice in a row.
+        """
         if self.tries:
-            self.failed(subject, Broken("the other side has ended the connection again, and sent nothing"))
+            self.failed(
+                subject, Broken("the other side has ended the connection again, and sent nothing")
+            )
 
     async def sleep(self) -> None:
         """Wait between half and all of the current delay."""

@@ -1,6 +1,7 @@
 """Reads a file in blocks of whole lines. Everything here blocks: it is called in the executor only.
 
-Invariant: a line belongs to the part in which its first byte lies, so the parts of a file hold each line exactly once.
+Invariant: a line belongs to the part in which its first byte lies, so the parts of a file hold each
+line exactly once.
 """
 
 from __future__ import annotations
@@ -24,18 +25,32 @@ if TYPE_CHECKING:
     from aioflow.core.host import FileSystem
     from aioflow.io.paths import FilePart
 
-__all__ = ["BLOCK_BYTES", "Block", "BlockFile", "Mark", "is_compressed", "mark_of", "marks_before", "zip_members"]
+__all__ = [
+    "BLOCK_BYTES",
+    "Block",
+    "BlockFile",
+    "Mark",
+    "is_compressed",
+    "mark_of",
+    "marks_before",
+    "zip_members",
+]
 
 BLOCK_BYTES = 128 * 1024
 """One trip to the executor, and about one millisecond of decoding on the loop."""
 
 LINE_BYTES_MAX = 64 * 1024 * 1024
-"""A longer line is refused: it would be held in memory whole. As the limit for one record on the wire."""
+"""A longer line is refused: it would be held in memory whole.
+
+As the limit for one record on the wire.
+"""
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
-"""What modules of compression raise for a file that is none of theirs, or ends early: an OSError of theirs has no number."""
+"""What modules of compression raise for a file that is none of theirs, or ends early: an OSError
+of theirs has no number.
+"""
 
 
 class Block(NamedTuple):
@@ -51,7 +66,9 @@ class Block(NamedTuple):
 
 
 Mark = tuple[int, bytes]
-"""Length and digest of the last bytes that were read: by them it is known whether a file is still the one that was begun."""
+"""Length and digest of the last bytes that were read: by them it is known whether a file is
+still the one that was begun.
+"""
 
 MARK_BYTES = 1024
 
@@ -78,7 +95,10 @@ def is_compressed(path: str) -> bool:
 
 
 def zip_members(fs: FileSystem, path: str) -> list[str]:
-    """The files in an archive, in its order. Raises MalformedInput, naming it, for one that is damaged."""
+    """The files in an archive, in its order.
+
+    Raises MalformedInput, naming it, for one that is damaged.
+    """
     try:
         with fs.open_read(path) as raw, zipfile.ZipFile(raw) as archive:
             return [info.filename for info in archive.infolist() if not info.is_dir()]
@@ -87,7 +107,10 @@ def zip_members(fs: FileSystem, path: str) -> list[str]:
 
 
 class BlockFile:
-    """One part of a file, opened at the first `read`. `offset` and `line` are where to go on, at a line's start."""
+    """One part of a file, opened at the first `read`.
+
+    `offset` and `line` are where to go on, at a line's start.
+    """
 
     def __init__(
         self,
@@ -100,8 +123,9 @@ class BlockFile:
         tail: bool = False,
         mark: Mark | None = None,
     ) -> None:
-        """`tail`: the file may grow, so a last line without its end is left for another time. `mark`: what was read up to `offset`; of a
-        part that is begun it is known what stood in front of it when the file was cut.
+        """`tail`: the file may grow, so a last line without its end is left for another time.
+        `mark`: what was read up to `offset`; of a part that is begun it is known what stood in
+        front of it when the file was cut.
         """
         self._fs = fs
         self._part = part
@@ -117,14 +141,19 @@ class BlockFile:
         self._file: BinaryIO | None = None
 
     def read(self) -> Block:
-        """The next block. Its data is empty only if it is the final one. Raises ValueError naming a file that cannot be uncompressed."""
+        """The next block.
+
+        Its data is empty only if it is the final one. Raises ValueError naming a file that cannot
+        be uncompressed.
+        """
         try:
             return self._read_block()
         except DAMAGED as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # Of the disk, and it names the file.
             raise ValueError(
-                f"{self._part.path} cannot be uncompressed behind byte {self._offset} of its content: {error}; "
+                f"{self._part.path} cannot be uncompressed behind byte {self._offset} of its "
+                f"content: {error}; "
                 "is it damaged, or not written to its end yet?"
             ) from error
 
@@ -150,7 +179,9 @@ class BlockFile:
                 return Block(data, offset, line, at_end)
 
     def head(self, length: int) -> bytes:
-        """The first `length` bytes, fewer if there are no more; instead of `read`, and it closes."""
+        """The first `length` bytes, fewer if there are no more; instead of `read`, and it
+        closes.
+        """
         try:
             self._open()
             assert self._file is not None
@@ -177,7 +208,8 @@ class BlockFile:
             size += len(chunk)
             if size > LINE_BYTES_MAX:
                 raise ValueError(
-                    f"{self._part.path} has a line of more than {LINE_BYTES_MAX} bytes at byte {self._offset}: is it a text file?"
+                    f"{self._part.path} has a line of more than {LINE_BYTES_MAX} bytes at byte "
+                    f"{self._offset}: is it a text file?"
                 )
 
     def _read_chunk(self) -> tuple[bytes, bool]:
@@ -192,10 +224,15 @@ class BlockFile:
             raw = self._fs.open_read(path)
         except FileNotFoundError:
             if self._offset and not self._skip_first:
-                raise RestoreError(f"{self._gone_on('is not there any more')}: put it back") from None
+                raise RestoreError(
+                    f"{self._gone_on('is not there any more')}: put it back"
+                ) from None
             if self._tail:
                 raise
-            what = "was found, and is gone before it was read: put it back, or an empty file in its place to go on without it"
+            what = (
+                "was found, and is gone before it was read: put it back, or an empty file in its "
+                "place to go on without it"
+            )
             raise FileNotFoundError(errno.ENOENT, what, path) from None
         self._files.append(raw)
         opened: BinaryIO = raw
@@ -215,20 +252,28 @@ class BlockFile:
             self._files.append(opened)
         if self._offset:
             length, digest = self._mark or (0, b"")
-            # A decompressor reads its way there, stops at its end, and must not go back; a plain file would jump over its own end.
+            # A decompressor reads its way there, stops at its end, and must not go back; a plain
+            # file would jump over its own end.
             size = raw.seek(0, os.SEEK_END) if opened is raw else None
             begin = opened.seek(self._offset - length)
             before = _read_full(opened, length)
             end = begin + len(before) if size is None else size
             if end < self._offset:
-                raise RestoreError(f"{self._gone_on(f'has only {end} bytes now')}: it must not be shortened or replaced while it is read")
+                raise RestoreError(
+                    f"{self._gone_on(f'has only {end} bytes now')}: it must not be shortened or "
+                    "replaced while it is read"
+                )
             if length and mark_of(before) != (length, digest):
                 what = self._gone_on("holds something else there now")
                 raise RestoreError(f"{what}: it must not be shortened or replaced while it is read")
         self._file = opened
 
     def _gone_on(self, what: str) -> str:
-        so_far = f"cut at byte {self._part.start}" if self._skip_first else f"read up to byte {self._offset}"
+        so_far = (
+            f"cut at byte {self._part.start}"
+            if self._skip_first
+            else f"read up to byte {self._offset}"
+        )
         return f"{self._part.path} was {so_far}, and {what}"
 
     def close(self) -> None:
@@ -239,7 +284,10 @@ class BlockFile:
 
 
 def _read_full(file: BinaryIO, length: int) -> bytes:
-    """The next `length` bytes, fewer if there are no more. Decompressors give less than asked for without being at the end."""
+    """The next `length` bytes, fewer if there are no more.
+
+    Decompressors give less than asked for without being at the end.
+    """
     data = file.read(length)
     while len(data) < length and (more := file.read(length - len(data))):
         data += more
@@ -247,10 +295,16 @@ def _read_full(file: BinaryIO, length: int) -> bytes:
 
 
 def _open_zstd(raw: BinaryIO, path: str) -> BinaryIO:
-    for module, name in (("compression.zstd", "ZstdFile"), ("pyzstd", "ZstdFile"), ("zstandard", "open")):
+    for module, name in (
+        ("compression.zstd", "ZstdFile"),
+        ("pyzstd", "ZstdFile"),
+        ("zstandard", "open"),
+    ):
         try:
             opener = getattr(importlib.import_module(module), name)
         except ImportError:
             continue
         return cast("BinaryIO", opener(raw, "rb"))
-    raise ModuleNotFoundError(f"to read {path} a zstd module is needed: Python 3.14, or pip install zstandard")
+    raise ModuleNotFoundError(
+        f"to read {path} a zstd module is needed: Python 3.14, or pip install zstandard"
+    )

@@ -1,7 +1,9 @@
-"""The reader of whatever arrives on its own: one pump task fills a bounded buffer, `poll_batch` empties it.
+"""The reader of whatever arrives on its own: one pump task fills a bounded buffer, `poll_batch`
+empties it.
 
-Invariant: the pump waits while the buffer is full, so a reader never holds more than its capacity and one element; and every
-element is in exactly one polled batch, together with the position after it.
+Invariant: the pump waits while the buffer is full, so a reader never holds more than its capacity
+and one element; and every element is in exactly one polled batch, together with the position after
+it.
 """
 
 from __future__ import annotations
@@ -21,17 +23,23 @@ __all__ = ["BUFFER_RECORDS", "BufferedReader", "say_at_most_once"]
 logger = logging.getLogger(__name__)
 
 BUFFER_RECORDS = 4096
-"""Capacity of the buffer: two polls of the largest batch, so that the pump fills one while the other is processed."""
+"""Capacity of the buffer: two polls of the largest batch, so that the pump fills one while the
+other is processed.
+"""
 
 
 class BufferedReader:
-    """A reader of one split. A subclass gives `run`, which reads until the stream ends and awaits `put` for each element.
+    """A reader of one split. A subclass gives `run`, which reads until the stream ends and awaits
+    `put` for each element.
 
-    `run` is one asyncio task from beginning to end, so it may hold timeouts, task groups and connections over its elements.
+    `run` is one asyncio task from beginning to end, so it may hold timeouts, task groups and
+    connections over its elements.
     """
 
     at_most_once = ""
-    """What becomes of elements that no checkpoint covers, where nobody can be asked for them again; said once a run."""
+    """What becomes of elements that no checkpoint covers, where nobody can be asked for them
+    again; said once a run.
+    """
 
     def __init__(self, ctx: SourceContext, *, capacity: int = BUFFER_RECORDS) -> None:
         self.ctx = ctx
@@ -48,11 +56,17 @@ class BufferedReader:
         self._room: asyncio.Future[None] | None = None
 
     async def run(self, split: Split) -> None:
-        """Read `split` from its position to the end of the stream. Its error becomes the error of `poll_batch`."""
+        """Read `split` from its position to the end of the stream.
+
+        Its error becomes the error of `poll_batch`.
+        """
         raise TypeError(f"{type(self).__name__} must define run(self, split)")
 
     async def put(self, value: Any, position: Any = None) -> None:
-        """Hand over one element, then wait while the buffer is full. Positions: for all elements or for none."""
+        """Hand over one element, then wait while the buffer is full.
+
+        Positions: for all elements or for none.
+        """
         self.add(value, position)
         while len(self._values) >= self._capacity:
             await self.room()
@@ -87,13 +101,16 @@ class BufferedReader:
         if self.at_most_once and self.ctx.replays and self.ctx.runtime.attempt == 0:
             say_at_most_once(self.ctx, self.at_most_once)
         # Owned by this reader: close() cancels it and waits for its end.
-        self._pump = asyncio.get_running_loop().create_task(self._guarded(splits[0]), name=f"{type(self).__name__}-{splits[0].id}")
+        self._pump = asyncio.get_running_loop().create_task(
+            self._guarded(splits[0]), name=f"{type(self).__name__}-{splits[0].id}"
+        )
 
     async def _guarded(self, split: Split) -> None:
         try:
             await self.run(split)
             check_own_task()
-        except BaseException as error:  # noqa: BLE001  # Raised from poll_batch, after what came before it.
+        # Raised from poll_batch, after what came before it.
+        except BaseException as error:  # noqa: BLE001
             self._error = user_error(error)
         finally:
             self._ended = True
@@ -149,5 +166,8 @@ class BufferedReader:
 def say_at_most_once(ctx: SourceContext, what: str) -> None:
     """Tell once a run what a restart costs with this source."""
     logger.warning(
-        "source of %s: %s, so after a restart elements that no checkpoint covers are lost (at most once)", ctx.runtime.task_name, what
+        "source of %s: %s, so after a restart elements that no checkpoint covers are lost (at "
+        "most once)",
+        ctx.runtime.task_name,
+        what,
     )

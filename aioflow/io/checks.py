@@ -30,11 +30,17 @@ __all__ = [
 PORT_MAX = 65_535
 
 
-def checked_whole(value: Any, name: str, place: str, least: int = 1, most: int | None = None) -> int:
+def checked_whole(
+    value: Any, name: str, place: str, least: int = 1, most: int | None = None
+) -> int:
     """`value` as a whole number from `least` to `most`."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not is_whole or value < least or (most is not None and value > most):
-        expected = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+        expected = (
+            f"a whole number of at least {least}"
+            if most is None
+            else f"a whole number from {least} to {most}"
+        )
         raise GraphError(f"{place}: {name} is {value!r}, expected {expected}")
     return int(value)
 
@@ -43,7 +49,10 @@ def checked_seconds(value: Duration, name: str, place: str, *, may_be_zero: bool
     """A duration in seconds."""
     seconds = to_seconds(value, name)
     if seconds < 0 or (seconds == 0 and not may_be_zero):
-        raise GraphError(f"{place}: {name} is {value!r}, expected {'no negative time' if may_be_zero else 'more than nothing'}")
+        raise GraphError(
+            f"{place}: {name} is {value!r}, expected "
+            f"{'no negative time' if may_be_zero else 'more than nothing'}"
+        )
     return seconds
 
 
@@ -73,7 +82,12 @@ def checked_columns(value: Sequence[str] | None, place: str) -> list[str] | None
     given: object = value  # As given: the annotation is only a promise.
     if isinstance(given, KeysView):  # Of a dict: it has an order.
         given = list(given)
-    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given or not all(isinstance(one, str) for one in given):
+    if (
+        isinstance(given, (str, bytes))
+        or not isinstance(given, Sequence)
+        or not given
+        or not all(isinstance(one, str) for one in given)
+    ):
         raise GraphError(f"{place}: columns is {given!r}, expected a list of names")
     names = list(given)
     twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
@@ -86,9 +100,13 @@ def checked_options(value: Mapping[str, Any] | None, name: str, place: str) -> d
     """A mapping by text. Its values may be secret and are not shown."""
     given: object = {} if value is None else value
     if not isinstance(given, Mapping):
-        raise GraphError(f"{place}: {name} is a {type(given).__name__}, expected a mapping of names to values")
+        raise GraphError(
+            f"{place}: {name} is a {type(given).__name__}, expected a mapping of names to values"
+        )
     if (strange := next((key for key in given if not isinstance(key, str)), None)) is not None:
-        raise GraphError(f"{place}: the name {strange!r} in {name} is {type(strange).__name__}, expected str")
+        raise GraphError(
+            f"{place}: the name {strange!r} in {name} is {type(strange).__name__}, expected str"
+        )
     return dict(given)
 
 
@@ -97,19 +115,32 @@ def checked_headers(value: Mapping[str, str] | None, place: str) -> dict[str, st
     headers = checked_options(value, "headers", place)
     for name, content in headers.items():
         if not isinstance(content, str):
-            raise GraphError(f"{place}: the value of the header {name!r} in headers is {type(content).__name__}, expected str")
+            raise GraphError(
+                f"{place}: the value of the header {name!r} in headers is "
+                f"{type(content).__name__}, expected str"
+            )
         if any(sign in name + content for sign in "\r\n\0"):
-            raise GraphError(f"{place}: the value of the header {name!r} in headers is expected to be a text of one line")
+            raise GraphError(
+                f"{place}: the value of the header {name!r} in headers is expected to be a text "
+                "of one line"
+            )
     return headers
 
 
 def check_host_and_port(url: str, place: str, *, needs_host: bool = True) -> None:
-    """Raises GraphError for a URL whose host or port is none. The URL is not shown: it may hold a password."""
+    """Raises GraphError for a URL whose host or port is none.
+
+    The URL is not shown: it may hold a password.
+    """
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        detail = "its port is no number from 1 to 65535" if "port" in str(error).lower() else "its host is malformed"
+        detail = (
+            "its port is no number from 1 to 65535"
+            if "port" in str(error).lower()
+            else "its host is malformed"
+        )
         raise GraphError(f"{place}: the URL cannot be used: {detail}") from None
     if port == 0:
         raise GraphError(f"{place}: the URL cannot be used: its port is no number from 1 to 65535")

@@ -1,4 +1,6 @@
-"""What all files of columns have in common, as a source and as a sink: how they are found, read page by page, and written as parts."""
+"""What all files of columns have in common, as a source and as a sink: how they are found, read
+page by page, and written as parts.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,26 @@ __all__ = ["ColumnFiles"]
 
 
 class ColumnFiles(ABC):
-    """A `Source` and a `Sink`. The position of a split is (page, row in it); a subclass says what is a page."""
+    """A `Source` and a `Sink`.
+
+    The position of a split is (page, row in it); a subclass says what is a page.
+    """
 
     name: ClassVar[str]
     """Of the function that makes it, and what the names of its part files end in."""
     columnar = True
     reads_columns = True
 
-    def __init__(self, path: str | os.PathLike[str], discover_every: Duration | None, roll: RollPolicy) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], discover_every: Duration | None, roll: RollPolicy
+    ) -> None:
         self._path = checked_path(path, self.name)
         self._roll = roll
         self._fields: tuple[str, ...] | None = None
         """All that is needed of each row; None: everything."""
-        self.finder = FoundFiles(self._path, self._cut, what=repr(self), discover_every=discover_every)
+        self.finder = FoundFiles(
+            self._path, self._cut, what=repr(self), discover_every=discover_every
+        )
         """Knows what is there to be read."""
         self.discover_every = discover_every
         """How often the engine looks for new files; None: never again."""
@@ -61,11 +70,16 @@ class ColumnFiles(ABC):
         return self.discover_every is None
 
     async def discover(self, host: Host | None = None) -> list[Split]:
-        """At least one split a file. Raises FileNotFoundError naming the path, ValueError for files of another format."""
+        """At least one split a file.
+
+        Raises FileNotFoundError naming the path, ValueError for files of another format.
+        """
         return await self.finder.discover(host)
 
     def refuse_sink(self, sink: object) -> None:
-        """Raises GraphError if this source would find the files of `sink`, which stands downstream of it, and so read for ever."""
+        """Raises GraphError if this source would find the files of `sink`, which stands
+        downstream of it, and so read for ever.
+        """
         refuse_sink(self, self.finder, sink)
 
     @property

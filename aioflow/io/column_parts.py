@@ -1,8 +1,10 @@
-"""Part files that hold columns: what is written is gathered as batches and becomes one page, a row group or record batch, at each flush.
+"""Part files that hold columns: what is written is gathered as batches and becomes one page, a row
+group or record batch, at each flush.
 
-A part has one schema, that of its first page. Records whose columns have other types, and cannot be had in those of the part, begin
-a new part: other columns, or floats after ints. A column that changes its kind, as text after numbers, is an error, whether it does so
-within a batch or after it: the parts of a directory are read as one table.
+A part has one schema, that of its first page. Records whose columns have other types, and cannot be
+had in those of the part, begin a new part: other columns, or floats after ints. A column that
+changes its kind, as text after numbers, is an error, whether it does so within a batch or after it:
+the parts of a directory are read as one table.
 """
 
 from __future__ import annotations
@@ -37,7 +39,12 @@ class ColumnPartWriter(PartWriter):
     reads_columns = True
 
     def __init__(
-        self, ctx: OperatorContext, directory: str, extension: str, open_table: Callable[[Any, Any], TableWriter], roll: RollPolicy
+        self,
+        ctx: OperatorContext,
+        directory: str,
+        extension: str,
+        open_table: Callable[[Any, Any], TableWriter],
+        roll: RollPolicy,
     ) -> None:
         """`open_table(file, schema)` begins a file."""
         super().__init__(ctx, directory, extension, _Bytes(), roll)
@@ -86,7 +93,8 @@ class ColumnPartWriter(PartWriter):
             before = self._types.setdefault(field.name, field.type)
             if not _alike(before, field.type):
                 raise TypeError(
-                    f"column {field.name!r} held {before} in what was written to {self._directory} so far, and now holds {field.type}: "
+                    f"column {field.name!r} held {before} in what was written to "
+                    f"{self._directory} so far, and now holds {field.type}: "
                     f"files of both cannot be read as one table; give it one type before the sink, "
                     f"with af.col({field.name!r}).cast(str) in a select(...), or with map(...)"
                 )
@@ -97,9 +105,13 @@ class ColumnPartWriter(PartWriter):
         try:
             fitted = table.cast(self._schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
-            pass  # Its values do not fit the columns of this file: it begins the next one, as what would lose something does.
+            # Its values do not fit the columns of this file: it begins the next one, as what would
+            # lose something does.
+            pass
         else:
-            if all(_keeps(field.type, self._schema.field(field.name).type) for field in table.schema):
+            if all(
+                _keeps(field.type, self._schema.field(field.name).type) for field in table.schema
+            ):
                 return fitted
         await self._end_part()
         return table
@@ -155,8 +167,9 @@ class _Bytes:
 
 
 def _warm_up(open_table: Callable[[Any, Any], TableWriter]) -> None:
-    """Write a table for nobody. The first one of a process loads hundreds of modules, as pyarrow looks for pandas where that is installed:
-    a second of the loop, at a checkpoint, if it were one of the job.
+    """Write a table for nobody. The first one of a process loads hundreds of modules, as pyarrow
+    looks for pandas where that is installed: a second of the loop, at a checkpoint, if it were one
+    of the job.
     """
     [table] = _tables([[{"a": 0}]])
     writer = open_table(_Written(), table.schema)
@@ -165,7 +178,9 @@ def _warm_up(open_table: Callable[[Any, Any], TableWriter]) -> None:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether columns of two types are of one kind: both numbers, both text, structs whose common fields are alike."""
+    """Whether columns of two types are of one kind: both numbers, both text, structs whose
+    common fields are alike.
+    """
     import pyarrow as pa
 
     types = pa.types
@@ -182,11 +197,15 @@ def _alike(a: Any, b: Any) -> bool:
         (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
         (types.is_temporal,),
     )
-    return a.id == b.id or any(any(is_one(a) for is_one in kind) and any(is_one(b) for is_one in kind) for kind in kinds)
+    return a.id == b.id or any(
+        any(is_one(a) for is_one in kind) and any(is_one(b) for is_one in kind) for kind in kinds
+    )
 
 
 def _keeps(a: Any, b: Any) -> bool:
-    """Whether `b` has all the fields that structs in `a` have: a cast leaves the others out without a word."""
+    """Whether `b` has all the fields that structs in `a` have: a cast leaves the others out
+    without a word.
+    """
     import pyarrow as pa
 
     if pa.types.is_struct(a) and pa.types.is_struct(b):
@@ -200,7 +219,11 @@ def _keeps(a: Any, b: Any) -> bool:
 def _is_list(type_: Any) -> bool:
     import pyarrow as pa
 
-    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
+    return bool(
+        pa.types.is_list(type_)
+        or pa.types.is_large_list(type_)
+        or pa.types.is_fixed_size_list(type_)
+    )
 
 
 def _tables(held: list[Sequence[Any]]) -> list[Any]:
@@ -211,11 +234,18 @@ def _tables(held: list[Sequence[Any]]) -> list[Any]:
 
     made = []
     for values in held:
-        batch = values if isinstance(values, ColumnBatch) and not values.has_positions else _as_columns(values)
+        batch = (
+            values
+            if isinstance(values, ColumnBatch) and not values.has_positions
+            else _as_columns(values)
+        )
         try:
             made.append(to_table(batch))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise TypeError(f"the records have a column of values that Arrow has no type for: {error}; map them before the sink") from error
+            raise TypeError(
+                f"the records have a column of values that Arrow has no type for: {error}; map "
+                "them before the sink"
+            ) from error
     together: list[list[Any]] = []
     for table in made:
         if together and together[-1][0].schema == table.schema:
@@ -234,9 +264,14 @@ def _as_columns(values: Sequence[Any]) -> ColumnBatch:
         fields = fields_of_value(value)
         if fields is None:
             raise TypeError(
-                f"a sink of columns got a {type(value).__qualname__}, expected records with fields: a dict, dataclass, NamedTuple or "
+                f"a sink of columns got a {type(value).__qualname__}, expected records with "
+                "fields: a dict, dataclass, NamedTuple or "
                 "Struct; name them with select(...) or map(lambda v: {'value': v})"
             )
         names |= dict.fromkeys(fields)
-        rows.append(value if isinstance(value, dict) else {name: getattr(value, name) for name in fields})
-    return ColumnBatch({name: column_of([row.get(name) for row in rows]) for name in names}, len(rows))
+        rows.append(
+            value if isinstance(value, dict) else {name: getattr(value, name) for name in fields}
+        )
+    return ColumnBatch(
+        {name: column_of([row.get(name) for row in rows]) for name in names}, len(rows)
+    )

@@ -1,8 +1,10 @@
-"""Reads files that hold columns, page by page: the row groups of Parquet, the record batches of Arrow. Gives batches of columns.
+"""Reads files that hold columns, page by page: the row groups of Parquet, the record batches of
+Arrow. Gives batches of columns.
 
-The position of a split is `(page, row, mark)`: the page of the next row, how many rows of that page were handed out, and size and end of
-the file, by which one that was replaced is known. Earlier releases left out the mark. Pages are read and decoded in the executor, one ahead
-of the one that is handed out.
+The position of a split is `(page, row, mark)`: the page of the next row, how many rows of that page
+were handed out, and size and end of the file, by which one that was replaced is known. Earlier
+releases left out the mark. Pages are read and decoded in the executor, one ahead of the one that is
+handed out.
 """
 
 from __future__ import annotations
@@ -40,16 +42,28 @@ class PagedFile(Protocol):
 
 @contextmanager
 def named(path: str, part: str = "") -> Iterator[None]:
-    """Raises MalformedInput naming `path` and `part`, in place of the errors of pyarrow for a damaged file."""
+    """Raises MalformedInput naming `path` and `part`, in place of the errors of pyarrow for a
+    damaged file.
+    """
     import pyarrow as pa
 
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+    except (
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         if isinstance(error, FileNotFoundError):
             raise
         place = f"{path}, {part}" if part else path
-        raise MalformedInput(f"{place} cannot be read: {error}. The file is damaged, or of another format") from error
+        raise MalformedInput(
+            f"{place} cannot be read: {error}. The file is damaged, or of another format"
+        ) from error
 
 
 class Pages(NamedTuple):
@@ -61,7 +75,10 @@ class Pages(NamedTuple):
     mark: tuple[int, Mark] | None = None
     """Size and end of the file when it was cut; None where it was not."""
     seen: tuple[int, int] | None = None
-    """Size and time of change of the file when it was found; of its first part. Earlier releases left out both."""
+    """Size and time of change of the file when it was found; of its first part.
+
+    Earlier releases left out both.
+    """
 
     @property
     def place(self) -> tuple[int, int | None, None]:
@@ -137,9 +154,12 @@ class ColumnReader:
             self.finished_splits.add(split.id)
         for number in range(first, end):
             read = await self._ahead.blocking(self._read_page, opened, number)
-            # Here and not in the executor: batches before it, which are on their way, share the texts.
+            # Here and not in the executor: batches before it, which are on their way, share the
+            # texts.
             rows = self._arrow_pages().settle(read)
-            self._pages.append((split.id, number, taken if number == first else 0, number + 1 == end, rows))
+            self._pages.append(
+                (split.id, number, taken if number == first else 0, number + 1 == end, rows)
+            )
             await self._ahead.added(lambda: len(self._pages) > PAGES_AHEAD)
         self._close_file()
 
@@ -155,7 +175,9 @@ class ColumnReader:
             raise RestoreError(f"{so_far} is not there any more: put it back") from None
         mark = self._marks[split_id] = mark_of_file(file)
         if known is not None and known != mark:
-            raise RestoreError(f"{so_far} another one has its name now: it must not be replaced while it is read")
+            raise RestoreError(
+                f"{so_far} another one has its name now: it must not be replaced while it is read"
+            )
         return self._open_file(file, path)
 
     def _read_page(self, file: PagedFile, number: int) -> ColumnBatch:

@@ -1,8 +1,9 @@
 """Blocks of CSV as columns, with the values that the csv module and msgspec give row by row.
 
-Arrow splits the lines, where there can be no doubt about it: no quotes, no lone carriage returns, as many fields in each line as the
-header has names. Texts that look like plain decimal numbers are converted by the column; of others each distinct one by msgspec. All
-else, and every block in which something is wrong, goes by the rows.
+Arrow splits the lines, where there can be no doubt about it: no quotes, no lone carriage returns,
+as many fields in each line as the header has names. Texts that look like plain decimal numbers are
+converted by the column; of others each distinct one by msgspec. All else, and every block in which
+something is wrong, goes by the rows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _FLOAT = "^(-?(0|[1-9][0-9]{0,14})\\.[0-9]{1,17}|0|-?[1-9][0-9]{0,14})$"
 class CsvColumnDecoder:
     """A decoder of records of `type`, or of dicts of texts; `rows` decodes the same into rows."""
 
-    def __init__(self, rows: CsvDecoder, type: Any, delimiter: str, columns: list[str] | None) -> None:
+    def __init__(
+        self, rows: CsvDecoder, type: Any, delimiter: str, columns: list[str] | None
+    ) -> None:
         self._rows = rows
         self._type = type
         self._delimiter = delimiter
@@ -45,31 +48,46 @@ class CsvColumnDecoder:
 
     def decode(self, data: bytes, final: bool) -> Decoded:
         rows = self._rows
-        if rows.reads_header or rows.header is None or not _is_plain(data) or (records := self._columns(data, rows.header)) is None:
+        if (
+            rows.reads_header
+            or rows.header is None
+            or not _is_plain(data)
+            or (records := self._columns(data, rows.header)) is None
+        ):
             decoded = rows.decode(data, final)
             self.header = rows.header
-            of_rows: Callable[[Any], Any] = self._made.of_dicts if self._type is None else self._made.of_objects
+            of_rows: Callable[[Any], Any] = (
+                self._made.of_dicts if self._type is None else self._made.of_objects
+            )
             decoded.records = of_rows(decoded.records)
             return decoded
         return Decoded(records)  # type: ignore[arg-type]  # They read like a list.
 
     def _columns(self, data: bytes, header: list[str]) -> ColumnBatch | None:
         """The records of a block; None if not every line is certainly one."""
-        hints = dict.fromkeys(self._kept or header, str) if self._type is None else hints_of(self._type)
+        hints = (
+            dict.fromkeys(self._kept or header, str) if self._type is None else hints_of(self._type)
+        )
         if len(set(header)) < len(header) or not set(header).issuperset(hints):
             return None
         try:
             # Not read_csv, which keeps two descriptors open to look for signals.
             with pa_csv.open_csv(
                 pa.BufferReader(data),
-                pa_csv.ReadOptions(use_threads=False, column_names=header, block_size=len(data) + 1),
+                pa_csv.ReadOptions(
+                    use_threads=False, column_names=header, block_size=len(data) + 1
+                ),
                 pa_csv.ParseOptions(delimiter=self._delimiter, quote_char=False),
-                pa_csv.ConvertOptions(column_types=dict.fromkeys(header, pa.string()), include_columns=list(hints)),
+                pa_csv.ConvertOptions(
+                    column_types=dict.fromkeys(header, pa.string()), include_columns=list(hints)
+                ),
             ) as reader:
                 table = reader.read_all()
             if table.num_rows != data.count(b"\n") + (not data.endswith(b"\n")):
                 return None  # Lines without anything.
-            columns = {name: self._field(name, hint)(table.column(name)) for name, hint in hints.items()}
+            columns = {
+                name: self._field(name, hint)(table.column(name)) for name, hint in hints.items()
+            }
             return ColumnBatch(columns, table.num_rows, self._type)
         except (pa.ArrowInvalid, msgspec.ValidationError):
             return None
@@ -105,9 +123,17 @@ class _Field:
 
 
 def _is_plain(data: bytes) -> bool:
-    """Whether a line is a record, and all of it is text: also what is in columns that nobody reads."""
+    """Whether a line is a record, and all of it is text: also what is in columns that nobody
+    reads.
+    """
     # Of a mark at the begin Arrow thinks that it is the file's, which is off here already.
-    if not data or data.startswith(BOM) or b'"' in data or b"\0" in data or data.count(b"\r") != data.count(b"\r\n"):
+    if (
+        not data
+        or data.startswith(BOM)
+        or b'"' in data
+        or b"\0" in data
+        or data.count(b"\r") != data.count(b"\r\n")
+    ):
         return False
     try:
         return data.isascii() or bool(data.decode())

@@ -1,6 +1,8 @@
-"""Comma-separated values, quoted line ends included. A file is one split: where a quote opens cannot be seen from the middle.
+"""Comma-separated values, quoted line ends included. A file is one split: where a quote opens
+cannot be seen from the middle.
 
-Where nothing but what works on columns follows a source, its blocks are decoded into columns: the same records.
+Where nothing but what works on columns follows a source, its blocks are decoded into columns: the
+same records.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ __all__ = ["csv"]
 T = TypeVar("T")
 
 END = "\x1eend of block\x1e"
-"""A line after the last one: it comes out as a record of its own unless a quote is open, and then it is within the last record."""
+"""A line after the last one: it comes out as a record of its own unless a quote is open, and
+then it is within the last record.
+"""
 
 Row = tuple[int, list[str]]
 """Line of a row in its block, and its fields."""
@@ -43,7 +47,9 @@ Row = tuple[int, list[str]]
 Broken = tuple[int, Exception]
 
 CSV_BLOCK_BYTES = 32 * 1024
-"""Less than other formats read at once: a byte of CSV takes several times as long to decode, and the loop stands still meanwhile."""
+"""Less than other formats read at once: a byte of CSV takes several times as long to decode, and
+the loop stands still meanwhile.
+"""
 
 RECORD_BYTES_MAX = 16 * 1024 * 1024
 """A record that is still open after this is a quote that nobody closed."""
@@ -96,16 +102,20 @@ def csv(
 ) -> Files[Any]:
     """Files of separated values.
 
-    Without `type` a row is a dict of texts by column name, or a list of texts if there are no names. With a dataclass, NamedTuple or
-    Struct each text is converted by the annotation of its field. `header`: the first row of each file names the columns. `columns`:
-    the names where there is no header, else those to keep; one that a file names twice cannot be kept. `follow`, `every`,
+    Without `type` a row is a dict of texts by column name, or a list of texts if there are no
+    names. With a dataclass, NamedTuple or Struct each text is converted by the annotation of its
+    field. `header`: the first row of each file names the columns. `columns`: the names where there
+    is no header, else those to keep; one that a file names twice cannot be kept. `follow`, `every`,
     `discover_every`, `on_error`, `roll` as in `lines`.
 
-    As a sink: `part-<subtask>-<n>.csv`, each with a header if the first record has field names (a dict, dataclass, ...).
+    As a sink: `part-<subtask>-<n>.csv`, each with a header if the first record has field names (a
+    dict, dataclass, ...).
     """
     place = f"csv({str(path)!r})"
     if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n\0':
-        raise GraphError(f"{place}: delimiter is {delimiter!r}, expected one character, and no quote or line end")
+        raise GraphError(
+            f"{place}: delimiter is {delimiter!r}, expected one character, and no quote or line end"
+        )
     checked_encoding(encoding, place)
     columns = checked_columns(columns, place)
     if type is dict:
@@ -119,22 +129,30 @@ def csv(
             columns = fields
 
     def column_decoder(names: list[str] | None) -> Decoder:
-        from aioflow.io.csv_columns import CsvColumnDecoder  # Here, because a program of rows loads neither numpy nor pyarrow.
+        from aioflow.io.csv_columns import (
+            CsvColumnDecoder,
+        )  # Here, because a program of rows loads neither numpy nor pyarrow.
 
         rows = CsvDecoder(type, delimiter, header, columns, encoding, names)
         return CsvColumnDecoder(rows, type, delimiter, None if columns is None else list(columns))
 
-    # Fields that are called otherwise in files are left to the rows, and delimiters that Arrow does not know.
+    # Fields that are called otherwise in files are left to the rows, and delimiters that Arrow does
+    # not know.
     has_columns = delimiter.isascii() and (
-        (header or columns is not None) if type is None else struct_like(type) is not None and list(hints_of(type)) == fields
+        (header or columns is not None)
+        if type is None
+        else struct_like(type) is not None and list(hints_of(type)) == fields
     )
     return Files(
         "csv",
         path,
         decoder=lambda names: CsvDecoder(type, delimiter, header, columns, encoding, names),
-        column_decoder=column_decoder if has_columns and is_utf8(encoding) and find_spec("pyarrow") is not None else None,
+        column_decoder=column_decoder
+        if has_columns and is_utf8(encoding) and find_spec("pyarrow") is not None
+        else None,
         no_columns=(
-            "these arguments: a header or columns=, UTF-8, an ASCII delimiter, no type or a dataclass, NamedTuple or Struct of plain "
+            "these arguments: a header or columns=, UTF-8, an ASCII delimiter, no type or a "
+            "dataclass, NamedTuple or Struct of plain "
             "fields, and the extra aioflow[columns] are what it takes"
         ),
         encoder=lambda: CsvEncoder(delimiter, header, columns, encoding),
@@ -206,7 +224,10 @@ class CsvDecoder:
         return decoded
 
     def _read_header(self, rows: list[Row], broken: list[Broken]) -> list[str]:
-        """Takes the names of the columns off `rows`. Raises ValueError if the first row is broken, or no text."""
+        """Takes the names of the columns off `rows`.
+
+        Raises ValueError if the first row is broken, or no text.
+        """
         if broken and (not rows or broken[0][0] < rows[0][0]):
             raise ValueError(f"csv: the header cannot be read: {broken[0][1]}")
         _, names = rows.pop(0)
@@ -215,11 +236,15 @@ class CsvDecoder:
         except UnicodeEncodeError:
             shown = ", ".join(map(ascii, names))
             remedy = "give the encoding of the file by encoding="
-            raise ValueError(f"csv: the header is no text in {self._encoding}: {shown}; {remedy}") from None
+            raise ValueError(
+                f"csv: the header is no text in {self._encoding}: {shown}; {remedy}"
+            ) from None
         return names
 
     def _rows(self, data: bytes) -> tuple[list[Row], list[Broken], int | None, bool]:
-        """Rows and broken rows, the line where a row begins that goes on after this block, and whether all of it is text."""
+        """Rows and broken rows, the line where a row begins that goes on after this block, and
+        whether all of it is text.
+        """
         try:
             text, clean = data.decode(self._encoding), True
         except UnicodeDecodeError:
@@ -227,7 +252,9 @@ class CsvDecoder:
             text, clean = data.decode(self._encoding, "surrogateescape"), False
         found = io.StringIO(text, newline="\n")
         try:
-            if '"' not in text:  # So a record is a line. The csv module still splits: it is the fastest there is.
+            if (
+                '"' not in text
+            ):  # So a record is a line. The csv module still splits: it is the fastest there is.
                 rows = list(csv_module.reader(found, delimiter=self._delimiter))
                 return [(i, row) for i, row in enumerate(rows) if row], [], None, clean
         except csv_module.Error:
@@ -259,18 +286,31 @@ class CsvDecoder:
         if names is None:
             return list
         kept = self._columns
-        read = set(field_names(self._type)) if self._type is not None else set(names if kept is None else kept)
+        read = (
+            set(field_names(self._type))
+            if self._type is not None
+            else set(names if kept is None else kept)
+        )
         twice = _named_twice([name for name in names if name in read])
         if twice is not None:
-            remedy = f"give one of them another name there, or say by columns= which to keep, without {twice!r}"
-            raise ValueError(f"csv: the header names {twice!r} twice, among {', '.join(map(repr, names))}; {remedy}")
+            remedy = (
+                "give one of them another name there, or say by columns= which to keep, without "
+                f"{twice!r}"
+            )
+            raise ValueError(
+                f"csv: the header names {twice!r} twice, among {', '.join(map(repr, names))}; "
+                f"{remedy}"
+            )
         if self._type is not None:
             return row_converter(self._type, names)
         if kept is None or kept == names:
             return lambda row: dict(zip(names, row, strict=True))
         missing = [name for name in kept if name not in names]
         if missing:
-            raise ValueError(f"csv: columns names {missing[0]!r}, expected one of the file's: {', '.join(map(repr, names))}")
+            raise ValueError(
+                f"csv: columns names {missing[0]!r}, expected one of the file's: "
+                f"{', '.join(map(repr, names))}"
+            )
         picked = [(name, names.index(name)) for name in kept]
         return lambda row: {name: row[i] for name, i in picked}
 
@@ -297,7 +337,9 @@ class CsvDecoder:
             if isinstance(item, Exception):
                 error = item
             elif names is not None and len(item) != len(names):
-                error = ValueError(f"the row has {len(item)} fields, expected {len(names)}: {', '.join(names)}")
+                error = ValueError(
+                    f"the row has {len(item)} fields, expected {len(names)}: {', '.join(names)}"
+                )
             else:
                 try:
                     "".join(item).encode(self._encoding)
@@ -313,9 +355,14 @@ class CsvDecoder:
 
 
 class CsvEncoder:
-    """Rows out of dicts, objects with fields, and lists. The first record decides about the header."""
+    """Rows out of dicts, objects with fields, and lists.
 
-    def __init__(self, delimiter: str, header: bool, columns: Sequence[str] | None, encoding: str) -> None:
+    The first record decides about the header.
+    """
+
+    def __init__(
+        self, delimiter: str, header: bool, columns: Sequence[str] | None, encoding: str
+    ) -> None:
         self._delimiter = delimiter
         self._header = header
         self._columns = list(columns) if columns is not None else None
@@ -345,5 +392,8 @@ class CsvEncoder:
             if columns is not None and type(value) not in (list, tuple):
                 return [getattr(value, name) for name in columns]
         except (KeyError, AttributeError):
-            raise ValueError(f"csv sink got {value!r}, expected a record with the columns {', '.join(columns or ())}") from None
+            raise ValueError(
+                f"csv sink got {value!r}, expected a record with the columns "
+                f"{', '.join(columns or ())}"
+            ) from None
         return value if isinstance(value, (list, tuple)) else [value]

@@ -1,4 +1,7 @@
-"""Server-sent events as a source. The position is the id of the last event, sent as `Last-Event-ID` when it connects again."""
+"""Server-sent events as a source.
+
+The position is the id of the last event, sent as `Last-Event-ID` when it connects again.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +38,18 @@ class ServerSentEvent(NamedTuple):
 
 
 @explained
-def sse(url: str, *, headers: Mapping[str, str] | None = None, reconnect: bool = True, backoff: Duration = "100ms") -> SseSource:
+def sse(
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    reconnect: bool = True,
+    backoff: Duration = "100ms",
+) -> SseSource:
     """The events of the stream at `url`, as `ServerSentEvent`.
 
-    Exactly-once over a restart if the server gives ids and honours `Last-Event-ID`. `reconnect`: connect again when the stream ends;
-    without it that is the end of the source. An answer of 204 ends it in any case.
+    Exactly-once over a restart if the server gives ids and honours `Last-Event-ID`. `reconnect`:
+    connect again when the stream ends; without it that is the end of the source. An answer of 204
+    ends it in any case.
     """
     checked_url(url, "sse", ("http", "https"))
     place = f"sse({redacted(url)!r})"
@@ -52,7 +62,9 @@ class SseSource:
 
     name = "sse"
 
-    def __init__(self, url: str, headers: dict[str, str], reconnect: bool, backoff: Duration) -> None:
+    def __init__(
+        self, url: str, headers: dict[str, str], reconnect: bool, backoff: Duration
+    ) -> None:
         self.url = url
         self.headers = headers
         self.reconnect = reconnect
@@ -111,7 +123,9 @@ class EventParser:
             line = line.removeprefix("\ufeff")
         if not line:
             data, event, self._data, self._event = self._data, self._event, [], ""
-            return ServerSentEvent("\n".join(data), event or "message", self.last_id) if data else None
+            return (
+                ServerSentEvent("\n".join(data), event or "message", self.last_id) if data else None
+            )
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "data":
@@ -140,21 +154,32 @@ class _SseReader(BufferedReader):
         config = self._config
         backoff = Backoff(self.ctx.host.rng, config.backoff)
         last_id = split.position or ""
-        async with client_session({**config.headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}, None) as session:
+        async with client_session(
+            {**config.headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}, None
+        ) as session:
             while True:
                 parser = EventParser(last_id)
                 try:
-                    async with session.get(config.url, headers={"Last-Event-ID": last_id} if last_id else {}) as response:
+                    async with session.get(
+                        config.url, headers={"Last-Event-ID": last_id} if last_id else {}
+                    ) as response:
                         if response.status == 204:
                             return
                         if response.status != 200:
-                            raise http_error(response.status, config.url, await response.content.read(1024))
+                            raise http_error(
+                                response.status, config.url, await response.content.read(1024)
+                            )
                         async for data in response.content.iter_any():
                             for event in parser.feed(data):
                                 backoff.reset()
                                 last_id = event.id
                                 await self.put(event, event.id)
-                except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, Broken) as error:
+                except (
+                    aiohttp.ClientConnectionError,
+                    aiohttp.ClientPayloadError,
+                    TimeoutError,
+                    Broken,
+                ) as error:
                     if not config.reconnect:
                         raise
                     backoff.failed(config, error)

@@ -1,10 +1,13 @@
-"""Reads the splits of a file source one after the other, a few blocks ahead, and decodes each block when it is polled.
+"""Reads the splits of a file source one after the other, a few blocks ahead, and decodes each block
+when it is polled.
 
-The position of a split is `(offset, line, header, mark)`: the byte of the next line in the uncompressed file, how many lines come before
-it (None in a later part of a large file), the names of the columns where the format has them, and what the bytes in front of it were, by
-which a file that was replaced is known. Earlier releases left out the mark.
+The position of a split is `(offset, line, header, mark)`: the byte of the next line in the
+uncompressed file, how many lines come before it (None in a later part of a large file), the names
+of the columns where the format has them, and what the bytes in front of it were, by which a file
+that was replaced is known. Earlier releases left out the mark.
 
-Invariant: a malformed line is reported when the records before it have been polled and not earlier, so it too counts exactly once.
+Invariant: a malformed line is reported when the records before it have been polled and not earlier,
+so it too counts exactly once.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ class Decoded:
     """Line of each record in the block; None: record i is line i."""
     bad: list[Bad] = field(default_factory=list)
     used: int | None = None
-    """How many bytes were decoded; the rest is the begin of a record that goes on in the next block. None: all."""
+    """How many bytes were decoded; the rest is the begin of a record that goes on in the next
+    block. None: all.
+    """
     line_ends: int | None = None
     """How many there are in what was decoded, if that is known."""
 
@@ -88,12 +93,21 @@ class _Page:
         decoded, i = self.decoded, self.next
         if i == len(decoded.records):
             end = len(self.data) if decoded.used is None else decoded.used
-            lines = decoded.line_ends if decoded.line_ends is not None else self.data.count(b"\n", 0, end)
+            lines = (
+                decoded.line_ends
+                if decoded.line_ends is not None
+                else self.data.count(b"\n", 0, end)
+            )
         else:
             lines = i if decoded.starts is None else decoded.starts[i]
             end = len(self.data) - len(self.data.split(b"\n", lines)[-1]) if lines else 0
         mark = mark_of(self.data[max(end - MARK_BYTES, 0) : end]) if end else self.mark
-        return self.offset + end, None if self.line is None else self.line + lines, self.header, mark
+        return (
+            self.offset + end,
+            None if self.line is None else self.line + lines,
+            self.header,
+            mark,
+        )
 
 
 class FileReader:
@@ -110,7 +124,9 @@ class FileReader:
         block_bytes: int = BLOCK_BYTES,
         columnar: bool = False,
     ) -> None:
-        """`make_decoder(header or None)` gives a Decoder for one split; `columnar`: one of columns."""
+        """`make_decoder(header or None)` gives a Decoder for one split; `columnar`: one of
+        columns.
+        """
         self.columnar = columnar
         self._ctx = ctx
         self._host = ctx.host
@@ -140,21 +156,38 @@ class FileReader:
             split = self._splits[0]
             part = FilePart(*split.payload)
             offset, line, _, *mark = split.position or (None, None, None)
-            await self.read_part(split, part, offset, line, tail=False, mark=mark[0] if mark else None)
+            await self.read_part(
+                split, part, offset, line, tail=False, mark=mark[0] if mark else None
+            )
             self._splits.popleft()
 
     async def read_part(
-        self, split: Split, part: FilePart, offset: int | None, line: int | None, *, tail: bool, mark: Mark | None = None
+        self,
+        split: Split,
+        part: FilePart,
+        offset: int | None,
+        line: int | None,
+        *,
+        tail: bool,
+        mark: Mark | None = None,
     ) -> None:
-        """Read one part to its end in the executor. `tail`: the end for now; the last line is left until it is complete."""
+        """Read one part to its end in the executor.
+
+        `tail`: the end for now; the last line is left until it is complete.
+        """
         if split.id not in self._decoders:
-            self._decoders[split.id] = self._make_decoder(split.position[2] if split.position else None)
-        self._file = file = BlockFile(self._host.fs, part, offset, line, block_bytes=self._block_bytes, tail=tail, mark=mark)
+            self._decoders[split.id] = self._make_decoder(
+                split.position[2] if split.position else None
+            )
+        self._file = file = BlockFile(
+            self._host.fs, part, offset, line, block_bytes=self._block_bytes, tail=tail, mark=mark
+        )
         final = False
         while not final:
             block = await self._ahead.blocking(file.read)
             final = block.final
-            # A file that is followed is never over: a record in several lines may be completed later.
+            # A file that is followed is never over: a record in several lines may be completed
+            # later.
             await self.put(split.id, part.path, block._replace(final=False) if tail else block)
         file.close()
 
@@ -196,13 +229,21 @@ class FileReader:
             text = data[len(BOM) :]
         try:
             decoded = decoder.decode(text, final)
-        except (TypeError, ValueError) as error:  # Of the file as a whole, like its header: what is malformed in it is in `decoded`.
+        except (
+            TypeError,
+            ValueError,
+            # Of the file as a whole, like its header: what is malformed in it is in `decoded`.
+        ) as error:
             error.add_note(f"while reading {path}")
             raise
         if decoded.used is not None:
             decoded.used += len(data) - len(text)
             lines = data.count(b"\n", 0, decoded.used)
-            self._rests[split_id] = (data[decoded.used :], offset + decoded.used, None if line is None else line + lines)
+            self._rests[split_id] = (
+                data[decoded.used :],
+                offset + decoded.used,
+                None if line is None else line + lines,
+            )
         before = self._positions[split_id]
         mark = before[3] if before is not None and len(before) > 3 and before[0] == offset else None
         return _Page(split_id, path, data, offset, line, final, decoder.header, decoded, mark)
@@ -221,7 +262,11 @@ class FileReader:
         """Deal with the malformed lines among the records up to `end`; return where to stop."""
         while page.bad_next < len(bad) and bad[page.bad_next].after <= end:
             one = bad[page.bad_next]
-            where = f"line {page.line + one.line + 1}" if page.line is not None else f"a line after byte {page.offset}"
+            where = (
+                f"line {page.line + one.line + 1}"
+                if page.line is not None
+                else f"a line after byte {page.offset}"
+            )
             message = f"{page.path}, {where}: {one.error}"
             if self._malformed.fails and one.after > start:
                 return one.after  # The good records first.
@@ -235,7 +280,12 @@ class FileReader:
 
     @property
     def finished(self) -> bool:
-        return not self._splits and self._page is None and not self._blocks and self._ahead.error is None
+        return (
+            not self._splits
+            and self._page is None
+            and not self._blocks
+            and self._ahead.error is None
+        )
 
     def position(self, split_id: str) -> Any:
         page = self._page

@@ -38,7 +38,9 @@ __all__ = ["Files", "lines"]
 T = TypeVar("T")
 
 COLUMN_BLOCK_BYTES = 256 * 1024
-"""What is decoded into columns at a time: some milliseconds, and enough lines to make calls of numpy cost little for each."""
+"""What is decoded into columns at a time: some milliseconds, and enough lines to make calls of
+numpy cost little for each.
+"""
 
 FOLLOWED = "followed"
 """Id of the one split of a source that follows its files."""
@@ -58,12 +60,14 @@ def lines(
 ) -> Files[str]:
     """The lines of text files, without line ends.
 
-    `follow`: go on for ever with new files and new lines, looking `every` so often; one subtask reads them all. `discover_every`: go on
-    for ever with new files, looked for so often and dealt out to all subtasks. Each is read once, to the end that it has then, so it must
-    be complete when it appears: write it under a name that begins with a dot, and move it into place. What is added to it later, or
-    replaces it, is not read, and a warning says so. Files above `split_bytes` are cut at line ends, for several subtasks. `on_error`:
-    what happens to a line that is not text of `encoding`. As a sink: `str(value)`, one a line, in `part-<subtask>-<n>.txt`; `roll` says
-    when a part is full.
+    `follow`: go on for ever with new files and new lines, looking `every` so often; one subtask
+    reads them all. `discover_every`: go on for ever with new files, looked for so often and dealt
+    out to all subtasks. Each is read once, to the end that it has then, so it must be complete when
+    it appears: write it under a name that begins with a dot, and move it into place. What is added
+    to it later, or replaces it, is not read, and a warning says so. Files above `split_bytes` are
+    cut at line ends, for several subtasks. `on_error`: what happens to a line that is not text of
+    `encoding`. As a sink: `str(value)`, one a line, in `part-<subtask>-<n>.txt`; `roll` says when a
+    part is full.
     """
     checked_encoding(encoding, f"lines({str(path)!r})")
     return Files(
@@ -109,15 +113,20 @@ class Files(Generic[T]):
         roll: RollPolicy | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        """`column_decoder`: one that gives columns, if the format has any; `narrows`: it can leave some out; `no_columns`: for
-        what it has none, and what has. `stands_in`: the fields of records for which `decoder` can give stand-ins, if it can."""
+        """`column_decoder`: one that gives columns, if the format has any; `narrows`: it can leave
+        some out; `no_columns`: for what it has none, and what has. `stands_in`: the fields of
+        records for which `decoder` can give stand-ins, if it can.
+        """
         self._path = checked_path(path, function)
         place = f"{function}({str(self._path)!r})"
         checked_on_error(on_error, place)
         checked_whole(split_bytes, "split_bytes", place)
         self.name = self._function = function
         if discover_every is not None and follow:
-            raise GraphError(f"{function}({str(path)!r}): follow=True finds new files too: leave out discover_every=, or follow=")
+            raise GraphError(
+                f"{function}({str(path)!r}): follow=True finds new files too: leave out "
+                "discover_every=, or follow="
+            )
         self._decoder = decoder
         self._column_decoder = column_decoder
         self._narrows = narrows
@@ -132,18 +141,24 @@ class Files(Generic[T]):
         self._split_bytes = split_bytes
         self._roll = checked_roll(roll, place)
         self._block_bytes = block_bytes
-        self.finder = FoundFiles(self._path, self._cut, what=repr(self), discover_every=discover_every, follow=follow)
+        self.finder = FoundFiles(
+            self._path, self._cut, what=repr(self), discover_every=discover_every, follow=follow
+        )
         """Knows what is there to be read."""
         self.discover_every = discover_every
         """How often the engine looks for new files; None: never again."""
-        self.side_outputs: tuple[OutputTag[Any], ...] = (on_error,) if isinstance(on_error, OutputTag) else ()
+        self.side_outputs: tuple[OutputTag[Any], ...] = (
+            (on_error,) if isinstance(on_error, OutputTag) else ()
+        )
         """Where malformed lines go, if not nowhere."""
 
     def __repr__(self) -> str:
         return f"{self._function}({str(self._path)!r})"
 
     def with_columns(self) -> Files[T] | None:
-        """The same source giving columns, with the same splits and positions; None if it has none, or is read as its files grow."""
+        """The same source giving columns, with the same splits and positions; None if it has
+        none, or is read as its files grow.
+        """
         if self._column_decoder is None or self._follow or find_spec("numpy") is None:
             return None
         source = copy.copy(self)
@@ -153,13 +168,17 @@ class Files(Generic[T]):
         return source
 
     def with_fields(self, names: tuple[str, ...]) -> Files[T]:
-        """The same source, which makes no other columns than these; this one if its decoder cannot leave any out."""
+        """The same source, which makes no other columns than these; this one if its decoder
+        cannot leave any out.
+        """
         if not self._narrows:
             return self
         return self._changed(lambda made: made.narrow(names))
 
     def with_stand_ins(self) -> tuple[Files[T], tuple[str, ...]] | None:
-        """The same source giving objects with the fields of its records, and these; None if it cannot, or would gain nothing."""
+        """The same source giving objects with the fields of its records, and these; None if it
+        cannot, or would gain nothing.
+        """
         if self._stands_in is None or self._follow or self.columnar:
             return None
         return self._changed(lambda made: made.stand_in()), self._stands_in
@@ -180,7 +199,10 @@ class Files(Generic[T]):
     def why_rows(self) -> str:
         """Why `with_columns` gives None, as `explain()` says it."""
         if self._follow:
-            return "follow=True takes lines as they are written: without it, or with discover_every=, files are read as columns"
+            return (
+                "follow=True takes lines as they are written: without it, or with "
+                "discover_every=, files are read as columns"
+            )
         if self._column_decoder is None:
             return f"{self._function} has no columns for {self._no_columns}"
         return "numpy is not installed: pip install 'aioflow[columns]'"
@@ -190,7 +212,10 @@ class Files(Generic[T]):
         return not self._follow and self.discover_every is None
 
     async def discover(self, host: Host | None = None) -> list[Split]:
-        """One split a file, several for a large one. Raises FileNotFoundError naming the path, if nothing can come there later."""
+        """One split a file, several for a large one.
+
+        Raises FileNotFoundError naming the path, if nothing can come there later.
+        """
         if self._follow:
             return [Split(FOLLOWED)]
         return await self.finder.discover(host)
@@ -199,7 +224,9 @@ class Files(Generic[T]):
         return await cut(host, path, size, divisible=self._divisible, split_bytes=self._split_bytes)
 
     def refuse_sink(self, sink: object) -> None:
-        """Raises GraphError if this source would find the files of `sink`, which stands downstream of it, and so read for ever."""
+        """Raises GraphError if this source would find the files of `sink`, which stands
+        downstream of it, and so read for ever.
+        """
         refuse_sink(self, self.finder, sink)
 
     @property
@@ -209,12 +236,32 @@ class Files(Generic[T]):
 
     def check_sink(self) -> None:
         """Raises GraphError if it was asked to read in a way that a sink cannot."""
-        check_sink(self, "follow=" if self._follow else "discover_every=" if self.discover_every is not None else "")
+        check_sink(
+            self,
+            "follow="
+            if self._follow
+            else "discover_every="
+            if self.discover_every is not None
+            else "",
+        )
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         if self._follow:
-            return FollowReader(ctx, self._decoder, self._on_error, self._path, self._every_s, block_bytes=self._block_bytes)
-        return FileReader(ctx, self._decoder, self._on_error, block_bytes=self._block_bytes, columnar=self.columnar)
+            return FollowReader(
+                ctx,
+                self._decoder,
+                self._on_error,
+                self._path,
+                self._every_s,
+                block_bytes=self._block_bytes,
+            )
+        return FileReader(
+            ctx,
+            self._decoder,
+            self._on_error,
+            block_bytes=self._block_bytes,
+            columnar=self.columnar,
+        )
 
     def writer(self, ctx: OperatorContext) -> PartWriter:
         return PartWriter(ctx, str(self._path), self._extension, self._encoder(), self._roll)

@@ -1,10 +1,13 @@
-"""Lines of flat JSON objects as columns, straight from their bytes: for blocks in which every line is spelled like the first one.
+"""Lines of flat JSON objects as columns, straight from their bytes: for blocks in which every line
+is spelled like the first one.
 
-Programs write their lines in one way: the same fields in the same order, with the same spaces. Of such lines only the values differ, and
-where they are follows from where the quotes are. So a block is read by arrays: no value of Python is made of a number, and none of a text
-that came before. What is read so is exactly what msgspec reads: each literal between two values is compared, each digit is looked at, and a
-float has no more digits than one division rounds rightly. Everything else (escapes, letters beyond ASCII, nulls, exponents, a line that is
-spelled in another way) is left to msgspec, and the whole block with it: `read` gives None.
+Programs write their lines in one way: the same fields in the same order, with the same spaces. Of
+such lines only the values differ, and where they are follows from where the quotes are. So a block
+is read by arrays: no value of Python is made of a number, and none of a text that came before. What
+is read so is exactly what msgspec reads: each literal between two values is compared, each digit is
+looked at, and a float has no more digits than one division rounds rightly. Everything else
+(escapes, letters beyond ASCII, nulls, exponents, a line that is spelled in another way) is left to
+msgspec, and the whole block with it: `read` gives None.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ _PAD = 16
 
 _WORD = 8
 _DIGITS_MAX = 15
-"""Of a float, so that its digits are an exact float; and of an int, which has no more for a reason of its own: two words of digits."""
+"""Of a float, so that its digits are an exact float; and of an int, which has no more for a
+reason of its own: two words of digits.
+"""
 
 _QUOTE, _NEW_LINE, _DOT, _MINUS, _ZERO = b'"\n.-0'
 _U = np.uint64
@@ -44,7 +49,9 @@ class FlatLines:
         self._texts = {name: _Texts() for name, hint in hints.items() if hint is str}
 
     def read(self, data: bytes, made: RecordColumns) -> ColumnBatch | None:
-        """The records of `data`, whole lines, with the fields that `made` names; None: not in this way."""
+        """The records of `data`, whole lines, with the fields that `made` names; None: not in
+        this way.
+        """
         if not data.isascii() or b"\\" in data:
             return None
         end = data.find(b"\n")
@@ -64,14 +71,18 @@ class FlatLines:
             return None
         columns: dict[str, Column] = {}
         for i, name in enumerate(names):
-            column = self._column(name, padded, marks, words, places[i] + len(literals[i]), places[i + 1])
+            column = self._column(
+                name, padded, marks, words, places[i] + len(literals[i]), places[i + 1]
+            )
             if column is None:
                 return None
             columns[name] = column
         return made.of_columns({name: columns[name] for name in made.names}, len(stops))
 
     def _spelling(self, line: bytes) -> tuple[list[str], list[bytes]] | None:
-        """The names of the fields in their order, and what stands before, between and behind their values, quotes included."""
+        """The names of the fields in their order, and what stands before, between and behind
+        their values, quotes included.
+        """
         names, literals, at, begun = [], [], 1, 0
         while line.startswith(b"{"):
             found = _FIELD.match(line, at)
@@ -79,18 +90,32 @@ class FlatLines:
                 return None
             kind = 2 if found[2] is not None else 3
             name = found[1].decode()
-            if name in names or name not in self._hints or (self._hints[name] is str) != (kind == 2):
+            if (
+                name in names
+                or name not in self._hints
+                or (self._hints[name] is str) != (kind == 2)
+            ):
                 return None
             names.append(name)
             literals.append(line[begun : found.start(kind)])
             begun, at = found.end(kind), found.end()
             if found[4] == b"}":
                 literals.append(line[begun:])
-                return (names, literals) if at == len(line) and len(names) == len(self._hints) else None
+                return (
+                    (names, literals)
+                    if at == len(line) and len(names) == len(self._hints)
+                    else None
+                )
         return None
 
     def _column(
-        self, name: str, padded: bytes, marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray
+        self,
+        name: str,
+        padded: bytes,
+        marks: np.ndarray,
+        words: np.ndarray,
+        starts: np.ndarray,
+        stops: np.ndarray,
     ) -> Column | None:
         hint = self._hints[name]
         if hint is str:
@@ -99,7 +124,11 @@ class FlatLines:
         signed = bool(negative.any())
         if signed:
             starts = starts + negative
-        made = _ints(marks, words, starts, stops) if hint is int else _floats(marks, words, starts, stops)
+        made = (
+            _ints(marks, words, starts, stops)
+            if hint is int
+            else _floats(marks, words, starts, stops)
+        )
         if made is None:
             return None
         if not signed:
@@ -110,11 +139,17 @@ class FlatLines:
 
 
 def _places(
-    marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray, literals: list[bytes]
+    marks: np.ndarray,
+    words: np.ndarray,
+    starts: np.ndarray,
+    stops: np.ndarray,
+    literals: list[bytes],
 ) -> list[np.ndarray] | None:
-    """Where each of `literals` begins in each line; None if it is not so that each line has all of them, in order, and no other quotes.
+    """Where each of `literals` begins in each line; None if it is not so that each line has all of
+    them, in order, and no other quotes.
 
-    Each line has at least the quotes of its literals, and all lines together no more: so nothing of a value is one.
+    Each line has at least the quotes of its literals, and all lines together no more: so nothing of
+    a value is one.
     """
     are_quotes = marks == _QUOTE
     each = sum(literal.count(b'"') for literal in literals)
@@ -150,7 +185,9 @@ def _stands(words: np.ndarray, place: np.ndarray, literal: bytes) -> bool:
     return True
 
 
-def _ints(marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray | None:
+def _ints(
+    marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray
+) -> np.ndarray | None:
     """The ints that stand there; None for what is none, or has zeros before it."""
     lengths = stops - starts
     least, most = int(lengths.min()), int(lengths.max())
@@ -171,7 +208,10 @@ def _ints(marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.nd
 
 
 def _eight(words: np.ndarray, stops: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
-    """The numbers of the up to eight digits before `stops`; None if one is no digit. All eight of them are added up at once."""
+    """The numbers of the up to eight digits before `stops`; None if one is no digit.
+
+    All eight of them are added up at once.
+    """
     shifts = ((_WORD - lengths) * 8).astype(np.uint64)
     digits: np.ndarray = words[stops - _WORD]
     digits ^= _U(0x3030303030303030)
@@ -190,8 +230,12 @@ def _eight(words: np.ndarray, stops: np.ndarray, lengths: np.ndarray) -> np.ndar
     return digits
 
 
-def _floats(marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray | None:
-    """The floats that stand there; None for what is none, or is not had by one division of floats that are exact."""
+def _floats(
+    marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray
+) -> np.ndarray | None:
+    """The floats that stand there; None for what is none, or is not had by one division of
+    floats that are exact.
+    """
     longest = int((stops - starts).max())
     if longest > _DIGITS_MAX + 1:
         return None
@@ -213,7 +257,10 @@ def _floats(marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.
 
 
 class _Texts:
-    """The texts of one field as codes into one list. Those of up to eight bytes are found by these bytes, as one number."""
+    """The texts of one field as codes into one list.
+
+    Those of up to eight bytes are found by these bytes, as one number.
+    """
 
     BITS = 17
 
@@ -223,9 +270,14 @@ class _Texts:
 
     def _begin(self) -> None:
         self._of = self._growing.entries
-        self._found = [(np.zeros(1 << self.BITS, np.uint64), np.zeros(1 << self.BITS, np.int32)) for _ in _MIXED]
+        self._found = [
+            (np.zeros(1 << self.BITS, np.uint64), np.zeros(1 << self.BITS, np.int32))
+            for _ in _MIXED
+        ]
 
-    def column(self, padded: bytes, words: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> CodedColumn:
+    def column(
+        self, padded: bytes, words: np.ndarray, starts: np.ndarray, stops: np.ndarray
+    ) -> CodedColumn:
         lengths = stops - starts
         if int(lengths.max()) > _WORD or int(lengths.min()) == 0:
             return self._growing.column(_cut(padded, starts, stops), len(starts))
@@ -238,7 +290,9 @@ class _Texts:
             self._begin()
         codes, left = self._look_up(keys)
         if len(left):
-            codes[left] = found = self._growing.column(_cut(padded, starts[left], stops[left]), len(left)).codes
+            codes[left] = found = self._growing.column(
+                _cut(padded, starts[left], stops[left]), len(left)
+            ).codes
             self._learn(keys[left], found)
         return CodedColumn(codes, self._of)
 
@@ -255,7 +309,9 @@ class _Texts:
         return made, left
 
     def _learn(self, keys: np.ndarray, codes: np.ndarray) -> None:
-        """Put each key where it finds room; one that finds none is looked up by its text each time."""
+        """Put each key where it finds room; one that finds none is looked up by its text each
+        time.
+        """
         for number, (known, held) in enumerate(self._found):
             slots = _slots(keys, number, self.BITS)
             free = known[slots] == 0

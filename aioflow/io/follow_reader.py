@@ -1,11 +1,14 @@
-"""Follows files: reads what is there, then looks again and again for new files and new lines; never ends.
+"""Follows files: reads what is there, then looks again and again for new files and new lines; never
+ends.
 
-A file is known by how it begins, not by its name: logs are rotated. Position of the one split: path -> (offset, line, header, digest of
-the file's first bytes). So a file that was renamed is read on under its new name, if that is among those that are followed, and the new
-one under the old name from its beginning.
+A file is known by how it begins, not by its name: logs are rotated. Position of the one split: path
+-> (offset, line, header, digest of the file's first bytes). So a file that was renamed is read on
+under its new name, if that is among those that are followed, and the new one under the old name
+from its beginning.
 
-Invariant: nothing that was read is read again, and nothing is passed over in silence. What is found after a restore in place of a file
-that was read, or that it is gone, is an error; what happens while it runs is a log record, since up to then every line was seen.
+Invariant: nothing that was read is read again, and nothing is passed over in silence. What is found
+after a restore in place of a file that was read, or that it is gone, is an error; what happens
+while it runs is a log record, since up to then every line was seen.
 """
 
 from __future__ import annotations
@@ -97,12 +100,16 @@ class FollowReader(FileReader):
         if not await self._host.fs.exists(needed):
             self._is_missed = True
             hint = pattern_hint(self._path)
-            logger.warning("there is no %r yet%s; it is waited for, as follow=True says", needed, hint)
+            logger.warning(
+                "there is no %r yet%s; it is waited for, as follow=True says", needed, hint
+            )
 
     async def _look(self) -> None:
         found = [
             (part, stat)
-            for path, stat in (await find_files(self._host, self._path, may_be_missing=True)).items()
+            for path, stat in (
+                await find_files(self._host, self._path, may_be_missing=True)
+            ).items()
             for part in await cut(self._host, path, stat.size, divisible=False, split_bytes=0)
         ]
         if not found and not self._is_missed:
@@ -125,14 +132,16 @@ class FollowReader(FileReader):
             moved = await self._moved(list(missing), [changed[id_] for id_ in others])
             lost = [id_ for id_ in missing if id_ not in moved]
             if lost != self._doubted or self._blocks or self._page is not None:
-                # Seen twice to be believed, since files may have been renamed during this look; and first all must be polled.
+                # Seen twice to be believed, since files may have been renamed during this look; and
+                # first all must be polled.
                 self._doubted = lost
                 if lost or self._blocks or self._page is not None:
                     return
             self._rename(list(missing), moved, others)
         self._doubted = []
         for part, seen in changed.values():
-            # Minutes may have passed while those before it were read: what is gone, or another file, is for the next look.
+            # Minutes may have passed while those before it were read: what is gone, or another
+            # file, is for the next look.
             known = self._known.get(part.id)
             if known is None or await self._is_same(known, part, seen[0]):
                 with suppress(FileNotFoundError):
@@ -144,14 +153,18 @@ class FollowReader(FileReader):
             return False
         length = len(known.head) if known.restored is None else known.restored[0]
         try:
-            head: bytes = await self._host.blocking(BlockFile(self._host.fs, part, None, None).head, length)
+            head: bytes = await self._host.blocking(
+                BlockFile(self._host.fs, part, None, None).head, length
+            )
         except FileNotFoundError:
             return False
         if known.restored is None:
             return head == known.head
         return len(head) == length and _digest(head) == known.restored[1]
 
-    async def _moved(self, missing: list[str], candidates: list[tuple[FilePart, tuple[int, int]]]) -> dict[str, str]:
+    async def _moved(
+        self, missing: list[str], candidates: list[tuple[FilePart, tuple[int, int]]]
+    ) -> dict[str, str]:
         """Under which name each of `missing` is found among `candidates`, if it is."""
         moved: dict[str, str] = {}
         for id_ in missing:
@@ -159,7 +172,11 @@ class FollowReader(FileReader):
             for part, (size, modified_ms) in candidates:
                 if part.id == id_ or part.id in moved.values() or not known.offset:
                     continue
-                if known.seen is not None and known.seen[0] == size and known.seen[1] != modified_ms:
+                if (
+                    known.seen is not None
+                    and known.seen[0] == size
+                    and known.seen[1] != modified_ms
+                ):
                     continue  # A new file of the same content: renaming changes no time.
                 if await self._is_same(known, part, size):
                     moved[id_] = part.id
@@ -175,20 +192,34 @@ class FollowReader(FileReader):
                 logger.info("file %s is %s now: read on there", id_, moved[id_])
                 self._remember(moved[id_], state)
             elif known.restored is not None and known.offset:
-                what = "holds something else, or less, now" if id_ in others else "is not there any more"
+                what = (
+                    "holds something else, or less, now"
+                    if id_ in others
+                    else "is not there any more"
+                )
                 raise RestoreError(
-                    f"{id_} was read up to byte {known.offset}, and {what}; {str(self._path)!r} does not find it under another name: put "
-                    "it back, or follow a pattern that finds rotated files too; to begin anew start with restore=None, fresh=True"
+                    f"{id_} was read up to byte {known.offset}, and {what}; {str(self._path)!r} "
+                    "does not find it under another name: put "
+                    "it back, or follow a pattern that finds rotated files too; to begin anew "
+                    "start with restore=None, fresh=True"
                 )
             elif id_ in others:
                 logger.warning(
-                    "file %s holds something else, or less, than the %d bytes that were read: read from its beginning", id_, known.offset
+                    "file %s holds something else, or less, than the %d bytes that were read: "
+                    "read from its beginning",
+                    id_,
+                    known.offset,
                 )
             else:
                 logger.info("file %s is gone; it was read up to byte %d", id_, known.offset)
 
     def _forget(self, id_: str) -> tuple[_Followed, Any, Any, Any]:
-        return self._known.pop(id_), self._positions.pop(id_, None), self._decoders.pop(id_, None), self._rests.pop(id_, None)
+        return (
+            self._known.pop(id_),
+            self._positions.pop(id_, None),
+            self._decoders.pop(id_, None),
+            self._rests.pop(id_, None),
+        )
 
     def _remember(self, id_: str, state: tuple[_Followed, Any, Any, Any]) -> None:
         self._known[id_], self._positions[id_], decoder, rest = state
@@ -204,7 +235,9 @@ class FollowReader(FileReader):
             known.seen = seen
             return  # A compressed file appears as a whole.
         if known.restored is not None:
-            known.head = await self._host.blocking(BlockFile(self._host.fs, part, None, None).head, known.restored[0])
+            known.head = await self._host.blocking(
+                BlockFile(self._host.fs, part, None, None).head, known.restored[0]
+            )
             known.restored = None
         known.seen = seen
         if seen[0] == known.offset and not whole:

@@ -1,8 +1,10 @@
-"""The files of one source as splits: once, or again and again while the source runs (`discover_every`).
+"""The files of one source as splits: once, or again and again while the source runs
+(`discover_every`).
 
-Who looks again knows a file by its name, and by the parts into which it was cut when it was found. They reach from its first byte to
-whatever end it has when the last of them is read. So a file that grows, or that would be cut elsewhere today, is read once all the same:
-what was cut stays cut, over restarts too, for which `recognise` is told the parts that a checkpoint knows.
+Who looks again knows a file by its name, and by the parts into which it was cut when it was found.
+They reach from its first byte to whatever end it has when the last of them is read. So a file that
+grows, or that would be cut elsewhere today, is read once all the same: what was cut stays cut, over
+restarts too, for which `recognise` is told the parts that a checkpoint knows.
 
 Invariant: the parts of a file that were ever given hold each of its bytes once.
 """
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["FoundFiles", "Part", "check_sink", "refuse_sink"]
 
 LOOKED_AT_ONCE = 4_096
-"""So many names are compared with what is known before others get their turn: some four milliseconds."""
+"""So many names are compared with what is known before others get their turn: some four
+milliseconds.
+"""
 
 NEW_AT_ONCE = 64
 """Of those that are new each takes as long as sixty that are known."""
@@ -40,7 +44,9 @@ logger = logging.getLogger(__name__)
 
 
 class Part(Protocol):
-    """What one split reads: from `start` to `end`, or to the end of the file, in whatever the format counts. A named tuple."""
+    """What one split reads: from `start` to `end`, or to the end of the file, in whatever the
+    format counts. A named tuple.
+    """
 
     @property
     def id(self) -> str: ...
@@ -82,11 +88,13 @@ class FoundFiles:
         discover_every: Duration | None,
         follow: bool = False,
     ) -> None:
-        """`cut(host, path, size)` gives the parts of a file; `what` names the source in messages. `follow`: a reader finds the files, as
-        one split without parts."""
+        """`cut(host, path, size)` gives the parts of a file; `what` names the source in messages.
+        `follow`: a reader finds the files, as one split without parts."""
         self.path = path
         if discover_every is not None and to_seconds(discover_every, "discover_every") <= 0:
-            raise GraphError(f"{what}: discover_every is {discover_every!r}, expected more than nothing")
+            raise GraphError(
+                f"{what}: discover_every is {discover_every!r}, expected more than nothing"
+            )
         self.discover_every = discover_every
         self._cut = cut
         self._what = what
@@ -101,12 +109,19 @@ class FoundFiles:
         self._is_told_of_new = False
 
     async def discover(self, host: Host | None) -> list[Split]:
-        """The splits of all that is there. Raises FileNotFoundError naming the path if that is nothing, and nothing can come later."""
+        """The splits of all that is there.
+
+        Raises FileNotFoundError naming the path if that is nothing, and nothing can come later.
+        """
         async with lent(host) as machine:
             if self.discover_every is not None:
                 return await self._look(machine)
             found = await find_files(machine, self.path)
-            parts = [part for path, stat in found.items() for part in _seen(await self._cut(machine, path, stat.size), stat)]
+            parts = [
+                part
+                for path, stat in found.items()
+                for part in _seen(await self._cut(machine, path, stat.size), stat)
+            ]
         return [Split(part.id, None, tuple(part)) for part in parts]
 
     async def _look(self, host: Host) -> list[Split]:
@@ -123,8 +138,10 @@ class FoundFiles:
             elif known.seen != seen and not known.is_told:
                 known.is_told = True
                 logger.warning(
-                    "%s: %s has changed since it was found, from %d bytes to %d: it is read once, and what comes to it later is not; put "
-                    "each file into place when it is complete, under a name of its own, or read what is added with follow=True",
+                    "%s: %s has changed since it was found, from %d bytes to %d: it is read once, "
+                    "and what comes to it later is not; put "
+                    "each file into place when it is complete, under a name of its own, or read "
+                    "what is added with follow=True",
                     self._what, path, known.seen[0], stat.size,
                 )  # fmt: skip
             splits += known.splits
@@ -140,14 +157,19 @@ class FoundFiles:
             parts = _seen(await self._cut(host, path, stat.size), stat)
         except FileNotFoundError:
             parts = None  # Deleted since the listing.
-        except Exception as error:  # noqa: BLE001  # Of whatever library reads the format. It keeps no other file from being read.
+        # Of whatever library reads the format. It keeps no other file from being read.
+        except Exception as error:  # noqa: BLE001
             parts = None
             if before is None or before.seen != seen:
-                logger.warning("%s: %s cannot be opened now, and is tried again: %r", self._what, path, error)
+                logger.warning(
+                    "%s: %s cannot be opened now, and is tried again: %r", self._what, path, error
+                )
         return self._keep(path, seen, parts)
 
     def _keep(self, path: str, seen: tuple[int, int], parts: Sequence[Part] | None) -> _Known:
-        known = self._known[path] = _Known(seen, parts, [] if parts is None else self._splits(path, parts))
+        known = self._known[path] = _Known(
+            seen, parts, [] if parts is None else self._splits(path, parts)
+        )
         return known
 
     async def _note_missing(self, host: Host, *, found: bool) -> None:
@@ -156,29 +178,49 @@ class FoundFiles:
         missed, self._is_missed = self._is_missed, not found and not await host.fs.exists(needed)
         if self._is_missed and not missed:
             hint = pattern_hint(self.path)
-            logger.warning("%s: there is no %r yet%s; it is waited for, as discover_every= says", self._what, needed, hint)
+            logger.warning(
+                "%s: there is no %r yet%s; it is waited for, as discover_every= says",
+                self._what,
+                needed,
+                hint,
+            )
 
     # What a checkpoint knows.
 
     def anew(self) -> Self:
-        """For a source that is read in another place, or another run, too: what one of them has found or restored is not the other's."""
+        """For a source that is read in another place, or another run, too: what one of them has
+        found or restored is not the other's.
+        """
         made = copy.copy(self)
         made.forget()
         return made
 
     def forget(self) -> None:
         """Another job begins: what was found for the last one is found anew."""
-        self._known, self._spelled, self._former, self._is_missed, self._is_told_of_new = {}, {}, {}, False, False
+        self._known, self._spelled, self._former, self._is_missed, self._is_told_of_new = (
+            {},
+            {},
+            {},
+            False,
+            False,
+        )
 
-    def recognise(self, former: Sequence[Any], found: Sequence[Split]) -> tuple[list[str], Sequence[Split]]:
-        """Take over how the files of the splits `former` were cut, those of a checkpoint. Returns their ids as `discover` spells them
-        today, and `found` without what they hold already, though it may be cut otherwise."""
+    def recognise(
+        self, former: Sequence[Any], found: Sequence[Split]
+    ) -> tuple[list[str], Sequence[Split]]:
+        """Take over how the files of the splits `former` were cut, those of a checkpoint. Returns
+        their ids as `discover` spells them today, and `found` without what they hold already,
+        though it may be cut otherwise.
+        """
         ids = [split.id for split in former]
         for split in former:
             if (split.payload is None) is not self._follow:
-                how, go_on = ("without", "go on without it") if self._follow else ("with", "go on with it")
+                how, go_on = (
+                    ("without", "go on without it") if self._follow else ("with", "go on with it")
+                )
                 raise RestoreError(
-                    f"{self._what}: the checkpoint was taken {how} follow=True, which keeps other positions: {go_on}, or begin anew under "
+                    f"{self._what}: the checkpoint was taken {how} follow=True, which keeps other "
+                    f"positions: {go_on}, or begin anew under "
                     "another uid= with the files that were not read"
                 )
         self._tell_of_replaced(former, found)
@@ -198,9 +240,13 @@ class FoundFiles:
         return respelled(ids, str(self.path)), left
 
     def _tell_of_replaced(self, former: Sequence[Any], found: Sequence[Split]) -> None:
-        """Warn of files that were read to their end, and have changed since: nobody looked meanwhile. Those that were not, the reader looks
-        at itself, by their content."""
-        now = {self._respelled(split.payload[0]): seen for split in found if (seen := _seen_of(split.payload)) is not None}
+        """Warn of files that were read to their end, and have changed since: nobody looked
+        meanwhile. Those that were not, the reader looks at itself, by their content."""
+        now = {
+            self._respelled(split.payload[0]): seen
+            for split in found
+            if (seen := _seen_of(split.payload)) is not None
+        }
         changed: dict[str, None] = {}
         for split in former:
             if split.finished and (seen := _seen_of(split.payload)) is not None:
@@ -210,20 +256,30 @@ class FoundFiles:
         if changed:
             rest = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             logger.warning(
-                "%s: %s%s, read to the end before the checkpoint, is not what it was when it was found: files are read once, and what came "
-                "after that, or in its place, is not; put each file into place when it is complete, under a name of its own",
+                "%s: %s%s, read to the end before the checkpoint, is not what it was when it was "
+                "found: files are read once, and what came "
+                "after that, or in its place, is not; put each file into place when it is "
+                "complete, under a name of its own",
                 self._what, ", ".join(list(changed)[:3]), rest,
             )  # fmt: skip
 
     def _tell_of_new(self, former: Sequence[Any], found: Sequence[Split]) -> None:
-        """Warn once of files that have come since the job began: a source that ends by itself reads what there was then."""
+        """Warn once of files that have come since the job began: a source that ends by itself
+        reads what there was then.
+        """
         known = {self._respelled(split.payload[0]) for split in former}
-        new = [path for path in dict.fromkeys(split.payload[0] for split in found) if self._respelled(path) not in known]
+        new = [
+            path
+            for path in dict.fromkeys(split.payload[0] for split in found)
+            if self._respelled(path) not in known
+        ]
         if new and not self._is_told_of_new:
             self._is_told_of_new = True
             logger.warning(
-                "%s: %d files have come since the checkpointed job began, %r first, and are not read: the source ends with what there was "
-                "then; to read them too go on with discover_every=, or begin anew with restore=None, fresh=True",
+                "%s: %d files have come since the checkpointed job began, %r first, and are not "
+                "read: the source ends with what there was "
+                "then; to read them too go on with discover_every=, or begin anew with "
+                "restore=None, fresh=True",
                 self._what, len(new), new[0],
             )  # fmt: skip
 
@@ -235,23 +291,35 @@ class FoundFiles:
         if parts and any(kind(path, *where).place not in places for where in former):
             parts = _between(sorted((start, end) for start, end, *_ in former), parts[0])
         if self._spelled.setdefault(self._respelled(path), path) != path:
-            return [Split(part.id, None, tuple(part)) for part in parts]  # Two ways lead there: each has a name of its own.
+            return [
+                Split(part.id, None, tuple(part)) for part in parts
+            ]  # Two ways lead there: each has a name of its own.
         ids = respelled([part.id for part in parts], str(self.path))
-        return [Split(split_id, None, tuple(part)) for split_id, part in zip(ids, parts, strict=True)]
+        return [
+            Split(split_id, None, tuple(part)) for split_id, part in zip(ids, parts, strict=True)
+        ]
 
     def _respelled(self, path: str) -> str:
-        """A file is not to be read twice because the path of the source is spelled otherwise than before."""
+        """A file is not to be read twice because the path of the source is spelled otherwise
+        than before.
+        """
         (spelled,) = respelled([path], str(self.path))
         return spelled
 
 
 def _seen(parts: Sequence[Any], stat: FileStat) -> Sequence[Any]:
     """The parts of a file; the first of them knows what the file was."""
-    return [part._replace(seen=(stat.size, stat.modified_ms)) if part.start == 0 else part for part in parts]
+    return [
+        part._replace(seen=(stat.size, stat.modified_ms)) if part.start == 0 else part
+        for part in parts
+    ]
 
 
 def _seen_of(payload: Any) -> tuple[int, int] | None:
-    """What the part was told of its file, if it was. A file that is followed is no part: its reader keeps what it knows."""
+    """What the part was told of its file, if it was.
+
+    A file that is followed is no part: its reader keeps what it knows.
+    """
     if payload is None:
         return None
     last = payload[-1]
@@ -271,22 +339,30 @@ def _between(former: list[tuple[int, int | None]], any_part: Part) -> list[Part]
 
 
 def refuse_sink(source: Any, found: FoundFiles, sink: object) -> None:
-    """Raises GraphError if `source`, which looks for files again and again, would find the part files of `sink`, which stands downstream
-    of it, and so read for ever."""
+    """Raises GraphError if `source`, which looks for files again and again, would find the part
+    files of `sink`, which stands downstream of it, and so read for ever."""
     part_files = getattr(sink, "part_files", None)
     if source.bounded or part_files is None:
         return
     directory, extension = part_files
     read, written = os.path.abspath(found.path), os.path.abspath(directory)
     part_file = os.path.join(written, f"part-0-0.{extension}")
-    if read == written or (isinstance(found.path, str) and is_matched(part_file.split("/"), read.split("/"))):
+    if read == written or (
+        isinstance(found.path, str) and is_matched(part_file.split("/"), read.split("/"))
+    ):
         raise GraphError(
-            f"{sink!r} writes into the directory that {source!r} reads, and what it writes would be read again, for ever: "
+            f"{sink!r} writes into the directory that {source!r} reads, and what it writes would "
+            "be read again, for ever: "
             "give the sink another directory"
         )
 
 
 def check_sink(sink: object, reading: str) -> None:
-    """Raises GraphError if `sink` was given an option that says how to read: `reading`, empty if there was none."""
+    """Raises GraphError if `sink` was given an option that says how to read: `reading`, empty if
+    there was none.
+    """
     if reading:
-        raise GraphError(f"{sink!r} stands as a sink, and {reading} is about reading: leave it out, and read with another object")
+        raise GraphError(
+            f"{sink!r} stands as a sink, and {reading} is about reading: leave it out, and read "
+            "with another object"
+        )

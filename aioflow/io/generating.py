@@ -1,4 +1,6 @@
-"""Elements made by a function of their index, or by expressions of it, as fast as asked for or at a rate."""
+"""Elements made by a function of their index, or by expressions of it, as fast as asked for or
+at a rate.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ __all__ = ["DatagenSource", "datagen"]
 T = TypeVar("T")
 
 NAP_S = 0.001
-"""The least that a paced reader sleeps: at high rates it makes the elements of a nap at once, not each after a nap of its own."""
+"""The least that a paced reader sleeps: at high rates it makes the elements of a nap at once,
+not each after a nap of its own.
+"""
 
 
 INDEX = "index"
@@ -31,41 +35,65 @@ INDEX = "index"
 
 
 @overload
-def datagen(fn: Callable[[int], T], rate: float | None = ..., count: int | None = ..., *, splits: int = ...) -> DatagenSource[T]: ...
+def datagen(
+    fn: Callable[[int], T], rate: float | None = ..., count: int | None = ..., *, splits: int = ...
+) -> DatagenSource[T]: ...
 @overload
 def datagen(
     fn: Mapping[str, Any], rate: float | None = ..., count: int | None = ..., *, splits: int = ...
 ) -> DatagenSource[dict[str, Any]]: ...
 @explained
 def datagen(
-    fn: Callable[[int], T] | Mapping[str, Any], rate: float | None = None, count: int | None = None, *, splits: int = 1
+    fn: Callable[[int], T] | Mapping[str, Any],
+    rate: float | None = None,
+    count: int | None = None,
+    *,
+    splits: int = 1,
 ) -> DatagenSource[Any]:
-    """A source of `fn(0), fn(1), ...`: `count` of them, or without end; `rate` a second in all, or as fast as asked for.
+    """A source of `fn(0), fn(1), ...`: `count` of them, or without end; `rate` a second in all, or
+    as fast as asked for.
 
-    `fn` may be expressions by name, of `af.col.index`: dicts then, made column by column where what follows has use for columns:
-    `datagen({"user": af.col.index % 10, "value": af.col.index * 0.5})`.
+    `fn` may be expressions by name, of `af.col.index`: dicts then, made column by column where what
+    follows has use for columns: `datagen({"user": af.col.index % 10, "value": af.col.index *
+    0.5})`.
 
-    `splits`: into how many splits the indices are dealt, one after the other, for a source with that parallelism. A restart goes on
-    with the index after the last one that counts.
+    `splits`: into how many splits the indices are dealt, one after the other, for a source with
+    that parallelism. A restart goes on with the index after the last one that counts.
     """
     return DatagenSource(fn, rate, count, splits)
 
 
 class DatagenSource(Generic[T]):
-    """Split k of n makes the indices k, k + n, k + 2n, ...; the position of a split is its next index."""
+    """Split k of n makes the indices k, k + n, k + 2n, ...; the position of a split is its next
+    index.
+    """
 
     name = "datagen"
     columnar = False
     """Whether readers give columns."""
 
-    def __init__(self, fn: Callable[[int], T] | Mapping[str, Any], rate: float | None, count: int | None, splits: int) -> None:
+    def __init__(
+        self,
+        fn: Callable[[int], T] | Mapping[str, Any],
+        rate: float | None,
+        count: int | None,
+        splits: int,
+    ) -> None:
         if isinstance(fn, Mapping):
             _check_fields(fn)
         elif not callable(fn):
-            raise GraphError(f"datagen: fn is {fn!r}, expected a function of the index, or expressions of af.col.index by name")
+            raise GraphError(
+                f"datagen: fn is {fn!r}, expected a function of the index, or expressions of "
+                "af.col.index by name"
+            )
         else:
             check_takes(fn, "datagen", "index")
-        if rate is not None and not (isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0 and math.isfinite(rate)):
+        if rate is not None and not (
+            isinstance(rate, (int, float))
+            and not isinstance(rate, bool)
+            and rate > 0
+            and math.isfinite(rate)
+        ):
             raise GraphError(f"datagen: rate is {rate!r}, expected elements a second, more than 0")
         if count is not None:
             checked_whole(count, "count", "datagen", least=0)
@@ -76,7 +104,10 @@ class DatagenSource(Generic[T]):
         self._splits = splits
 
     def __repr__(self) -> str:
-        return f"datagen({getattr(self._fn, '__qualname__', self._fn)}, rate={self._rate}, count={self._count})"
+        return (
+            f"datagen({getattr(self._fn, '__qualname__', self._fn)}, rate={self._rate}, "
+            f"count={self._count})"
+        )
 
     @property
     def parallelism_max(self) -> int:
@@ -91,7 +122,9 @@ class DatagenSource(Generic[T]):
         return [Split(str(k), k) for k in range(self._splits)]
 
     def with_columns(self) -> DatagenSource[T] | None:
-        """The same source giving columns, with the same positions; None if a function makes its elements."""
+        """The same source giving columns, with the same positions; None if a function makes its
+        elements.
+        """
         if not isinstance(self._fn, Mapping) or find_spec("numpy") is None:
             return None
         source = copy.copy(self)
@@ -103,7 +136,10 @@ class DatagenSource(Generic[T]):
         """Why `with_columns` gives None, as `explain()` says it."""
         if isinstance(self._fn, Mapping):
             return "numpy is not installed: pip install 'aioflow[columns]'"
-        return "datagen calls a function: expressions by name, as datagen({'x': af.col.index % 10}), make columns"
+        return (
+            "datagen calls a function: expressions by name, as datagen({'x': af.col.index % 10}), "
+            "make columns"
+        )
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         return _DatagenReader(self._maker(), self.columnar, self._rate, self._count, self._splits)
@@ -130,11 +166,20 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
     unknown = [name for name in column_names(*map(as_expression, fields.values())) if name != INDEX]
     if unknown or not fields:
         what = f"reads {unknown[0]!r}" if unknown else "has no field"
-        raise GraphError(f"datagen: {dict(fields)!r} {what}, expected expressions of af.col.index by name")
+        raise GraphError(
+            f"datagen: {dict(fields)!r} {what}, expected expressions of af.col.index by name"
+        )
 
 
 class _DatagenReader:
-    def __init__(self, make: Callable[[range], Any], columnar: bool, rate: float | None, count: int | None, splits: int) -> None:
+    def __init__(
+        self,
+        make: Callable[[range], Any],
+        columnar: bool,
+        rate: float | None,
+        count: int | None,
+        splits: int,
+    ) -> None:
         self.columnar = columnar
         self._make = make
         self._rate = rate
@@ -180,7 +225,10 @@ class _DatagenReader:
             self.finished_splits.add(split_id)
 
     def _due(self) -> int:
-        """How many elements the rate allows by now, less those made. This reader's share follows from its splits."""
+        """How many elements the rate allows by now, less those made.
+
+        This reader's share follows from its splits.
+        """
         share = self._rate_here()
         elapsed = asyncio.get_running_loop().time() - self._began_s
         return int(elapsed * share) + 1 - self._made

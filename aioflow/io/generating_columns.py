@@ -16,7 +16,9 @@ __all__ = ["GeneratedColumns"]
 
 
 class GeneratedColumns:
-    """Makes the elements of some indices; as rows where columns cannot tell what is wrong with one."""
+    """Makes the elements of some indices; as rows where columns cannot tell what is wrong with
+    one.
+    """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._select = ColumnSelect({name: as_expression(e) for name, e in fields.items()})

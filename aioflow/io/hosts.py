@@ -1,4 +1,7 @@
-"""The host for what runs outside of a task: finding splits, committing. Whoever drives a connector may lend its own."""
+"""The host for what runs outside of a task: finding splits, committing.
+
+Whoever drives a connector may lend its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""HTTP as a client: a source that asks a URL again and again, a sink that posts. aiohttp is imported when a job runs."""
+"""HTTP as a client: a source that asks a URL again and again, a sink that posts. aiohttp is
+imported when a job runs.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,20 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader
 
-__all__ = ["DECODINGS", "HttpConnector", "checked_url", "client_session", "http", "http_error", "without_secrets"]
+__all__ = [
+    "DECODINGS",
+    "HttpConnector",
+    "checked_url",
+    "client_session",
+    "http",
+    "http_error",
+    "without_secrets",
+]
 
 RETRIES = 5
-"""Failures in a row that are worth another try: connections refused or broken, and answers of 429 and 5xx."""
+"""Failures in a row that are worth another try: connections refused or broken, and answers of
+429 and 5xx.
+"""
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
 
@@ -56,10 +68,12 @@ def http(
     retries: int = RETRIES,
     on_error: OnError = "fail",
 ) -> HttpConnector:
-    """Asks `url` every so often; each answer is an element, or each of `items(answer)`. As a sink posts JSON to `url`.
+    """Asks `url` every so often; each answer is an element, or each of `items(answer)`. As a sink
+    posts JSON to `url`.
 
-    `decode`: "json", "text" or "bytes". `batch`: above 1 the sink posts arrays of up to so many records. Requests that fail are tried
-    `retries` times again, so a record may arrive twice; then, and for other answers than 2xx, the job fails.
+    `decode`: "json", "text" or "bytes". `batch`: above 1 the sink posts arrays of up to so many
+    records. Requests that fail are tried `retries` times again, so a record may arrive twice; then,
+    and for other answers than 2xx, the job fails.
     """
     checked_url(url, "http", ("http", "https"))
     place = f"http({redacted(url)!r})"
@@ -84,13 +98,19 @@ def http(
 
 
 def checked_url(url: str, connector: str, schemes: tuple[str, ...]) -> None:
-    """Raises GraphError naming `connector` for a URL without one of `schemes`, or without a host."""
+    """Raises GraphError naming `connector` for a URL without one of `schemes`, or without a
+    host.
+    """
     scheme, found, rest = str(url).partition("://")
     if not found or scheme.lower() not in schemes or not rest.strip("/"):
         expected = " or ".join(f"{known}://HOST/PATH" for known in schemes)
-        shown = redacted(str(url)) if found else redacted(f"://{url}").removeprefix("://")  # It may have a password all the same.
+        shown = (
+            redacted(str(url)) if found else redacted(f"://{url}").removeprefix("://")
+        )  # It may have a password all the same.
         raise GraphError(f"{connector}: the URL is {shown!r}, expected {expected}")
-    check_host_and_port(url, f"{connector}({redacted(url)!r})" if connector.isidentifier() else connector)
+    check_host_and_port(
+        url, f"{connector}({redacted(url)!r})" if connector.isidentifier() else connector
+    )
 
 
 class HttpConnector:
@@ -140,8 +160,13 @@ class HttpConnector:
 
 
 @asynccontextmanager
-async def client_session(headers: Mapping[str, str], timeout_s: float | None) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session that is closed when the block is left. `timeout_s` bounds a request as a whole; None: only its connecting."""
+async def client_session(
+    headers: Mapping[str, str], timeout_s: float | None
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session that is closed when the block is left.
+
+    `timeout_s` bounds a request as a whole; None: only its connecting.
+    """
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=30.0)
@@ -151,12 +176,16 @@ async def client_session(headers: Mapping[str, str], timeout_s: float | None) ->
 
 def http_error(status: int, url: str, body: bytes) -> Broken:
     """What a server answered instead of what was expected; with the begin of its answer."""
-    return Broken(redacted(f"{url} answered {status}, expected 2xx: {body[:200].decode(errors='replace')!r}"))
+    return Broken(
+        redacted(f"{url} answered {status}, expected 2xx: {body[:200].decode(errors='replace')!r}")
+    )
 
 
 @contextmanager
 def without_secrets(config: object) -> Iterator[None]:
-    """Raises Broken in place of an error of aiohttp that quotes a URL with a password or a token."""
+    """Raises Broken in place of an error of aiohttp that quotes a URL with a password or a
+    token.
+    """
     import aiohttp
 
     try:
@@ -196,13 +225,22 @@ class _HttpReader(BufferedReader):
                 try:
                     async with session.get(config.url) as response:
                         body = await response.content.read(BODY_BYTES_MAX + 1)
-                        while len(body) <= BODY_BYTES_MAX and (more := await response.content.read(BODY_BYTES_MAX + 1 - len(body))):
+                        while len(body) <= BODY_BYTES_MAX and (
+                            more := await response.content.read(BODY_BYTES_MAX + 1 - len(body))
+                        ):
                             body += more
                         status = response.status
                     if not 200 <= status < 300:
                         raise http_error(status, config.url, body)
-                except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, Broken) as error:
-                    if backoff.tries >= config.retries or (isinstance(error, Broken) and not _worth_another_try(status)):
+                except (
+                    aiohttp.ClientConnectionError,
+                    aiohttp.ClientPayloadError,
+                    TimeoutError,
+                    Broken,
+                ) as error:
+                    if backoff.tries >= config.retries or (
+                        isinstance(error, Broken) and not _worth_another_try(status)
+                    ):
                         raise
                     logger.info("%r: %s, asking again", config, redacted(str(error)))
                     await backoff.sleep()
@@ -269,13 +307,22 @@ class HttpWriter:
         while True:
             status = 0
             try:
-                async with self._session.post(config.url, data=body, headers={"Content-Type": "application/json"}) as response:
+                async with self._session.post(
+                    config.url, data=body, headers={"Content-Type": "application/json"}
+                ) as response:
                     status = response.status
                     if 200 <= status < 300:
                         return
                     raise http_error(status, config.url, await response.content.read(1024))
-            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, Broken) as error:
-                if backoff.tries >= config.retries or (isinstance(error, Broken) and not _worth_another_try(status)):
+            except (
+                aiohttp.ClientConnectionError,
+                aiohttp.ClientPayloadError,
+                TimeoutError,
+                Broken,
+            ) as error:
+                if backoff.tries >= config.retries or (
+                    isinstance(error, Broken) and not _worth_another_try(status)
+                ):
                     raise
                 logger.info("%r: %s, posting again", config, redacted(str(error)))
                 await backoff.sleep()

@@ -1,7 +1,9 @@
-"""Reads a user's iterator off the loop: a plain one on a thread of its own, an async one in a task of its own.
+"""Reads a user's iterator off the loop: a plain one on a thread of its own, an async one in a task
+of its own.
 
-A plain iterator lives on one thread from its first step to its last, because what it holds (a database connection) may demand that.
-Invariant: between two steps the thread looks whether it shall stop, and it waits, rather than read on, while the buffer is full.
+A plain iterator lives on one thread from its first step to its last, because what it holds (a
+database connection) may demand that. Invariant: between two steps the thread looks whether it shall
+stop, and it waits, rather than read on, while the buffer is full.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ __all__ = ["FunctionReader"]
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 0.5
-"""How long `close` waits for a step that is under way. A step cannot be interrupted, and it may never end."""
+"""How long `close` waits for a step that is under way.
+
+A step cannot be interrupted, and it may never end.
+"""
 
 FINISHED = "finished"
 """Position of a function without positions whose iterator had ended: it is not called again."""
@@ -35,8 +40,8 @@ FINISHED = "finished"
 class FunctionReader(BufferedReader):
     """Reads what `function` returns.
 
-    `replayable`: it takes the position and yields `(value, position)`. `indexed`: it yields the same elements each time, so the
-    position is their count, and a restart skips those.
+    `replayable`: it takes the position and yields `(value, position)`. `indexed`: it yields the
+    same elements each time, so the position is their count, and a restart skips those.
     """
 
     def __init__(
@@ -81,10 +86,14 @@ class FunctionReader(BufferedReader):
             await self._run_async(made)
             return
         self._in_thread = True
-        make: Callable[[], Any] | None = made if callable(made) and not isinstance(made, Iterator) else lambda: iter(made)
+        make: Callable[[], Any] | None = (
+            made if callable(made) and not isinstance(made, Iterator) else lambda: iter(made)
+        )
         skip = (split.position or 0) if self._indexed else 0
         while True:
-            outcome = await self.ctx.host.blocking(self._fill, make, skip, dedicated=True, name=f"aioflow-source-{self._name}")
+            outcome = await self.ctx.host.blocking(
+                self._fill, make, skip, dedicated=True, name=f"aioflow-source-{self._name}"
+            )
             if isinstance(outcome, AsyncIterator):
                 self._in_thread = False
                 await self._run_async(outcome)
@@ -110,13 +119,18 @@ class FunctionReader(BufferedReader):
                 await close()
 
     def _fill(self, make: Callable[[], Any] | None, skip: int) -> bool | AsyncIterator[Any]:
-        """On the thread: read until the end (True), or until the buffer is full and there is no other thread to wait for (False)."""
+        """On the thread: read until the end (True), or until the buffer is full and there is no
+        other thread to wait for (False).
+        """
         if make is not None:
             made = make()
             if isinstance(made, AsyncIterator):
                 return made
             if not hasattr(made, "__iter__"):
-                raise TypeError(f"source function {self._name} returned {made!r}, expected an iterator or an async iterator")
+                raise TypeError(
+                    f"source function {self._name} returned {made!r}, expected an iterator or an "
+                    "async iterator"
+                )
             self._iterator = iter(made)
             if skip:
                 next(islice(self._iterator, skip - 1, skip), None)
@@ -148,14 +162,18 @@ class FunctionReader(BufferedReader):
                 self._tell_reader()
             if len(values) >= capacity:
                 if threading.get_ident() == self._loop_thread:
-                    return False  # A simulated host runs this inline: nobody would empty the buffer while it waits.
+                    # A simulated host runs this inline: nobody would empty the buffer while it
+                    # waits.
+                    return False
                 self._wait_for_room(values, capacity)
         return True
 
     def _wait_for_room(self, values: list[Any], capacity: int) -> None:
         while len(values) >= capacity and not self._stopped:
             self._go_on.clear()
-            if len(values) >= capacity and not self._stopped:  # Again, after clear(): a poll in between has set it in vain.
+            if (
+                len(values) >= capacity and not self._stopped
+            ):  # Again, after clear(): a poll in between has set it in vain.
                 self._go_on.wait()
 
     def _tell_reader(self) -> None:
@@ -171,10 +189,14 @@ class FunctionReader(BufferedReader):
             value, position = pair
         except (TypeError, ValueError):
             raise TypeError(
-                f"source function {self._name} takes `position` but yielded {pair!r}, expected a pair (value, position)"
+                f"source function {self._name} takes `position` but yielded {pair!r}, expected a "
+                "pair (value, position)"
             ) from None
         if position is None:
-            raise TypeError(f"source function {self._name} yielded the position None, which stands for the beginning")
+            raise TypeError(
+                f"source function {self._name} yielded the position None, which stands for the "
+                "beginning"
+            )
         return value, position
 
     def on_room(self) -> None:
@@ -200,6 +222,14 @@ class FunctionReader(BufferedReader):
     async def close(self) -> None:
         self._stopped = True
         self._go_on.set()
-        if self._in_thread and self._pump is not None and not await wait_all([self._pump], timeout_s=STOP_TIMEOUT_S):
-            logger.warning("source function %s is still in a step after %.1f s: its thread ends with it", self._name, STOP_TIMEOUT_S)
+        if (
+            self._in_thread
+            and self._pump is not None
+            and not await wait_all([self._pump], timeout_s=STOP_TIMEOUT_S)
+        ):
+            logger.warning(
+                "source function %s is still in a step after %.1f s: its thread ends with it",
+                self._name,
+                STOP_TIMEOUT_S,
+            )
         await super().close()

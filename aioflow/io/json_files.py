@@ -1,6 +1,8 @@
-"""JSON lines: one JSON value a line, decoded into plain values or into a type, encoded from whatever msgspec knows.
+"""JSON lines: one JSON value a line, decoded into plain values or into a type, encoded from
+whatever msgspec knows.
 
-Where nothing but expressions and what else works on columns follows a source, its blocks are decoded into columns: the same records.
+Where nothing but expressions and what else works on columns follows a source, its blocks are
+decoded into columns: the same records.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ __all__ = ["jsonl"]
 T = TypeVar("T")
 
 FLAT_BYTES = 32_768
-"""Of a smaller block msgspec has made records before arrays are set up, as of a file that is followed line by line."""
+"""Of a smaller block msgspec has made records before arrays are set up, as of a file that is
+followed line by line.
+"""
 
 
 @overload
@@ -74,14 +78,17 @@ def jsonl(
 ) -> Files[Any]:
     """Files with one JSON value a line; blank lines are passed over.
 
-    `type`: what a line is decoded into and checked against: a dataclass, NamedTuple, msgspec.Struct, `dict[str, int]` and the like;
-    plain Python values without it. `follow`, `every`, `discover_every`, `on_error`, `roll` as in `lines`. As a sink:
+    `type`: what a line is decoded into and checked against: a dataclass, NamedTuple,
+    msgspec.Struct, `dict[str, int]` and the like; plain Python values without it. `follow`,
+    `every`, `discover_every`, `on_error`, `roll` as in `lines`. As a sink:
     `part-<subtask>-<n>.jsonl`; a NamedTuple becomes an object with its fields.
     """
     try:
         JsonDecoder(type)
     except (TypeError, ValueError) as error:
-        raise GraphError(f"jsonl({str(path)!r}): type is {type!r}, expected one that JSON is read into: {error}") from None
+        raise GraphError(
+            f"jsonl({str(path)!r}): type is {type!r}, expected one that JSON is read into: {error}"
+        ) from None
     return Files(
         "jsonl",
         path,
@@ -89,7 +96,10 @@ def jsonl(
         column_decoder=(lambda header: JsonColumnDecoder(type)) if _has_columns(type) else None,
         narrows=True,
         stands_in=stand_in_fields(type),
-        no_columns=f"{type!r}: a dataclass, NamedTuple or Struct of plain fields has columns, and so has no type at all",
+        no_columns=(
+            f"{type!r}: a dataclass, NamedTuple or Struct of plain fields has columns, and so has "
+            "no type at all"
+        ),
         encoder=JsonEncoder,
         extension="jsonl",
         divisible=True,
@@ -124,12 +134,17 @@ class JsonDecoder:
             self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
 
     def stand_in(self) -> None:
-        """Give objects with the same fields in place of NamedTuples, where lines are decoded at once."""
+        """Give objects with the same fields in place of NamedTuples, where lines are decoded at
+        once.
+        """
         if self._struct is not None:
             self._decode_lines = msgspec.json.Decoder(self._struct).decode_lines
 
     def decode(self, data: bytes, final: bool) -> Decoded:
-        if self._decode_lines is not None and (records := decode_objects(data, self._decode_lines)) is not None:
+        if (
+            self._decode_lines is not None
+            and (records := decode_objects(data, self._decode_lines)) is not None
+        ):
             return Decoded(records, line_ends=len(records) - (not data.endswith(b"\n")))
         found = split_lines(data)
         try:
@@ -157,12 +172,16 @@ class JsonDecoder:
         return Decoded(records, starts, bad)
 
 
-ONE_A_LINE = "each line is to hold one JSON value; a file that is one document over many lines is read by a function that gives its records"
+ONE_A_LINE = (
+    "each line is to hold one JSON value; a file that is one document over many lines is read by "
+    "a function that gives its records"
+)
 
 
 def namedtuple_lines(type: type[Any]) -> Callable[[bytes], list[Any]] | None:
-    """Decodes lines of objects into a NamedTuple by way of a Struct, a quarter of the price of a dict for each; None where that might
-    give something else. Of fields that hold more than one scalar it might: a decimal is read off its digits, or off a float.
+    """Decodes lines of objects into a NamedTuple by way of a Struct, a quarter of the price of a
+    dict for each; None where that might give something else. Of fields that hold more than one
+    scalar it might: a decimal is read off its digits, or off a float.
     """
     struct = struct_like(type)
     if struct is None or not are_scalars(hints_of(type).values()):
@@ -173,12 +192,20 @@ def namedtuple_lines(type: type[Any]) -> Callable[[bytes], list[Any]] | None:
 
 def stand_in_fields(type: Any) -> tuple[str, ...] | None:
     """The fields of a NamedTuple for which a Struct can stand; None for what is no such type."""
-    return tuple(type._fields) if type is not None and is_namedtuple(type) and namedtuple_lines(type) is not None else None
+    return (
+        tuple(type._fields)
+        if type is not None and is_namedtuple(type) and namedtuple_lines(type) is not None
+        else None
+    )
 
 
-def _of_one_line(decode_lines: Callable[[bytes], list[Any]], otherwise: Callable[[bytes], Any], line: bytes) -> Any:
-    """What `decode_lines` makes of it among others, which does not read a field that nobody asks for; a number there may be beyond all
-    floats. So it is the same whichever lines stand beside it. `otherwise` takes more forms, and says better what is wrong."""
+def _of_one_line(
+    decode_lines: Callable[[bytes], list[Any]], otherwise: Callable[[bytes], Any], line: bytes
+) -> Any:
+    """What `decode_lines` makes of it among others, which does not read a field that nobody asks
+    for; a number there may be beyond all floats. So it is the same whichever lines stand beside it.
+    `otherwise` takes more forms, and says better what is wrong.
+    """
     try:
         records = decode_lines(line)
     except MALFORMED:
@@ -190,19 +217,26 @@ def lines_of_objects(data: bytes) -> int | None:
     """How many lines there are, if each begins with `{` and ends with `}`; None if not."""
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     borders = data.count(b"}\n{") + (data.count(b"}\r\n{") if b"\r" in data else 0)
-    if borders + 1 != lines or not data.startswith(b"{") or not data.endswith((b"}", b"}\n", b"}\r\n")):
+    if (
+        borders + 1 != lines
+        or not data.startswith(b"{")
+        or not data.endswith((b"}", b"}\n", b"}\r\n"))
+    ):
         return None
     return lines
 
 
 def decode_objects(
-    data: bytes, decode_lines: Callable[[bytes], list[Any]], lines_of: Callable[[bytes], int | None] = lines_of_objects
+    data: bytes,
+    decode_lines: Callable[[bytes], list[Any]],
+    lines_of: Callable[[bytes], int | None] = lines_of_objects,
 ) -> list[Any] | None:
-    """What `decode_lines` gives, if each line is one object; None where that is not so, or not known.
+    """What `decode_lines` gives, if each line is one object; None where that is not so, or not
+    known.
 
-    `decode_lines` by itself takes two values in a line, and one value in two, for good. But between `}` and `{` nothing may stand within
-    a value: where each line begins with the one and ends with the other no value goes over a line's end, and as many values as lines
-    are one in each.
+    `decode_lines` by itself takes two values in a line, and one value in two, for good. But between
+    `}` and `{` nothing may stand within a value: where each line begins with the one and ends with
+    the other no value goes over a line's end, and as many values as lines are one in each.
     """
     lines = lines_of(data)
     if lines is None:
@@ -220,8 +254,8 @@ def _has_columns(type: Any) -> bool:
 
 
 class JsonColumnDecoder:
-    """Blocks as columns: flat lines that are spelled alike from their bytes, other objects by way of records, and what is not plain lines
-    of objects by way of the rows."""
+    """Blocks as columns: flat lines that are spelled alike from their bytes, other objects by way
+    of records, and what is not plain lines of objects by way of the rows."""
 
     header: list[str] | None = None
 
@@ -233,10 +267,14 @@ class JsonColumnDecoder:
         self._lines_of = count_objects
         struct = struct_like(type)
         self._made = made = RecordColumns(None if struct is None else type)
-        self._columns: Callable[[list[Any]], ColumnBatch | list[Any]] = made.of_dicts if struct is None else made.of_objects
+        self._columns: Callable[[list[Any]], ColumnBatch | list[Any]] = (
+            made.of_dicts if struct is None else made.of_objects
+        )
         self._rows = JsonDecoder(type)
         wanted = struct or type
-        self._decode_lines = (msgspec.json.Decoder() if wanted is None else msgspec.json.Decoder(wanted)).decode_lines
+        self._decode_lines = (
+            msgspec.json.Decoder() if wanted is None else msgspec.json.Decoder(wanted)
+        ).decode_lines
         hints = None if struct is None else flat_hints_of(type, struct)
         self._flat = None if hints is None else FlatLines(hints)
 
@@ -245,21 +283,33 @@ class JsonColumnDecoder:
         self._made.narrow(names)
 
     def decode(self, data: bytes, final: bool) -> Decoded:
-        if self._flat is not None and len(data) >= FLAT_BYTES and (columns := self._flat.read(data, self._made)) is not None:
-            return Decoded(columns, line_ends=len(columns) - (not data.endswith(b"\n")))  # type: ignore[arg-type]  # They read like a list.
+        if (
+            self._flat is not None
+            and len(data) >= FLAT_BYTES
+            and (columns := self._flat.read(data, self._made)) is not None
+        ):
+            # They read like a list.
+            return Decoded(columns, line_ends=len(columns) - (not data.endswith(b"\n")))  # type: ignore[arg-type]
         records = decode_objects(data, self._decode_lines, self._lines_of)
         if records is None:
             decoded = self._rows.decode(data, final)
         else:
             decoded = Decoded(records, line_ends=len(records) - (not data.endswith(b"\n")))
-        decoded.records = self._columns(decoded.records)  # type: ignore[assignment]  # They read like a list.
+        # They read like a list.
+        decoded.records = self._columns(decoded.records)  # type: ignore[assignment]
         return decoded
 
 
 def flat_hints_of(type: Any, struct: Any) -> dict[str, Any] | None:
-    """What each field of `type` is, by its name, if it is int, float or str, and `struct` calls it so in JSON too; else None."""
+    """What each field of `type` is, by its name, if it is int, float or str, and `struct` calls
+    it so in JSON too; else None.
+    """
     hints, config = hints_of(type), struct.__struct_config__
-    if config.array_like or config.tag is not None or tuple(hints) != struct.__struct_encode_fields__:
+    if (
+        config.array_like
+        or config.tag is not None
+        or tuple(hints) != struct.__struct_encode_fields__
+    ):
         return None
     return hints if all(hint in (int, float, str) for hint in hints.values()) else None
 
@@ -274,7 +324,9 @@ class JsonEncoder:
 
     def encode(self, values: Sequence[Any]) -> bytes:
         """The bytes of `values`. Raises TypeError for a type that is no JSON, naming it."""
-        return self._encode_lines([value._asdict() if hasattr(value, "_asdict") else value for value in values])
+        return self._encode_lines(
+            [value._asdict() if hasattr(value, "_asdict") else value for value in values]
+        )
 
 
 def _encode_other(value: Any) -> Any:
@@ -282,4 +334,7 @@ def _encode_other(value: Any) -> Any:
     tolist = getattr(value, "tolist", None)
     if tolist is not None:
         return tolist()
-    raise TypeError(f"jsonl sink got a {type(value).__qualname__}, expected what JSON can hold: map it to a dict or a dataclass first")
+    raise TypeError(
+        f"jsonl sink got a {type(value).__qualname__}, expected what JSON can hold: map it to a "
+        "dict or a dataclass first"
+    )

@@ -1,4 +1,6 @@
-"""Connections to Kafka, over aiokafka: clients that have one or are closed again, and what a consumer group has committed."""
+"""Connections to Kafka, over aiokafka: clients that have one or are closed again, and what a
+consumer group has committed.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def client_library() -> Any:
     try:
         import aiokafka
     except ImportError:
-        raise ModuleNotFoundError("af.io.kafka needs aiokafka: pip install 'aioflow[kafka]'") from None
+        raise ModuleNotFoundError(
+            "af.io.kafka needs aiokafka: pip install 'aioflow[kafka]'"
+        ) from None
     return aiokafka
 
 
@@ -58,38 +62,64 @@ async def start_consumer(config: KafkaTopics[Any]) -> Any:
     return await started(
         config,
         client_library().AIOKafkaConsumer,
-        {"group_id": config.group, "enable_auto_commit": False, "auto_offset_reset": "none", "isolation_level": "read_committed"},
+        {
+            "group_id": config.group,
+            "enable_auto_commit": False,
+            "auto_offset_reset": "none",
+            "isolation_level": "read_committed",
+        },
     )
 
 
 async def started(
-    config: KafkaTopics[Any], make: Callable[..., Any], own: dict[str, Any], takes: Callable[[str], bool] = lambda option: True
+    config: KafkaTopics[Any],
+    make: Callable[..., Any],
+    own: dict[str, Any],
+    takes: Callable[[str], bool] = lambda option: True,
 ) -> Any:
-    """A client of aiokafka with a connection. Raises GraphError for options that it does not take, among those that it `takes`."""
+    """A client of aiokafka with a connection.
+
+    Raises GraphError for options that it does not take, among those that it `takes`.
+    """
     try:
-        client = make(bootstrap_servers=config.brokers, **own, **{name: value for name, value in config.options.items() if takes(name)})
+        client = make(
+            bootstrap_servers=config.brokers,
+            **own,
+            **{name: value for name, value in config.options.items() if takes(name)},
+        )
     except (TypeError, ValueError) as error:
-        raise GraphError(f"{config!r}: aiokafka does not take what options= says: {redacted(str(error))}") from None
+        raise GraphError(
+            f"{config!r}: aiokafka does not take what options= says: {redacted(str(error))}"
+        ) from None
     from aiokafka.errors import KafkaConnectionError
 
-    patience = asyncio.get_running_loop().call_later(SILENT_AFTER_S, logger.warning, "%r: no broker has answered yet", config)
+    patience = asyncio.get_running_loop().call_later(
+        SILENT_AFTER_S, logger.warning, "%r: no broker has answered yet", config
+    )
     connected = False
     try:
         await undisturbed(client.start())
         connected = True
     except KafkaConnectionError as error:
         raise ConnectionError(
-            f"{config!r}: no broker of Kafka answers there ({error}): look at host and port, and at security_protocol in options="
+            f"{config!r}: no broker of Kafka answers there ({error}): look at host and port, and "
+            "at security_protocol in options="
         ) from None
     finally:
         patience.cancel()
         if not connected:
-            await (client.close if hasattr(client, "close") else client.stop)()  # Of the administrator it is called so.
+            await (
+                client.close if hasattr(client, "close") else client.stop
+            )()  # Of the administrator it is called so.
     return client
 
 
 async def undisturbed(connecting: Coroutine[Any, Any, R]) -> R:
-    """What `connecting` gives. It is cut off a while after the cancellation: aiokafka forgets connections that are cancelled at birth."""
+    """What `connecting` gives.
+
+    It is cut off a while after the cancellation: aiokafka forgets connections that are cancelled at
+    birth.
+    """
     task = asyncio.get_running_loop().create_task(connecting)
     try:
         return await asyncio.shield(task)
@@ -107,7 +137,9 @@ def is_away(error: BaseException) -> bool:
     """Whether no broker can be reached, or none that is ready, so that a later try may do."""
     from aiokafka.errors import KafkaError
 
-    return isinstance(error, (OSError, TimeoutError)) or (isinstance(error, KafkaError) and bool(error.retriable))
+    return isinstance(error, (OSError, TimeoutError)) or (
+        isinstance(error, KafkaError) and bool(error.retriable)
+    )
 
 
 async def start_admin(config: KafkaTopics[Any]) -> Any:
@@ -119,14 +151,20 @@ async def start_admin(config: KafkaTopics[Any]) -> Any:
     return await started(config, AIOKafkaAdminClient, {}, lambda option: option in taken)
 
 
-async def committed_offsets(config: KafkaTopics[Any], group: str, partitions: Sequence[Any]) -> dict[Any, Any]:
-    """What `group` has committed of those of `partitions` of which it has: an offset and its metadata.
+async def committed_offsets(
+    config: KafkaTopics[Any], group: str, partitions: Sequence[Any]
+) -> dict[Any, Any]:
+    """What `group` has committed of those of `partitions` of which it has: an offset and its
+    metadata.
 
-    Raises ConnectionError where the coordinator does not tell, as while it loads what it keeps: nobody may take that for "nothing".
+    Raises ConnectionError where the coordinator does not tell, as while it loads what it keeps:
+    nobody may take that for "nothing".
     """
     from aiokafka.errors import NoError
 
-    unknown = ConnectionError(f"{config!r}: the coordinator of the group {group!r} does not tell its offsets now")
+    unknown = ConnectionError(
+        f"{config!r}: the coordinator of the group {group!r} does not tell its offsets now"
+    )
     admin = await start_admin(config)
     try:
         answer = await admin.list_consumer_group_offsets(group, partitions=list(partitions))
@@ -134,13 +172,17 @@ async def committed_offsets(config: KafkaTopics[Any], group: str, partitions: Se
         raise unknown from None
     finally:
         await admin.close()
-    if not all(one in answer for one in partitions):  # What has none is told as -1; of an answer that is an error aiokafka makes {}.
+    if not all(
+        one in answer for one in partitions
+    ):  # What has none is told as -1; of an answer that is an error aiokafka makes {}.
         raise unknown
     return {one: answer[one] for one in partitions if answer[one].offset >= 0}
 
 
 async def existing(config: KafkaTopics[Any], producer: Any, topic: str) -> None:
-    """Raises GraphError where there is no such topic, and the brokers make none when they are asked for it."""
+    """Raises GraphError where there is no such topic, and the brokers make none when they are
+    asked for it.
+    """
     from aiokafka.errors import UnknownTopicOrPartitionError
 
     try:
@@ -155,11 +197,16 @@ async def existing(config: KafkaTopics[Any], producer: Any, topic: str) -> None:
     finally:
         await admin.close()
     if topic not in known:
-        raise GraphError(f"{config!r}: there is no topic {topic!r}: make it first, or let the brokers (auto.create.topics.enable)")
+        raise GraphError(
+            f"{config!r}: there is no topic {topic!r}: make it first, or let the brokers "
+            "(auto.create.topics.enable)"
+        )
 
 
 async def message_limit(config: KafkaTopics[Any], topic: str) -> int | None:
-    """What the brokers take at most of a message into `topic` (`max.message.bytes`); None where they do not tell."""
+    """What the brokers take at most of a message into `topic` (`max.message.bytes`); None where
+    they do not tell.
+    """
     from aiokafka.errors import KafkaError
 
     admin = await start_admin(config)
@@ -173,5 +220,10 @@ async def message_limit(config: KafkaTopics[Any], topic: str) -> int | None:
         return None
     finally:
         await admin.close()
-    told = {name: value for answer in answers for resource in answer.resources for name, value, *_ in resource[4]}
+    told = {
+        name: value
+        for answer in answers
+        for resource in answer.resources
+        for name, value, *_ in resource[4]
+    }
     return int(told[LIMIT]) if LIMIT in told else None

@@ -1,7 +1,8 @@
-"""Finds the partitions of topics, and knows which of them came after the job had begun: those are read from their beginning.
+"""Finds the partitions of topics, and knows which of them came after the job had begun: those are
+read from their beginning.
 
-Where a job begins (`start=`, a group) is said of what there was then. A partition that comes later, or that a checkpoint of its topic does
-not know, has nothing in it that was to be passed over.
+Where a job begins (`start=`, a group) is said of what there was then. A partition that comes later,
+or that a checkpoint of its topic does not know, has nothing in it that was to be passed over.
 """
 
 from __future__ import annotations
@@ -43,35 +44,60 @@ class KafkaPartitions:
         """Another job begins."""
         self._begins, self._begun = {}, set()
 
-    def recognise(self, former: Sequence[Any], found: Sequence[Split]) -> tuple[list[str], Sequence[Split]]:
-        """The ids of `former` as they are, and `found` without them; what is new of a topic that was read before begins at its begin."""
+    def recognise(
+        self, former: Sequence[Any], found: Sequence[Split]
+    ) -> tuple[list[str], Sequence[Split]]:
+        """The ids of `former` as they are, and `found` without them; what is new of a topic that
+        was read before begins at its begin.
+        """
         ids = [split.id for split in former]
         topics = {split.payload[0] for split in former}
         new = [split for split in found if split.id not in set(ids)]
-        return ids, [replace(split, position=self._begins[split.id]) if split.payload[0] in topics else split for split in new]
+        return ids, [
+            replace(split, position=self._begins[split.id]) if split.payload[0] in topics else split
+            for split in new
+        ]
 
     async def discover(self, config: KafkaTopics[Any]) -> list[Split]:
-        """A split a partition: its position says where to begin, its payload which it is, and where to end or None."""
+        """A split a partition: its position says where to begin, its payload which it is, and
+        where to end or None.
+        """
         consumer = await start_consumer(config)
         try:
             from aiokafka import TopicPartition
 
-            known = await consumer.topics()  # Asked for all of them: to ask for one by name may make it.
+            known = (
+                await consumer.topics()
+            )  # Asked for all of them: to ask for one by name may make it.
             for topic in config.topics:
                 if topic not in known:
-                    raise GraphError(f"{config!r}: there is no topic {topic!r}: make it first, with as many partitions as it needs")
+                    raise GraphError(
+                        f"{config!r}: there is no topic {topic!r}: make it first, with as many "
+                        "partitions as it needs"
+                    )
             firsts = [TopicPartition(topic, 0) for topic in config.topics]
             consumer.assign(firsts)
-            await consumer.end_offsets(firsts)  # It asks who has them, and so comes to know the others.
-            partitions = [TopicPartition(one, number) for one in config.topics for number in sorted(consumer.partitions_for_topic(one))]
+            await consumer.end_offsets(
+                firsts
+            )  # It asks who has them, and so comes to know the others.
+            partitions = [
+                TopicPartition(one, number)
+                for one in config.topics
+                for number in sorted(consumer.partitions_for_topic(one))
+            ]
             ends = await consumer.end_offsets(partitions)
             begins = await consumer.beginning_offsets(partitions)
         finally:
             await consumer.stop()
         start = ends if config.start == "latest" else begins
-        positions = {one: (begins if one.topic in self._begun else start)[one] for one in partitions}
+        positions = {
+            one: (begins if one.topic in self._begun else start)[one] for one in partitions
+        }
         if config.group is not None and not self._begun:
-            positions |= {one: told.offset for one, told in (await _committed(config, config.group, partitions)).items()}
+            positions |= {
+                one: told.offset
+                for one, told in (await _committed(config, config.group, partitions)).items()
+            }
         splits = []
         for one in partitions:
             payload = [one.topic, one.partition, None if config.until is None else ends[one]]
@@ -83,8 +109,12 @@ class KafkaPartitions:
         return splits
 
 
-async def _committed(config: KafkaTopics[Any], group: str, partitions: Sequence[Any]) -> dict[Any, Any]:
-    """What `group` has committed, once its coordinator is there: it may be loading, or be made for the first group ever."""
+async def _committed(
+    config: KafkaTopics[Any], group: str, partitions: Sequence[Any]
+) -> dict[Any, Any]:
+    """What `group` has committed, once its coordinator is there: it may be loading, or be made
+    for the first group ever.
+    """
     for _ in range(ASKS):
         try:
             return await committed_offsets(config, group, partitions)

@@ -80,10 +80,18 @@ class KafkaReader(GroupReader):
             for split in self.splits.values():
                 self._next.setdefault(split.id, split.position)
             for split_id, split in list(self.splits.items()):
-                if split_id not in self._over and split.payload[2] is not None and self._next[split_id] >= split.payload[2]:
+                if (
+                    split_id not in self._over
+                    and split.payload[2] is not None
+                    and self._next[split_id] >= split.payload[2]
+                ):
                     self._over.add(split_id)
                     await self.put(split_id, [], last=True)
-            wanted = {TopicPartition(*split.payload[:2]): split.id for split in self.splits.values() if split.id not in self._over}
+            wanted = {
+                TopicPartition(*split.payload[:2]): split.id
+                for split in self.splits.values()
+                if split.id not in self._over
+            }
             if not wanted:
                 return
             if wanted != reads:
@@ -91,27 +99,38 @@ class KafkaReader(GroupReader):
                 consumer.assign(list(reads))
                 for one, split_id in reads.items():
                     consumer.seek(one, self._next[split_id])
-                await undisturbed(consumer.end_offsets(list(reads)))  # Its connections are made now.
+                await undisturbed(
+                    consumer.end_offsets(list(reads))
+                )  # Its connections are made now.
             if self.untold:
                 await self._tell(consumer)
             try:
                 fetched = await consumer.getmany(timeout_ms=WAIT_MS, max_records=PAGE_RECORDS)
             except OffsetOutOfRangeError as error:
                 raise StateError(
-                    f"{self._config!r}: what follows the offsets that were read is not there any more ({error}): it was removed before it "
+                    f"{self._config!r}: what follows the offsets that were read is not there any "
+                    f"more ({error}): it was removed before it "
                     "was read, or the topic was made anew; start with restore=None, fresh=True"
                 ) from None
             for one, records in fetched.items():
                 await self._hand_over(reads[one], records)
             for one, split_id in reads.items():
-                if self._config.bounded:  # The end may lie behind the last record: transactions leave marks.
+                if (
+                    self._config.bounded
+                ):  # The end may lie behind the last record: transactions leave marks.
                     self._next[split_id] = max(self._next[split_id], await consumer.position(one))
 
     async def _hand_over(self, split_id: str, records: Sequence[Any]) -> None:
         end = self.splits[split_id].payload[2]
         kept = records if end is None else [record for record in records if record.offset < end]
         messages = [
-            Message(record, record.offset + 1, record.timestamp, f"kafka partition {split_id}, offset {record.offset}") for record in kept
+            Message(
+                record,
+                record.offset + 1,
+                record.timestamp,
+                f"kafka partition {split_id}, offset {record.offset}",
+            )
+            for record in kept
         ]
         self._next[split_id] = records[-1].offset + 1
         await self.put(split_id, messages)
@@ -134,17 +153,28 @@ class KafkaReader(GroupReader):
         except Exception as error:
             if not is_away(error):
                 raise
-            logger.info("%r: the group %r was not told how far it is read: %r", self._config, self._config.group, error)
-            self.untold = {f"{one.topic}-{one.partition}": offset for one, offset in offsets.items()} | self.untold
+            logger.info(
+                "%r: the group %r was not told how far it is read: %r",
+                self._config,
+                self._config.group,
+                error,
+            )
+            self.untold = {
+                f"{one.topic}-{one.partition}": offset for one, offset in offsets.items()
+            } | self.untold
 
     async def tell_at_end(self) -> None:
         from aiokafka import TopicPartition
 
         consumer = await start_consumer(self._config)
         try:
-            partitions = [TopicPartition(*self.splits[split_id].payload[:2]) for split_id in self.untold]
+            partitions = [
+                TopicPartition(*self.splits[split_id].payload[:2]) for split_id in self.untold
+            ]
             consumer.assign(partitions)
-            await undisturbed(consumer.end_offsets(partitions))  # Its connections are made now: none is cut off at birth.
+            await undisturbed(
+                consumer.end_offsets(partitions)
+            )  # Its connections are made now: none is cut off at birth.
             await self._tell(consumer)
         finally:
             await consumer.stop()
@@ -159,6 +189,8 @@ def _decoder_of(config: KafkaTopics[Any]) -> Callable[[Any], Any]:
 
     def whole(record: Any) -> KafkaRecord:
         place = (record.topic, record.partition, record.offset)
-        return KafkaRecord(value_of(record), record.key, record.timestamp, list(record.headers), *place)
+        return KafkaRecord(
+            value_of(record), record.key, record.timestamp, list(record.headers), *place
+        )
 
     return whole if config.records else value_of

@@ -1,14 +1,16 @@
 """Produces records to Kafka: as they come and at least once, or in one transaction a checkpoint.
 
-A transaction is begun when the checkpoint that covers its records is complete, and the checkpoint carries them until then: nothing of it
-waits open at the brokers, where it would hold back every reader and could time out before its commit. With the records it commits, for a
-group of its own, an offset whose metadata names the last batches of this writer. So a commit that is repeated knows that it was done,
-whoever repeats it.
+A transaction is begun when the checkpoint that covers its records is complete, and the checkpoint
+carries them until then: nothing of it waits open at the brokers, where it would hold back every
+reader and could time out before its commit. With the records it commits, for a group of its own, an
+offset whose metadata names the last batches of this writer. So a commit that is repeated knows that
+it was done, whoever repeats it.
 
-The transactional id is that of the writer (flow, uid, subtask), also where another subtask commits what a writer before a rescaling had
-prepared. Whoever begins with it ends what others left open under it, and reads which batches are committed only then: an attempt that is
-gone, and comes late, is fenced off before it can add what is there already. Brokers forget the offsets of a group without members after a
-week (`offsets.retention.minutes`) in which nothing was committed.
+The transactional id is that of the writer (flow, uid, subtask), also where another subtask commits
+what a writer before a rescaling had prepared. Whoever begins with it ends what others left open
+under it, and reads which batches are committed only then: an attempt that is gone, and comes late,
+is fenced off before it can add what is there already. Brokers forget the offsets of a group without
+members after a week (`offsets.retention.minutes`) in which nothing was committed.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.errors import GraphError, StateError
 from aioflow.io.backoff import Backoff
-from aioflow.io.kafka_client import client_library, committed_offsets, existing, is_away, message_limit, started
+from aioflow.io.kafka_client import (
+    client_library,
+    committed_offsets,
+    existing,
+    is_away,
+    message_limit,
+    started,
+)
 from aioflow.io.message_bodies import body_encoder
 from aioflow.operators.userfunction import describe_record
 
@@ -43,7 +52,9 @@ OVERHEAD_BYTES = 512
 """More than a record takes beside its key and value."""
 
 KNOWN_BATCHES = 64
-"""So many names the metadata of an offset keeps (of 4096 bytes): more than the checkpoints of one writer that wait to be committed."""
+"""So many names the metadata of an offset keeps (of 4096 bytes): more than the checkpoints of
+one writer that wait to be committed.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -76,15 +87,23 @@ class KafkaWriter:
     async def open(self) -> None:
         config = self._config
         if len(config.topics) > 1:
-            raise GraphError(f"sink {config!r} names {len(config.topics)} topics, expected the one to write to")
+            raise GraphError(
+                f"sink {config!r} names {len(config.topics)} topics, expected the one to write to"
+            )
         self._producer = await self._start()
         await existing(config, self._producer, config.topics[0])
         limit = await message_limit(config, config.topics[0])
-        if limit is not None and not config.options.get("compression_type"):  # It is one of what is sent: compressed it may do.
+        if limit is not None and not config.options.get(
+            "compression_type"
+        ):  # It is one of what is sent: compressed it may do.
             self._most = min(self._most, limit - OVERHEAD_BYTES)
 
     async def _start(self) -> Any:
-        return await started(self._config, client_library().AIOKafkaProducer, {"enable_idempotence": True, "acks": "all"})
+        return await started(
+            self._config,
+            client_library().AIOKafkaProducer,
+            {"enable_idempotence": True, "acks": "all"},
+        )
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
         for value in values:
@@ -93,7 +112,8 @@ class KafkaWriter:
             if size > self._most:
                 shown = describe_record(value)
                 raise ValueError(
-                    f"sink {self._config!r} got {shown}, of {size} bytes, expected at most {self._most}: "
+                    f"sink {self._config!r} got {shown}, of {size} bytes, expected at most "
+                    f"{self._most}: "
                     "see max_request_size in options=, and max.message.bytes of the topic"
                 )
             self._pending.append((key, body))
@@ -106,7 +126,8 @@ class KafkaWriter:
         if isinstance(key, str):
             return key.encode()
         raise TypeError(
-            f"sink {self._config!r}: key= gave a {type(key).__qualname__} for {describe_record(value)}, expected text, bytes or None"
+            f"sink {self._config!r}: key= gave a {type(key).__qualname__} for "
+            f"{describe_record(value)}, expected text, bytes or None"
         )
 
     async def flush(self) -> None:
@@ -135,7 +156,11 @@ class KafkaWriter:
         (topic,) = self._config.topics
         sent = [await self._producer.send(topic, value=value, key=key) for key, value in pending]
         answers = await asyncio.gather(*sent, return_exceptions=True)
-        left = [one for one, answer in zip(pending, answers, strict=True) if isinstance(answer, BaseException)]
+        left = [
+            one
+            for one, answer in zip(pending, answers, strict=True)
+            if isinstance(answer, BaseException)
+        ]
         for answer in answers:
             if isinstance(answer, BaseException) and not is_away(answer):
                 raise answer
@@ -157,7 +182,17 @@ class KafkaWriter:
             return []
         ctx = self._ctx
         sink, name = f"{ctx.flow_name}/{ctx.uid}", ctx.host.ids.new("batch")
-        return [list(Prepared(sink, ctx.runtime.subtask_index, checkpoint_id, name, [list(pair) for pair in carried]))]
+        return [
+            list(
+                Prepared(
+                    sink,
+                    ctx.runtime.subtask_index,
+                    checkpoint_id,
+                    name,
+                    [list(pair) for pair in carried],
+                )
+            )
+        ]
 
     async def close(self) -> None:
         await self._stop()
@@ -183,11 +218,14 @@ class _Transactions:
             if prepared.batch not in self._committed:
                 await self._commit(prepared)
         except BaseException as error:
-            await self.close()  # The next try ends what this one began, and asks again which batches are committed.
+            await (
+                self.close()
+            )  # The next try ends what this one began, and asks again which batches are committed.
             if not isinstance(error, ProducerFenced):
                 raise
             raise StateError(
-                f"{self._config!r}: another attempt, or another program, has begun transactions as {self._id!r}: two jobs may not have the "
+                f"{self._config!r}: another attempt, or another program, has begun transactions "
+                f"as {self._id!r}: two jobs may not have the "
                 "same flow name and uid"
             ) from None
 
@@ -210,7 +248,9 @@ class _Transactions:
         await producer.begin_transaction()
         sent = [await producer.send(topic, value=value, key=key) for key, value in prepared.records]
         await asyncio.gather(*sent)
-        await producer.send_offsets_to_transaction({self._marked: OffsetAndMetadata(prepared.checkpoint, " ".join(names))}, self._id)
+        await producer.send_offsets_to_transaction(
+            {self._marked: OffsetAndMetadata(prepared.checkpoint, " ".join(names))}, self._id
+        )
         await producer.commit_transaction()
         self._committed = names
 
@@ -221,7 +261,10 @@ class _Transactions:
 
 
 class KafkaCommitter:
-    """Produces what was prepared. It connects when there is the first of it; the operator tries again what failed."""
+    """Produces what was prepared.
+
+    It connects when there is the first of it; the operator tries again what failed.
+    """
 
     def __init__(self, config: KafkaTopics[Any]) -> None:
         self._config = config

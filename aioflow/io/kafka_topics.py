@@ -1,7 +1,9 @@
-"""Topics of Kafka: `kafka(bootstrap, topic)` reads records behind the offsets that a checkpoint keeps, and produces records.
+"""Topics of Kafka: `kafka(bootstrap, topic)` reads records behind the offsets that a checkpoint
+keeps, and produces records.
 
-Needs the extra `aioflow[kafka]` (aiokafka). A split is a partition; each subtask assigns its partitions to a consumer of its own, so
-no group decides what it reads. Records of transactions are read once those are committed.
+Needs the extra `aioflow[kafka]` (aiokafka). A split is a partition; each subtask assigns its
+partitions to a consumer of its own, so no group decides what it reads. Records of transactions are
+read once those are committed.
 
 How records are produced: `kafka_sink`.
 """
@@ -98,29 +100,55 @@ def kafka(
 ) -> KafkaTopics[Any]:
     """The records of one topic or several, from the brokers at "host:port".
 
-    Each is what its value holds: "json" (or a `type` of it), "text" or "bytes", by `format`, None where it has no value; with `records` a
-    `KafkaRecord` with that, its key, headers and place. `start`: "earliest" or "latest"; what a checkpoint holds goes before.
-    `until="latest"`: end with the last records that there are when the job begins. `group`: a consumer group for which the offsets of
-    completed checkpoints are committed, for whoever watches; a job that starts without a checkpoint begins there. `discover_every`: look
-    for new partitions, which are read from their beginning. `options`: what else aiokafka's consumers and producers both take, as
-    `security_protocol`, `sasl_mechanism`, `sasl_plain_username`, `sasl_plain_password`, `ssl_context`, `request_timeout_ms`.
+    Each is what its value holds: "json" (or a `type` of it), "text" or "bytes", by `format`, None
+    where it has no value; with `records` a `KafkaRecord` with that, its key, headers and place.
+    `start`: "earliest" or "latest"; what a checkpoint holds goes before. `until="latest"`: end with
+    the last records that there are when the job begins. `group`: a consumer group for which the
+    offsets of completed checkpoints are committed, for whoever watches; a job that starts without a
+    checkpoint begins there. `discover_every`: look for new partitions, which are read from their
+    beginning. `options`: what else aiokafka's consumers and producers both take, as
+    `security_protocol`, `sasl_mechanism`, `sasl_plain_username`, `sasl_plain_password`,
+    `ssl_context`, `request_timeout_ms`.
 
-    As a sink, into one topic: what `format` takes, each with the `key(record)` that decides its partition. At least once; with
-    `transactions`, under checkpoints, exactly once for those who read what is committed: what was written since a checkpoint is carried by
-    the next one, and produced in one transaction when that is complete.
+    As a sink, into one topic: what `format` takes, each with the `key(record)` that decides its
+    partition. At least once; with `transactions`, under checkpoints, exactly once for those who
+    read what is committed: what was written since a checkpoint is carried by the next one, and
+    produced in one transaction when that is complete.
     """
     brokers, topics = one_or_more_places(bootstrap), one_or_more(topic)
     place = f"kafka({bootstrap!r}, {', '.join(map(repr, topics))})"
-    if not brokers or not all(isinstance(broker, str) and broker and "://" not in broker and "@" not in broker for broker in brokers):
-        raise GraphError("kafka(...): expected brokers as 'HOST:PORT', without a scheme or a password, which goes into options=")
-    if not topics or not all(isinstance(name, str) and name for name in topics) or len(set(topics)) < len(topics):
-        raise GraphError(f"{place}: topic is {topic!r}, expected the name of a topic, or a list of different names")
+    if not brokers or not all(
+        isinstance(broker, str) and broker and "://" not in broker and "@" not in broker
+        for broker in brokers
+    ):
+        raise GraphError(
+            "kafka(...): expected brokers as 'HOST:PORT', without a scheme or a password, which "
+            "goes into options="
+        )
+    if (
+        not topics
+        or not all(isinstance(name, str) and name for name in topics)
+        or len(set(topics)) < len(topics)
+    ):
+        raise GraphError(
+            f"{place}: topic is {topic!r}, expected the name of a topic, or a list of different "
+            "names"
+        )
     if start not in ("earliest", "latest"):
-        raise GraphError(f"{place}: start is {start!r}, expected 'earliest' or 'latest'{did_you_mean(start, ('earliest', 'latest'))}")
+        raise GraphError(
+            f"{place}: start is {start!r}, expected 'earliest' or "
+            f"'latest'{did_you_mean(start, ('earliest', 'latest'))}"
+        )
     if until not in (None, "latest"):
-        raise GraphError(f"{place}: until is {until!r}, expected 'latest' or None{did_you_mean(until, ('latest',))}")
+        raise GraphError(
+            f"{place}: until is {until!r}, expected 'latest' or "
+            f"None{did_you_mean(until, ('latest',))}"
+        )
     if key is not None and not callable(key):
-        raise GraphError(f"{place}: key is {key!r}, expected a function of a record that gives text, bytes or None")
+        raise GraphError(
+            f"{place}: key is {key!r}, expected a function of a record that gives text, bytes or "
+            "None"
+        )
     for broker in brokers:
         check_host_and_port(f"kafka://{broker}", place)
     if discover_every is not None:
@@ -132,12 +160,28 @@ def kafka(
     on_error = checked_on_error(on_error, place)
     given = checked_options(options, "options", place)
     return KafkaTopics(
-        brokers, topics, type, format, records, key, transactions, start, until, group, discover_every, given, backoff, on_error
+        brokers,
+        topics,
+        type,
+        format,
+        records,
+        key,
+        transactions,
+        start,
+        until,
+        group,
+        discover_every,
+        given,
+        backoff,
+        on_error,
     )
 
 
 class KafkaTopics(Generic[T]):
-    """A `Source` and a `Sink`. A split is a partition; its position is the offset of the record that comes next."""
+    """A `Source` and a `Sink`.
+
+    A split is a partition; its position is the offset of the record that comes next.
+    """
 
     name = "kafka"
 
@@ -186,7 +230,9 @@ class KafkaTopics(Generic[T]):
         return self.discover_every is not None and not self.bounded
 
     async def discover(self) -> list[Split]:
-        """A split a partition: its position says where to begin, its payload which it is, and where to end or None."""
+        """A split a partition: its position says where to begin, its payload which it is, and
+        where to end or None.
+        """
         return await self.finder.discover(self)
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["MALFORMED", "Malformed", "OnError", "checked_on_error"]
 
 OnError = str | OutputTag[Any]
-"""What happens to a malformed element: "fail", "skip", or the side output that gets it as `Failed`."""
+"""What happens to a malformed element: "fail", "skip", or the side output that gets it as
+`Failed`.
+"""
 
 MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)
 """Errors of reading a malformed value: msgspec's errors, text of another encoding, numbers that are
@@ -27,10 +29,14 @@ logger = logging.getLogger(__name__)
 
 def checked_on_error(on_error: Any, connector: str) -> OnError:
     """`on_error` if it is one. Raises GraphError naming `connector`."""
-    if isinstance(on_error, OutputTag) or (isinstance(on_error, str) and on_error in ("fail", "skip")):
+    if isinstance(on_error, OutputTag) or (
+        isinstance(on_error, str) and on_error in ("fail", "skip")
+    ):
         return on_error
     hint = did_you_mean(on_error, ("fail", "skip"))
-    raise GraphError(f"{connector}: on_error is {on_error!r}, expected 'fail', 'skip' or an OutputTag{hint}")
+    raise GraphError(
+        f"{connector}: on_error is {on_error!r}, expected 'fail', 'skip' or an OutputTag{hint}"
+    )
 
 
 class Malformed:
@@ -50,12 +56,17 @@ class Malformed:
     def report(self, value: bytes, message: str, error: Exception) -> None:
         """`message` says where and what. Raises MalformedInput if the job is to fail."""
         if self._on_error == "fail":
-            raise MalformedInput(f"{message}. To go on without such input give on_error='skip', or an OutputTag to collect it") from error
+            raise MalformedInput(
+                f"{message}. To go on without such input give on_error='skip', or an OutputTag to "
+                "collect it"
+            ) from error
         self._errors.inc()
         if isinstance(self._on_error, OutputTag):
             runtime = self._ctx.runtime
             operator = getattr(runtime, "operator_name", runtime.task_name)
-            self._ctx.side_output(self._on_error, Failed(value, message, type(error).__name__, operator, None))
+            self._ctx.side_output(
+                self._on_error, Failed(value, message, type(error).__name__, operator, None)
+            )
             return
         self.skipped += 1
         if self.skipped == 1:

@@ -1,7 +1,9 @@
-"""Sources out of plain Python: lists and other re-iterables, functions that return iterators. `as_source` takes what users write.
+"""Sources out of plain Python: lists and other re-iterables, functions that return iterators.
+`as_source` takes what users write.
 
-An iterable is replayed by index. A function of one parameter `position` that yields `(value, position)` is replayed from the position
-of the last element that counts; any other function is called anew after a restart, so what it had in hand is lost.
+An iterable is replayed by index. A function of one parameter `position` that yields `(value,
+position)` is replayed from the position of the last element that counts; any other function is
+called anew after a restart, so what it had in hand is lost.
 """
 
 from __future__ import annotations
@@ -33,14 +35,20 @@ TABLES_OF = frozenset({"pandas", "polars", "pyspark", "pyarrow", "duckdb", "_duc
 
 
 def as_source(what: Any) -> Source[Any]:
-    """The source that `flow.source(what)` reads. Raises GraphError for what cannot be read again or is no source."""
+    """The source that `flow.source(what)` reads.
+
+    Raises GraphError for what cannot be read again or is no source.
+    """
     if isinstance(what, type):
-        raise GraphError(f"flow.source got the class {what.__name__}, expected an instance: add the parentheses")
+        raise GraphError(
+            f"flow.source got the class {what.__name__}, expected an instance: add the parentheses"
+        )
     if isinstance(what, Source):
         return what
     if isinstance(what, (str, bytes, bytearray, memoryview, PurePath)):
         raise GraphError(
-            f"flow.source got {what!r} of type {type(what).__name__}, expected a source, an iterable of elements or a function: "
+            f"flow.source got {what!r} of type {type(what).__name__}, expected a source, an "
+            "iterable of elements or a function: "
             f"{_to_read(what)}for a single element write [{what!r}]"
         )
     if type(what).__module__.partition(".")[0] in TABLES_OF:
@@ -48,10 +56,15 @@ def as_source(what: Any) -> Source[Any]:
 
         if is_table(what):  # It may be iterable, by the names of its columns.
             named = f"{type(what).__name__} of {type(what).__module__}"
-            raise GraphError(f"flow.source got a {named}: to read its rows write {hint_of_table(what)}")
+            raise GraphError(
+                f"flow.source got a {named}: to read its rows write {hint_of_table(what)}"
+            )
     if inspect.isfunction(what) and what.__module__.startswith("aioflow.io."):
         name = what.__name__
-        raise GraphError(f"flow.source got the function {name}, expected what it makes: add the parentheses, {name}(...)")
+        raise GraphError(
+            f"flow.source got the function {name}, expected what it makes: add the parentheses, "
+            f"{name}(...)"
+        )
     if callable(what):
         check_without_state(what, "the function of a source, which has positions instead")
         return FunctionSource(what)
@@ -60,11 +73,17 @@ def as_source(what: Any) -> Source[Any]:
     if inspect.iscoroutine(what) or isinstance(what, AsyncIterable):
         if inspect.iscoroutine(what):
             what.close()  # It will never be awaited, and that is no news to anybody.
-        raise GraphError(f"flow.source got {_named(what)}, which can be read only once: pass the function that returns it")
+        raise GraphError(
+            f"flow.source got {_named(what)}, which can be read only once: pass the function that "
+            "returns it"
+        )
     if hasattr(what, "writer"):
-        raise GraphError(f"flow.source got {what!r}, which can only be written: it stands in .sink(...)")
+        raise GraphError(
+            f"flow.source got {what!r}, which can only be written: it stands in .sink(...)"
+        )
     raise GraphError(
-        f"flow.source got {what!r} of type {type(what).__name__}, expected a Source, a list, tuple or range, or a function that returns "
+        f"flow.source got {what!r} of type {type(what).__name__}, expected a Source, a list, "
+        "tuple or range, or a function that returns "
         "an iterator"
     )
 
@@ -73,14 +92,18 @@ def _to_read(what: object) -> str:
     """What reads the file, if it may be the name of one."""
     from aioflow.io.suggestions import reader_hint
 
-    return f"to read a file write {reader_hint(what)}, " if isinstance(what, (str, PurePath)) else ""
+    return (
+        f"to read a file write {reader_hint(what)}, " if isinstance(what, (str, PurePath)) else ""
+    )
 
 
 class IterableSource(Generic[T]):
-    """The elements of a re-iterable, in order. One split; the position is the index of the next element.
+    """The elements of a re-iterable, in order. One split; the position is the index of the next
+    element.
 
-    Lists, tuples and ranges are sliced. Sets and mappings are copied at once, because their order must be the same when they are
-    read again. Any other re-iterable is iterated in the executor, since its iterator may block.
+    Lists, tuples and ranges are sliced. Sets and mappings are copied at once, because their order
+    must be the same when they are read again. Any other re-iterable is iterated in the executor,
+    since its iterator may block.
     """
 
     bounded = True
@@ -90,7 +113,8 @@ class IterableSource(Generic[T]):
     def __init__(self, items: Iterable[T]) -> None:
         if isinstance(items, Iterator):
             raise GraphError(
-                f"flow.source got {_named(items)}, which can be read only once: pass the function that makes it, "
+                f"flow.source got {_named(items)}, which can be read only once: pass the function "
+                "that makes it, "
                 "not the result of calling it"
             )
         self._items = tuple(items) if isinstance(items, (Set, Mapping)) else items
@@ -124,7 +148,8 @@ class _SliceReader(Generic[T]):
     async def open(self, splits: Sequence[Split]) -> None:
         for split in splits:
             self._index = split.position or 0
-            # Fixed here: a list that grows while it is read would make the end, and so the result, a matter of timing.
+            # Fixed here: a list that grows while it is read would make the end, and so the result,
+            # a matter of timing.
             self._end = len(self._items)
 
     def poll_batch(self, max_records: int) -> Sequence[T] | None:
@@ -149,11 +174,13 @@ class _SliceReader(Generic[T]):
 
 
 class FunctionSource(Generic[T]):
-    """What `function` returns when it is called in the subtask: an iterator, read on a thread, or an async iterator.
+    """What `function` returns when it is called in the subtask: an iterator, read on a thread, or
+    an async iterator.
 
-    A parameter called `position` makes it replayable: it is None at first, later what was yielded beside the last element that counts.
-    Whether the iterator ever ends is not known, so the source counts as unbounded: leaving `flow.run()` stops it, with
-    a warning. `job.wait()`, `flow.execute()` and `af.run` read it to its end.
+    A parameter called `position` makes it replayable: it is None at first, later what was yielded
+    beside the last element that counts. Whether the iterator ever ends is not known, so the source
+    counts as unbounded: leaving `flow.run()` stops it, with a warning. `job.wait()`,
+    `flow.execute()` and `af.run` read it to its end.
     """
 
     bounded = False
@@ -181,8 +208,10 @@ class FunctionSource(Generic[T]):
         if ctx.replays and not self.replayable and not self._warned:
             self._warned = True
             logger.warning(
-                "source function %s takes no `position`: after a restart it is called anew, and elements that no checkpoint covers "
-                "are lost (at most once); to replay them take one parameter `position` and yield (value, position)",
+                "source function %s takes no `position`: after a restart it is called anew, and "
+                "elements that no checkpoint covers "
+                "are lost (at most once); to replay them take one parameter `position` and yield "
+                "(value, position)",
                 self._name,
             )
         return FunctionReader(ctx, self._function, replayable=self.replayable)
@@ -191,16 +220,22 @@ class FunctionSource(Generic[T]):
 def _takes_position(function: Callable[..., Any], name: str) -> bool:
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # Some callables of C tell nothing: they are called without arguments.
+    except (
+        TypeError,
+        ValueError,
+    ):  # Some callables of C tell nothing: they are called without arguments.
         return False
     if "position" in parameters:
         return True
     needed = [
-        p.name for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        p.name
+        for p in parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     if needed:
         raise GraphError(
-            f"source function {name} needs the argument {needed[0]!r}, expected no arguments, or one called 'position': "
+            f"source function {name} needs the argument {needed[0]!r}, expected no arguments, or "
+            "one called 'position': "
             "bind the others with functools.partial"
         )
     return False

@@ -12,7 +12,14 @@ from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.io.shapes import is_namedtuple, namedtuple_from
 from aioflow.operators.userfunction import describe_record
 
-__all__ = ["FORMATS", "body_decoder", "body_encoder", "checked_format", "one_or_more", "one_or_more_places"]
+__all__ = [
+    "FORMATS",
+    "body_decoder",
+    "body_encoder",
+    "checked_format",
+    "one_or_more",
+    "one_or_more_places",
+]
 
 _BETWEEN = re.compile(r"\s*,\s*(?=\w+://|[^@]*$)")
 
@@ -21,25 +28,45 @@ FORMATS = ("json", "text", "bytes")
 
 
 def one_or_more(given: Any) -> list[Any]:
-    """Several, or the one that was given instead; of which kind they are is for whoever asks to check."""
+    """Several, or the one that was given instead; of which kind they are is for whoever asks to
+    check.
+    """
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def one_or_more_places(given: Any) -> list[Any]:
-    """As `one_or_more`; a text may hold several servers between commas. A comma before a later `@` is part of a password."""
-    return [place for one in one_or_more(given) for place in (_BETWEEN.split(one) if isinstance(one, str) else [one])]
+    """As `one_or_more`; a text may hold several servers between commas.
+
+    A comma before a later `@` is part of a password.
+    """
+    return [
+        place
+        for one in one_or_more(given)
+        for place in (_BETWEEN.split(one) if isinstance(one, str) else [one])
+    ]
 
 
 def checked_format(format: str, type: type[Any] | None, place: str) -> str:
-    """`format` if it is one. Raises GraphError naming `place`, also for a type that JSON cannot be decoded into."""
+    """`format` if it is one.
+
+    Raises GraphError naming `place`, also for a type that JSON cannot be decoded into.
+    """
     if format not in FORMATS:
-        raise GraphError(f"{place}: format is {format!r}, expected 'json', 'text' or 'bytes'{did_you_mean(format, FORMATS)}")
+        raise GraphError(
+            f"{place}: format is {format!r}, expected 'json', 'text' or "
+            f"'bytes'{did_you_mean(format, FORMATS)}"
+        )
     if type is not None and format != "json":
-        raise GraphError(f"{place}: type is given and format is {format!r}; a type is made of JSON alone: leave out one of them")
+        raise GraphError(
+            f"{place}: type is given and format is {format!r}; a type is made of JSON alone: "
+            "leave out one of them"
+        )
     try:
         body_decoder(format, type)
     except TypeError as error:
-        raise GraphError(f"{place}: type is {type!r}, which JSON cannot be decoded into: {error}") from None
+        raise GraphError(
+            f"{place}: type is {type!r}, which JSON cannot be decoded into: {error}"
+        ) from None
     return format
 
 
@@ -66,7 +93,10 @@ def body_encoder(format: str, place: str) -> Callable[[Any], bytes]:
 
     def encode(value: Any) -> bytes:
         if not isinstance(value, expected):
-            raise TypeError(f"sink {place} got {describe_record(value)}, expected {expected.__name__}: map it first, or give format=")
+            raise TypeError(
+                f"sink {place} got {describe_record(value)}, expected {expected.__name__}: map it "
+                "first, or give format="
+            )
         return value.encode() if isinstance(value, str) else bytes(value)
 
     return encode
@@ -86,5 +116,6 @@ class _JsonBodies:
         if tolist is not None:
             return tolist()
         raise TypeError(
-            f"sink {self._place} got a {type(value).__qualname__}, expected what JSON can hold: map it to a dict or a dataclass first"
+            f"sink {self._place} got a {type(value).__qualname__}, expected what JSON can hold: "
+            "map it to a dict or a dataclass first"
         )

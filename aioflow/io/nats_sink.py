@@ -1,9 +1,11 @@
 """Publishes messages to JetStream once the checkpoint that covers them is complete.
 
-A stream has no transactions and nowhere to stage: what is prepared is carried by the checkpoint itself, so a writer holds what was written
-since the last one. Each message has an id, made of a name that its batch got when it was begun and its number in it. A commit that is
-repeated publishes the same ids, and the server drops those that it has seen within the stream's window for duplicates. The names are new
-for each batch: a job that was restored from an older savepoint counts through the same checkpoints with other records.
+A stream has no transactions and nowhere to stage: what is prepared is carried by the checkpoint
+itself, so a writer holds what was written since the last one. Each message has an id, made of a
+name that its batch got when it was begun and its number in it. A commit that is repeated publishes
+the same ids, and the server drops those that it has seen within the stream's window for duplicates.
+The names are new for each batch: a job that was restored from an older savepoint counts through the
+same checkpoints with other records.
 
 Without checkpoints messages are published as they come (at-least-once).
 """
@@ -66,15 +68,22 @@ class NatsWriter:
     async def open(self) -> None:
         config = self._config
         if "*" in config.subject or ">" in config.subject:
-            raise GraphError(f"sink {config!r} has a wildcard, expected the one subject to publish to")
+            raise GraphError(
+                f"sink {config!r} has a wildcard, expected the one subject to publish to"
+            )
         client = await self._publisher.connected()
         info = await stream_of(client, config, written=True)
         limit = info.config.max_msg_size
-        self._most = min(client.max_payload, limit) if limit is not None and limit >= 0 else client.max_payload
+        self._most = (
+            min(client.max_payload, limit)
+            if limit is not None and limit >= 0
+            else client.max_payload
+        )
         if self._ctx.checkpointing:
             window_s = info.config.duplicate_window or 0.0
             logger.info(
-                "%r: stream %r knows what is published again for %.0f s: exactly once as long as a restart takes less", config,
+                "%r: stream %r knows what is published again for %.0f s: exactly once as long as "
+                "a restart takes less", config,
                 info.config.name, window_s,
             )  # fmt: skip
 
@@ -87,7 +96,8 @@ class NatsWriter:
             body = self._encode(value)
             if len(body) > most:
                 raise ValueError(
-                    f"sink {self._config!r} got {describe_record(value)}, of {len(body)} bytes, beside its headers the server takes "
+                    f"sink {self._config!r} got {describe_record(value)}, of {len(body)} bytes, "
+                    "beside its headers the server takes "
                     f"{most}: see max_msg_size of the stream and max_payload of the server"
                 )
             self._pending.append(body)
@@ -128,7 +138,10 @@ class NatsWriter:
 
 
 class NatsCommitter:
-    """Publishes what was prepared. It connects when there is the first of it; the operator tries again what failed."""
+    """Publishes what was prepared.
+
+    It connects when there is the first of it; the operator tries again what failed.
+    """
 
     def __init__(self, config: NatsStream[Any]) -> None:
         self._publisher = _Publisher(config)
@@ -164,7 +177,10 @@ class _Publisher:
         for start in range(0, len(piece.bodies), IN_FLIGHT):
             some = enumerate(piece.bodies[start : start + IN_FLIGHT], piece.first + start)
             # In the order of the list: each is sent in the first step of its task.
-            sent = [jetstream.publish(subject, body, headers={"Nats-Msg-Id": f"{piece.batch}:{number}"}) for number, body in some]
+            sent = [
+                jetstream.publish(subject, body, headers={"Nats-Msg-Id": f"{piece.batch}:{number}"})
+                for number, body in some
+            ]
             answers = await asyncio.gather(*sent, return_exceptions=True)
             for answer in answers:
                 if isinstance(answer, BaseException):

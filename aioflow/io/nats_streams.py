@@ -1,7 +1,9 @@
-"""Streams of NATS JetStream: `nats(servers, subject)` reads messages behind the sequence numbers that a checkpoint keeps.
+"""Streams of NATS JetStream: `nats(servers, subject)` reads messages behind the sequence numbers
+that a checkpoint keeps.
 
-Needs the extra `aioflow[nats]` (nats-py). A reader asks for messages through a consumer of its own that acknowledges nothing and that the
-server forgets; where it was is in the checkpoint alone. How messages are written: `nats_sink`.
+Needs the extra `aioflow[nats]` (nats-py). A reader asks for messages through a consumer of its own
+that acknowledges nothing and that the server forgets; where it was is in the checkpoint alone. How
+messages are written: `nats_sink`.
 """
 
 from __future__ import annotations
@@ -90,34 +92,47 @@ def nats(
     backoff: Duration = "100ms",
     on_error: OnError = "fail",
 ) -> NatsStream[Any]:
-    """The messages of a JetStream stream under `subject`, which may have wildcards, at "nats://host:port" or several such.
+    """The messages of a JetStream stream under `subject`, which may have wildcards, at
+    "nats://host:port" or several such.
 
-    Each is what its body holds: "json" (or a `type` of it), "text" or "bytes", by `format`. `stream`: needed where not one stream alone
-    takes the subject. `start`: "earliest", "latest", or the sequence number behind which to begin; what a checkpoint holds goes before.
-    `until="latest"`: end with the last message that there is when the job begins. `options`: what else `nats.connect` takes, as `user`,
-    `password`, `token`, `user_credentials` and `tls`.
+    Each is what its body holds: "json" (or a `type` of it), "text" or "bytes", by `format`.
+    `stream`: needed where not one stream alone takes the subject. `start`: "earliest", "latest", or
+    the sequence number behind which to begin; what a checkpoint holds goes before.
+    `until="latest"`: end with the last message that there is when the job begins. `options`: what
+    else `nats.connect` takes, as `user`, `password`, `token`, `user_credentials` and `tls`.
 
-    As a sink: publishes to `subject`, under checkpoints when they are complete. A publication that is repeated is known by its
-    `Nats-Msg-Id`: exactly once as long as a repetition comes within the stream's window for duplicates (two minutes unless it was given
-    another), at least once after that, and without checkpoints.
+    As a sink: publishes to `subject`, under checkpoints when they are complete. A publication that
+    is repeated is known by its `Nats-Msg-Id`: exactly once as long as a repetition comes within the
+    stream's window for duplicates (two minutes unless it was given another), at least once after
+    that, and without checkpoints.
     """
     urls = one_or_more_places(servers)
     place = f"nats(..., {subject!r})"  # Without the servers: they may hold a password.
     if not urls or not all(isinstance(url, str) and url for url in urls):
-        raise GraphError(f"{place}: expected the URL of a server, nats://HOST:PORT, or a list of them")
+        raise GraphError(
+            f"{place}: expected the URL of a server, nats://HOST:PORT, or a list of them"
+        )
     if not isinstance(subject, str) or not subject or any(sign in subject for sign in " \t\r\n"):
         raise GraphError(f"{place}: expected a subject like 'orders.new' or 'orders.*'")
     if start not in ("earliest", "latest") and (not isinstance(start, int) or start < 0):
         hint = did_you_mean(start, ("earliest", "latest"))
-        raise GraphError(f"{place}: start is {start!r}, expected 'earliest', 'latest' or a sequence number{hint}")
+        raise GraphError(
+            f"{place}: start is {start!r}, expected 'earliest', 'latest' or a sequence number{hint}"
+        )
     if until not in (None, "latest"):
-        raise GraphError(f"{place}: until is {until!r}, expected 'latest' or None{did_you_mean(until, ('latest',))}")
+        raise GraphError(
+            f"{place}: until is {until!r}, expected 'latest' or "
+            f"None{did_you_mean(until, ('latest',))}"
+        )
     checked_format(format, type, place)
     on_error = checked_on_error(on_error, place)
     for url in urls:
         scheme, found, _ = url.partition("://")
         if found and scheme.lower() not in ("nats", "tls", "ws", "wss"):
-            raise GraphError(f"{place}: expected the URL of a server, nats://HOST:PORT, tls:// or ws://, or a list of them")
+            raise GraphError(
+                f"{place}: expected the URL of a server, nats://HOST:PORT, tls:// or ws://, or a "
+                "list of them"
+            )
         check_host_and_port(url if found else f"nats://{url}", place)
     checked_seconds(backoff, "backoff", place, may_be_zero=True)
     given = checked_options(options, "options", place)
@@ -125,9 +140,11 @@ def nats(
 
 
 class NatsStream(Generic[T]):
-    """A `Source` and a `Sink`. One split; its position is the sequence number of the last message that was read.
+    """A `Source` and a `Sink`. One split; its position is the sequence number of the last message
+    that was read.
 
-    Its payload: the last number to read, or None, and when the stream was made: another of the same name has numbers of its own.
+    Its payload: the last number to read, or None, and when the stream was made: another of the same
+    name has numbers of its own.
     """
 
     name = "nats"
@@ -171,7 +188,11 @@ class NatsStream(Generic[T]):
         finally:
             await client.close()
         last = int(info.state.last_seq)
-        begin = self.start if isinstance(self.start, int) else {"earliest": 0, "latest": last}[self.start]
+        begin = (
+            self.start
+            if isinstance(self.start, int)
+            else {"earliest": 0, "latest": last}[self.start]
+        )
         return [Split(info.config.name, begin, [None if self.until is None else last, _made(info)])]
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
@@ -191,7 +212,8 @@ class NatsStream(Generic[T]):
 async def heeded(call: Coroutine[Any, Any, R]) -> R:
     """What a `call` of nats-py gives; a cancellation comes out when it has ended.
 
-    nats-py waits with asyncio.wait_for, which in Python 3.11 loses a cancellation that comes in the turn of what it waits for.
+    nats-py waits with asyncio.wait_for, which in Python 3.11 loses a cancellation that comes in the
+    turn of what it waits for.
     """
     task = asyncio.get_running_loop().create_task(call)
     try:
@@ -204,7 +226,8 @@ async def heeded(call: Coroutine[Any, Any, R]) -> R:
 async def connect(config: NatsStream[Any]) -> Any:
     """A connection, which ends when it breaks.
 
-    Raises ModuleNotFoundError naming the extra, GraphError where the server refuses, Broken naming the servers where none answers.
+    Raises ModuleNotFoundError naming the extra, GraphError where the server refuses, Broken naming
+    the servers where none answers.
     """
     try:
         from nats import errors
@@ -219,7 +242,12 @@ async def connect(config: NatsStream[Any]) -> Any:
         logger.debug("%r: %r", config, error)
 
     # Whoever calls tries again, at a pace of its own.
-    own = {"error_cb": on_error, "allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
+    own = {
+        "error_cb": on_error,
+        "allow_reconnect": False,
+        "max_reconnect_attempts": 1,
+        "reconnect_time_wait": 0,
+    }
     client = Client()
     connected = False
     try:
@@ -229,20 +257,25 @@ async def connect(config: NatsStream[Any]) -> Any:
     except (errors.Error, OSError, TimeoutError) as error:
         if "connect url" in str(error):
             raise GraphError(
-                f"{config!r}: the URL of a server cannot be read, expected nats://USER:PASSWORD@HOST:PORT, with %40 for @ and the like"
+                f"{config!r}: the URL of a server cannot be read, expected "
+                "nats://USER:PASSWORD@HOST:PORT, with %40 for @ and the like"
             ) from None
         for one in (error, *refused):
             if isinstance(one, errors.AuthorizationError) or "uthorization" in str(one):
                 raise GraphError(
-                    f"{config!r}: the server refuses: {one}; give options={{'user': ..., 'password': ...}} or what else it asks for"
+                    f"{config!r}: the server refuses: {one}; give options={{'user': ..., "
+                    f"'password': ...}} or what else it asks for"
                 ) from None
         places = ", ".join(url.rpartition("://")[2].rpartition("@")[2] for url in config.servers)
         raise Broken(
-            f"{config!r}: no server of NATS answers at {places} ({str(error) or type(error).__name__}): start it, "
+            f"{config!r}: no server of NATS answers at {places} "
+            f"({str(error) or type(error).__name__}): start it, "
             "or give its URL nats://HOST:PORT"
         ) from None
     except TypeError as error:
-        raise GraphError(f"{config!r}: nats.connect does not take what options= says: {error}") from None
+        raise GraphError(
+            f"{config!r}: nats.connect does not take what options= says: {error}"
+        ) from None
     finally:
         if not connected:
             try:
@@ -258,11 +291,16 @@ def is_away(error: BaseException) -> bool:
 
     if isinstance(error, APIError):
         return isinstance(error, ServiceUnavailableError) or (error.code or 0) >= 500
-    return isinstance(error, (errors.Error, OSError, TimeoutError, Broken)) and not isinstance(error, errors.AuthorizationError)
+    return isinstance(error, (errors.Error, OSError, TimeoutError, Broken)) and not isinstance(
+        error, errors.AuthorizationError
+    )
 
 
 async def stream_of(client: Any, config: NatsStream[Any], *, written: bool = False) -> Any:
-    """What the server tells of the stream. Raises GraphError where there is none, or where what is `written` would not come into it."""
+    """What the server tells of the stream.
+
+    Raises GraphError where there is none, or where what is `written` would not come into it.
+    """
     from nats import errors
     from nats.js.errors import NotFoundError, ServiceUnavailableError
 
@@ -274,14 +312,25 @@ async def stream_of(client: Any, config: NatsStream[Any], *, written: bool = Fal
             await _taken(jetstream, config)
         return info
     except NotFoundError:
-        what = f"there is no stream {config.stream!r}" if config.stream else f"no stream takes the subject {config.subject!r}"
-        raise GraphError(f"{config!r}: {what}: make one first (`nats stream add`), or name another by stream=") from None
+        what = (
+            f"there is no stream {config.stream!r}"
+            if config.stream
+            else f"no stream takes the subject {config.subject!r}"
+        )
+        raise GraphError(
+            f"{config!r}: {what}: make one first (`nats stream add`), or name another by stream="
+        ) from None
     except (ServiceUnavailableError, errors.NoRespondersError):
-        raise Broken(f"{config!r}: the server has no JetStream now: start it with JetStream enabled (nats-server -js)") from None
+        raise Broken(
+            f"{config!r}: the server has no JetStream now: start it with JetStream enabled "
+            "(nats-server -js)"
+        ) from None
 
 
 async def _taken(jetstream: Any, config: NatsStream[Any]) -> None:
-    """Raises GraphError unless what is published to the subject comes into the stream that was named."""
+    """Raises GraphError unless what is published to the subject comes into the stream that was
+    named.
+    """
     from nats.js.errors import NotFoundError
 
     try:
@@ -290,7 +339,10 @@ async def _taken(jetstream: Any, config: NatsStream[Any]) -> None:
         taker = None
     if taker != config.stream:
         where = "no stream" if taker is None else f"the stream {taker!r}"
-        raise GraphError(f"{config!r}: {where} takes that subject, expected {config.stream!r}, which stream= names: add it to its subjects")
+        raise GraphError(
+            f"{config!r}: {where} takes that subject, expected {config.stream!r}, which stream= "
+            "names: add it to its subjects"
+        )
 
 
 def _made(info: Any) -> str | None:
@@ -305,7 +357,9 @@ class _NatsReader(StreamReader):
         self._behind: int | None = None
         """The last number that was handed over."""
         self._made: str | None = None
-        """When the stream was made that this is a number of; None for one of a checkpoint that does not tell."""
+        """When the stream was made that this is a number of; None for one of a checkpoint that
+        does not tell.
+        """
         self._ahead = 0
 
     @property
@@ -317,7 +371,9 @@ class _NatsReader(StreamReader):
         (split,) = self.splits.values()
         self._behind = split.position or 0
         payload = split.payload
-        end, self._made = payload if isinstance(payload, (list, tuple)) else (payload, None)  # So checkpoints of before have it.
+        end, self._made = (
+            payload if isinstance(payload, (list, tuple)) else (payload, None)
+        )  # So checkpoints of before have it.
         backoff = Backoff(self.ctx.host.rng, config.backoff)
         while True:
             try:
@@ -354,10 +410,17 @@ class _NatsReader(StreamReader):
                 except TimeoutError:
                     if not client.is_connected:
                         raise Broken("the connection broke") from None
-                    # Nothing came. Or the consumer is gone, which a server that was restarted does not say.
+                    # Nothing came. Or the consumer is gone, which a server that was restarted does
+                    # not say.
                     info = await heeded(jetstream.consumer_info(split.id, made.name))
-                    if end is not None and info.num_pending == 0 and info.delivered.consumer_seq < expected:
-                        await self.put(split.id, [], last=True)  # What was left of it was removed meanwhile.
+                    if (
+                        end is not None
+                        and info.num_pending == 0
+                        and info.delivered.consumer_seq < expected
+                    ):
+                        await self.put(
+                            split.id, [], last=True
+                        )  # What was left of it was removed meanwhile.
                         return
                     continue
                 backoff.reset()
@@ -373,7 +436,9 @@ class _NatsReader(StreamReader):
                     if end is not None and number > end:
                         break
                     where = f"nats stream {split.id!r}, message {number}"
-                    messages.append(Message(one.data, number, int(metadata.timestamp.timestamp() * 1000), where))
+                    messages.append(
+                        Message(one.data, number, int(metadata.timestamp.timestamp() * 1000), where)
+                    )
                     self._behind, self._ahead = number, metadata.num_pending
                 await self.put(split.id, messages, last=last)
                 if last:
@@ -381,7 +446,9 @@ class _NatsReader(StreamReader):
                 if lost:
                     raise Broken(f"message {expected} of the consumer was lost on the way")
         except NotFoundError:  # Whether the stream went with it is looked at when this goes on.
-            raise Broken(f"{config!r}: the server has forgotten the consumer of {split.id!r}") from None
+            raise Broken(
+                f"{config!r}: the server has forgotten the consumer of {split.id!r}"
+            ) from None
         finally:
             if client.is_connected:
                 await self._forget(jetstream, split, made.name)
@@ -407,7 +474,8 @@ class _NatsReader(StreamReader):
             if error.err_code != FOREIGN_SUBJECT:
                 raise
             raise GraphError(
-                f"{self._config!r}: the stream {split.id!r} does not take that subject: name one of its own, or another by stream="
+                f"{self._config!r}: the stream {split.id!r} does not take that subject: name one "
+                "of its own, or another by stream="
             ) from None
 
     async def _forget(self, jetstream: Any, split: Split, consumer: str) -> None:
@@ -419,7 +487,9 @@ class _NatsReader(StreamReader):
             pass  # It is gone already.
 
     async def _check(self, client: Any, split: Split) -> None:
-        """Look whether the stream is the one that the position is of, and still holds what follows it."""
+        """Look whether the stream is the one that the position is of, and still holds what
+        follows it.
+        """
         from nats.js.errors import NotFoundError
 
         config, behind = self._config, self._behind
@@ -428,20 +498,31 @@ class _NatsReader(StreamReader):
             info = await heeded(client.jetstream().stream_info(split.id))
         except NotFoundError:
             raise GraphError(
-                f"{config!r}: the stream {split.id!r} is not there any more: restore it, or make one, and start with restore=None, "
+                f"{config!r}: the stream {split.id!r} is not there any more: restore it, or make "
+                "one, and start with restore=None, "
                 "fresh=True"
             ) from None
         state, made = info.state, _made(info)
         if self._made is not None and made != self._made and behind not in (0, config.start):
             raise StateError(
-                f"{config!r}: {split.id!r} was read up to {behind} as the stream that was made at {self._made}, and this one was made at "
-                f"{made}: what was read is of another; restore it, or start with restore=None, fresh=True"
+                f"{config!r}: {split.id!r} was read up to {behind} as the stream that was made at "
+                f"{self._made}, and this one was made at "
+                f"{made}: what was read is of another; restore it, or start with restore=None, "
+                "fresh=True"
             )
-        if behind > state.last_seq and behind != config.start:  # A beginning that was asked for may be to come.
+        if (
+            behind > state.last_seq and behind != config.start
+        ):  # A beginning that was asked for may be to come.
             raise StateError(
-                f"{config!r}: {split.id!r} was read up to {behind}, and its last message ever is {state.last_seq}: it was made anew or "
+                f"{config!r}: {split.id!r} was read up to {behind}, and its last message ever is "
+                f"{state.last_seq}: it was made anew or "
                 "set back since; restore it too, or start with restore=None, fresh=True"
             )
         self._made = made
         if 0 < behind < state.first_seq - 1:
-            logger.warning("%r: messages %d to %d were removed before they were read", config, behind + 1, state.first_seq - 1)
+            logger.warning(
+                "%r: messages %d to %d were removed before they were read",
+                config,
+                behind + 1,
+                state.first_seq - 1,
+            )

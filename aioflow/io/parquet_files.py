@@ -31,16 +31,24 @@ def parquet(
     split_bytes: int = SPLIT_BYTES,
     roll: RollPolicy | None = None,
 ) -> ParquetFiles:
-    """Parquet files: a file, a glob or a directory to read, a directory of part files to write. Records are dicts.
+    """Parquet files: a file, a glob or a directory to read, a directory of part files to write.
+    Records are dicts.
 
-    Records come as columns, so that expressions after it work on whole arrays, and rows are made only for what needs them. `columns`:
-    the fields to read; None: all. Files above `split_bytes` are cut between row groups. `discover_every` as in `lines`.
-    As a sink: `part-<subtask>-<n>.parquet`, a row group at each flush. Needs the extra `[columns]`.
+    Records come as columns, so that expressions after it work on whole arrays, and rows are made
+    only for what needs them. `columns`: the fields to read; None: all. Files above `split_bytes`
+    are cut between row groups. `discover_every` as in `lines`. As a sink:
+    `part-<subtask>-<n>.parquet`, a row group at each flush. Needs the extra `[columns]`.
     """
     place = f"parquet({str(path)!r})"
     require_columns(place)
     checked_whole(split_bytes, "split_bytes", place)
-    return ParquetFiles(path, checked_columns(columns, place), discover_every, split_bytes, checked_roll(roll, place))
+    return ParquetFiles(
+        path,
+        checked_columns(columns, place),
+        discover_every,
+        split_bytes,
+        checked_roll(roll, place),
+    )
 
 
 class ParquetFiles(ColumnFiles):
@@ -62,8 +70,15 @@ class ParquetFiles(ColumnFiles):
         self._split_bytes = split_bytes
 
     def with_fields(self, names: tuple[str, ...]) -> Self:
-        """The same source; of files that have all these columns it reads no others. This one if it does not have all of them."""
-        return self if self._columns is not None and not set(names) <= set(self._columns) else super().with_fields(names)
+        """The same source; of files that have all these columns it reads no others.
+
+        This one if it does not have all of them.
+        """
+        return (
+            self
+            if self._columns is not None and not set(names) <= set(self._columns)
+            else super().with_fields(names)
+        )
 
     async def _cut(self, host: Host, path: str, size: int) -> list[Pages]:
         return await host.blocking(_cut, host, path, self._split_bytes)
@@ -80,17 +95,27 @@ class ParquetFiles(ColumnFiles):
 class _ParquetFile:
     """One open file; its pages are its row groups."""
 
-    def __init__(self, file: BinaryIO, path: str, columns: list[str] | None, fields: tuple[str, ...] | None) -> None:
+    def __init__(
+        self, file: BinaryIO, path: str, columns: list[str] | None, fields: tuple[str, ...] | None
+    ) -> None:
         """`columns` have to be there; `fields` are all that is needed of them, where they are."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         found = _opened(file, path).schema_arrow
-        if columns is not None and (missing := [name for name in columns if name not in found.names]):
-            raise ValueError(f"{path} has no column {missing[0]!r}, expected one of {', '.join(found.names)}")
+        if columns is not None and (
+            missing := [name for name in columns if name not in found.names]
+        ):
+            raise ValueError(
+                f"{path} has no column {missing[0]!r}, expected one of {', '.join(found.names)}"
+            )
         if fields is not None and set(fields) <= set(found.names):
             columns = [name for name in found.names if name in fields]
-        texts = [field.name for field in found if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
+        texts = [
+            field.name
+            for field in found
+            if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+        ]
         # Text is mostly stored as a dictionary and its codes, which is what columns want.
         with named(path):
             self._file = pq.ParquetFile(file, read_dictionary=texts)

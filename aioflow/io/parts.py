@@ -1,12 +1,14 @@
 """The sink side of files: a directory of part files, each made visible by one rename.
 
-A part is written under a hidden name, `.part-<subtask>-<n>.<ext>.<since>-<sink>-<job>-<attempt>-<token>`, and becomes
-`part-<subtask>-<n>.<ext>` when it is committed. With checkpoints a part is prepared at the barrier (synced and closed) and committed
-when the checkpoint is complete. Without, the writer commits its parts itself when they are full or old, and the rest at the end.
+A part is written under a hidden name,
+`.part-<subtask>-<n>.<ext>.<since>-<sink>-<job>-<attempt>-<token>`, and becomes
+`part-<subtask>-<n>.<ext>` when it is committed. With checkpoints a part is prepared at the barrier
+(synced and closed) and committed when the checkpoint is complete. Without, the writer commits its
+parts itself when they are full or old, and the rest at the end.
 
-`since` is the checkpoint after whose barrier the part was begun, so its own barrier is that of a later one. An attempt that is killed
-leaves hidden files, which no reader looks at. The next attempt of this sink (flow and uid), restored from checkpoint r, tells them apart
-by their names alone:
+`since` is the checkpoint after whose barrier the part was begun, so its own barrier is that of a
+later one. An attempt that is killed leaves hidden files, which no reader looks at. The next attempt
+of this sink (flow and uid), restored from checkpoint r, tells them apart by their names alone:
 
     since < r     prepared up to r: it is among the committables of r, this subtask's or another's, or was committed
     since >= r    begun after r: nobody will ever commit it, its records are written again; deleted before the writer begins
@@ -14,11 +16,13 @@ by their names alone:
     none          of a run without checkpoints. No lease keeps a second one of its flow from running beside it, so what another run left is
                   deleted only when nobody has written to it for so long that nobody can be about to
 
-Invariants: a visible part is complete and never changes; committing and aborting again do nothing; no name is used twice, so a copy of
-a request that comes late finds nothing to act on. Several sinks, of one flow or of many, may write to one directory: a part never
-replaces another, whose number is taken gets the next one that is free, and nobody touches the hidden files of another sink. Two runs of the
-same flow at once are told apart by age where neither takes checkpoints; with checkpoints their lease lets no second one in, unless they
-have different stores: then they must not share a directory.
+Invariants: a visible part is complete and never changes; committing and aborting again do nothing;
+no name is used twice, so a copy of a request that comes late finds nothing to act on. Several
+sinks, of one flow or of many, may write to one directory: a part never replaces another, whose
+number is taken gets the next one that is free, and nobody touches the hidden files of another sink.
+Two runs of the same flow at once are told apart by age where neither takes checkpoints; with
+checkpoints their lease lets no second one in, unless they have different stores: then they must not
+share a directory.
 """
 
 from __future__ import annotations
@@ -46,10 +50,12 @@ UNCHECKED = "none"
 """Stands for `since` where nobody takes checkpoints."""
 
 ABANDONED_MS = 600_000
-"""A part of a run without checkpoints is shown when it is `RollPolicy.age_ms` old. One that nobody has written to for twice that time, and
-for this long, is nobody's."""
+"""A part of a run without checkpoints is shown when it is `RollPolicy.age_ms` old. One that nobody
+has written to for twice that time, and for this long, is nobody's."""
 
-_HIDDEN = re.compile(r"\.part-(\d+)-(\d+)\.[^.]+\.(\d+|none)-([0-9a-f]{8})-([0-9A-Za-z]*)-(\d+)-[0-9a-f]+")
+_HIDDEN = re.compile(
+    r"\.part-(\d+)-(\d+)\.[^.]+\.(\d+|none)-([0-9a-f]{8})-([0-9A-Za-z]*)-(\d+)-[0-9a-f]+"
+)
 """Groups: subtask, number, since, sink, job, attempt."""
 
 _VISIBLE = re.compile(r"(part-\d+-)(\d+)(\..+)")
@@ -99,7 +105,14 @@ def checked_roll(roll: RollPolicy | None, place: str) -> RollPolicy:
 class PartWriter:
     """Writes the parts of one subtask."""
 
-    def __init__(self, ctx: OperatorContext, directory: str, extension: str, encoder: Encoder, roll: RollPolicy) -> None:
+    def __init__(
+        self,
+        ctx: OperatorContext,
+        directory: str,
+        extension: str,
+        encoder: Encoder,
+        roll: RollPolicy,
+    ) -> None:
         self._ctx = ctx
         self._fs = ctx.host.fs
         self._directory = directory
@@ -121,7 +134,8 @@ class PartWriter:
         self._rolled: list[tuple[str, str]] = []
         self._timer: ProcessingTimeTimer | None = None
         self._rolling: asyncio.Task[None] | None = None
-        # Appends to one file must not overtake each other: a flush, a barrier and the timer may come together.
+        # Appends to one file must not overtake each other: a flush, a barrier and the timer may
+        # come together.
         self._lock = asyncio.Lock()
         self.full = False
 
@@ -130,7 +144,9 @@ class PartWriter:
         self._restored = self._since = checkpoint_id
 
     async def open(self) -> None:
-        """Make the directory, remove what nobody will commit, and go on counting where any earlier run ended."""
+        """Make the directory, remove what nobody will commit, and go on counting where any
+        earlier run ended.
+        """
         await self._make_directory()
         names = await self._fs.list(self._directory)
         pattern = re.compile(rf"\.?{re.escape(self._prefix)}(\d+)\.")
@@ -141,7 +157,9 @@ class PartWriter:
                 await self._fs.delete(posixpath.join(self._directory, name))
 
     async def _make_directory(self) -> None:
-        """A new directory is durable with the name that its parent has for it, and so on upwards."""
+        """A new directory is durable with the name that its parent has for it, and so on
+        upwards.
+        """
         missing = []
         path = self._directory
         while path and not await self._fs.exists(path):
@@ -150,10 +168,18 @@ class PartWriter:
         try:
             await self._fs.mkdirs(self._directory)
         except (FileExistsError, NotADirectoryError) as error:
-            what = f"{error.filename or self._directory} is a file, expected a directory, which is made when it is not there"
-            raise NotADirectoryError(f"{what}: a sink of files writes many parts; give another path") from error
+            what = (
+                f"{error.filename or self._directory} is a file, expected a directory, which is "
+                "made when it is not there"
+            )
+            raise NotADirectoryError(
+                f"{what}: a sink of files writes many parts; give another path"
+            ) from error
         except OSError as error:
-            what = f"the sink cannot make its directory {self._directory}: {error.strerror}; give a path where it may write"
+            what = (
+                f"the sink cannot make its directory {self._directory}: {error.strerror}; give a "
+                "path where it may write"
+            )
             raise type(error)(error.errno, what) from error
         for made in reversed(missing):
             await self._fs.fsync_dir(posixpath.dirname(made) or ".")
@@ -166,13 +192,16 @@ class PartWriter:
         subtask, sink, job, attempt = int(match[1]), match[4], match[5], int(match[6])
         if sink != self._sink:
             return False
-        if subtask % runtime.parallelism != runtime.subtask_index:  # Subtasks that there are no more have one heir each.
+        if (
+            subtask % runtime.parallelism != runtime.subtask_index
+        ):  # Subtasks that there are no more have one heir each.
             return False
         if job == self._job and attempt > runtime.attempt:
             return False
         if match[3] == UNCHECKED:
             return True
-        # A run without checkpoints knows of none: what one with checkpoints left may still be wanted.
+        # A run without checkpoints knows of none: what one with checkpoints left may still be
+        # wanted.
         return not self._self_commit and int(match[3]) >= self._restored
 
     async def _is_abandoned(self, name: str) -> bool:
@@ -218,8 +247,13 @@ class PartWriter:
             self._next += 1
             since = UNCHECKED if self._self_commit else self._since
             token = self._ctx.host.ids.new("part")[:12]
-            hidden = f".{final}.{since}-{self._sink}-{self._job}-{self._ctx.runtime.attempt}-{token}"
-            self._part = (posixpath.join(self._directory, hidden), posixpath.join(self._directory, final))
+            hidden = (
+                f".{final}.{since}-{self._sink}-{self._job}-{self._ctx.runtime.attempt}-{token}"
+            )
+            self._part = (
+                posixpath.join(self._directory, hidden),
+                posixpath.join(self._directory, final),
+            )
         data = b"".join(buffer)
         await self._fs.append(self._part[0], data)
         self._part_bytes += len(data)
@@ -274,8 +308,8 @@ class PartWriter:
 class PartCommitter:
     """Shows or drops prepared parts of `directory`.
 
-    Committables come out of a checkpoint, which others may have written: a pair that names anything but a part of this directory
-    is refused with RestoreError, before any of its pairs is acted on.
+    Committables come out of a checkpoint, which others may have written: a pair that names anything
+    but a part of this directory is refused with RestoreError, before any of its pairs is acted on.
     """
 
     def __init__(self, directory: str, host: Host | None = None) -> None:
@@ -291,13 +325,20 @@ class PartCommitter:
             case (str(hidden), str(final)):
                 places = [posixpath.split(path) for path in (hidden, final)]
             case _:
-                raise RestoreError(f"a committable of the sink into {self._directory!r} is {type(committable).__name__}, not two paths")
+                raise RestoreError(
+                    f"a committable of the sink into {self._directory!r} is "
+                    f"{type(committable).__name__}, not two paths"
+                )
         (_, hidden_name), (_, final_name) = places
-        is_part = _VISIBLE.fullmatch(final_name) is not None and hidden_name.startswith(f".{final_name}.")
+        is_part = _VISIBLE.fullmatch(final_name) is not None and hidden_name.startswith(
+            f".{final_name}."
+        )
         if not is_part or any(not self._is_here(directory) for directory, _ in places):
             raise RestoreError(
-                f"the checkpoint has {hidden!r} renamed to {final!r}, which is no part of the sink's directory {self._directory!r}, and "
-                "nothing was renamed: restore with the path that the sink had, or from a checkpoint that you trust"
+                f"the checkpoint has {hidden!r} renamed to {final!r}, which is no part of the "
+                f"sink's directory {self._directory!r}, and "
+                "nothing was renamed: restore with the path that the sink had, or from a "
+                "checkpoint that you trust"
             )
         return hidden, final
 
@@ -305,7 +346,10 @@ class PartCommitter:
         return posixpath.abspath(directory) == posixpath.abspath(self._directory)
 
     async def commit(self, committables: Sequence[Any]) -> None:
-        """Rename each hidden file to its visible name, or the next that is free. A part that is visible already stays as it is."""
+        """Rename each hidden file to its visible name, or the next that is free.
+
+        A part that is visible already stays as it is.
+        """
         if not committables:
             return
         parts = self._checked(committables)
@@ -319,13 +363,15 @@ class PartCommitter:
                 except FileNotFoundError:
                     if not await host.fs.exists(final):
                         logger.warning(
-                            "part %s was prepared, but neither it nor its hidden file %s exists: it was committed and then moved away, "
+                            "part %s was prepared, but neither it nor its hidden file %s exists: "
+                            "it was committed and then moved away, "
                             "or it is lost",
                             final,
                             hidden,
                         )
                         continue
-                # Also of a part that was visible: whoever renamed it may have been killed before its name was durable.
+                # Also of a part that was visible: whoever renamed it may have been killed before
+                # its name was durable.
                 directories[posixpath.dirname(final) or "."] = None
             for directory in directories:
                 await host.fs.fsync_dir(directory)

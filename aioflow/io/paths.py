@@ -1,6 +1,8 @@
-"""Which files a path means: a file, the files of a directory, or those that a glob matches; and how they are cut into splits.
+"""Which files a path means: a file, the files of a directory, or those that a glob matches; and how
+they are cut into splits.
 
-Names that begin with a dot or an underscore are no data: unfinished parts, markers. They count only when a pattern spells them out.
+Names that begin with a dot or an underscore are no data: unfinished parts, markers. They count only
+when a pattern spells them out.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ _MAGIC = re.compile(r"[*?\[]")
 
 
 def checked_path(path: str | os.PathLike[str], function: str) -> str | PurePath:
-    """`path` as `local_path` gives it: a `Path` means itself, a text may be a pattern. Raises GraphError naming `function`."""
+    """`path` as `local_path` gives it: a `Path` means itself, a text may be a pattern.
+
+    Raises GraphError naming `function`.
+    """
     try:
         return local_path(path)
     except (TypeError, ValueError) as error:
@@ -53,7 +58,10 @@ def checked_path(path: str | os.PathLike[str], function: str) -> str | PurePath:
 
 
 class FilePart(NamedTuple):
-    """What one split reads: lines that begin in `[start, end)`; `end` None is the end of the file. `member` is of a zip archive."""
+    """What one split reads: lines that begin in `[start, end)`; `end` None is the end of the file.
+
+    `member` is of a zip archive.
+    """
 
     path: str
     start: int = 0
@@ -62,7 +70,10 @@ class FilePart(NamedTuple):
     mark: Mark | None = None
     """Of what stood in front of `start - 1`, where reading begins, when the file was cut."""
     seen: tuple[int, int] | None = None
-    """Size and time of change of the file when it was found; of its first part. Earlier releases left out both."""
+    """Size and time of change of the file when it was found; of its first part.
+
+    Earlier releases left out both.
+    """
 
     @property
     def place(self) -> tuple[int, int | None, str | None]:
@@ -77,18 +88,23 @@ class FilePart(NamedTuple):
         return self.path if self.start == 0 and self.end is None else f"{self.path}@{self.start}"
 
 
-async def find_files(host: Host, path: str | PurePath, *, may_be_missing: bool = False) -> dict[str, FileStat]:
-    """The files that `path` means, sorted. Raises FileNotFoundError when there are none, unless `may_be_missing`.
+async def find_files(
+    host: Host, path: str | PurePath, *, may_be_missing: bool = False
+) -> dict[str, FileStat]:
+    """The files that `path` means, sorted. Raises FileNotFoundError when there are none, unless
+    `may_be_missing`.
 
-    However many they are, this takes a few calls into the executor, and does next to nothing outside of it: it is asked again and again
-    of directories with very many.
+    However many they are, this takes a few calls into the executor, and does next to nothing
+    outside of it: it is asked again and again of directories with very many.
     """
     text = str(path)
     (itself,) = await host.fs.stats([text])
     if itself is not None:
         if not itself.is_dir:
             return {text: itself}
-        found = await _only_files(host, await host.blocking(_data_in, text, await _names(host, text)))
+        found = await _only_files(
+            host, await host.blocking(_data_in, text, await _names(host, text))
+        )
         what = "the directory holds no file that is data"
     elif isinstance(path, str) and _MAGIC.search(text):
         parts = [part for part in text.split("/") if part]
@@ -99,18 +115,28 @@ async def find_files(host: Host, path: str | PurePath, *, may_be_missing: bool =
         found = {}
         what = f"there is no such file{pattern_hint(path)}"
     if not found and not may_be_missing:
-        raise FileNotFoundError(errno.ENOENT, f"{what}, expected a file, a directory with files, or a glob that matches some", text)
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"{what}, expected a file, a directory with files, or a glob that matches some",
+            text,
+        )
     return found
 
 
 def pattern_hint(path: str | PurePath) -> str:
     """What to write if a `Path`, which means itself, looks like a pattern."""
     text = str(path)
-    return f" (a Path is no pattern: write {text!r})" if not isinstance(path, str) and _MAGIC.search(text) else ""
+    return (
+        f" (a Path is no pattern: write {text!r})"
+        if not isinstance(path, str) and _MAGIC.search(text)
+        else ""
+    )
 
 
 def fixed_part(path: str | PurePath) -> str:
-    """The part of `path` that must be there for anything to be found: all of it, or the directory in front of what is a pattern."""
+    """The part of `path` that must be there for anything to be found: all of it, or the
+    directory in front of what is a pattern.
+    """
     text = str(path)
     magic = _MAGIC.search(text) if isinstance(path, str) else None
     return text if magic is None else posixpath.dirname(text[: magic.start()]) or "."
@@ -132,11 +158,20 @@ async def _only_files(host: Host, paths: list[str]) -> dict[str, FileStat]:
 
 
 def _files_of(paths: list[str], stats: list[FileStat | None]) -> dict[str, FileStat]:
-    return {path: stat for path, stat in zip(paths, stats, strict=True) if stat is not None and not stat.is_dir}
+    return {
+        path: stat
+        for path, stat in zip(paths, stats, strict=True)
+        if stat is not None and not stat.is_dir
+    }
 
 
-async def _expand(host: Host, base: str, parts: list[str], above: tuple[FileStat, ...] = ()) -> list[str]:
-    """Paths that exist and match `parts` below `base`. `above`: the directories that `**` came through. Links may lead back to them."""
+async def _expand(
+    host: Host, base: str, parts: list[str], above: tuple[FileStat, ...] = ()
+) -> list[str]:
+    """Paths that exist and match `parts` below `base`.
+
+    `above`: the directories that `**` came through. Links may lead back to them.
+    """
     if not parts:
         return [base]
     part, rest = parts[0], parts[1:]
@@ -152,42 +187,70 @@ async def _expand(host: Host, base: str, parts: list[str], above: tuple[FileStat
         through = above if itself is None else (*above, itself)
         for path, stat in zip(below, stats, strict=True):
             found += [path] if not rest else []
-            if stat is not None and stat.is_dir and not any(stat.place == one.place is not None for one in through):
+            if (
+                stat is not None
+                and stat.is_dir
+                and not any(stat.place == one.place is not None for one in through)
+            ):
                 found += await _expand(host, path, parts, through)
         return found
     for name in names:
-        if fnmatchcase(name, part) and (part.startswith((".", "_")) or not name.startswith((".", "_"))):
+        if fnmatchcase(name, part) and (
+            part.startswith((".", "_")) or not name.startswith((".", "_"))
+        ):
             found += await _expand(host, posixpath.join(base, name), rest)
     return found
 
 
 def is_matched(path: list[str], pattern: list[str]) -> bool:
-    """Whether `find_files` finds a file by a pattern: both in parts, as they are between slashes."""
+    """Whether `find_files` finds a file by a pattern: both in parts, as they are between
+    slashes.
+    """
     if not pattern or not path:
         return not pattern and not path
     part, rest = pattern[0], pattern[1:]
     is_data = not path[0].startswith((".", "_"))
     if part == "**":
-        return is_matched(path, rest) or (is_data and (path[1:] == rest == [] or is_matched(path[1:], pattern)))
-    return (is_data or part.startswith((".", "_"))) and fnmatchcase(path[0], part) and is_matched(path[1:], rest)
+        return is_matched(path, rest) or (
+            is_data and (path[1:] == rest == [] or is_matched(path[1:], pattern))
+        )
+    return (
+        (is_data or part.startswith((".", "_")))
+        and fnmatchcase(path[0], part)
+        and is_matched(path[1:], rest)
+    )
 
 
-async def cut(host: Host, path: str, size: int, *, divisible: bool, split_bytes: int) -> list[FilePart]:
-    """The parts of a file of `size` bytes: members of an archive, ranges of a large file if it is `divisible`, else the whole."""
+async def cut(
+    host: Host, path: str, size: int, *, divisible: bool, split_bytes: int
+) -> list[FilePart]:
+    """The parts of a file of `size` bytes: members of an archive, ranges of a large file if it
+    is `divisible`, else the whole.
+    """
     if path.endswith(".zip"):
-        return [FilePart(path, member=member) for member in await host.blocking(zip_members, host.fs, path)]
+        return [
+            FilePart(path, member=member)
+            for member in await host.blocking(zip_members, host.fs, path)
+        ]
     if not divisible or is_compressed(path):
         return [FilePart(path)]
     if size <= split_bytes:
         return [FilePart(path)]
     starts = range(0, size, split_bytes)
-    marks = [None, *await host.blocking(marks_before, host.fs, path, [start - 1 for start in starts[1:]])]
+    marks = [
+        None,
+        *await host.blocking(marks_before, host.fs, path, [start - 1 for start in starts[1:]]),
+    ]
     ends = [*starts[1:], None]
-    return [FilePart(path, start, end, mark=mark) for start, end, mark in zip(starts, ends, marks, strict=True)]
+    return [
+        FilePart(path, start, end, mark=mark)
+        for start, end, mark in zip(starts, ends, marks, strict=True)
+    ]
 
 
 def respelled(ids: Sequence[str], path: str) -> list[str]:
-    """`ids` of parts in the one spelling that goes with `path`: absolute, or from the working directory; no detours.
+    """`ids` of parts in the one spelling that goes with `path`: absolute, or from the working
+    directory; no detours.
 
     An id whose spelling another has already stays as it is.
     """
@@ -199,7 +262,9 @@ def respelled(ids: Sequence[str], path: str) -> list[str]:
     for part_id in ids:
         file, archive, member = part_id.partition(".zip!")
         directory, name = posixpath.split(file)
-        other = posixpath.normpath(posixpath.join(spelled(directory or "."), name)) + archive + member
+        other = (
+            posixpath.normpath(posixpath.join(spelled(directory or "."), name)) + archive + member
+        )
         made.append(part_id if other in taken else other)
         taken.add(other)
     return made

@@ -1,7 +1,9 @@
-"""Tables of PostgreSQL: `postgres(dsn, table)` reads one to its end, and writes rows exactly once under checkpoints.
+"""Tables of PostgreSQL: `postgres(dsn, table)` reads one to its end, and writes rows exactly once
+under checkpoints.
 
-Needs the extra `aioflow[postgres]` (asyncpg). Values are those of asyncpg: what a column takes and gives is documented there; json and
-jsonb columns take and give the values themselves. Each writer, committer and reader has one connection.
+Needs the extra `aioflow[postgres]` (asyncpg). Values are those of asyncpg: what a column takes and
+gives is documented there; json and jsonb columns take and give the values themselves. Each writer,
+committer and reader has one connection.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from aioflow.core.explained_calls import explained
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.checks import check_host_and_port, checked_columns
 from aioflow.io.shapes import value_maker
-from aioflow.io.tables import SCHEMA, TableCommitter, TableWriter, decode_piece, quoted, was_committed
+from aioflow.io.tables import (
+    SCHEMA,
+    TableCommitter,
+    TableWriter,
+    decode_piece,
+    quoted,
+    was_committed,
+)
 from aioflow.operators.source import Split
 from aioflow.operators.userfunction import describe_record
 
@@ -36,16 +45,30 @@ CLOSE_TIMEOUT_S = 5.0
 """How long a connection may take to say goodbye."""
 
 SCHEMA_LOCK = 0x61696F666C6F77
-"""Advisory lock under which our tables are made: `IF NOT EXISTS` is no protection against another who makes them at the same time."""
+"""Advisory lock under which our tables are made: `IF NOT EXISTS` is no protection against
+another who makes them at the same time.
+"""
 
 
 @overload
 def postgres(
-    dsn: str, table: str, type: type[T], *, columns: Sequence[str] | None = ..., key: str | None = ..., query: str | None = ...
+    dsn: str,
+    table: str,
+    type: type[T],
+    *,
+    columns: Sequence[str] | None = ...,
+    key: str | None = ...,
+    query: str | None = ...,
 ) -> PostgresTable[T]: ...
 @overload
 def postgres(
-    dsn: str, table: str, type: None = None, *, columns: Sequence[str] | None = ..., key: str | None = ..., query: str | None = ...
+    dsn: str,
+    table: str,
+    type: None = None,
+    *,
+    columns: Sequence[str] | None = ...,
+    key: str | None = ...,
+    query: str | None = ...,
 ) -> PostgresTable[Any]: ...
 @explained
 def postgres(
@@ -57,23 +80,31 @@ def postgres(
     key: str | None = None,
     query: str | None = None,
 ) -> PostgresTable[Any]:
-    """The rows of `table` ("name" or "schema.name"), ordered by `key`: a unique column, by default the primary key. A dict or `type` each.
+    """The rows of `table` ("name" or "schema.name"), ordered by `key`: a unique column, by default
+    the primary key. A dict or `type` each.
 
-    It reads the rows up to the largest key that there is when it begins, of them `columns`, all by default; with `query`, a SELECT that
-    gives the key too, those of the query. As a sink: dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by place,
-    into `columns`, by default those that the first record has; the table must exist. Exactly once under checkpoints, at least once
-    without. The sink keeps two small tables of its own in the database, `aioflow_staged` and `aioflow_sinks`.
+    It reads the rows up to the largest key that there is when it begins, of them `columns`, all by
+    default; with `query`, a SELECT that gives the key too, those of the query. As a sink: dicts,
+    dataclasses, NamedTuples and Structs by field, lists and tuples by place, into `columns`, by
+    default those that the first record has; the table must exist. Exactly once under checkpoints,
+    at least once without. The sink keeps two small tables of its own in the database,
+    `aioflow_staged` and `aioflow_sinks`.
     """
     place = f"postgres(..., {table!r})"  # Without the dsn: it may hold a password.
     if not isinstance(table, str):
         raise GraphError(f"{place}: table is {table!r}, expected a name")
     checked_columns(columns, place)
     if not isinstance(dsn, str) or not dsn.startswith(("postgres://", "postgresql://")):
-        raise GraphError(f"{place}: expected a URL as dsn, postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+        raise GraphError(
+            f"{place}: expected a URL as dsn, postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+        )
     if "," not in dsn:  # Several hosts are written with commas.
         check_host_and_port(dsn, place, needs_host=False)
     if query is not None and key is None:
-        raise GraphError(f"{place}: a query needs key=, the unique column of its result by which its rows are ordered")
+        raise GraphError(
+            f"{place}: a query needs key=, the unique column of its result by which its rows are "
+            "ordered"
+        )
     try:
         for name in (*table.split(".", 1), *(columns or ()), *(() if key is None else (key,))):
             quoted(name, f"{place}: a name")
@@ -123,31 +154,44 @@ class PostgresTable(Generic[T]):
         try:
             key = self.key or await self._primary_key(connection)
             name = quoted(key, "the key")
-            nulls = await connection.fetchval(f"SELECT count(*) FROM {self.rows_from} WHERE {name} IS NULL")
+            nulls = await connection.fetchval(
+                f"SELECT count(*) FROM {self.rows_from} WHERE {name} IS NULL"
+            )
             # Not max(): not every type that has an order has it.
-            last = await connection.fetchval(f"SELECT {name} FROM {self.rows_from} WHERE {name} IS NOT NULL ORDER BY {name} DESC LIMIT 1")
+            last = await connection.fetchval(
+                f"SELECT {name} FROM {self.rows_from} WHERE {name} IS NOT NULL ORDER BY {name} "
+                "DESC LIMIT 1"
+            )
         finally:
             await disconnect(connection)
         if nulls:
-            raise GraphError(f"key {key!r} of {self!r} is NULL in {nulls} rows, expected a unique column that is never NULL")
+            raise GraphError(
+                f"key {key!r} of {self!r} is NULL in {nulls} rows, expected a unique column that "
+                "is never NULL"
+            )
         return [Split("0", None, (key, last))]
 
     async def _primary_key(self, connection: Any) -> str:
         await table_columns(connection, self)
         rows = await connection.fetch(
-            "SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey) "
+            "SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND "
+            "a.attnum = ANY(i.indkey) "
             "WHERE i.indisprimary AND i.indrelid = to_regclass($1)",
             self.quoted_table,
         )
         if len(rows) != 1:
-            raise GraphError(f"{self!r} has no primary key of one column: name a unique column by key=")
+            raise GraphError(
+                f"{self!r} has no primary key of one column: name a unique column by key="
+            )
         return str(rows[0][0])
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         return _TableReader(ctx, self)
 
     def writer(self, ctx: OperatorContext) -> TableWriter:
-        return TableWriter(ctx, f"table {self.table!r}", PostgresStore(self), self.columns, _as_it_is)
+        return TableWriter(
+            ctx, f"table {self.table!r}", PostgresStore(self), self.columns, _as_it_is
+        )
 
     def committer(self) -> TableCommitter:
         return TableCommitter(PostgresStore(self))
@@ -162,15 +206,24 @@ async def connect(config: PostgresTable[Any]) -> Any:
     try:
         import asyncpg
     except ImportError:
-        raise ModuleNotFoundError("af.io.postgres needs asyncpg: pip install 'aioflow[postgres]'") from None
+        raise ModuleNotFoundError(
+            "af.io.postgres needs asyncpg: pip install 'aioflow[postgres]'"
+        ) from None
     try:
         connection = await asyncpg.connect(config.dsn)
     except OSError as error:
-        told = f"{config!r}: the server {_place(config.dsn)} cannot be reached: {error.strerror or error}"
+        told = (
+            f"{config!r}: the server {_place(config.dsn)} cannot be reached: "
+            f"{error.strerror or error}"
+        )
         raise type(error)(error.errno, told) from error
     try:
         await connection.set_type_codec(
-            "json", schema="pg_catalog", format="binary", encoder=msgspec.json.encode, decoder=msgspec.json.decode
+            "json",
+            schema="pg_catalog",
+            format="binary",
+            encoder=msgspec.json.encode,
+            decoder=msgspec.json.decode,
         )
         # The first byte is the version of the binary format.
         await connection.set_type_codec(
@@ -188,7 +241,10 @@ async def connect(config: PostgresTable[Any]) -> Any:
 
 def _place(dsn: str) -> str:
     """Host and port, without the password."""
-    return dsn.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2] or "of this machine"
+    return (
+        dsn.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2]
+        or "of this machine"
+    )
 
 
 async def disconnect(connection: Any) -> None:
@@ -202,11 +258,14 @@ async def disconnect(connection: Any) -> None:
 async def table_columns(connection: Any, config: PostgresTable[Any]) -> list[str]:
     """The columns that can be written. Raises GraphError when there is no such table."""
     rows = await connection.fetch(
-        "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT "
+        "attisdropped ORDER BY attnum",
         config.quoted_table,
     )
     if not rows:
-        raise GraphError(f"the database has no table {config.table!r}: create it before the job starts")
+        raise GraphError(
+            f"the database has no table {config.table!r}: create it before the job starts"
+        )
     return [row[0] for row in rows]
 
 
@@ -232,12 +291,15 @@ class PostgresStore:
         async with connection.transaction():
             await _make_tables(connection)
             generation = await connection.fetchval(
-                "INSERT INTO aioflow_sinks (sink, subtask, checkpoint, generation) VALUES ($1, -1, 0, 1) "
-                "ON CONFLICT (sink, subtask) DO UPDATE SET generation = aioflow_sinks.generation + 1 RETURNING generation",
+                "INSERT INTO aioflow_sinks (sink, subtask, checkpoint, generation) VALUES ($1, "
+                "-1, 0, 1) "
+                "ON CONFLICT (sink, subtask) DO UPDATE SET generation = aioflow_sinks.generation "
+                "+ 1 RETURNING generation",
                 sink,
             )
             await connection.execute(
-                "DELETE FROM aioflow_staged WHERE sink = $1 AND subtask % $2 = $3 AND since >= $4 AND generation < $5",
+                "DELETE FROM aioflow_staged WHERE sink = $1 AND subtask % $2 = $3 AND since >= $4 "
+                "AND generation < $5",
                 sink,
                 parallelism,
                 subtask,
@@ -255,7 +317,8 @@ class PostgresStore:
             await self._insert(connection, piece.columns, piece.rows)
             await tried.rollback()
             await connection.execute(
-                "INSERT INTO aioflow_staged (sink, subtask, batch, piece, since, generation, content) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+                "INSERT INTO aioflow_staged (sink, subtask, batch, piece, since, generation, "
+                "content) VALUES ($1, $2, $3, $4, $5, $6, $7)",
                 batch.sink,
                 batch.subtask,
                 batch.name,
@@ -271,44 +334,59 @@ class PostgresStore:
     async def _insert(self, connection: Any, columns: list[str], rows: list[Row]) -> None:
         schema, _, table = self._config.table.rpartition(".")
         try:
-            await connection.copy_records_to_table(table, schema_name=schema or None, columns=columns, records=rows)
+            await connection.copy_records_to_table(
+                table, schema_name=schema or None, columns=columns, records=rows
+            )
         except Exception as error:
             first = describe_record(dict(zip(columns, rows[0], strict=True)))
-            note_once(error, f"in {self._place}, at one of {len(rows)} rows that begin with {first}")
+            note_once(
+                error, f"in {self._place}, at one of {len(rows)} rows that begin with {first}"
+            )
             raise
 
     async def commit(self, prepared: Prepared) -> None:
         connection = await self._connected()
         async with connection.transaction():
             await _make_tables(connection)
-            # Locks the writer's row: a copy of this very commit that comes late waits, and finds nothing to do.
+            # Locks the writer's row: a copy of this very commit that comes late waits, and finds
+            # nothing to do.
             await connection.execute(
-                "INSERT INTO aioflow_sinks (sink, subtask, checkpoint, generation) VALUES ($1, $2, 0, 0) ON CONFLICT DO NOTHING",
+                "INSERT INTO aioflow_sinks (sink, subtask, checkpoint, generation) VALUES ($1, "
+                "$2, 0, 0) ON CONFLICT DO NOTHING",
                 prepared.sink,
                 prepared.subtask,
             )
             last = await connection.fetchval(
-                "SELECT checkpoint FROM aioflow_sinks WHERE sink = $1 AND subtask = $2 FOR UPDATE", prepared.sink, prepared.subtask
+                "SELECT checkpoint FROM aioflow_sinks WHERE sink = $1 AND subtask = $2 FOR UPDATE",
+                prepared.sink,
+                prepared.subtask,
             )
-            found = await connection.fetchval("SELECT count(*) FROM aioflow_staged WHERE batch = $1", prepared.batch)
+            found = await connection.fetchval(
+                "SELECT count(*) FROM aioflow_staged WHERE batch = $1", prepared.batch
+            )
             if was_committed(prepared, found, last):
                 return
             for number in range(prepared.pieces):
                 content = await connection.fetchval(
-                    "SELECT content FROM aioflow_staged WHERE batch = $1 AND piece = $2", prepared.batch, number
+                    "SELECT content FROM aioflow_staged WHERE batch = $1 AND piece = $2",
+                    prepared.batch,
+                    number,
                 )
                 piece = decode_piece(number, content)
                 await self._insert(connection, piece.columns, piece.rows)
             await connection.execute("DELETE FROM aioflow_staged WHERE batch = $1", prepared.batch)
             await connection.execute(
-                "UPDATE aioflow_sinks SET checkpoint = GREATEST(checkpoint, $3) WHERE sink = $1 AND subtask = $2",
+                "UPDATE aioflow_sinks SET checkpoint = GREATEST(checkpoint, $3) WHERE sink = $1 "
+                "AND subtask = $2",
                 prepared.sink,
                 prepared.subtask,
                 prepared.checkpoint,
             )
 
     async def discard(self, prepared: Prepared) -> None:
-        await (await self._connected()).execute("DELETE FROM aioflow_staged WHERE batch = $1", prepared.batch)
+        await (await self._connected()).execute(
+            "DELETE FROM aioflow_staged WHERE batch = $1", prepared.batch
+        )
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -317,7 +395,10 @@ class PostgresStore:
 
 
 async def _make_tables(connection: Any) -> None:
-    if await connection.fetchval("SELECT to_regclass('aioflow_sinks') IS NOT NULL AND to_regclass('aioflow_staged') IS NOT NULL"):
+    if await connection.fetchval(
+        "SELECT to_regclass('aioflow_sinks') IS NOT NULL AND to_regclass('aioflow_staged') IS NOT "
+        "NULL"
+    ):
         return
     await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
     for statement in SCHEMA:
@@ -336,13 +417,20 @@ class _TableReader(BufferedReader):
         if end is None:
             return  # There was no row.
         name, make, last = quoted(key, "the key"), config.make, split.position
-        columns = "*" if config.columns is None else ", ".join(quoted(column, "a column") for column in config.columns)
-        select = f"SELECT {name} AS aioflow_key, {columns} FROM {config.rows_from} WHERE {name} <= $1"
+        columns = (
+            "*"
+            if config.columns is None
+            else ", ".join(quoted(column, "a column") for column in config.columns)
+        )
+        select = (
+            f"SELECT {name} AS aioflow_key, {columns} FROM {config.rows_from} WHERE {name} <= $1"
+        )
         order = f"ORDER BY {name} LIMIT {PAGE_ROWS + 1}"
         connection = await connect(config)
         try:
             while True:
-                # One row more than a page: by it the page is known not to be cut between two rows with the same key.
+                # One row more than a page: by it the page is known not to be cut between two rows
+                # with the same key.
                 if last is None:
                     rows = await connection.fetch(f"{select} {order}", end)
                 else:
@@ -351,7 +439,10 @@ class _TableReader(BufferedReader):
                     row = dict(record)
                     at = row.pop("aioflow_key")
                     if at == last:
-                        raise ValueError(f"{config!r}: the key {key!r} is {at!r} in two rows, expected it to be unique")
+                        raise ValueError(
+                            f"{config!r}: the key {key!r} is {at!r} in two rows, expected it to "
+                            "be unique"
+                        )
                     if i == PAGE_ROWS:
                         break  # The first row of the next page.
                     last = at

@@ -1,6 +1,7 @@
 """The sink that prints: one line a record, to wherever `sys.stdout` points.
 
-The executor writes, one call a batch: a pipe whose reader is slow holds back this sink and never the loop.
+The executor writes, one call a batch: a pipe whose reader is slow holds back this sink and never
+the loop.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ __all__ = ["ReaderGone", "StdoutSink", "stdout"]
 
 @explained
 def stdout(prefix: str = "") -> StdoutSink:
-    """A sink that prints `str(record)`, one a line, each after `prefix`. At least once: a restart prints again."""
+    """A sink that prints `str(record)`, one a line, each after `prefix`.
+
+    At least once: a restart prints again.
+    """
     return StdoutSink(prefix)
 
 
@@ -46,7 +50,9 @@ class StdoutSink:
 
 
 class StdoutWriter:
-    """Gathers the lines of a batch and asks for a flush after each: what is printed is seen at once."""
+    """Gathers the lines of a batch and asks for a flush after each: what is printed is seen at
+    once.
+    """
 
     def __init__(self, ctx: OperatorContext, stream: TextIO, prefix: str) -> None:
         self._ctx = ctx

@@ -1,11 +1,12 @@
 """The source that a program pushes into: `await job.input(stream).put(value)`.
 
-A flow may run several times at once, so each run has an inlet of its own: whoever starts a run replaces the source by
-`source.for_run()` and keeps `.inlet` for the job handle.
+A flow may run several times at once, so each run has an inlet of its own: whoever starts a run
+replaces the source by `source.for_run()` and keeps `.inlet` for the job handle.
 
-Invariant: the inlet numbers what it accepts. When the job may restart, what no completed checkpoint covers is kept, and a restarted
-reader replays it: without checkpoints that is everything since the run began. Otherwise an element is forgotten once it was polled.
-With checkpoints at most `uncovered` elements are kept. At that bound `put` waits until a checkpoint completes.
+Invariant: the inlet numbers what it accepts. When the job may restart, what no completed checkpoint
+covers is kept, and a restarted reader replays it: without checkpoints that is everything since the
+run began. Otherwise an element is forgotten once it was polled. With checkpoints at most
+`uncovered` elements are kept. At that bound `put` waits until a checkpoint completes.
 """
 
 from __future__ import annotations
@@ -39,22 +40,29 @@ UNCOVERED = 1_000_000
 NEAR = 0.5
 """Share of the bound at which a warning is logged, once until a checkpoint covers some elements."""
 
-NOT_DURABLE = "put(durable=True) waits for a checkpoint, and this job takes none: run the flow with checkpoints=, or put without durable"
+NOT_DURABLE = (
+    "put(durable=True) waits for a checkpoint, and this job takes none: run the flow with "
+    "checkpoints=, or put without durable"
+)
 
 
 @explained
 def push(capacity: int = CAPACITY, uncovered: int = UNCOVERED) -> PushSource[Any]:
-    """A source for `job.input(stream)`. `put` waits while `capacity` accepted elements have not been read.
+    """A source for `job.input(stream)`. `put` waits while `capacity` accepted elements have not
+    been read.
 
-    A job with checkpoints that may restart keeps each element until a completed checkpoint covers it. `put` also
-    waits while `uncovered` elements are kept: their number counts, not their size. A job without checkpoints that may restart keeps
-    all elements, without a bound.
+    A job with checkpoints that may restart keeps each element until a completed checkpoint covers
+    it. `put` also waits while `uncovered` elements are kept: their number counts, not their size. A
+    job without checkpoints that may restart keeps all elements, without a bound.
     """
     return PushSource(capacity, uncovered)
 
 
 class PushSource(Generic[T]):
-    """Unbounded until its inlet is closed. One split; the position is the number of the next element."""
+    """Unbounded until its inlet is closed.
+
+    One split; the position is the number of the next element.
+    """
 
     name = "push"
     bounded = False
@@ -84,18 +92,25 @@ class PushSource(Generic[T]):
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         if self.inlet is None:
-            raise GraphError("push source has no inlet: it is read through the copy that for_run() makes for each run")
+            raise GraphError(
+                "push source has no inlet: it is read through the copy that for_run() makes for "
+                "each run"
+            )
         return _PushReader(self.inlet, ctx)
 
 
 class PushInlet(Generic[T]):
-    """The producer's end of one run. Any number of tasks of one loop may put; elements keep the order in which puts were accepted."""
+    """The producer's end of one run.
+
+    Any number of tasks of one loop may put; elements keep the order in which puts were accepted.
+    """
 
     def __init__(self, capacity: int, uncovered: int = UNCOVERED) -> None:
         self._capacity = capacity
         self._uncovered = uncovered
         self._warned = False
-        # Elements from number `_base` on; those before `_read` were polled and are kept for a restart.
+        # Elements from number `_base` on; those before `_read` were polled and are kept for a
+        # restart.
         self._values: list[T] = []
         self._timestamps: list[int] = []
         self._base = 0
@@ -116,16 +131,20 @@ class PushInlet(Generic[T]):
     if not TYPE_CHECKING:  # A checker knows that it is not there.
 
         def __await__(self) -> Never:
-            raise TypeError("an input is put into: `await job.input(stream).put(value)`, or `.put_many(values)`")
+            raise TypeError(
+                "an input is put into: `await job.input(stream).put(value)`, or `.put_many(values)`"
+            )
 
     async def put(self, value: T, timestamp: int | None = None, *, durable: bool = False) -> None:
         """Returns when `value` was accepted; with `durable` when a completed checkpoint covers it.
 
-        It waits for room: for the source to read, or for a checkpoint to complete where too many elements wait for one (see `push`).
+        It waits for room: for the source to read, or for a checkpoint to complete where too many
+        elements wait for one (see `push`).
 
-        Timestamps are ms, given for all elements or for none. Raises Closed after `close`, JobNotRunning after the job's end, and
-        CheckpointError for `durable` in a job that takes no checkpoints. An element whose `durable` put was cancelled, or ended with
-        JobNotRunning, may have been processed all the same.
+        Timestamps are ms, given for all elements or for none. Raises Closed after `close`,
+        JobNotRunning after the job's end, and CheckpointError for `durable` in a job that takes no
+        checkpoints. An element whose `durable` put was cancelled, or ended with JobNotRunning, may
+        have been processed all the same.
         """
         if asyncio.get_running_loop() is not self._loop:
             self._check_loop()
@@ -137,7 +156,9 @@ class PushInlet(Generic[T]):
         if durable:
             await self._covered(self._end)
 
-    async def put_many(self, values: Iterable[T], timestamps: Iterable[int] | None = None, *, durable: bool = False) -> None:
+    async def put_many(
+        self, values: Iterable[T], timestamps: Iterable[int] | None = None, *, durable: bool = False
+    ) -> None:
         """As `put` for each of `values` in order; others may put in between."""
         if asyncio.get_running_loop() is not self._loop:
             self._check_loop()
@@ -157,7 +178,10 @@ class PushInlet(Generic[T]):
             await self._covered(self._end)
 
     def close(self) -> Any:
-        """No more elements: the source ends when all have been read. Acts at once, awaited or not. Idempotent."""
+        """No more elements: the source ends when all have been read.
+
+        Acts at once, awaited or not. Idempotent.
+        """
         self._closed = True
         self._wake()
         self._give_room()
@@ -179,7 +203,11 @@ class PushInlet(Generic[T]):
         durable, self._durable = self._durable, []
         for _, future in durable:
             if not future.done():
-                future.set_exception(JobNotRunning(f"{reason}; no completed checkpoint covers what put(durable=True) waits for"))
+                future.set_exception(
+                    JobNotRunning(
+                        f"{reason}; no completed checkpoint covers what put(durable=True) waits for"
+                    )
+                )
 
     @property
     def _end(self) -> int:
@@ -195,7 +223,8 @@ class PushInlet(Generic[T]):
         if not self._warned and kept >= NEAR * self._uncovered and self._keep:
             self._warned = True
             logger.warning(
-                "push input: no completed checkpoint covers the last %d elements, put() waits at %d (uncovered=): checkpoints are too rare "
+                "push input: no completed checkpoint covers the last %d elements, put() waits at "
+                "%d (uncovered=): checkpoints are too rare "
                 "for what is pushed, or fall behind",
                 kept,
                 self._uncovered,
@@ -217,7 +246,9 @@ class PushInlet(Generic[T]):
         if self._timed is None:
             self._timed = timestamp is not None
         if self._timed != (timestamp is not None):
-            raise ValueError(f"put() got the timestamp {timestamp!r}, expected one for every element or for none")
+            raise ValueError(
+                f"put() got the timestamp {timestamp!r}, expected one for every element or for none"
+            )
         if timestamp is not None:
             self._timestamps.append(timestamp)
         self._values.append(value)
@@ -234,11 +265,14 @@ class PushInlet(Generic[T]):
         await future
 
     def _check_loop(self) -> None:
-        """The first who puts, or reads, says whose loop it is: what waits in it is not woken from another."""
+        """The first who puts, or reads, says whose loop it is: what waits in it is not woken
+        from another.
+        """
         loop = asyncio.get_running_loop()
         if self._loop is not None and self._loop is not loop:
             raise RuntimeError(
-                "push input belongs to another loop: from another thread use asyncio.run_coroutine_threadsafe(inlet.put(...), loop)"
+                "push input belongs to another loop: from another thread use "
+                "asyncio.run_coroutine_threadsafe(inlet.put(...), loop)"
             )
         self._loop = loop
 
@@ -259,7 +293,8 @@ class PushInlet(Generic[T]):
                 self._refuse_durable()
         elif keep:
             self._read = max(self._base, start)
-            # The checkpoint that was restored is complete, although nobody may have lived to be told.
+            # The checkpoint that was restored is complete, although nobody may have lived to be
+            # told.
             self.covered(start)
         self._keep = keep
 
@@ -336,7 +371,9 @@ class PushInlet(Generic[T]):
             room.set_result(None)
 
 
-def _without_reached(waiting: list[tuple[int, asyncio.Future[None]]], position: int) -> list[tuple[int, asyncio.Future[None]]]:
+def _without_reached(
+    waiting: list[tuple[int, asyncio.Future[None]]], position: int
+) -> list[tuple[int, asyncio.Future[None]]]:
     """Those who wait for a number beyond `position`; the others wait no longer."""
     still = []
     for number, future in waiting:

@@ -1,7 +1,7 @@
 """An `asyncio.Queue` of the program as source and as sink, within one loop.
 
-As a source it is at-most-once over a restart: what was taken out of the queue is in nobody's hands but the job's. It takes one element
-more than it hands over, and only while it waits.
+As a source it is at-most-once over a restart: what was taken out of the queue is in nobody's hands
+but the job's. It takes one element more than it hands over, and only while it waits.
 """
 
 from __future__ import annotations
@@ -33,9 +33,14 @@ _SHUT_DOWN: tuple[type[BaseException], ...] = tuple(
 
 @explained
 def queue(asyncio_queue: asyncio.Queue[T], *, end: Any = _NO_END) -> QueueConnector[T]:
-    """Reads `asyncio_queue` until it is shut down or yields `end` (compared by identity), or for ever; as a sink awaits `put`."""
+    """Reads `asyncio_queue` until it is shut down or yields `end` (compared by identity), or for
+    ever; as a sink awaits `put`.
+    """
     if not isinstance(asyncio_queue, asyncio.Queue):
-        raise GraphError(f"queue got {asyncio_queue!r}, expected an asyncio.Queue: for a queue.Queue write a function that yields from it")
+        raise GraphError(
+            f"queue got {asyncio_queue!r}, expected an asyncio.Queue: for a queue.Queue write a "
+            "function that yields from it"
+        )
     return QueueConnector(asyncio_queue, end)
 
 

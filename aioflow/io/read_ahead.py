@@ -1,7 +1,9 @@
-"""One task that reads ahead of whoever polls: it begins with the reader, waits while enough is there, and ends with `close`.
+"""One task that reads ahead of whoever polls: it begins with the reader, waits while enough is
+there, and ends with `close`.
 
-What it reads of files it reads in the executor, one thing at a time; a read that has begun goes on when the task is cancelled, and `close`
-waits for it. Its error is kept for the poll that has taken everything that was read before. Where to put what was read is the reader's own.
+What it reads of files it reads in the executor, one thing at a time; a read that has begun goes on
+when the task is cancelled, and `close` waits for it. Its error is kept for the poll that has taken
+everything that was read before. Where to put what was read is the reader's own.
 """
 
 from __future__ import annotations
@@ -45,13 +47,16 @@ class ReadAhead:
         """Let the task run `read()`, unless it runs."""
         if not self.is_running:
             # Owned by this object: close() cancels it and waits for its end.
-            self._task = asyncio.get_running_loop().create_task(self._guarded(read), name=self._name)
+            self._task = asyncio.get_running_loop().create_task(
+                self._guarded(read), name=self._name
+            )
 
     async def _guarded(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await read()
             check_own_task()
-        except BaseException as error:  # noqa: BLE001  # Raised by the poll that finds nothing before it.
+        # Raised by the poll that finds nothing before it.
+        except BaseException as error:  # noqa: BLE001
             self.error = user_error(error)
         finally:
             self._wake()

@@ -1,7 +1,9 @@
-"""Records that a decoder made as a batch of columns: field by field, with the values that the rows would have.
+"""Records that a decoder made as a batch of columns: field by field, with the values that the rows
+would have.
 
-Where the type of the records says what a field is, its values are not looked at again. Records without a type are columns as long as
-they are dicts of the same fields in the same order; a block in which they are not stays a list of rows, which every step takes as well.
+Where the type of the records says what a field is, its values are not looked at again. Records
+without a type are columns as long as they are dicts of the same fields in the same order; a block
+in which they are not stays a list of rows, which every step takes as well.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ _NUMBERS: dict[Any, Any] = {int: np.int64, float: np.float64, bool: np.bool_}
 
 
 class FieldColumns:
-    """The columns of one field, batch after batch. `hint`: what all values are, as far as that is known."""
+    """The columns of one field, batch after batch.
+
+    `hint`: what all values are, as far as that is known.
+    """
 
     def __init__(self, hint: Any = None) -> None:
         self._dtype = _NUMBERS.get(hint)
@@ -38,13 +43,18 @@ class FieldColumns:
                 return NumberColumn(np.fromiter(items, self._dtype, len(items)))
             except OverflowError:
                 return ObjectColumn(items)
-        if self._is_text or (items and type(items[0]) is str and list(map(type, items)).count(str) == len(items)):
+        if self._is_text or (
+            items and type(items[0]) is str and list(map(type, items)).count(str) == len(items)
+        ):
             return self._entries.column(items, len(items))
         return column_of(items)
 
 
 def count_objects(data: bytes) -> int | None:
-    """How many lines there are, if each begins with `{` and ends with `}`; None if not. On arrays: it is the price of a field otherwise."""
+    """How many lines there are, if each begins with `{` and ends with `}`; None if not.
+
+    On arrays: it is the price of a field otherwise.
+    """
     from aioflow.io.json_files import lines_of_objects
 
     if b"\r" in data or not data.startswith(b"{") or not data.endswith((b"}", b"}\n")):
@@ -57,7 +67,10 @@ def count_objects(data: bytes) -> int | None:
 
 
 class RecordColumns:
-    """Makes batches of columns of lists of records. `type`: that of the records; None: dicts, if anything."""
+    """Makes batches of columns of lists of records.
+
+    `type`: that of the records; None: dicts, if anything.
+    """
 
     def __init__(self, type: type[Any] | None) -> None:
         self._type = type
@@ -66,7 +79,9 @@ class RecordColumns:
         self._wanted: frozenset[str] | None = None
 
     def narrow(self, names: Sequence[str]) -> None:
-        """Make columns of these fields alone, dicts instead of records of the type; of records without one of them all columns."""
+        """Make columns of these fields alone, dicts instead of records of the type; of records
+        without one of them all columns.
+        """
         if self._type is None:
             self._wanted = frozenset(names)
         elif set(names) < set(self._fields):
@@ -84,7 +99,9 @@ class RecordColumns:
 
     def of_objects(self, records: Sequence[Any]) -> ColumnBatch:
         """Of instances of the type, or of one with its fields."""
-        columns = {name: make(list(map(attrgetter(name), records))) for name, make in self._fields.items()}
+        columns = {
+            name: make(list(map(attrgetter(name), records))) for name, make in self._fields.items()
+        }
         return ColumnBatch(columns, len(records), self._type)
 
     def of_dicts(self, records: list[Any]) -> ColumnBatch | list[Any]:
@@ -92,11 +109,18 @@ class RecordColumns:
         if not records or set(map(type, records)) != {dict}:
             return records
         names = tuple(records[0])
-        if not names or list(map(tuple, records)).count(names) < len(records) or not all(type(name) is str for name in names):
+        if (
+            not names
+            or list(map(tuple, records)).count(names) < len(records)
+            or not all(type(name) is str for name in names)
+        ):
             return records
         if self._wanted is not None and self._wanted < set(names):
             names = tuple(name for name in names if name in self._wanted)
         for name in names:
             if name not in self._fields:
                 self._fields[name] = FieldColumns()
-        return ColumnBatch({name: self._fields[name](list(map(itemgetter(name), records))) for name in names}, len(records))
+        return ColumnBatch(
+            {name: self._fields[name](list(map(itemgetter(name), records))) for name in names},
+            len(records),
+        )

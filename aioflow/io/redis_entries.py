@@ -29,14 +29,19 @@ def decoder_of(config: RedisStreams[Any]) -> Callable[[Entry], Any]:
     def make(entry: Entry) -> Any:
         if field not in entry:
             has = ", ".join(repr(name.decode(errors="replace")) for name in entry)
-            raise msgspec.ValidationError(f"there is no field {field.decode()!r}, the entry has {has}")
+            raise msgspec.ValidationError(
+                f"there is no field {field.decode()!r}, the entry has {has}"
+            )
         return decode(entry[field])
 
     return make
 
 
 def entry_decoder(type: type[Any] | None) -> Callable[[Entry], Any]:
-    """Makes a dict of texts, or a `type` whose fields they are converted into. Raises TypeError for a type without fields."""
+    """Makes a dict of texts, or a `type` whose fields they are converted into.
+
+    Raises TypeError for a type without fields.
+    """
     if type is None or type is dict:
         return lambda entry: {name.decode(): value.decode() for name, value in entry.items()}
     field_names(type)
@@ -47,7 +52,9 @@ def entry_decoder(type: type[Any] | None) -> Callable[[Entry], Any]:
         convert = converters.get(names)
         if convert is None:
             try:
-                convert = row_converter(type, [name.decode() for name in names], "field", "give it a default")
+                convert = row_converter(
+                    type, [name.decode() for name in names], "field", "give it a default"
+                )
             except TypeError as error:
                 raise msgspec.ValidationError(str(error)) from None
             if len(converters) < 100:  # Entries may have other fields each, for ever.
@@ -58,7 +65,10 @@ def entry_decoder(type: type[Any] | None) -> Callable[[Entry], Any]:
 
 
 def encoder_of(config: RedisStreams[Any]) -> Callable[[Any], list[bytes]]:
-    """Makes of a value the names and values of an entry, one after the other. It raises TypeError naming the value."""
+    """Makes of a value the names and values of an entry, one after the other.
+
+    It raises TypeError naming the value.
+    """
     if config.field is not None:
         field, encode = config.field.encode(), body_encoder(config.format, repr(config))
         return lambda value: [field, encode(value)]
@@ -68,10 +78,13 @@ def encoder_of(config: RedisStreams[Any]) -> Callable[[Any], list[bytes]]:
         names = fields_of_value(value)
         if not names:
             raise TypeError(
-                f"sink {place} got {describe_record(value)}, expected a dict or what has fields: map it first, or name by field= the one "
+                f"sink {place} got {describe_record(value)}, expected a dict or what has fields: "
+                "map it first, or name by field= the one "
                 "field that is to hold it"
             )
-        cells = value.values() if isinstance(value, dict) else [getattr(value, name) for name in names]
+        cells = (
+            value.values() if isinstance(value, dict) else [getattr(value, name) for name in names]
+        )
         entry: list[bytes] = []
         for name, cell in zip(names, cells, strict=True):
             entry += (name.encode(), _text(cell, name, value, place))
@@ -93,6 +106,8 @@ def _text(cell: Any, name: str, value: Any, place: str) -> bytes:
     if isinstance(cell, (int, float)):
         return repr(cell).encode()
     raise TypeError(
-        f"sink {place} got {describe_record(value)}, whose field {name!r} is {with_article(type(cell).__qualname__)}: fields of an "
-        "entry are texts, bytes and numbers; map it first, or give field= to write the whole as JSON into one field"
+        f"sink {place} got {describe_record(value)}, whose field {name!r} is "
+        f"{with_article(type(cell).__qualname__)}: fields of an "
+        "entry are texts, bytes and numbers; map it first, or give field= to write the whole as "
+        "JSON into one field"
     )

@@ -4,13 +4,14 @@
     prepare(n)   the batch of n is whole; its committable is its name and how many entries it has
     commit       entries out of the staged stream into the other, some at a time, and with the last n into the hash of the sinks
 
-Each step is one script, so Redis does all of it or nothing, and a step that is sent twice, because its answer was lost, finds it done:
-what is staged has numbers, and what was moved is not there any more. A batch that is not there must be known as committed, else the
-database was set back, and that is an error. Every writer that opens gets a number, its generation, and removes what writers before it
-began after the checkpoint that it was restored from.
+Each step is one script, so Redis does all of it or nothing, and a step that is sent twice, because
+its answer was lost, finds it done: what is staged has numbers, and what was moved is not there any
+more. A batch that is not there must be known as committed, else the database was set back, and that
+is an error. Every writer that opens gets a number, its generation, and removes what writers before
+it began after the checkpoint that it was restored from.
 
-The keys of a stream "orders" are `aioflow:{orders}:sinks` and `aioflow:{orders}:staged:...`: in one slot of a cluster. All of it is as
-durable as the server is set up to be (`appendfsync`).
+The keys of a stream "orders" are `aioflow:{orders}:sinks` and `aioflow:{orders}:staged:...`: in one
+slot of a cluster. All of it is as durable as the server is set up to be (`appendfsync`).
 
 Without checkpoints entries go straight into the stream (at-least-once).
 """
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["Prepared", "RedisCommitter", "RedisWriter"]
 
 PIECE_ENTRIES = 1_000
-"""The writer asks for a flush when it holds this many: what one script stages, and what one moves. Redis does nothing else meanwhile."""
+"""The writer asks for a flush when it holds this many: what one script stages, and what one moves.
+
+Redis does nothing else meanwhile.
+"""
 
 REGISTER = """
 local generation = redis.call('HINCRBY', KEYS[1], ARGV[1] .. ' generation', 1)
@@ -126,7 +130,9 @@ class _Keys(NamedTuple):
     def of(cls, stream: str, sink: str) -> _Keys:
         begin = stream.find("{")
         end = stream.find("}", begin + 1)
-        tag = stream[begin + 1 : end] if 0 <= begin < end - 1 else stream  # By which a cluster tells the slot.
+        tag = (
+            stream[begin + 1 : end] if 0 <= begin < end - 1 else stream
+        )  # By which a cluster tells the slot.
         return cls(stream, f"aioflow:{{{tag}}}:sinks", f"aioflow:{{{tag}}}:staged:{sink}")
 
     def batch(self, name: str) -> str:
@@ -152,19 +158,25 @@ class RedisWriter:
         self.full = False
 
     def restored(self, checkpoint_id: int) -> None:
-        """What was staged up to `checkpoint_id` is committed, or will be by whoever has its name."""
+        """What was staged up to `checkpoint_id` is committed, or will be by whoever has its
+        name.
+        """
         self._restored = self._since = checkpoint_id
 
     async def open(self) -> None:
         config, runtime = self._config, self._ctx.runtime
         if len(config.streams) > 1:
-            raise GraphError(f"sink {config!r} names {len(config.streams)} streams, expected the one to write to")
+            raise GraphError(
+                f"sink {config!r} names {len(config.streams)} streams, expected the one to write to"
+            )
         self._client = client = open_client(config)
         try:
             await exists(client, config, config.streams[0])
             if self._ctx.checkpointing:
                 arguments = [self._sink, runtime.subtask_index, runtime.parallelism, self._restored]
-                self._generation = int(await client.eval(REGISTER, 2, self._keys.sinks, self._keys.staged, *arguments))
+                self._generation = int(
+                    await client.eval(REGISTER, 2, self._keys.sinks, self._keys.staged, *arguments)
+                )
         except Exception as error:
             if (explanation := refusal(config, error)) is not None:
                 raise explanation from None
@@ -180,19 +192,26 @@ class RedisWriter:
         for start in range(0, len(pending), PIECE_ENTRIES):
             some = pending[start : start + PIECE_ENTRIES]
             try:
-                await self._persistently(self._stage if self._ctx.checkpointing else self._add, some)
+                await self._persistently(
+                    self._stage if self._ctx.checkpointing else self._add, some
+                )
             except Exception as error:
-                note_once(error, f"in {self._config!r}, at {len(some)} entries of the sink {self._sink!r}")
+                note_once(
+                    error, f"in {self._config!r}, at {len(some)} entries of the sink {self._sink!r}"
+                )
                 raise
 
-    async def _persistently(self, call: Callable[[list[list[bytes]]], Awaitable[None]], entries: list[list[bytes]]) -> None:
+    async def _persistently(
+        self, call: Callable[[list[list[bytes]]], Awaitable[None]], entries: list[list[bytes]]
+    ) -> None:
         """Try until the server answers."""
         config = self._config
         backoff = Backoff(self._ctx.host.rng, config.backoff)
         while True:
             try:
                 return await call(entries)
-            except Exception as error:  # noqa: BLE001  # Sorted out here: most are not for another try.
+            # Sorted out here: most are not for another try.
+            except Exception as error:  # noqa: BLE001
                 if not is_away(error):
                     raise refusal(config, error) or error from None
                 backoff.failed(config, error, "trying again")
@@ -213,12 +232,18 @@ class RedisWriter:
         arguments: list[Any] = [self._batch, note, self._staged + 1]
         for entry in entries:
             arguments += (len(entry), *entry)
-        have = int(await self._client.eval(STAGE, 2, self._keys.staged, self._keys.batch(self._batch), *arguments))
+        have = int(
+            await self._client.eval(
+                STAGE, 2, self._keys.staged, self._keys.batch(self._batch), *arguments
+            )
+        )
         expected = self._staged + len(entries)
         if have != expected:
             raise StateError(
-                f"{self._config!r}: {have} entries are staged for the sink {self._sink!r}, subtask {self._ctx.runtime.subtask_index}, "
-                f"expected {expected}: a later attempt has removed them, or the server has lost them (it keeps what its persistence says)"
+                f"{self._config!r}: {have} entries are staged for the sink {self._sink!r}, "
+                f"subtask {self._ctx.runtime.subtask_index}, "
+                f"expected {expected}: a later attempt has removed them, or the server has lost "
+                "them (it keeps what its persistence says)"
             )
         self._staged = have
 
@@ -228,7 +253,17 @@ class RedisWriter:
         self._since = max(self._since, checkpoint_id)
         batch, self._batch = self._batch, ""
         staged, self._staged = self._staged, 0
-        return [list(Prepared(self._sink, self._ctx.runtime.subtask_index, checkpoint_id, batch, staged))] if batch else []
+        return (
+            [
+                list(
+                    Prepared(
+                        self._sink, self._ctx.runtime.subtask_index, checkpoint_id, batch, staged
+                    )
+                )
+            ]
+            if batch
+            else []
+        )
 
     async def close(self) -> None:
         """What was staged and not prepared is removed by the writer that comes after."""
@@ -238,7 +273,10 @@ class RedisWriter:
 
 
 class RedisCommitter:
-    """Moves batches. It connects when there is the first one; the operator tries again what failed."""
+    """Moves batches.
+
+    It connects when there is the first one; the operator tries again what failed.
+    """
 
     def __init__(self, config: RedisStreams[Any]) -> None:
         self._config = config
@@ -255,14 +293,25 @@ class RedisCommitter:
             while left > 0:
                 left = int(
                     await client.eval(
-                        COMMIT, 4, *names, prepared.batch, by, prepared.checkpoint, prepared.entries, PIECE_ENTRIES, config.maxlen or ""
+                        COMMIT,
+                        4,
+                        *names,
+                        prepared.batch,
+                        by,
+                        prepared.checkpoint,
+                        prepared.entries,
+                        PIECE_ENTRIES,
+                        config.maxlen or "",
                     )
                 )
             if left < 0:
                 raise StateError(
-                    f"{config!r}: what {prepared.sink!r}, subtask {prepared.subtask}, staged for checkpoint {prepared.checkpoint} "
-                    f"({prepared.entries} entries) is not there, and {keys.sinks!r} tells of no commit of that checkpoint: the "
-                    "database was set back or emptied since; restore it too, or start with restore=None, fresh=True"
+                    f"{config!r}: what {prepared.sink!r}, subtask {prepared.subtask}, staged for "
+                    f"checkpoint {prepared.checkpoint} "
+                    f"({prepared.entries} entries) is not there, and {keys.sinks!r} tells of no "
+                    "commit of that checkpoint: the "
+                    "database was set back or emptied since; restore it too, or start with "
+                    "restore=None, fresh=True"
                 )
 
     async def abort(self, committables: Sequence[Any]) -> None:

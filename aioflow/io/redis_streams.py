@@ -1,6 +1,8 @@
-"""Streams of Redis: `redis(url, stream)` reads entries behind the ids that a checkpoint keeps, and adds entries exactly once.
+"""Streams of Redis: `redis(url, stream)` reads entries behind the ids that a checkpoint keeps, and
+adds entries exactly once.
 
-Needs the extra `aioflow[redis]` (redis-py). One connection a reader, writer and committer. How entries are added: `redis_sink`.
+Needs the extra `aioflow[redis]` (redis-py). One connection a reader, writer and committer. How
+entries are added: `redis_sink`.
 """
 
 from __future__ import annotations
@@ -37,13 +39,18 @@ PAGE_ENTRIES = 1_000
 """Entries of one read, of each stream."""
 
 BLOCK_MS = 1_000
-"""How long a read waits for entries at the server. After it streams that were found meanwhile are read too."""
+"""How long a read waits for entries at the server.
+
+After it streams that were found meanwhile are read too.
+"""
 
 ANSWER_TIMEOUT_S = 20.0
 """A server that answers nothing for so long is gone."""
 
 LOOK_EVERY_S = 10.0
-"""How often streams of which nothing came are looked at, whether they are still those that were read."""
+"""How often streams of which nothing came are looked at, whether they are still those that were
+read.
+"""
 
 BEGINNING = "0-0"
 
@@ -96,31 +103,52 @@ def redis(
     backoff: Duration = "100ms",
     on_error: OnError = "fail",
 ) -> RedisStreams[Any]:
-    """The entries of one stream or several, at "redis://[user:password@]host:port/db"; "rediss" and "unix" as in redis-py.
+    """The entries of one stream or several, at "redis://[user:password@]host:port/db"; "rediss" and
+    "unix" as in redis-py.
 
-    Each is a dict of its fields as texts, or a `type` (dataclass, NamedTuple, Struct) whose fields they are converted into. With `field`
-    the entry is what that one field holds: "json" (or a `type` of it), "text" or "bytes", by `format`. `start`: "earliest", "latest", or
-    the id behind which to begin; what a checkpoint holds goes before. `until="latest"`: end with the last entry that there is when the job
-    begins. `group`: a consumer group that is told how far completed checkpoints are, for whoever watches; a job that starts without a
-    checkpoint begins there. `must_exist=False`: wait for a stream that is not there yet.
+    Each is a dict of its fields as texts, or a `type` (dataclass, NamedTuple, Struct) whose fields
+    they are converted into. With `field` the entry is what that one field holds: "json" (or a
+    `type` of it), "text" or "bytes", by `format`. `start`: "earliest", "latest", or the id behind
+    which to begin; what a checkpoint holds goes before. `until="latest"`: end with the last entry
+    that there is when the job begins. `group`: a consumer group that is told how far completed
+    checkpoints are, for whoever watches; a job that starts without a checkpoint begins there.
+    `must_exist=False`: wait for a stream that is not there yet.
 
-    As a sink, of one stream: dicts, or what has fields, of texts, bytes and numbers; with `field` what `format` takes. Exactly once under
-    checkpoints, at least once without. `maxlen`: trim the stream to about so many entries.
+    As a sink, of one stream: dicts, or what has fields, of texts, bytes and numbers; with `field`
+    what `format` takes. Exactly once under checkpoints, at least once without. `maxlen`: trim the
+    stream to about so many entries.
     """
     streams = one_or_more(stream)
-    place = f"redis(..., {', '.join(map(repr, streams))})"  # Without the URL: it may hold a password.
+    place = (
+        f"redis(..., {', '.join(map(repr, streams))})"  # Without the URL: it may hold a password.
+    )
     if not str(url).startswith("unix://"):
         try:
             checked_url(url, place, ("redis", "rediss"))
         except GraphError:
-            raise GraphError(f"{place}: expected a URL redis://HOST:PORT/DB, rediss:// for TLS, or unix://PATH") from None
-    if not streams or not all(isinstance(name, str) and name for name in streams) or len(set(streams)) < len(streams):
-        raise GraphError(f"{place}: stream is {stream!r}, expected the name of a stream, or a list of different names")
+            raise GraphError(
+                f"{place}: expected a URL redis://HOST:PORT/DB, rediss:// for TLS, or unix://PATH"
+            ) from None
+    if (
+        not streams
+        or not all(isinstance(name, str) and name for name in streams)
+        or len(set(streams)) < len(streams)
+    ):
+        raise GraphError(
+            f"{place}: stream is {stream!r}, expected the name of a stream, or a list of "
+            "different names"
+        )
     if start not in ("earliest", "latest") and not re.fullmatch(r"\d+(-\d+)?", str(start)):
         hint = did_you_mean(start, ("earliest", "latest"))
-        raise GraphError(f"{place}: start is {start!r}, expected 'earliest', 'latest' or an id like '1700000000000-0'{hint}")
+        raise GraphError(
+            f"{place}: start is {start!r}, expected 'earliest', 'latest' or an id like "
+            f"'1700000000000-0'{hint}"
+        )
     if until not in (None, "latest"):
-        raise GraphError(f"{place}: until is {until!r}, expected 'latest' or None{did_you_mean(until, ('latest',))}")
+        raise GraphError(
+            f"{place}: until is {until!r}, expected 'latest' or "
+            f"None{did_you_mean(until, ('latest',))}"
+        )
     if maxlen is not None:
         checked_whole(maxlen, "maxlen", place)
     if group is not None:
@@ -129,18 +157,36 @@ def redis(
     if field is not None:
         checked_format(format, type, f"{place}, field {field!r}")
     elif format != "json":
-        raise GraphError(f"{place}: format is {format!r}, which says what one field holds: name it by field=")
+        raise GraphError(
+            f"{place}: format is {format!r}, which says what one field holds: name it by field="
+        )
     else:
         try:
             entry_decoder(type)
         except TypeError as error:
             raise GraphError(f"{place}: {error}") from None
     on_error = checked_on_error(on_error, place)
-    return RedisStreams(url, streams, type, field, format, start, until, group, must_exist, maxlen, backoff, on_error)
+    return RedisStreams(
+        url,
+        streams,
+        type,
+        field,
+        format,
+        start,
+        until,
+        group,
+        must_exist,
+        maxlen,
+        backoff,
+        on_error,
+    )
 
 
 class RedisStreams(Generic[T]):
-    """A `Source` and a `Sink`. A split is a stream; its position is the id of the last entry that was read."""
+    """A `Source` and a `Sink`.
+
+    A split is a stream; its position is the id of the last entry that was read.
+    """
 
     name = "redis"
 
@@ -180,7 +226,9 @@ class RedisStreams(Generic[T]):
         return self.until is not None
 
     async def discover(self) -> list[Split]:
-        """A split each: its position says where to begin, its payload the last entry to read, or None."""
+        """A split each: its position says where to begin, its payload the last entry to read, or
+        None.
+        """
         client = open_client(self)
         try:
             return [await self._split(client, stream) for stream in self.streams]
@@ -196,7 +244,10 @@ class RedisStreams(Generic[T]):
         if await exists(client, self, stream):
             last = (await client.xinfo_stream(stream))["last-generated-id"].decode()
         elif self.must_exist:
-            raise GraphError(f"{self!r}: there is no stream {stream!r} in this database: add an entry first, or give must_exist=False")
+            raise GraphError(
+                f"{self!r}: there is no stream {stream!r} in this database: add an entry first, "
+                "or give must_exist=False"
+            )
         begin = {"earliest": BEGINNING, "latest": last}.get(self.start, self.start)
         if self.group is not None and last != BEGINNING:
             for known in await client.xinfo_groups(stream):
@@ -219,20 +270,26 @@ class RedisStreams(Generic[T]):
 
 
 def open_client(config: RedisStreams[Any]) -> Any:
-    """A client, which connects when it is first asked something, and tries nothing twice. Raises ModuleNotFoundError naming the extra."""
+    """A client, which connects when it is first asked something, and tries nothing twice.
+
+    Raises ModuleNotFoundError naming the extra.
+    """
     try:
         from redis.asyncio import Redis
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
     except ImportError:
-        raise ModuleNotFoundError("af.io.redis needs redis-py: pip install 'aioflow[redis]'") from None
+        raise ModuleNotFoundError(
+            "af.io.redis needs redis-py: pip install 'aioflow[redis]'"
+        ) from None
 
     class Bounded(Redis):
         """Gives up where no answer comes, whatever was asked."""
 
         async def execute_command(self, *args: Any, **options: Any) -> Any:
             async with answered(config):
-                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]  # redis-py has no types there.
+                # redis-py has no types there.
+                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
     try:
         client = Bounded.from_url(
@@ -240,29 +297,41 @@ def open_client(config: RedisStreams[Any]) -> Any:
             protocol=2,  # The shape of answers is that of the version of the protocol.
             decode_responses=False,
             single_connection_client=False,
-            socket_timeout=None,  # With one it calls asyncio.wait_for, which loses cancellations in Python 3.11.
+            # With one it calls asyncio.wait_for, which loses cancellations in Python 3.11.
+            socket_timeout=None,
             socket_connect_timeout=ANSWER_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
         )
-        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)  # It connects nothing yet.
+        client.connection_pool.connection_class(
+            **client.connection_pool.connection_kwargs
+        )  # It connects nothing yet.
         return client
     except TypeError as error:
         unknown = str(error).rpartition(" ")[2]
-        raise GraphError(f"{config!r}: redis-py knows no option {unknown} of a URL: take it out of what follows the ?") from None
+        raise GraphError(
+            f"{config!r}: redis-py knows no option {unknown} of a URL: take it out of what "
+            "follows the ?"
+        ) from None
     except ValueError:  # Its words may have a part of the password in them.
         raise GraphError(
-            f"{config!r}: the URL cannot be read, expected redis://USER:PASSWORD@HOST:PORT/DB, with %40 for @ and the like in a password"
+            f"{config!r}: the URL cannot be read, expected redis://USER:PASSWORD@HOST:PORT/DB, "
+            "with %40 for @ and the like in a password"
         ) from None
 
 
 @asynccontextmanager
 async def answered(config: RedisStreams[Any]) -> AsyncIterator[None]:
-    """Raises TimeoutError when what is asked within was not answered in time. A client bounds its commands so, but not its pipelines."""
+    """Raises TimeoutError when what is asked within was not answered in time.
+
+    A client bounds its commands so, but not its pipelines.
+    """
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             yield
     except TimeoutError:
-        raise TimeoutError(f"{config!r}: the server has not answered for {ANSWER_TIMEOUT_S:g} s") from None
+        raise TimeoutError(
+            f"{config!r}: the server has not answered for {ANSWER_TIMEOUT_S:g} s"
+        ) from None
 
 
 def is_away(error: BaseException) -> bool:
@@ -271,17 +340,30 @@ def is_away(error: BaseException) -> bool:
 
     if isinstance(error, (exceptions.AuthenticationError, exceptions.AuthorizationError)):
         return False
-    return isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, OSError))
+    return isinstance(
+        error,
+        (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, OSError),
+    )
 
 
 def refusal(config: RedisStreams[Any], error: Exception) -> GraphError | None:
-    """What the server means by an answer that no later try changes; None if it has to speak for itself."""
+    """What the server means by an answer that no later try changes; None if it has to speak for
+    itself.
+    """
     from redis import exceptions
 
     if isinstance(error, exceptions.InvalidResponse):
-        return GraphError(f"{config!r}: what answers does not speak the protocol of Redis: look at host and port of the URL ({error})")
-    if isinstance(error, (exceptions.AuthenticationError, exceptions.NoPermissionError)) or "NOAUTH" in str(error):
-        return GraphError(f"{config!r}: the server refuses: {error}; give redis://USER:PASSWORD@HOST, of a user that may read and write it")
+        return GraphError(
+            f"{config!r}: what answers does not speak the protocol of Redis: look at host and "
+            f"port of the URL ({error})"
+        )
+    if isinstance(
+        error, (exceptions.AuthenticationError, exceptions.NoPermissionError)
+    ) or "NOAUTH" in str(error):
+        return GraphError(
+            f"{config!r}: the server refuses: {error}; give redis://USER:PASSWORD@HOST, of a user "
+            "that may read and write it"
+        )
     return None
 
 
@@ -311,7 +393,11 @@ class _StreamsReader(GroupReader):
 
     def content_of(self, content: dict[bytes, bytes]) -> bytes:
         field = self._config.field
-        return content.get(field.encode(), b"") if field is not None else b" ".join(name + b"=" + value for name, value in content.items())
+        return (
+            content.get(field.encode(), b"")
+            if field is not None
+            else b" ".join(name + b"=" + value for name, value in content.items())
+        )
 
     async def run(self) -> None:
         config = self._config
@@ -321,7 +407,8 @@ class _StreamsReader(GroupReader):
             try:
                 await self._read(client, backoff)
                 return
-            except Exception as error:  # noqa: BLE001  # Sorted out here: most are not for another try.
+            # Sorted out here: most are not for another try.
+            except Exception as error:  # noqa: BLE001
                 if not is_away(error):
                     raise refusal(config, error) or error from None
                 backoff.failed(config, error)
@@ -340,10 +427,14 @@ class _StreamsReader(GroupReader):
                     self._behind[stream] = split.position
             if self.untold:
                 await self._tell(client)
-            wanted = {stream: last for stream, last in self._behind.items() if stream not in self._over}
+            wanted = {
+                stream: last for stream, last in self._behind.items() if stream not in self._over
+            }
             if not wanted:
                 return
-            answer = await client.xread(wanted, count=PAGE_ENTRIES, block=None if bounded else BLOCK_MS)
+            answer = await client.xread(
+                wanted, count=PAGE_ENTRIES, block=None if bounded else BLOCK_MS
+            )
             backoff.reset()
             came = {name.decode(): entries for name, entries in answer or ()}
             for stream in wanted:
@@ -355,15 +446,21 @@ class _StreamsReader(GroupReader):
                     if stream not in came:
                         await self._check(client, stream, behind)
 
-    async def _hand_over(self, stream: str, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
+    async def _hand_over(
+        self, stream: str, entries: list[tuple[bytes, dict[bytes, bytes]]]
+    ) -> None:
         end = self.splits[stream].payload
         messages = []
         for raw_id, fields in entries:
             id_ = raw_id.decode()
             if end is not None and order_of(id_) > order_of(end):
                 break
-            messages.append(Message(fields, id_, order_of(id_)[0], f"redis stream {stream!r}, entry {id_}"))
-        last = end is not None and (len(messages) < len(entries) or not entries or messages[-1].position == end)
+            messages.append(
+                Message(fields, id_, order_of(id_)[0], f"redis stream {stream!r}, entry {id_}")
+            )
+        last = end is not None and (
+            len(messages) < len(entries) or not entries or messages[-1].position == end
+        )
         if messages:
             self._behind[stream] = messages[-1].position
         if last:
@@ -378,8 +475,10 @@ class _StreamsReader(GroupReader):
         begin, last = order_of(behind), order_of(found["last-generated-id"].decode())
         if begin > last and behind != self._config.start:
             raise StateError(
-                f"{self._config!r}: {stream!r} was read up to {behind}, and its last entry ever is {last[0]}-{last[1]}: it was "
-                "made anew or set back since; restore the database too, or start with restore=None, fresh=True"
+                f"{self._config!r}: {stream!r} was read up to {behind}, and its last entry ever "
+                f"is {last[0]}-{last[1]}: it was "
+                "made anew or set back since; restore the database too, or start with "
+                "restore=None, fresh=True"
             )
 
     # The consumer group.

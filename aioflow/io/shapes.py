@@ -1,4 +1,6 @@
-"""Rows of texts and values of types: which fields a type has, and how a row of texts becomes one value of it."""
+"""Rows of texts and values of types: which fields a type has, and how a row of texts becomes one
+value of it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def field_names(type_: Any) -> list[str]:
         return list(type_.__struct_encode_fields__)
     if dataclasses.is_dataclass(type_):
         return [field.name for field in dataclasses.fields(type_)]
-    raise TypeError(f"type is {type_!r}, expected a dataclass, a NamedTuple, a msgspec.Struct or dict")
+    raise TypeError(
+        f"type is {type_!r}, expected a dataclass, a NamedTuple, a msgspec.Struct or dict"
+    )
 
 
 def fields_of_value(value: Any) -> list[str] | None:
@@ -58,23 +62,30 @@ def fields_of_value(value: Any) -> list[str] | None:
 
 
 def hints_of(type_: Any) -> dict[str, Any]:
-    """What each field of a dataclass, NamedTuple or Struct is annotated with, by the name that it has in Python."""
+    """What each field of a dataclass, NamedTuple or Struct is annotated with, by the name that
+    it has in Python.
+    """
     hints = typing.get_type_hints(type_, include_extras=True)
     names = type_.__struct_fields__ if _is_struct(type_) else field_names(type_)
     return {name: hints.get(name, Any) for name in names}
 
 
 def certain_hints_of(type_: Any) -> dict[str, Any]:
-    """As `hints_of`; None for a field whose default may be no value of the hint, as in `x: float = None`: of dataclasses and Structs no
-    decoder looks at defaults."""
+    """As `hints_of`; None for a field whose default may be no value of the hint, as in `x: float =
+    None`: of dataclasses and Structs no decoder looks at defaults."""
     defaults = {} if is_namedtuple(type_) else _defaults(type_)
-    return {name: hint if name not in defaults or type(defaults[name]) is hint else None for name, hint in hints_of(type_).items()}
+    return {
+        name: hint if name not in defaults or type(defaults[name]) is hint else None
+        for name, hint in hints_of(type_).items()
+    }
 
 
 def struct_like(type_: Any) -> type[msgspec.Struct] | None:
-    """A Struct that is decoded like `type_`, and faster, of whose values `type_(*values)` makes the very record.
+    """A Struct that is decoded like `type_`, and faster, of whose values `type_(*values)` makes the
+    very record.
 
-    None where there is none: the type does something of its own when it is made, or has fields that cannot be given by position.
+    None where there is none: the type does something of its own when it is made, or has fields that
+    cannot be given by position.
     """
     try:
         hints = hints_of(type_)
@@ -84,13 +95,19 @@ def struct_like(type_: Any) -> type[msgspec.Struct] | None:
             return type_  # type: ignore[no-any-return]
         made_by = _default_factories(type_)
         fields: list[Any] = [
-            (name, hint, msgspec.field(default_factory=made_by[name])) if name in made_by else (name, hint) for name, hint in hints.items()
+            (name, hint, msgspec.field(default_factory=made_by[name]))
+            if name in made_by
+            else (name, hint)
+            for name, hint in hints.items()
         ]
-        # What is decoded has no cycles, and lives no longer than it takes to read its fields: the collector need not know of it.
+        # What is decoded has no cycles, and lives no longer than it takes to read its fields: the
+        # collector need not know of it.
         made = msgspec.defstruct(type_.__name__, fields, gc=False, namespace={STANDS_FOR: type_})
         msgspec.json.Decoder(made)
     except (TypeError, NameError, msgspec.ValidationError):
-        return None  # No type with fields, or with annotations that say nothing to msgspec, or not what its defaults are.
+        # No type with fields, or with annotations that say nothing to msgspec, or not what its
+        # defaults are.
+        return None
     return made
 
 
@@ -99,18 +116,29 @@ def _is_struct(type_: Any) -> bool:
 
 
 def _defaults(type_: Any) -> dict[str, Any]:
-    """The default of each field that has one; of one that is made anew for each record, what makes it."""
+    """The default of each field that has one; of one that is made anew for each record, what
+    makes it.
+    """
     fields: Any = msgspec.structs.fields(type_) if _is_struct(type_) else dataclasses.fields(type_)
     missing = msgspec.NODEFAULT if _is_struct(type_) else dataclasses.MISSING
-    found = {field.name: field.default_factory if field.default is missing else field.default for field in fields}
+    found = {
+        field.name: field.default_factory if field.default is missing else field.default
+        for field in fields
+    }
     return {name: default for name, default in found.items() if default is not missing}
 
 
 def _default_factories(type_: Any) -> dict[str, Callable[[], Any]]:
-    """What makes the value of a field that is not given. Raises ValidationError for a default that `namedtuple_from` refuses."""
+    """What makes the value of a field that is not given.
+
+    Raises ValidationError for a default that `namedtuple_from` refuses.
+    """
     if is_namedtuple(type_):
         hints = hints_of(type_)
-        return {name: _giving(msgspec.convert(value, hints[name])) for name, value in type_._field_defaults.items()}
+        return {
+            name: _giving(msgspec.convert(value, hints[name]))
+            for name, value in type_._field_defaults.items()
+        }
     factories: dict[str, Callable[[], Any]] = {}
     for field in dataclasses.fields(type_):
         if field.default is not dataclasses.MISSING:
@@ -125,7 +153,9 @@ def _giving(value: Any) -> Callable[[], Any]:
 
 
 def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
-    """Makes a NamedTuple out of a dict, or of a list in the order of the fields, checking the types."""
+    """Makes a NamedTuple out of a dict, or of a list in the order of the fields, checking the
+    types.
+    """
     names, defaults = list(type_._fields), type_._field_defaults
 
     def make(value: Any) -> Any:
@@ -135,17 +165,25 @@ def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
         if missing:
             raise msgspec.ValidationError(f"Object missing required field `{missing[0]}`")
         try:
-            return msgspec.convert([value[name] if name in value else defaults[name] for name in names], type_)
+            return msgspec.convert(
+                [value[name] if name in value else defaults[name] for name in names], type_
+            )
         except msgspec.ValidationError as error:
-            # It was given the values by place, and tells the place of one; whoever wrote the object knows its name.
-            told = re.sub(r"`\$\[(\d+)\]", lambda found: f"`$.{names[int(found[1])]}", str(error), count=1)
+            # It was given the values by place, and tells the place of one; whoever wrote the object
+            # knows its name.
+            told = re.sub(
+                r"`\$\[(\d+)\]", lambda found: f"`$.{names[int(found[1])]}", str(error), count=1
+            )
             raise msgspec.ValidationError(told) from error
 
     return make
 
 
 def value_maker(type_: Any) -> Callable[[dict[str, Any]], Any] | None:
-    """Makes a value of `type_` out of a dict of its fields; None for dicts themselves. Raises TypeError for a type without fields."""
+    """Makes a value of `type_` out of a dict of its fields; None for dicts themselves.
+
+    Raises TypeError for a type without fields.
+    """
     if type_ is None or type_ is dict:
         return None
     field_names(type_)
@@ -155,19 +193,25 @@ def value_maker(type_: Any) -> Callable[[dict[str, Any]], Any] | None:
 
 
 def row_converter(
-    type_: Any, columns: Sequence[str], called: str = "column", remedy: str = "give columns=, or a default"
+    type_: Any,
+    columns: Sequence[str],
+    called: str = "column",
+    remedy: str = "give columns=, or a default",
 ) -> Callable[[Sequence[str]], Any]:
-    """Makes a value of `type_` out of a row of texts, whose columns have these names, by the annotations of `type_`.
+    """Makes a value of `type_` out of a row of texts, whose columns have these names, by the
+    annotations of `type_`.
 
-    An empty text stays a text; for another type it is None if the field allows None, else the field's default. Columns without a
-    field are passed over. The function raises msgspec.ValidationError. `called` and `remedy` are words of the error for what is missing.
+    An empty text stays a text; for another type it is None if the field allows None, else the
+    field's default. Columns without a field are passed over. The function raises
+    msgspec.ValidationError. `called` and `remedy` are words of the error for what is missing.
     """
     names = field_names(type_)
     hints = typing.get_type_hints(type_)
     missing = [name for name in names if name not in columns and name not in _with_default(type_)]
     if missing:
         raise TypeError(
-            f"{type_.__name__} needs the {called} {missing[0]!r}, found {', '.join(map(repr, columns))}: {remedy}"
+            f"{type_.__name__} needs the {called} {missing[0]!r}, found "
+            f"{', '.join(map(repr, columns))}: {remedy}"
         )
     index = {name: columns.index(name) for name in names if name in columns}
     nullable = {name for name in names if allows_none(hints.get(name, Any))}
@@ -199,7 +243,9 @@ def row_converter(
         for name, value in make_dict(row).items():
             try:
                 made[name] = convert({name: value}, field_types[name], strict=False)[name]
-            except msgspec.ValidationError as error:  # msgspec says of a dict that it was some value of it.
+            except (
+                msgspec.ValidationError
+            ) as error:  # msgspec says of a dict that it was some value of it.
                 raise msgspec.ValidationError(str(error).replace("`$[...]", f"`$.{name}")) from None
         return type_(**made)
 
@@ -216,11 +262,19 @@ def _with_default(type_: Any) -> set[str]:
     if issubclass(type_, msgspec.Struct):
         return {field.encode_name for field in msgspec.structs.fields(type_) if not field.required}
     missing = dataclasses.MISSING
-    return {field.name for field in dataclasses.fields(type_) if field.default is not missing or field.default_factory is not missing}
+    return {
+        field.name
+        for field in dataclasses.fields(type_)
+        if field.default is not missing or field.default_factory is not missing
+    }
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return (
+        typing.get_args(hint)
+        if typing.get_origin(hint) in (typing.Union, types.UnionType)
+        else (hint,)
+    )
 
 
 def are_scalars(hints: Iterable[Any]) -> bool:

@@ -1,7 +1,8 @@
-"""Lines of text over TCP: a source that connects and reads, a sink that connects and writes. For tests and simple feeds.
+"""Lines of text over TCP: a source that connects and reads, a sink that connects and writes. For
+tests and simple feeds.
 
-TCP alone tells nobody what was processed, so the source is at-most-once and the sink, which sends again what it had in hand when the
-connection broke, may lose or repeat what was on its way.
+TCP alone tells nobody what was processed, so the source is at-most-once and the sink, which sends
+again what it had in hand when the connection broke, may lose or repeat what was on its way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from aioflow.core.errors import Broken
 from aioflow.core.explained_calls import explained
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
-from aioflow.io.checks import PORT_MAX, checked_encoding, checked_seconds, checked_text, checked_whole
+from aioflow.io.checks import (
+    PORT_MAX,
+    checked_encoding,
+    checked_seconds,
+    checked_text,
+    checked_whole,
+)
 from aioflow.io.malformed import Malformed, checked_on_error
 from aioflow.operators.source import Split
 
@@ -35,19 +42,28 @@ LINES_AHEAD = 1024
 
 @explained
 def socket(
-    host: str, port: int, *, encoding: str = "utf-8", reconnect: bool = True, backoff: Duration = "100ms", on_error: OnError = "fail"
+    host: str,
+    port: int,
+    *,
+    encoding: str = "utf-8",
+    reconnect: bool = True,
+    backoff: Duration = "100ms",
+    on_error: OnError = "fail",
 ) -> SocketConnector:
     """Lines from, or to, the TCP server at `host:port`.
 
-    `reconnect`: connect again when the connection ends or is refused, for ever; without it the end of the connection is the end of the
-    source, and a refusal an error. As a sink: `str(value)`, one a line.
+    `reconnect`: connect again when the connection ends or is refused, for ever; without it the end
+    of the connection is the end of the source, and a refusal an error. As a sink: `str(value)`, one
+    a line.
     """
     place = f"socket({host!r}, {port})"
     checked_text(host, "host", place)
     checked_whole(port, "port", place, 1, PORT_MAX)
     checked_seconds(backoff, "backoff", place, may_be_zero=True)
     checked_encoding(encoding, place)
-    return SocketConnector(host, port, encoding, reconnect, backoff, checked_on_error(on_error, place))
+    return SocketConnector(
+        host, port, encoding, reconnect, backoff, checked_on_error(on_error, place)
+    )
 
 
 class SocketConnector:
@@ -55,7 +71,15 @@ class SocketConnector:
 
     name = "socket"
 
-    def __init__(self, host: str, port: int, encoding: str, reconnect: bool, backoff: Duration, on_error: OnError) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        encoding: str,
+        reconnect: bool,
+        backoff: Duration,
+        on_error: OnError,
+    ) -> None:
         self.host = host
         self.port = port
         self.encoding = encoding
@@ -156,7 +180,10 @@ class _Lines(asyncio.Protocol):
             self._rest = bytearray(rest)
             self._lines.extend([line.removesuffix(b"\r") for line in lines])
         if len(self._rest) > LINE_BYTES_MAX:
-            self._error = Broken(f"the peer sent {len(self._rest)} bytes without a line end, expected at most {LINE_BYTES_MAX}")
+            self._error = Broken(
+                f"the peer sent {len(self._rest)} bytes without a line end, expected at most "
+                f"{LINE_BYTES_MAX}"
+            )
             self._transport.abort()
         elif len(self._lines) >= LINES_AHEAD and not self._paused:
             self._paused = True
@@ -183,7 +210,10 @@ class _Lines(asyncio.Protocol):
             news.set_result(None)
 
     async def take(self) -> list[bytes] | None:
-        """The lines that arrived, at least one; None at the end of the stream. Raises Broken if it ended otherwise."""
+        """The lines that arrived, at least one; None at the end of the stream.
+
+        Raises Broken if it ended otherwise.
+        """
         while not self._lines:
             if self._ended:
                 if self._error is not None:

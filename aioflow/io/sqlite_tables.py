@@ -1,6 +1,8 @@
-"""Tables of SQLite: `sqlite(path, table)` reads one to its end, and writes rows exactly once under checkpoints.
+"""Tables of SQLite: `sqlite(path, table)` reads one to its end, and writes rows exactly once under
+checkpoints.
 
-All calls of one connection run in the executor, one after the other. Several subtasks write to one file in turn, as SQLite has it.
+All calls of one connection run in the executor, one after the other. Several subtasks write to one
+file in turn, as SQLite has it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ from aioflow.io.checks import checked_columns
 from aioflow.io.hosts import lent
 from aioflow.io.paths import checked_path
 from aioflow.io.shapes import value_maker
-from aioflow.io.tables import SCHEMA, TableCommitter, TableWriter, decode_piece, quoted, was_committed
+from aioflow.io.tables import (
+    SCHEMA,
+    TableCommitter,
+    TableWriter,
+    decode_piece,
+    quoted,
+    was_committed,
+)
 from aioflow.operators.source import Split
 from aioflow.operators.userfunction import describe_record
 
@@ -40,7 +49,9 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 BUSY_TIMEOUT_S = 60.0
-"""How long a transaction waits for those of others on the file, before "database is locked" fails it."""
+"""How long a transaction waits for those of others on the file, before "database is locked"
+fails it.
+"""
 
 PAGE_ROWS = 1_024
 """Rows of one read."""
@@ -50,22 +61,40 @@ INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 
 @overload
 def sqlite(
-    path: str | os.PathLike[str], table: str, type: type[T], *, columns: Sequence[str] | None = ..., key: str = ...
+    path: str | os.PathLike[str],
+    table: str,
+    type: type[T],
+    *,
+    columns: Sequence[str] | None = ...,
+    key: str = ...,
 ) -> SqliteTable[T]: ...
 @overload
 def sqlite(
-    path: str | os.PathLike[str], table: str, type: None = None, *, columns: Sequence[str] | None = ..., key: str = ...
+    path: str | os.PathLike[str],
+    table: str,
+    type: None = None,
+    *,
+    columns: Sequence[str] | None = ...,
+    key: str = ...,
 ) -> SqliteTable[Any]: ...
 @explained
 def sqlite(
-    path: str | os.PathLike[str], table: str, type: type[Any] | None = None, *, columns: Sequence[str] | None = None, key: str = "rowid"
+    path: str | os.PathLike[str],
+    table: str,
+    type: type[Any] | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    key: str = "rowid",
 ) -> SqliteTable[Any]:
-    """The rows of `table` in the SQLite file at `path`, in the order of `key`, which is unique and not null; a dict each, or a `type`.
+    """The rows of `table` in the SQLite file at `path`, in the order of `key`, which is unique and
+    not null; a dict each, or a `type`.
 
-    It reads the rows that are there when it begins, of them `columns`, all by default. As a sink: dicts, dataclasses, NamedTuples and
-    Structs by field, lists and tuples by place, into `columns`, by default those that the first record has; the table must exist.
-    Exactly once under checkpoints, at least once without. bool is kept as int; datetime, date, time, Decimal and UUID as text, NaN as
-    NULL. The sink keeps two small tables of its own in the file, `aioflow_staged` and `aioflow_sinks`.
+    It reads the rows that are there when it begins, of them `columns`, all by default. As a sink:
+    dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by place, into `columns`,
+    by default those that the first record has; the table must exist. Exactly once under
+    checkpoints, at least once without. bool is kept as int; datetime, date, time, Decimal and UUID
+    as text, NaN as NULL. The sink keeps two small tables of its own in the file, `aioflow_staged`
+    and `aioflow_sinks`.
     """
     place = f"sqlite({str(path)!r}, {table!r})"
     checked_columns(columns, place)
@@ -75,7 +104,13 @@ def sqlite(
         make = value_maker(type)
     except (ValueError, TypeError) as error:
         raise GraphError(str(error)) from None
-    return SqliteTable(str(checked_path(path, "sqlite")), table, make, None if columns is None else list(columns), key)
+    return SqliteTable(
+        str(checked_path(path, "sqlite")),
+        table,
+        make,
+        None if columns is None else list(columns),
+        key,
+    )
 
 
 class SqliteTable(Generic[T]):
@@ -85,7 +120,14 @@ class SqliteTable(Generic[T]):
     bounded = True
     parallelism_max = 1
 
-    def __init__(self, path: str, table: str, make: Callable[[dict[str, Any]], T] | None, columns: list[str] | None, key: str) -> None:
+    def __init__(
+        self,
+        path: str,
+        table: str,
+        make: Callable[[dict[str, Any]], T] | None,
+        columns: list[str] | None,
+        key: str,
+    ) -> None:
         self.path = path
         self.table = table
         self.make = make
@@ -110,7 +152,13 @@ class SqliteTable(Generic[T]):
         return _TableReader(ctx, self)
 
     def writer(self, ctx: OperatorContext) -> TableWriter:
-        return TableWriter(ctx, f"table {self.table!r} of {self.path}", SqliteStore(ctx.host, self), self.columns, adapted)
+        return TableWriter(
+            ctx,
+            f"table {self.table!r} of {self.path}",
+            SqliteStore(ctx.host, self),
+            self.columns,
+            adapted,
+        )
 
     def committer(self, ctx: OperatorContext | None = None) -> TableCommitter:
         if ctx is None:
@@ -126,7 +174,10 @@ def adapted(value: Any, column: str) -> Any:
         return adapted(value.value, column)
     if isinstance(value, int):
         if not INT_MIN <= value <= INT_MAX:
-            raise ValueError(f"column {column!r} got {value}, expected an integer of 64 bits: convert it to text before the sink")
+            raise ValueError(
+                f"column {column!r} got {value}, expected an integer of 64 bits: convert it to "
+                "text before the sink"
+            )
         return int(value)
     if isinstance(value, (datetime.date, datetime.time)):  # A datetime is a date.
         return value.isoformat()
@@ -135,7 +186,8 @@ def adapted(value: Any, column: str) -> Any:
     if isinstance(value, (str, bytes, float)):
         return value
     raise TypeError(
-        f"column {column!r} got {describe_record(value)} of type {type(value).__name__}, expected None, a number, text, bytes, a date or "
+        f"column {column!r} got {describe_record(value)} of type {type(value).__name__}, expected "
+        "None, a number, text, bytes, a date or "
         "time, Decimal or UUID: convert it in a map before the sink"
     )
 
@@ -158,7 +210,11 @@ class _Connection:
         mode = "rw" if must_exist else "rwc"
         try:
             self._connection = sqlite3.connect(
-                f"file:{quote(self._path)}?mode={mode}", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+                f"file:{quote(self._path)}?mode={mode}",
+                uri=True,
+                timeout=BUSY_TIMEOUT_S,
+                isolation_level=None,
+                check_same_thread=False,
             )
             self._connection.execute("SELECT 1 FROM sqlite_master").close()
         except sqlite3.Error as error:
@@ -197,7 +253,10 @@ class SqliteStore:
         await self._connection.open(must_exist=False)
         columns = await self._connection.run(_columns, self._table)
         if not columns:
-            raise GraphError(f"SQLite file {self._path} has no table {self._table!r}: create it before the job starts")
+            raise GraphError(
+                f"SQLite file {self._path} has no table {self._table!r}: create it before the job "
+                "starts"
+            )
         return columns
 
     async def register(self, sink: str, subtask: int, parallelism: int, restored: int) -> int:
@@ -207,20 +266,33 @@ class SqliteStore:
         content = piece.content(self._place)
         await self._connection.run(self._stage, batch, piece, content)
 
-    def _stage(self, connection: sqlite3.Connection, batch: Batch, piece: Piece, content: bytes) -> None:
+    def _stage(
+        self, connection: sqlite3.Connection, batch: Batch, piece: Piece, content: bytes
+    ) -> None:
         with _Transaction(connection):
             connection.execute("SAVEPOINT tried")
             self._insert(connection, piece.columns, piece.rows)
             connection.execute("ROLLBACK TO tried")
             connection.execute(
-                "INSERT INTO aioflow_staged (sink, subtask, batch, piece, since, generation, content) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (batch.sink, batch.subtask, batch.name, piece.number, batch.since, batch.generation, content),
+                "INSERT INTO aioflow_staged (sink, subtask, batch, piece, since, generation, "
+                "content) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    batch.sink,
+                    batch.subtask,
+                    batch.name,
+                    piece.number,
+                    batch.since,
+                    batch.generation,
+                    content,
+                ),
             )
 
     async def insert(self, columns: list[str], rows: list[Row]) -> None:
         await self._connection.run(self._insert_all, columns, rows)
 
-    def _insert_all(self, connection: sqlite3.Connection, columns: list[str], rows: list[Row]) -> None:
+    def _insert_all(
+        self, connection: sqlite3.Connection, columns: list[str], rows: list[Row]
+    ) -> None:
         with _Transaction(connection):
             self._insert(connection, columns, rows)
 
@@ -230,10 +302,15 @@ class SqliteStore:
         statement = f"INSERT INTO {quoted(self._table, 'the table')} ({names}) VALUES ({places})"
         inserted = -1
         try:
-            for inserted, row in enumerate(rows):  # noqa: B007  # Told below. One by one costs 0.3 us more a row than executemany.
+            # Told below. One by one costs 0.3 us more a row than executemany.
+            for inserted, row in enumerate(rows):  # noqa: B007
                 connection.execute(statement, row)
         except sqlite3.Error as error:
-            note_once(error, f"in {self._place}, at row {describe_record(dict(zip(columns, rows[inserted], strict=True)))}")
+            note_once(
+                error,
+                f"in {self._place}, at row "
+                f"{describe_record(dict(zip(columns, rows[inserted], strict=True)))}",
+            )
             raise
 
     async def commit(self, prepared: Prepared) -> None:
@@ -243,22 +320,28 @@ class SqliteStore:
         for statement in SCHEMA:
             connection.execute(statement.format(binary="BLOB"))
         with _Transaction(connection):
-            (found,) = connection.execute("SELECT count(*) FROM aioflow_staged WHERE batch = ?", (prepared.batch,)).fetchone()
+            (found,) = connection.execute(
+                "SELECT count(*) FROM aioflow_staged WHERE batch = ?", (prepared.batch,)
+            ).fetchone()
             last = connection.execute(
-                "SELECT checkpoint FROM aioflow_sinks WHERE sink = ? AND subtask = ?", (prepared.sink, prepared.subtask)
+                "SELECT checkpoint FROM aioflow_sinks WHERE sink = ? AND subtask = ?",
+                (prepared.sink, prepared.subtask),
             ).fetchone()
             if was_committed(prepared, found, None if last is None else last[0]):
                 return
             for number in range(prepared.pieces):
                 (content,) = connection.execute(
-                    "SELECT content FROM aioflow_staged WHERE batch = ? AND piece = ?", (prepared.batch, number)
+                    "SELECT content FROM aioflow_staged WHERE batch = ? AND piece = ?",
+                    (prepared.batch, number),
                 ).fetchone()
                 piece = decode_piece(number, content)
                 self._insert(connection, piece.columns, piece.rows)
             connection.execute("DELETE FROM aioflow_staged WHERE batch = ?", (prepared.batch,))
             connection.execute(
-                "INSERT INTO aioflow_sinks (sink, subtask, checkpoint, generation) VALUES (?, ?, ?, 0) "
-                "ON CONFLICT (sink, subtask) DO UPDATE SET checkpoint = max(checkpoint, excluded.checkpoint)",
+                "INSERT INTO aioflow_sinks (sink, subtask, checkpoint, generation) VALUES (?, ?, "
+                "?, 0) "
+                "ON CONFLICT (sink, subtask) DO UPDATE SET checkpoint = max(checkpoint, "
+                "excluded.checkpoint)",
                 (prepared.sink, prepared.subtask, prepared.checkpoint),
             )
 
@@ -270,7 +353,9 @@ class SqliteStore:
 
 
 class _Transaction:
-    """Takes the file at once: one that reads first and writes later may find that another has written in between."""
+    """Takes the file at once: one that reads first and writes later may find that another has
+    written in between.
+    """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -289,17 +374,22 @@ def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
     return [row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
 
 
-def _register(connection: sqlite3.Connection, sink: str, subtask: int, parallelism: int, restored: int) -> int:
+def _register(
+    connection: sqlite3.Connection, sink: str, subtask: int, parallelism: int, restored: int
+) -> int:
     for statement in SCHEMA:
         connection.execute(statement.format(binary="BLOB"))
     with _Transaction(connection):
         (generation,) = connection.execute(
-            "INSERT INTO aioflow_sinks (sink, subtask, checkpoint, generation) VALUES (?, -1, 0, 1) "
-            "ON CONFLICT (sink, subtask) DO UPDATE SET generation = aioflow_sinks.generation + 1 RETURNING generation",
+            "INSERT INTO aioflow_sinks (sink, subtask, checkpoint, generation) VALUES (?, -1, 0, "
+            "1) "
+            "ON CONFLICT (sink, subtask) DO UPDATE SET generation = aioflow_sinks.generation + 1 "
+            "RETURNING generation",
             (sink,),
         ).fetchone()
         connection.execute(
-            "DELETE FROM aioflow_staged WHERE sink = ? AND subtask % ? = ? AND since >= ? AND generation < ?",
+            "DELETE FROM aioflow_staged WHERE sink = ? AND subtask % ? = ? AND since >= ? AND "
+            "generation < ?",
             (sink, parallelism, subtask, restored, generation),
         )
     return int(generation)
@@ -313,19 +403,31 @@ def _last_key(connection: sqlite3.Connection, table: str, key: str) -> Any:
     columns = _columns(connection, table)
     if not columns:
         (_, _, path), *_ = connection.execute("PRAGMA database_list")
-        raise GraphError(f"SQLite file {path} has no table {table!r}: create it before the job starts")
+        raise GraphError(
+            f"SQLite file {path} has no table {table!r}: create it before the job starts"
+        )
     name = quoted(key, "the key")
     if key == "rowid":
         try:
             # Without quotes: a quoted name that is no column is a text to SQLite.
             connection.execute(f"SELECT rowid FROM {quoted(table, 'the table')} LIMIT 0")
         except sqlite3.OperationalError:
-            raise GraphError(f"table {table!r} has no rowid: name a unique column by key=, expected one of {', '.join(columns)}") from None
+            raise GraphError(
+                f"table {table!r} has no rowid: name a unique column by key=, expected one of "
+                f"{', '.join(columns)}"
+            ) from None
     elif key not in columns:
-        raise GraphError(f"table {table!r} has no column {key!r} for key=, expected one of {', '.join(columns)}")
-    (nulls, last) = connection.execute(f"SELECT count(*) - count({name}), max({name}) FROM {quoted(table, 'the table')}").fetchone()
+        raise GraphError(
+            f"table {table!r} has no column {key!r} for key=, expected one of {', '.join(columns)}"
+        )
+    (nulls, last) = connection.execute(
+        f"SELECT count(*) - count({name}), max({name}) FROM {quoted(table, 'the table')}"
+    ).fetchone()
     if nulls:
-        raise GraphError(f"key {key!r} of table {table!r} is NULL in {nulls} rows, expected a unique column that is never NULL")
+        raise GraphError(
+            f"key {key!r} of table {table!r} is NULL in {nulls} rows, expected a unique column "
+            "that is never NULL"
+        )
     return last
 
 
@@ -347,7 +449,10 @@ class _TableReader(BufferedReader):
             names, rows = await self._connection.run(_page, self._config, last, end)
             for i, (key, *cells) in enumerate(rows):
                 if key == last:
-                    raise ValueError(f"{self._config!r}: the key {self._config.key!r} is {key!r} in two rows, expected it to be unique")
+                    raise ValueError(
+                        f"{self._config!r}: the key {self._config.key!r} is {key!r} in two rows, "
+                        "expected it to be unique"
+                    )
                 if i == PAGE_ROWS:
                     break  # The first row of the next page.
                 last = key
@@ -361,13 +466,20 @@ class _TableReader(BufferedReader):
         await self._connection.close()
 
 
-def _page(connection: sqlite3.Connection, config: SqliteTable[Any], last: Any, end: Any) -> tuple[list[str], list[Row]]:
+def _page(
+    connection: sqlite3.Connection, config: SqliteTable[Any], last: Any, end: Any
+) -> tuple[list[str], list[Row]]:
     """A page and one row more, by which the next page is known to have no row with the same key."""
     key, table = quoted(config.key, "the key"), quoted(config.table, "the table")
-    columns = "*" if config.columns is None else ", ".join(quoted(name, "a column") for name in config.columns)
+    columns = (
+        "*"
+        if config.columns is None
+        else ", ".join(quoted(name, "a column") for name in config.columns)
+    )
     after = "" if last is None else f"{key} > ? AND "
     cursor = connection.execute(
-        f"SELECT {key}, {columns} FROM {table} WHERE {after}{key} <= ? ORDER BY {key} LIMIT {PAGE_ROWS + 1}",
+        f"SELECT {key}, {columns} FROM {table} WHERE {after}{key} <= ? ORDER BY {key} LIMIT "
+        f"{PAGE_ROWS + 1}",
         (end,) if last is None else (last, end),
     )
     return [description[0] for description in cursor.description[1:]], cursor.fetchall()

@@ -1,9 +1,12 @@
-"""The reader of logs that others keep: messages arrive in chunks of a split, and are decoded when they are polled.
+"""The reader of logs that others keep: messages arrive in chunks of a split, and are decoded when
+they are polled.
 
-A subclass gives `run`, one task that reads all splits side by side from their positions and awaits `put` for each chunk.
+A subclass gives `run`, one task that reads all splits side by side from their positions and awaits
+`put` for each chunk.
 
-Invariants: the pump waits while the buffer is full, so a reader never holds more than its capacity and one chunk; a malformed message is
-reported when those before it have been polled and not earlier, so it too counts exactly once.
+Invariants: the pump waits while the buffer is full, so a reader never holds more than its capacity
+and one chunk; a malformed message is reported when those before it have been polled and not
+earlier, so it too counts exactly once.
 """
 
 from __future__ import annotations
@@ -53,10 +56,18 @@ class _Chunk:
 
 
 class StreamReader:
-    """Reads several splits side by side. `timestamps` of a batch are those that the log gave its messages."""
+    """Reads several splits side by side.
+
+    `timestamps` of a batch are those that the log gave its messages.
+    """
 
     def __init__(
-        self, ctx: SourceContext, decode: Callable[[Any], Any], on_error: OnError, *, capacity: int = BUFFER_RECORDS
+        self,
+        ctx: SourceContext,
+        decode: Callable[[Any], Any],
+        on_error: OnError,
+        *,
+        capacity: int = BUFFER_RECORDS,
     ) -> None:
         self.ctx = ctx
         self.current_split = ""
@@ -73,7 +84,10 @@ class StreamReader:
         self._pump = ReadAhead(ctx.host, type(self).__name__)
 
     async def run(self) -> None:
-        """Read `splits`. Its error becomes the error of `poll_batch`; where it returns, they were read to their end."""
+        """Read `splits`.
+
+        Its error becomes the error of `poll_batch`; where it returns, they were read to their end.
+        """
         raise TypeError(f"{type(self).__name__} must define run(self)")
 
     def content_of(self, content: Any) -> bytes:
@@ -81,7 +95,10 @@ class StreamReader:
         return bytes(content)
 
     async def put(self, split_id: str, messages: Sequence[Message], *, last: bool = False) -> None:
-        """Hand over what comes next of a split, then wait while the buffer is full. `last`: it has been read to its end."""
+        """Hand over what comes next of a split, then wait while the buffer is full.
+
+        `last`: it has been read to its end.
+        """
         self._chunks.append(_Chunk(split_id, messages, last))
         self._buffered += len(messages)
         await self._pump.added(lambda: self._buffered >= self._capacity)
@@ -122,7 +139,9 @@ class StreamReader:
                 if self._malformed.fails and values:
                     end = i  # The good ones first.
                     break
-                self._malformed.report(self.content_of(message.content), f"{message.where}: {error}", error)
+                self._malformed.report(
+                    self.content_of(message.content), f"{message.where}: {error}", error
+                )
             else:
                 timestamps.append(message.timestamp)
         if end > start:
@@ -140,7 +159,10 @@ class StreamReader:
 
     @property
     def pending_records(self) -> int:
-        """What has come and was not polled yet. Subclasses that know how far the log goes add that."""
+        """What has come and was not polled yet.
+
+        Subclasses that know how far the log goes add that.
+        """
         return self._buffered
 
     @property
@@ -155,9 +177,14 @@ class StreamReader:
 
 
 class GroupReader(StreamReader):
-    """Tells a group of the log how far completed checkpoints are. A subclass looks at `untold` when it has a connection at hand."""
+    """Tells a group of the log how far completed checkpoints are.
 
-    def __init__(self, ctx: SourceContext, decode: Callable[[Any], Any], on_error: OnError, group: str | None) -> None:
+    A subclass looks at `untold` when it has a connection at hand.
+    """
+
+    def __init__(
+        self, ctx: SourceContext, decode: Callable[[Any], Any], on_error: OnError, group: str | None
+    ) -> None:
         super().__init__(ctx, decode, on_error)
         self._group = group
         self._taken: dict[int, dict[str, Any]] = {}
@@ -184,5 +211,8 @@ class GroupReader(StreamReader):
         try:
             async with asyncio.timeout(TELL_TIMEOUT_S):
                 await self.tell_at_end()
-        except Exception as error:  # noqa: BLE001  # It is for whoever watches: nothing hangs on it here.
-            logger.warning("the group %r was not told how far it is read at the end: %r", self._group, error)
+        # It is for whoever watches: nothing hangs on it here.
+        except Exception as error:  # noqa: BLE001
+            logger.warning(
+                "the group %r was not told how far it is read at the end: %r", self._group, error
+            )

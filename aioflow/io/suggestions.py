@@ -1,4 +1,6 @@
-"""What to write where a path or a table of another library was given instead of what reads or writes it. Loaded by errors alone."""
+"""What to write where a path or a table of another library was given instead of what reads or
+writes it. Loaded by errors alone.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ TABLES = {
     ("duckdb", "DuckDBPyRelation"): "af.io.arrow(relation.to_arrow_table())",
     ("_duckdb", "DuckDBPyRelation"): "af.io.arrow(relation.to_arrow_table())",
 }
-"""By package and class: what gives the rows. Iterated, they would give names of columns, or nothing."""
+"""By package and class: what gives the rows.
+
+Iterated, they would give names of columns, or nothing.
+"""
 
 
 def is_table(what: object) -> bool:
@@ -61,13 +66,21 @@ def reader_hint(path: str | os.PathLike[Any] | bytes) -> str:
 def place_hint(given: object) -> str:
     """What to give to `sink` in the place of `given`; nothing where that is anybody's guess."""
     if isinstance(given, (str, os.PathLike)):
-        return f"; to write part files into a directory of that name write sink({reader_hint(given)})"
+        return (
+            f"; to write part files into a directory of that name write sink({reader_hint(given)})"
+        )
     if hasattr(given, "discover"):
         return "; it can only be read: it stands in flow.source(...)"
     if isinstance(given, list):
-        return "; to gather the elements use `await stream.collect()`, or give the method that takes one: rows.append"
+        return (
+            "; to gather the elements use `await stream.collect()`, or give the method that takes "
+            "one: rows.append"
+        )
     if callable(getattr(given, "put_nowait", None)):
         return "; to put the elements into a queue of asyncio write sink(af.io.queue(queue))"
     if callable(getattr(given, "write", None)):
-        return "; for standard output write sink(af.io.stdout()), for files sink(af.io.lines(directory))"
+        return (
+            "; for standard output write sink(af.io.stdout()), for files "
+            "sink(af.io.lines(directory))"
+        )
     return ""

@@ -1,19 +1,24 @@
-"""Tables of a database as a sink: rows are staged in the database at the barrier, and moved to their table by the commit.
+"""Tables of a database as a sink: rows are staged in the database at the barrier, and moved to
+their table by the commit.
 
     flush        rows -> `aioflow_staged`, as pieces of the batch that the next checkpoint will take; tried on the table itself first
     prepare(n)   the batch of n is whole and durable; its committable is only its name
     commit       one transaction: rows of the batch into the table, the batch out of `aioflow_staged`, n into `aioflow_sinks`
 
-Staged rather than carried in the checkpoint: memory stays bounded by a piece, whatever the interval, and a checkpoint holds names instead
-of data that it would write a second time. Tried first, because a row that the table refuses must fail the job while it can still be read
-again; after the checkpoint nobody could do anything about it.
+Staged rather than carried in the checkpoint: memory stays bounded by a piece, whatever the
+interval, and a checkpoint holds names instead of data that it would write a second time. Tried
+first, because a row that the table refuses must fail the job while it can still be read again;
+after the checkpoint nobody could do anything about it.
 
-What makes the commit idempotent is the batch itself: it is moved once, and when it is not there, `aioflow_sinks` must say that this or a
-later checkpoint of the same writer was committed. If it does not, the database was set back, and that is an error. The number of the
-checkpoint alone never decides that rows are dropped: a job that was restored from an older savepoint counts through the same numbers.
+What makes the commit idempotent is the batch itself: it is moved once, and when it is not there,
+`aioflow_sinks` must say that this or a later checkpoint of the same writer was committed. If it
+does not, the database was set back, and that is an error. The number of the checkpoint alone never
+decides that rows are dropped: a job that was restored from an older savepoint counts through the
+same numbers.
 
-Every writer that opens gets a number from the database, its generation. It removes what writers before it began after the checkpoint that
-it was restored from. So an attempt that is gone, and whatever it still has under way, cannot touch what a later one has staged.
+Every writer that opens gets a number from the database, its generation. It removes what writers
+before it began after the checkpoint that it was restored from. So an attempt that is gone, and
+whatever it still has under way, cannot touch what a later one has staged.
 
 Without checkpoints rows go straight into the table (at-least-once).
 """
@@ -49,7 +54,9 @@ __all__ = [
 ]
 
 PIECE_ROWS = 1_000
-"""The writer asks for a flush when it holds this many: what one transaction stages, and what a commit has in memory at once."""
+"""The writer asks for a flush when it holds this many: what one transaction stages, and what a
+commit has in memory at once.
+"""
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS aioflow_sinks (
@@ -60,7 +67,9 @@ SCHEMA = (
         generation BIGINT NOT NULL, content {binary} NOT NULL,
         PRIMARY KEY (batch, piece))""",
 )
-"""Of `aioflow_sinks`, the row with subtask -1 counts the generations; the others hold the last checkpoint that a writer has committed."""
+"""Of `aioflow_sinks`, the row with subtask -1 counts the generations; the others hold the last
+checkpoint that a writer has committed.
+"""
 
 Row = tuple[Any, ...]
 
@@ -70,7 +79,9 @@ _CODEC = Codec()
 def quoted(name: str, what: str) -> str:
     """`name` as an SQL identifier, whatever is in it."""
     if not isinstance(name, str) or not name or "\0" in name:
-        raise ValueError(f"{what} is {name!r}, expected a name that is not empty and has no NUL in it")
+        raise ValueError(
+            f"{what} is {name!r}, expected a name that is not empty and has no NUL in it"
+        )
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -120,7 +131,9 @@ class TableStore(Protocol):
         """Connect; give the columns of the table. Raises GraphError when there is no such table."""
 
     async def register(self, sink: str, subtask: int, parallelism: int, restored: int) -> int:
-        """Give a new writer its generation, and remove what those before it left: what was begun after checkpoint `restored`."""
+        """Give a new writer its generation, and remove what those before it left: what was begun
+        after checkpoint `restored`.
+        """
 
     async def stage(self, batch: Batch, piece: Piece) -> None:
         """Try the rows on the table, then keep them aside."""
@@ -129,7 +142,10 @@ class TableStore(Protocol):
         """Rows into the table, without a checkpoint to wait for."""
 
     async def commit(self, prepared: Prepared) -> None:
-        """Move a batch into the table. Raises StateError when it is not there and was not committed."""
+        """Move a batch into the table.
+
+        Raises StateError when it is not there and was not committed.
+        """
 
     async def discard(self, prepared: Prepared) -> None:
         """Remove a staged batch."""
@@ -138,23 +154,39 @@ class TableStore(Protocol):
 
 
 def was_committed(prepared: Prepared, found: int, last: int | None) -> bool:
-    """Whether the batch, of which `found` pieces are staged, was committed before; `last` is its writer's last committed checkpoint."""
+    """Whether the batch, of which `found` pieces are staged, was committed before; `last` is its
+    writer's last committed checkpoint.
+    """
     if found == prepared.pieces:
         return False
     if found == 0 and last is not None and last >= prepared.checkpoint:
         return True
     raise StateError(
-        f"{found} of {prepared.pieces} pieces of the rows that {prepared.sink!r}, subtask {prepared.subtask}, staged for checkpoint "
-        f"{prepared.checkpoint} are in aioflow_staged, and aioflow_sinks tells of no commit of that checkpoint (last: {last}): the "
-        "database was set back or emptied since; restore it too, or start with restore=None, fresh=True"
+        f"{found} of {prepared.pieces} pieces of the rows that {prepared.sink!r}, subtask "
+        f"{prepared.subtask}, staged for checkpoint "
+        f"{prepared.checkpoint} are in aioflow_staged, and aioflow_sinks tells of no commit of "
+        f"that checkpoint (last: {last}): the "
+        "database was set back or emptied since; restore it too, or start with restore=None, "
+        "fresh=True"
     )
 
 
 class RowShape:
-    """Turns records into rows: dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by place."""
+    """Turns records into rows: dicts, dataclasses, NamedTuples and Structs by field, lists and
+    tuples by place.
+    """
 
-    def __init__(self, place: str, table_columns: list[str], columns: Sequence[str] | None, adapt: Callable[[Any, str], Any]) -> None:
-        """`columns`: those to fill; None: the fields of the first record. `adapt(value, column)` gives what the database takes."""
+    def __init__(
+        self,
+        place: str,
+        table_columns: list[str],
+        columns: Sequence[str] | None,
+        adapt: Callable[[Any, str], Any],
+    ) -> None:
+        """`columns`: those to fill; None: the fields of the first record.
+
+        `adapt(value, column)` gives what the database takes.
+        """
         self._place = place
         self._table_columns = table_columns
         self._chosen = columns is not None
@@ -174,7 +206,8 @@ class RowShape:
         if unknown:
             raise ValueError(
                 f"{self._place} has no column {', '.join(map(repr, unknown))}, expected some of "
-                f"{', '.join(map(repr, self._table_columns))}: name those to fill by columns=, or add them to the table"
+                f"{', '.join(map(repr, self._table_columns))}: name those to fill by columns=, or "
+                "add them to the table"
             )
         self.columns = columns
 
@@ -193,7 +226,8 @@ class RowShape:
                 cells = [getattr(value, name) for name in columns]
         except (KeyError, AttributeError):
             raise ValueError(
-                f"sink into {self._place} got {describe_record(value)}, expected a record with the columns {', '.join(columns)}, as the "
+                f"sink into {self._place} got {describe_record(value)}, expected a record with "
+                f"the columns {', '.join(columns)}, as the "
                 "first one had: give all records the same fields, or name the columns by columns="
             ) from None
         return tuple([adapt(cell, name) for cell, name in zip(cells, columns, strict=True)])
@@ -203,7 +237,12 @@ class TableWriter:
     """Writes the rows of one subtask."""
 
     def __init__(
-        self, ctx: OperatorContext, place: str, store: TableStore, columns: Sequence[str] | None, adapt: Callable[[Any, str], Any]
+        self,
+        ctx: OperatorContext,
+        place: str,
+        store: TableStore,
+        columns: Sequence[str] | None,
+        adapt: Callable[[Any, str], Any],
     ) -> None:
         self._ctx = ctx
         self._place = place
@@ -221,14 +260,18 @@ class TableWriter:
         self.full = False
 
     def restored(self, checkpoint_id: int) -> None:
-        """What was staged up to `checkpoint_id` is committed, or will be by whoever has its name."""
+        """What was staged up to `checkpoint_id` is committed, or will be by whoever has its
+        name.
+        """
         self._restored = self._since = checkpoint_id
 
     async def open(self) -> None:
         runtime = self._ctx.runtime
         self._shape = RowShape(self._place, await self._store.open(), self._columns, self._adapt)
         if self._ctx.checkpointing:
-            self._generation = await self._store.register(self._sink, runtime.subtask_index, runtime.parallelism, self._restored)
+            self._generation = await self._store.register(
+                self._sink, runtime.subtask_index, runtime.parallelism, self._restored
+            )
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
         if values:
@@ -246,7 +289,9 @@ class TableWriter:
                 continue
             if self._batch is None:
                 name = self._ctx.host.ids.new("batch")
-                self._batch = Batch(self._sink, self._ctx.runtime.subtask_index, name, self._since, self._generation)
+                self._batch = Batch(
+                    self._sink, self._ctx.runtime.subtask_index, name, self._since, self._generation
+                )
             await self._store.stage(self._batch, Piece(self._pieces, columns, some))
             self._pieces += 1
 
@@ -256,7 +301,11 @@ class TableWriter:
         self._since = max(self._since, checkpoint_id)
         batch, self._batch = self._batch, None
         pieces, self._pieces = self._pieces, 0
-        return [] if batch is None else [list(Prepared(batch.sink, batch.subtask, checkpoint_id, batch.name, pieces))]
+        return (
+            []
+            if batch is None
+            else [list(Prepared(batch.sink, batch.subtask, checkpoint_id, batch.name, pieces))]
+        )
 
     async def close(self) -> None:
         """What was staged and not prepared is removed by the writer that comes after."""

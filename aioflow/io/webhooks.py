@@ -1,7 +1,8 @@
-"""An HTTP server whose POSTs are the elements. At-most-once over a restart: the sender was told 202 and forgets.
+"""An HTTP server whose POSTs are the elements. At-most-once over a restart: the sender was told 202
+and forgets.
 
-Safe by default: it listens on 127.0.0.1, refuses another address without a token, bounds what it reads, and answers 503 rather than
-hold more than its capacity.
+Safe by default: it listens on 127.0.0.1, refuses another address without a token, bounds what it
+reads, and answers 503 rather than hold more than its capacity.
 """
 
 from __future__ import annotations
@@ -56,9 +57,10 @@ def webhook(
 ) -> WebhookSource:
     """Serves POST `path` at `host:port`; each body is an element.
 
-    `token`: expected as `Authorization: Bearer <token>`; needed on an address that is not loopback. `decode`: "json", "text" or
-    "bytes". Answers: 202 accepted, 400 malformed, 401 without the token, 408 for a body that takes 20 s, 413 above `max_bytes`, and
-    503 if the job has not made room among `capacity` elements after `patience`.
+    `token`: expected as `Authorization: Bearer <token>`; needed on an address that is not loopback.
+    `decode`: "json", "text" or "bytes". Answers: 202 accepted, 400 malformed, 401 without the
+    token, 408 for a body that takes 20 s, 413 above `max_bytes`, and 503 if the job has not made
+    room among `capacity` elements after `patience`.
     """
     where = f"webhook({host!r}, {port}, {path!r})"
     checked_text(host, "host", where)
@@ -69,11 +71,19 @@ def webhook(
     if token is not None and (not isinstance(token, str) or not token):
         raise GraphError(f"{where}: token is expected to be a text that is not empty, or None")
     if not _is_loopback(host) and not token:
-        raise GraphError(f"{where}: {host} can be reached from other machines, expected a token: give token=, or listen on 127.0.0.1")
+        raise GraphError(
+            f"{where}: {host} can be reached from other machines, expected a token: give token=, "
+            "or listen on 127.0.0.1"
+        )
     if decode not in DECODINGS:
-        raise GraphError(f"{where}: decode is {decode!r}, expected 'json', 'text' or 'bytes'{did_you_mean(decode, DECODINGS)}")
+        raise GraphError(
+            f"{where}: decode is {decode!r}, expected 'json', 'text' or "
+            f"'bytes'{did_you_mean(decode, DECODINGS)}"
+        )
     if not path.startswith("/") or "{" in path or "}" in path:
-        raise GraphError(f"{where}: path is {path!r}, expected one that begins with a slash, without braces")
+        raise GraphError(
+            f"{where}: path is {path!r}, expected one that begins with a slash, without braces"
+        )
     patience_s = checked_seconds(patience, "patience", where, may_be_zero=True)
     return WebhookSource(host, port, path, token, decode, capacity, max_bytes, patience_s)
 
@@ -94,7 +104,15 @@ class WebhookSource:
     bounded = False
 
     def __init__(
-        self, host: str, port: int, path: str, token: str | None, decode: str, capacity: int, max_bytes: int, patience_s: float
+        self,
+        host: str,
+        port: int,
+        path: str,
+        token: str | None,
+        decode: str,
+        capacity: int,
+        max_bytes: int,
+        patience_s: float,
     ) -> None:
         self.host = host
         self.port = port
@@ -134,7 +152,9 @@ class WebhookReader(BufferedReader):
         self._door = Door(CONNECTIONS_MAX, repr(config))
 
     async def open(self, splits: Sequence[Split]) -> None:
-        """Listens when it returns: whoever started the job may post at once, and a port that is taken is an error of the start."""
+        """Listens when it returns: whoever started the job may post at once, and a port that is
+        taken is an error of the start.
+        """
         await super().open(splits)
         if self._pump is not None:
             await wait_first([self._pump, self.port])
@@ -147,7 +167,9 @@ class WebhookReader(BufferedReader):
         config = self._config
         application = web.Application(client_max_size=config.max_bytes)
         application.router.add_post(config.path, self._answer)
-        runner = web.AppRunner(application, access_log=None, logger=self._door.complaints, handler_cancellation=True)
+        runner = web.AppRunner(
+            application, access_log=None, logger=self._door.complaints, handler_cancellation=True
+        )
         await runner.setup()
         try:
             assert runner.server is not None
@@ -171,7 +193,9 @@ class WebhookReader(BufferedReader):
 
         config = self._config
         if not config.accepts(request.headers.get("Authorization")):
-            return web.Response(status=401, text="expected Authorization: Bearer with the token of this webhook\n")
+            return web.Response(
+                status=401, text="expected Authorization: Bearer with the token of this webhook\n"
+            )
         try:
             async with asyncio.timeout(BODY_S):
                 body = await request.read()
@@ -190,6 +214,8 @@ class WebhookReader(BufferedReader):
                 while len(self._values) >= self._capacity:
                     await self.room()
         except TimeoutError:
-            return web.Response(status=503, headers={"Retry-After": "1"}, text="the job is busy, try again\n")
+            return web.Response(
+                status=503, headers={"Retry-After": "1"}, text="the job is busy, try again\n"
+            )
         self.add(value)
         return web.Response(status=202)

@@ -1,4 +1,7 @@
-"""WebSockets as a client: messages as elements, elements as messages. At-most-once as a source: messages have no position."""
+"""WebSockets as a client: messages as elements, elements as messages.
+
+At-most-once as a source: messages have no position.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +43,26 @@ def websocket(
     reconnect: bool = True,
     backoff: Duration = "100ms",
 ) -> WebSocketConnector:
-    """The messages (str or bytes) that the server at `url` sends; `subscribe` is sent first, after each connecting.
+    """The messages (str or bytes) that the server at `url` sends; `subscribe` is sent first, after
+    each connecting.
 
-    `reconnect`: connect again when the connection ends; without it that is the end of the source. As a sink: str and bytes are sent as
-    they are, anything else as JSON; what was in hand when the connection broke is sent again.
+    `reconnect`: connect again when the connection ends; without it that is the end of the source.
+    As a sink: str and bytes are sent as they are, anything else as JSON; what was in hand when the
+    connection broke is sent again.
     """
     checked_url(url, "websocket", ("ws", "wss", "http", "https"))
     place = f"websocket({redacted(url)!r})"
-    if isinstance(subscribe, (str, bytes)) or not all(isinstance(message, (str, bytes)) for message in subscribe):
-        raise GraphError(f"{place}: subscribe is {type(subscribe).__name__}, expected a list of messages, each str or bytes")
+    if isinstance(subscribe, (str, bytes)) or not all(
+        isinstance(message, (str, bytes)) for message in subscribe
+    ):
+        raise GraphError(
+            f"{place}: subscribe is {type(subscribe).__name__}, expected a list of messages, each "
+            "str or bytes"
+        )
     checked_seconds(backoff, "backoff", place, may_be_zero=True)
-    return WebSocketConnector(url, tuple(subscribe), checked_headers(headers, place), reconnect, backoff)
+    return WebSocketConnector(
+        url, tuple(subscribe), checked_headers(headers, place), reconnect, backoff
+    )
 
 
 class WebSocketConnector:
@@ -59,7 +71,12 @@ class WebSocketConnector:
     name = "websocket"
 
     def __init__(
-        self, url: str, subscribe: tuple[str | bytes, ...], headers: dict[str, str], reconnect: bool, backoff: Duration
+        self,
+        url: str,
+        subscribe: tuple[str | bytes, ...],
+        headers: dict[str, str],
+        reconnect: bool,
+        backoff: Duration,
     ) -> None:
         self.url = url
         self.subscribe = subscribe
@@ -91,7 +108,9 @@ async def _send(connection: aiohttp.ClientWebSocketResponse, value: Any) -> None
     if isinstance(value, bytes):
         await connection.send_bytes(value)
     else:
-        await connection.send_str(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+        await connection.send_str(
+            value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        )
 
 
 class _WebSocketReader(BufferedReader):
@@ -113,7 +132,9 @@ class _WebSocketReader(BufferedReader):
         async with client_session(config.headers, None) as session:
             while True:
                 try:
-                    async with session.ws_connect(config.url, heartbeat=HEARTBEAT_S, max_msg_size=MESSAGE_BYTES_MAX) as connection:
+                    async with session.ws_connect(
+                        config.url, heartbeat=HEARTBEAT_S, max_msg_size=MESSAGE_BYTES_MAX
+                    ) as connection:
                         for message in config.subscribe:
                             await _send(connection, message)
                         async for received in connection:
@@ -187,7 +208,9 @@ class WebSocketWriter:
             except (ConnectionError, RuntimeError) as error:
                 self._connection = None
                 if not self._config.reconnect:
-                    raise Broken(f"{self._config!r}: the connection broke: {redacted(str(error))}") from error
+                    raise Broken(
+                        f"{self._config!r}: the connection broke: {redacted(str(error))}"
+                    ) from error
             else:
                 sent += 1
 

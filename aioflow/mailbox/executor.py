@@ -1,7 +1,8 @@
-"""How everybody else writes mail: an executor bound to one operator's priority, and the door for other threads.
+"""How everybody else writes mail: an executor bound to one operator's priority, and the door for
+other threads.
 
-`MailboxExecutor` is what an operator gets to run code later in its task, and to wait inside its own action without
-starving the mail it waits for (`yield_`). After Flink's MailboxExecutor.
+`MailboxExecutor` is what an operator gets to run code later in its task, and to wait inside its own
+action without starving the mail it waits for (`yield_`). After Flink's MailboxExecutor.
 
 Invariant: an action runs in the owner task of the mailbox, or not at all; then its future says so.
 """
@@ -17,7 +18,14 @@ from typing import Protocol, TypeVar
 from aioflow.core.errors import AioflowError, MailboxClosed
 from aioflow.mailbox.mailbox import Lane, Mail, MailboxState, TaskMailbox
 
-__all__ = ["MailRunner", "MailboxError", "MailboxExecutor", "close_awaitable", "on_loop", "put_threadsafe"]
+__all__ = [
+    "MailRunner",
+    "MailboxError",
+    "MailboxExecutor",
+    "close_awaitable",
+    "on_loop",
+    "put_threadsafe",
+]
 
 T = TypeVar("T")
 
@@ -39,7 +47,10 @@ class MailRunner(Protocol):
 
 
 class MailboxExecutor:
-    """Writes mail of one priority, and runs mail of that priority and above. Made by `MailboxProcessor.executor`."""
+    """Writes mail of one priority, and runs mail of that priority and above.
+
+    Made by `MailboxProcessor.executor`.
+    """
 
     __slots__ = ("_mailbox", "_runner", "priority")
 
@@ -56,12 +67,15 @@ class MailboxExecutor:
         urgent: bool = False,
         deferrable: bool = False,
     ) -> None:
-        """Runs `fn` later in the owner task; `description % args` names it. What it raises fails the loop.
+        """Runs `fn` later in the owner task; `description % args` names it. What it raises fails
+        the loop.
 
         On the loop's thread only. Raises MailboxClosed unless the mailbox is OPEN.
         """
         lane = Lane.URGENT if urgent else Lane.NORMAL
-        self._mailbox.put(Mail(fn, self.priority, description, *args, lane=lane, deferrable=deferrable))
+        self._mailbox.put(
+            Mail(fn, self.priority, description, *args, lane=lane, deferrable=deferrable)
+        )
 
     def submit(
         self,
@@ -71,7 +85,8 @@ class MailboxExecutor:
         urgent: bool = False,
         deferrable: bool = False,
     ) -> asyncio.Future[T]:
-        """As `execute`, but the outcome, error included, goes into the future; a mail dropped by close cancels it.
+        """As `execute`, but the outcome, error included, goes into the future; a mail dropped by
+        close cancels it.
 
         Cancelling the future before the mail runs keeps `fn` from running. The loop does not fail.
         """
@@ -97,10 +112,12 @@ class MailboxExecutor:
         urgent: bool = False,
         deferrable: bool = False,
     ) -> concurrent.futures.Future[None]:
-        """`execute` for other threads. The future completes when `fn` has run; what `fn` raises fails it and the loop.
+        """`execute` for other threads. The future completes when `fn` has run; what `fn` raises
+        fails it and the loop.
 
-        It fails with MailboxClosed if the mailbox had shut before the mail arrived, and is cancelled if the mail is
-        dropped by close. Raises MailboxClosed at once when the loop is closed, or the mailbox is seen to be.
+        It fails with MailboxClosed if the mailbox had shut before the mail arrived, and is
+        cancelled if the mail is dropped by close. Raises MailboxClosed at once when the loop is
+        closed, or the mailbox is seen to be.
         """
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         mail = Mail(
@@ -121,12 +138,16 @@ class MailboxExecutor:
         return done
 
     async def yield_(self) -> None:
-        """Waits for one mail of this priority or above, and runs it: for an operator stuck inside its own action.
+        """Waits for one mail of this priority or above, and runs it: for an operator stuck inside
+        its own action.
 
-        Owner only. Raises MailboxError from what the mail raised, and MailboxClosed. An error that is reported to the task
-        meanwhile interrupts it, as it does any await: control mail is not for yields.
+        Owner only. Raises MailboxError from what the mail raised, and MailboxClosed. An error that
+        is reported to the task meanwhile interrupts it, as it does any await: control mail is not
+        for yields.
         """
-        mail = await self._runner.run_awaitable(self._mailbox.take(self.priority, include_control=False))
+        mail = await self._runner.run_awaitable(
+            self._mailbox.take(self.priority, include_control=False)
+        )
         try:
             result = mail.run()
             if result is not None and inspect.isawaitable(result):
@@ -134,15 +155,21 @@ class MailboxExecutor:
         except MailboxError:
             raise
         except Exception as error:
-            raise MailboxError(f"mail {mail.description!r} failed inside a yield: {error!r}") from error
+            raise MailboxError(
+                f"mail {mail.description!r} failed inside a yield: {error!r}"
+            ) from error
 
     def try_yield(self, *, include_deferrable: bool = False) -> bool:
-        """Runs one mail as `yield_` does if there is one; False if not. Synchronous, so the mail must be too.
+        """Runs one mail as `yield_` does if there is one; False if not. Synchronous, so the mail
+        must be too.
 
-        `include_deferrable` sees deferrable mail by its own priority: when an operator ends, nothing is deferred.
+        `include_deferrable` sees deferrable mail by its own priority: when an operator ends,
+        nothing is deferred.
         """
         mailbox = self._mailbox
-        mail = mailbox.try_take(self.priority, include_deferrable=include_deferrable, include_control=False)
+        mail = mailbox.try_take(
+            self.priority, include_deferrable=include_deferrable, include_control=False
+        )
         if mail is None:
             return False
         try:
@@ -150,15 +177,22 @@ class MailboxExecutor:
         except MailboxError:
             raise
         except Exception as error:
-            raise MailboxError(f"mail {mail.description!r} failed inside a yield: {error!r}") from error
+            raise MailboxError(
+                f"mail {mail.description!r} failed inside a yield: {error!r}"
+            ) from error
         if result is not None and inspect.isawaitable(result):
             close_awaitable(result)
-            raise MailboxError(f"mail {mail.description!r} awaits, expected a plain action: run it by `await yield_()`")
+            raise MailboxError(
+                f"mail {mail.description!r} awaits, expected a plain action: run it by `await "
+                "yield_()`"
+            )
         return True
 
     @property
     def is_idle(self) -> bool:
-        """Nothing to do: the default action is suspended, there is no mail, and the mailbox is open."""
+        """Nothing to do: the default action is suspended, there is no mail, and the mailbox is
+        open.
+        """
         mailbox = self._mailbox
         is_open = mailbox.state is MailboxState.OPEN
         return is_open and not mailbox.entries and not self._runner.is_default_action_available
@@ -181,8 +215,9 @@ def put_threadsafe(
 ) -> None:
     """Puts `mail` from any thread, through the owner's loop; the wake-up is never lost.
 
-    `refused` is called on the loop if the mailbox has shut by the time the mail arrives there. Raises MailboxClosed
-    when the mailbox is seen to be shut already, or the loop is closed or has never run.
+    `refused` is called on the loop if the mailbox has shut by the time the mail arrives there.
+    Raises MailboxClosed when the mailbox is seen to be shut already, or the loop is closed or has
+    never run.
     """
 
     def arrive() -> None:
@@ -194,13 +229,21 @@ def put_threadsafe(
 
     # A glance without a lock: it spares the trip, and `arrive` looks again where it counts.
     if mailbox.state is not MailboxState.OPEN:
-        raise MailboxClosed(f"mail {mail.description!r} refused: the mailbox is {mailbox.state.value}, expected open")
+        raise MailboxClosed(
+            f"mail {mail.description!r} refused: the mailbox is {mailbox.state.value}, expected "
+            "open"
+        )
     if loop is None:
-        raise MailboxClosed(f"mail {mail.description!r} refused: its mailbox has no loop yet, expected a running task")
+        raise MailboxClosed(
+            f"mail {mail.description!r} refused: its mailbox has no loop yet, expected a running "
+            "task"
+        )
     try:
         loop.call_soon_threadsafe(arrive)
     except RuntimeError as error:  # asyncio's only sign of a closed loop.
-        raise MailboxClosed(f"mail {mail.description!r} refused: the loop of its mailbox is closed") from error
+        raise MailboxClosed(
+            f"mail {mail.description!r} refused: the loop of its mailbox is closed"
+        ) from error
 
 
 def on_loop(loop: asyncio.AbstractEventLoop) -> bool:
@@ -227,7 +270,9 @@ def _run_into(future: asyncio.Future[T], fn: Callable[[], T | Awaitable[T]]) -> 
     except asyncio.CancelledError:
         future.cancel()
     except StopIteration as error:
-        future.set_exception(RuntimeError(f"submitted action raised {error!r}"))  # A future refuses a StopIteration.
+        future.set_exception(
+            RuntimeError(f"submitted action raised {error!r}")
+        )  # A future refuses a StopIteration.
     except Exception as error:  # noqa: BLE001  # The future's holder judges it.
         future.set_exception(error)
     except BaseException:
@@ -256,7 +301,9 @@ async def _await_into(future: asyncio.Future[T], awaitable: Awaitable[T]) -> Non
 
 
 def _run_and_tell(done: concurrent.futures.Future[None], fn: Callable[[], object]) -> object:
-    """Runs `fn` for `execute_threadsafe`: the thread is told, and the loop fails with whatever `fn` raised."""
+    """Runs `fn` for `execute_threadsafe`: the thread is told, and the loop fails with whatever
+    `fn` raised.
+    """
     if not done.set_running_or_notify_cancel():
         return None
     try:
@@ -270,7 +317,9 @@ def _run_and_tell(done: concurrent.futures.Future[None], fn: Callable[[], object
     return None
 
 
-async def _await_and_tell(done: concurrent.futures.Future[None], awaitable: Awaitable[object]) -> None:
+async def _await_and_tell(
+    done: concurrent.futures.Future[None], awaitable: Awaitable[object]
+) -> None:
     try:
         await awaitable
     except BaseException as error:

@@ -1,19 +1,25 @@
 """The queue of actions of one task: many writers, one reader, first in first out.
 
-Everything that touches the state of a task is a `Mail` in its `TaskMailbox`, and only the owner, the asyncio task that
-runs the mailbox loop, takes mail out. That is why a task needs no lock. After Flink's TaskMailbox, on one heap:
+Everything that touches the state of a task is a `Mail` in its `TaskMailbox`, and only the owner,
+the asyncio task that runs the mailbox loop, takes mail out. That is why a task needs no lock. After
+Flink's TaskMailbox, on one heap:
 
-* *Order* is the heap's: entries are `(lane, seq, mail)`, so control mail goes first, urgent mail next, and within a
-  lane the oldest. `seq` is unique, so tuples compare in C and a Mail is never compared.
-* *A batch is a number*, not a second queue: `create_batch` remembers the next `seq`, and normal mail at or above it
-  waits for the next batch. Leftovers stay in the next batch, and urgent mail overtakes, by themselves.
-* *Priority is a filter*, not an order: operator i of a chain writes mail of priority i, and `take(i)` sees only mail of
-  i and above, so that an operator that waits inside its own action never re-enters the operators before it.
+* *Order* is the heap's: entries are `(lane, seq, mail)`, so control mail goes first, urgent mail
+  next, and within a lane the oldest. `seq` is unique, so tuples compare in C and a Mail is never
+  compared.
+* *A batch is a number*, not a second queue: `create_batch` remembers the next `seq`, and normal
+  mail at or above it waits for the next batch. Leftovers stay in the next batch, and urgent mail
+  overtakes, by themselves.
+* *Priority is a filter*, not an order: operator i of a chain writes mail of priority i, and
+  `take(i)` sees only mail of i and above, so that an operator that waits inside its own action
+  never re-enters the operators before it.
 * *Waiting* is one future, which `put` completes.
 
-Invariant: a mail is handed out exactly once, by `take`, `try_take`, `try_take_from_batch`, `drain` or `close`.
+Invariant: a mail is handed out exactly once, by `take`, `try_take`, `try_take_from_batch`, `drain`
+or `close`.
 
-Writers must be on the owner's loop. The only door for other threads is `put_threadsafe` in `executor.py`.
+Writers must be on the owner's loop. The only door for other threads is `put_threadsafe` in
+`executor.py`.
 """
 
 from __future__ import annotations
@@ -50,9 +56,14 @@ class Lane(enum.IntEnum):
     """Which mail goes first. Within a lane the order is that of arrival."""
 
     CONTROL = 0
-    """Of the processor itself: stop, resume, report. Touches no operator, so it runs even while user code awaits."""
+    """Of the processor itself: stop, resume, report.
+
+    Touches no operator, so it runs even while user code awaits.
+    """
     URGENT = 1
-    """Overtakes all normal mail, also that of the current batch: unaligned checkpoints, cancellation."""
+    """Overtakes all normal mail, also that of the current batch: unaligned checkpoints,
+    cancellation.
+    """
     NORMAL = 2
 
 
@@ -77,11 +88,12 @@ class Cancellable(Protocol):
 
 
 class Mail:
-    """One action with its priority, its lane and a description that is formatted only when somebody reads it.
+    """One action with its priority, its lane and a description that is formatted only when somebody
+    reads it.
 
-    `action` takes no arguments; an awaitable that it returns is awaited by the loop before the next mail. `deferrable`
-    mail counts as `MIN_PRIORITY` when somebody yields, so it waits for the main loop. `future`, where there is one,
-    completes when the mail has run; `try_cancel` cancels it.
+    `action` takes no arguments; an awaitable that it returns is awaited by the loop before the next
+    mail. `deferrable` mail counts as `MIN_PRIORITY` when somebody yields, so it waits for the main
+    loop. `future`, where there is one, completes when the mail has run; `try_cancel` cancels it.
     """
 
     __slots__ = ("action", "args", "deferrable", "future", "lane", "priority", "template")
@@ -106,7 +118,10 @@ class Mail:
 
     @property
     def description(self) -> str:
-        """The text given, %-formatted with its arguments. Never raises: it is wanted most when things go wrong."""
+        """The text given, %-formatted with its arguments.
+
+        Never raises: it is wanted most when things go wrong.
+        """
         if not self.args:
             return self.template
         try:
@@ -120,19 +135,28 @@ class Mail:
         return MIN_PRIORITY if self.deferrable else self.priority
 
     def run(self) -> object:
-        """Runs the action and returns what it returned: None, or an awaitable that must be awaited."""
+        """Runs the action and returns what it returned: None, or an awaitable that must be
+        awaited.
+        """
         return self.action()
 
     def try_cancel(self) -> bool:
-        """Cancels the future of this mail; False if it has none or it is done. A plain action is not affected."""
+        """Cancels the future of this mail; False if it has none or it is done.
+
+        A plain action is not affected.
+        """
         return self.future is not None and self.future.cancel()
 
     def __repr__(self) -> str:
         return f"<Mail {self.description!r} {self.lane.name} priority={self.priority}>"
 
 
-class MailQueue(asyncio.PriorityQueue[Any]):  # Any: typeshed wants items that compare, ours are wrapped first.
-    """`asyncio.PriorityQueue` at its documented hooks: puts and gets mail, holds entries `(lane, seq, mail)`."""
+class MailQueue(
+    asyncio.PriorityQueue[Any]
+):  # Any: typeshed wants items that compare, ours are wrapped first.
+    """`asyncio.PriorityQueue` at its documented hooks: puts and gets mail, holds entries `(lane,
+    seq, mail)`.
+    """
 
     entries: list[tuple[int, int, Mail]]
     """The heap itself: always the same list, falsy when there is no mail. For reading only."""
@@ -157,8 +181,12 @@ class MailQueue(asyncio.PriorityQueue[Any]):  # Any: typeshed wants items that c
         mail: Mail = self.get_nowait()
         return mail
 
-    def pop_visible(self, priority: int, include_deferrable: bool, include_control: bool) -> Mail | None:
-        """Removes the first mail with at least `priority`; O(n) if it is not the head, but only yields get there."""
+    def pop_visible(
+        self, priority: int, include_deferrable: bool, include_control: bool
+    ) -> Mail | None:
+        """Removes the first mail with at least `priority`; O(n) if it is not the head, but only
+        yields get there.
+        """
         entries = self.entries
         if not entries:
             return None
@@ -189,9 +217,20 @@ class MailQueue(asyncio.PriorityQueue[Any]):  # Any: typeshed wants items that c
 
 
 class TaskMailbox:
-    """The mailbox of one task. Reading, `quiesce` and `close` are the owner's alone; before `bind_owner`, anybody's."""
+    """The mailbox of one task.
 
-    __slots__ = ("_arrived", "_batch_end", "_owner", "_queue", "_state", "control_listener", "entries")
+    Reading, `quiesce` and `close` are the owner's alone; before `bind_owner`, anybody's.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_batch_end",
+        "_owner",
+        "_queue",
+        "_state",
+        "control_listener",
+        "entries",
+    )
 
     def __init__(self) -> None:
         self._queue = MailQueue()
@@ -200,16 +239,27 @@ class TaskMailbox:
         self._arrived: asyncio.Future[None] | None = None
         self._batch_end = 0
         self.entries = self._queue.entries
-        """The heap, for reading only: an empty check costs one truth test, which the hot loop makes between slices."""
+        """The heap, for reading only: an empty check costs one truth test, which the hot loop
+        makes between slices.
+        """
         self.control_listener: Callable[[], None] | None = None
-        """Called after a control mail was put, while the owner awaits user code. It must not run the mail itself."""
+        """Called after a control mail was put, while the owner awaits user code.
+
+        It must not run the mail itself.
+        """
 
     # Writing.
 
     def put(self, mail: Mail) -> None:
-        """Queues `mail` and wakes the owner if it waits. On the owner's loop only. Raises MailboxClosed if not OPEN."""
+        """Queues `mail` and wakes the owner if it waits.
+
+        On the owner's loop only. Raises MailboxClosed if not OPEN.
+        """
         if self._state is not MailboxState.OPEN:
-            raise MailboxClosed(f"mail {mail.description!r} refused: the mailbox is {self._state.value}, expected open")
+            raise MailboxClosed(
+                f"mail {mail.description!r} refused: the mailbox is {self._state.value}, expected "
+                "open"
+            )
         self._queue.put_nowait(mail)
         arrived = self._arrived
         if arrived is not None and not arrived.done():
@@ -218,19 +268,25 @@ class TaskMailbox:
             self.control_listener()
 
     def run_exclusively(self, fn: Callable[[], T]) -> T:
-        """Runs `fn` with no other use of the mailbox in between: look and put are one step, as `fn` is synchronous."""
+        """Runs `fn` with no other use of the mailbox in between: look and put are one step, as
+        `fn` is synchronous.
+        """
         return fn()
 
     # Reading, by the owner.
 
     def create_batch(self) -> bool:
-        """Starts a batch of all mail that is here now, leftovers included; False if there is none."""
+        """Starts a batch of all mail that is here now, leftovers included; False if there is
+        none.
+        """
         self.check_owner("create_batch")
         self._batch_end = self._queue.next_seq
         return bool(self.entries)
 
     def try_take_from_batch(self) -> Mail | None:
-        """Takes the next mail of the batch, or urgent or control mail of any age; None when the batch is used up."""
+        """Takes the next mail of the batch, or urgent or control mail of any age; None when the
+        batch is used up.
+        """
         self.check_owner("try_take_from_batch")
         entries = self.entries
         if not entries:
@@ -241,11 +297,16 @@ class TaskMailbox:
         return None
 
     def try_take(
-        self, priority: int = MIN_PRIORITY, *, include_deferrable: bool = False, include_control: bool = True
+        self,
+        priority: int = MIN_PRIORITY,
+        *,
+        include_deferrable: bool = False,
+        include_control: bool = True,
     ) -> Mail | None:
         """Takes the first mail with at least `priority`, or None. Raises MailboxClosed when CLOSED.
 
-        `include_deferrable` compares deferrable mail by its own priority; without `include_control` control mail stays.
+        `include_deferrable` compares deferrable mail by its own priority; without `include_control`
+        control mail stays.
         """
         self.check_owner("try_take")
         if self._state is MailboxState.CLOSED:
@@ -255,12 +316,14 @@ class TaskMailbox:
     async def take(self, priority: int = MIN_PRIORITY, *, include_control: bool = True) -> Mail:
         """Takes the first mail with at least `priority`, waiting for one.
 
-        Raises MailboxClosed when CLOSED, and when QUIESCED without such mail: none could come any more.
+        Raises MailboxClosed when CLOSED, and when QUIESCED without such mail: none could come any
+        more.
         """
         while (mail := self.try_take(priority, include_control=include_control)) is None:
             if self._state is not MailboxState.OPEN:
                 raise MailboxClosed(
-                    f"no mail of priority {priority} or above can come: the mailbox is {self._state.value}, expected open"
+                    f"no mail of priority {priority} or above can come: the mailbox is "
+                    f"{self._state.value}, expected open"
                 )
             self._arrived = asyncio.get_running_loop().create_future()
             try:
@@ -270,8 +333,10 @@ class TaskMailbox:
         return mail
 
     def try_take_control(self) -> Mail | None:
-        """Takes the head if it is control mail. The one read that is open to callbacks of the loop: while the owner
-        awaits user code, nobody else would run it, and it touches no state that the user code could see."""
+        """Takes the head if it is control mail. The one read that is open to callbacks of the loop:
+        while the owner awaits user code, nobody else would run it, and it touches no state that the
+        user code could see.
+        """
         return self._queue.take_head() if self.has_control_mail else None
 
     def drain(self) -> list[Mail]:
@@ -288,23 +353,37 @@ class TaskMailbox:
             self._state = MailboxState.QUIESCED
 
     def close(self) -> list[Mail]:
-        """Refuses everything from now on and returns the mail that will not be run. Idempotent: then an empty list."""
+        """Refuses everything from now on and returns the mail that will not be run.
+
+        Idempotent: then an empty list.
+        """
         self.check_owner("close")
         self._state = MailboxState.CLOSED
         return self._queue.pop_all()
 
     def bind_owner(self) -> None:
-        """Makes the current task the owner. Raises RuntimeError if another task that still runs is."""
+        """Makes the current task the owner.
+
+        Raises RuntimeError if another task that still runs is.
+        """
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("a mailbox is owned by an asyncio task, and bind_owner was called outside of one")
+            raise RuntimeError(
+                "a mailbox is owned by an asyncio task, and bind_owner was called outside of one"
+            )
         owner = self._owner
         if owner is not None and owner is not task and not owner.done():
-            raise RuntimeError(f"mailbox is owned by running task {owner.get_name()}, {task.get_name()} cannot own it")
+            raise RuntimeError(
+                f"mailbox is owned by running task {owner.get_name()}, {task.get_name()} cannot "
+                "own it"
+            )
         self._owner = task
 
     def is_owner(self) -> bool:
-        """Whether the caller runs in the owner, or there is none (any more). False from other threads."""
+        """Whether the caller runs in the owner, or there is none (any more).
+
+        False from other threads.
+        """
         owner = self._owner
         if owner is None:
             return True
@@ -314,10 +393,14 @@ class TaskMailbox:
             return False
 
     def check_owner(self, operation: str) -> None:
-        """Raises RuntimeError unless the caller is the owner: a second reader would run two actions at a time."""
+        """Raises RuntimeError unless the caller is the owner: a second reader would run two
+        actions at a time.
+        """
         if not self.is_owner():
             assert self._owner is not None
-            raise RuntimeError(f"{operation} is for the owner of the mailbox, task {self._owner.get_name()}, alone")
+            raise RuntimeError(
+                f"{operation} is for the owner of the mailbox, task {self._owner.get_name()}, alone"
+            )
 
     # Looking, for everybody on the loop.
 

@@ -1,9 +1,11 @@
-"""What a mailbox loop says about itself: where its time went, how much mail it ran, and how long mail waits.
+"""What a mailbox loop says about itself: where its time went, how much mail it ran, and how long
+mail waits.
 
-Time is counted only while the task is parked, awaiting mail with its default action suspended, under the *reason* that
-was given for the suspension ("input", "output", ...). So idle and soft back-pressured time are exact, and busy time is
-the rest. Latency is measured by a probe mail, about one a second: its age is counted from the moment at which it was
-due to be written, so that a loop that was blocked at that moment shows too.
+Time is counted only while the task is parked, awaiting mail with its default action suspended,
+under the *reason* that was given for the suspension ("input", "output", ...). So idle and soft
+back-pressured time are exact, and busy time is the rest. Latency is measured by a probe mail, about
+one a second: its age is counted from the moment at which it was due to be written, so that a loop
+that was blocked at that moment shows too.
 
 All times are read from the clock that the processor was given, in seconds.
 """
@@ -28,7 +30,9 @@ SLOW_REMEDY = "make what it calls cheaper, or async"
 """Of an action that is of no operator: a source, or what mail brings."""
 
 SLOW_LOG_INTERVAL_S = 10.0
-"""How often slow actions are logged when nobody else listens: an action that is slow once is slow for every batch."""
+"""How often slow actions are logged when nobody else listens: an action that is slow once is
+slow for every batch.
+"""
 
 
 class MailboxMetrics:
@@ -65,7 +69,9 @@ class MailboxMetrics:
         self.latency_ms_max = 0.0
         self.latency_count = 0
         self.slow_actions = 0
-        """How many actions, or slices of the default action, held the loop for longer than the threshold."""
+        """How many actions, or slices of the default action, held the loop for longer than the
+        threshold.
+        """
 
     @property
     def mails(self) -> int:
@@ -82,7 +88,9 @@ class MailboxMetrics:
             self._rate_at = self._now()
 
     def mails_per_second(self) -> float:
-        """Rate since the previous reading that lay at least a second back, or since the loop was first run."""
+        """Rate since the previous reading that lay at least a second back, or since the loop was
+        first run.
+        """
         now = self._now()
         elapsed = 0.0 if self._rate_at is None else now - self._rate_at
         if elapsed >= RATE_WINDOW_S:
@@ -99,9 +107,15 @@ class MailboxMetrics:
         return time
 
     def take_longest(self, reason: str) -> float:
-        """The longest stay for `reason` that ended since this was last asked, or that goes on; seconds."""
+        """The longest stay for `reason` that ended since this was last asked, or that goes on;
+        seconds.
+        """
         longest = self._longest.pop(reason, 0.0)
-        return max(longest, self._now() - self._parked_at) if self._parked_reason == reason else longest
+        return (
+            max(longest, self._now() - self._parked_at)
+            if self._parked_reason == reason
+            else longest
+        )
 
     def park(self, reason: str) -> None:
         """The task begins to wait for mail, its default action suspended for `reason`."""
@@ -126,12 +140,18 @@ class MailboxMetrics:
 
 
 class LatencyProbe:
-    """Writes one mail every `interval_s` between `start` and `stop`, and records how long each waited."""
+    """Writes one mail every `interval_s` between `start` and `stop`, and records how long each
+    waited.
+    """
 
     __slots__ = ("_active", "_due_at", "_handle", "_interval_s", "_mailbox", "_metrics", "_now")
 
     def __init__(
-        self, mailbox: TaskMailbox, metrics: MailboxMetrics, now: Callable[[], float], interval_s: float
+        self,
+        mailbox: TaskMailbox,
+        metrics: MailboxMetrics,
+        now: Callable[[], float],
+        interval_s: float,
     ) -> None:
         self._mailbox = mailbox
         self._metrics = metrics
@@ -166,12 +186,16 @@ class LatencyProbe:
 
     def _measure(self) -> None:
         self._metrics.record_latency(self._now() - self._due_at)
-        if self._active and self._handle is None:  # One left in the queue by an earlier run may come on top.
+        if (
+            self._active and self._handle is None
+        ):  # One left in the queue by an earlier run may come on top.
             self._arm()
 
 
 class SlowActions:
-    """The listener for slow actions when the owner gave none: a warning that names the action, now and then."""
+    """The listener for slow actions when the owner gave none: a warning that names the action,
+    now and then.
+    """
 
     __slots__ = ("_last_at", "_now")
 
@@ -184,7 +208,8 @@ class SlowActions:
         if self._last_at is None or now - self._last_at >= SLOW_LOG_INTERVAL_S:
             self._last_at = now
             logger.warning(
-                "%s held the event loop for %.0f ms, expected less than 100; everything on this loop waited: %s",
+                "%s held the event loop for %.0f ms, expected less than 100; everything on this "
+                "loop waited: %s",
                 description,
                 seconds * 1000.0,
                 remedy,

@@ -1,16 +1,19 @@
-"""The loop of a task: mail first, then one slice of the default action, and so on until it is told to stop.
+"""The loop of a task: mail first, then one slice of the default action, and so on until it is told
+to stop.
 
     while running:
         run one batch of mail                  control, urgent, then normal mail in order
         while the default action is suspended: run mail as it comes; the task awaits only `mailbox.take()`
         call default_action(controller)        one slice of input, a plain call
 
-Everything runs in one asyncio task, the owner, so nothing an action touches needs a lock. The event loop gets a turn
-when the time since its last one passes the slice, or after many short runs, awaited or not: one hot task may not starve
-heartbeats and sockets, also where virtual time stands still while it is busy. An action that returns an awaitable is
-awaited in the owner; until it ends, all mail but control mail waits (`interrupt.py`). After Flink's MailboxProcessor.
+Everything runs in one asyncio task, the owner, so nothing an action touches needs a lock. The event
+loop gets a turn when the time since its last one passes the slice, or after many short runs,
+awaited or not: one hot task may not starve heartbeats and sockets, also where virtual time stands
+still while it is busy. An action that returns an awaitable is awaited in the owner; until it ends,
+all mail but control mail waits (`interrupt.py`). After Flink's MailboxProcessor.
 
-Invariant: while the default action is suspended it is not called; while one action runs no other does.
+Invariant: while the default action is suspended it is not called; while one action runs no other
+does.
 """
 
 from __future__ import annotations
@@ -32,13 +35,19 @@ __all__ = ["DefaultAction", "MailboxProcessor", "Suspension"]
 T = TypeVar("T")
 
 SLOW_S = 0.1
-"""An action, or a slice of the default action, that takes longer holds up everything else on its loop."""
+"""An action, or a slice of the default action, that takes longer holds up everything else on its
+loop.
+"""
 
 RUNS_MAX = 256
-"""How many runs of the default action, or mails, may pass without a turn of the loop, however short they are."""
+"""How many runs of the default action, or mails, may pass without a turn of the loop, however
+short they are.
+"""
 
 URGENT_MAX = 256
-"""How many mails a batch may run beyond those it began with: urgent mail that begets more must not starve input."""
+"""How many mails a batch may run beyond those it began with: urgent mail that begets more must
+not starve input.
+"""
 
 
 class LoopState(enum.Enum):
@@ -64,21 +73,25 @@ class Suspension:
     def resume(self, _done: object = None) -> None:
         """Lets the default action run again: at once from the owner, else by a control mail.
 
-        From any thread, any number of times, also as the done-callback of a future. It never calls the default action
-        itself, and is ignored once the mailbox has shut.
+        From any thread, any number of times, also as the done-callback of a future. It never calls
+        the default action itself, and is ignored once the mailbox has shut.
         """
-        if not self._used:  # Two threads may both pass; the second mail then finds nothing to resume.
+        if (
+            not self._used
+        ):  # Two threads may both pass; the second mail then finds nothing to resume.
             self._used = True
             self._processor.resume_default_action(self)
 
 
 class MailboxProcessor:
-    """Runs the mailbox loop of one task. Made on the loop, or before it; `run_loop` binds the owner.
+    """Runs the mailbox loop of one task. Made on the loop, or before it; `run_loop` binds the
+    owner.
 
-    `default_action(controller)` gets this processor; it returns None, or in the rare asynchronous case an awaitable.
-    `now` is a monotonic clock in seconds, the loop's by default. `on_slow(description, seconds)` hears of each action
-    that held the loop for more than 100 ms; by default a warning is logged. `name` is what the default action is called
-    there. `probe_interval_s` is the time between two latency probes, None for no probe.
+    `default_action(controller)` gets this processor; it returns None, or in the rare asynchronous
+    case an awaitable. `now` is a monotonic clock in seconds, the loop's by default.
+    `on_slow(description, seconds)` hears of each action that held the loop for more than 100 ms; by
+    default a warning is logged. `name` is what the default action is called there.
+    `probe_interval_s` is the time between two latency probes, None for no probe.
     """
 
     def __init__(
@@ -115,14 +128,18 @@ class MailboxProcessor:
     # The loop.
 
     async def run_loop(self) -> None:
-        """Runs until `suspend` or `all_actions_completed`; does nothing once all actions are completed.
+        """Runs until `suspend` or `all_actions_completed`; does nothing once all actions are
+        completed.
 
-        May be called again after `suspend`, with the queue intact. Raises what an action raised, as it was.
+        May be called again after `suspend`, with the queue intact. Raises what an action raised, as
+        it was.
         """
         if self._state is LoopState.COMPLETED:
             return
         if self._state is LoopState.RUNNING:
-            raise RuntimeError(f"mailbox loop of {self.name} is running already, expected one run_loop at a time")
+            raise RuntimeError(
+                f"mailbox loop of {self.name} is running already, expected one run_loop at a time"
+            )
         self.loop = asyncio.get_running_loop()
         self.mailbox.bind_owner()
         self.metrics.start()
@@ -161,7 +178,9 @@ class MailboxProcessor:
                 begun = now()
 
     async def _attend(self, now: Callable[[], float]) -> None:
-        """Runs one batch of mail, then mail as it comes until the default action may run or the loop must stop."""
+        """Runs one batch of mail, then mail as it comes until the default action may run or the
+        loop must stop.
+        """
         mailbox, run_mail = self.mailbox, self._run_mail
         if mailbox.create_batch():
             take = mailbox.try_take_from_batch
@@ -193,7 +212,9 @@ class MailboxProcessor:
             self._begin_turn()
 
     def _run_mail(self, mail: Mail, now: Callable[[], float]) -> Awaitable[object] | None:
-        """Runs `mail`; returns what must be awaited before anything else runs: its own awaitable, or the loop's turn."""
+        """Runs `mail`; returns what must be awaited before anything else runs: its own
+        awaitable, or the loop's turn.
+        """
         is_control = mail.lane is Lane.CONTROL
         begun = now()
         try:
@@ -228,7 +249,8 @@ class MailboxProcessor:
         self._begin_turn()
 
     async def drain(self) -> None:
-        """Runs all mail that is queued now, and urgent mail that arrives meanwhile. Owner only; outside of `run_loop`.
+        """Runs all mail that is queued now, and urgent mail that arrives meanwhile. Owner only;
+        outside of `run_loop`.
 
         If a mail raises, the rest stays queued, for `close` to cancel.
         """
@@ -239,7 +261,9 @@ class MailboxProcessor:
                 await pause
 
     def now(self) -> float:
-        """The clock of this processor in seconds; 0 as long as there is neither a given clock nor a loop."""
+        """The clock of this processor in seconds; 0 as long as there is neither a given clock
+        nor a loop.
+        """
         if self._clock is None:
             return 0.0 if self.loop is None else self.loop.time()
         return self._clock()
@@ -256,7 +280,8 @@ class MailboxProcessor:
     async def run_awaitable(self, awaitable: Awaitable[T]) -> T:
         """Awaits what an action returned, serving control mail meanwhile, and returns its result.
 
-        It is no turn of the loop: a coroutine that finds what it asks for, in a cache say, ends without ever waiting.
+        It is no turn of the loop: a coroutine that finds what it asks for, in a cache say, ends
+        without ever waiting.
         """
         return await self._watch.run(awaitable)
 
@@ -267,11 +292,15 @@ class MailboxProcessor:
         self._post_control(self._complete, "all actions completed")
 
     def suspend(self) -> None:
-        """Makes `run_loop` return before it runs anything else; called again, it goes on where it was."""
+        """Makes `run_loop` return before it runs anything else; called again, it goes on where
+        it was.
+        """
         self._post_control(self._stop, "suspend the loop")
 
     def report_throwable(self, error: BaseException) -> None:
-        """Makes `run_loop` raise `error` before it runs anything else, also while it is parked or awaits user code."""
+        """Makes `run_loop` raise `error` before it runs anything else, also while it is parked
+        or awaits user code.
+        """
 
         def throw() -> None:
             raise error
@@ -281,12 +310,14 @@ class MailboxProcessor:
     def suspend_default_action(self, reason: str = "input") -> Suspension:
         """Stops calling the default action until the returned Suspension is resumed. Owner only.
 
-        The time parked meanwhile is counted under `reason`. Raises RuntimeError if it is suspended already.
+        The time parked meanwhile is counted under `reason`. Raises RuntimeError if it is suspended
+        already.
         """
         self.mailbox.check_owner("suspend_default_action")
         if self._suspension is not None:
             raise RuntimeError(
-                f"default action of {self.name} is suspended already, for {self._suspension.reason}: "
+                f"default action of {self.name} is suspended already, for "
+                f"{self._suspension.reason}: "
                 f"resume that suspension before suspending for {reason}"
             )
         self._suspension = suspension = Suspension(self, reason)
@@ -311,7 +342,9 @@ class MailboxProcessor:
             self._state = LoopState.STOPPING
 
     def _post_control(self, action: Callable[[], None], description: str, *args: object) -> None:
-        """Writes a control mail; silently not, if the mailbox has shut: then there is nothing left to control."""
+        """Writes a control mail; silently not, if the mailbox has shut: then there is nothing
+        left to control.
+        """
         mail = Mail(action, MAX_PRIORITY, description, *args, lane=Lane.CONTROL)
         try:
             if self.loop is None or on_loop(self.loop):
@@ -328,7 +361,9 @@ class MailboxProcessor:
         self.mailbox.quiesce()
 
     def close(self) -> list[Mail]:
-        """Shuts the mailbox, cancels the futures of the mail that will not run, and returns that mail. Owner only."""
+        """Shuts the mailbox, cancels the futures of the mail that will not run, and returns that
+        mail. Owner only.
+        """
         if self._probe is not None:
             self._probe.stop()
         dropped = self.mailbox.close()
@@ -337,7 +372,9 @@ class MailboxProcessor:
         return dropped
 
     def executor(self, priority: int) -> MailboxExecutor:
-        """Returns an executor whose mail has `priority`: the index of the operator in its chain, or MIN_PRIORITY."""
+        """Returns an executor whose mail has `priority`: the index of the operator in its chain,
+        or MIN_PRIORITY.
+        """
         return MailboxExecutor(self.mailbox, priority, self)
 
     def time_in(self, reason: str) -> float:

@@ -1,15 +1,18 @@
-"""Processing-time timers of one operator: when one is due, a mail is written, and its callback runs in the owner task.
+"""Processing-time timers of one operator: when one is due, a mail is written, and its callback runs
+in the owner task.
 
-Timestamps are wall-clock milliseconds; a timer for `timestamp_ms` fires one millisecond later, when that millisecond is
-complete, as Watermark(T) says that T is. From the registration on the delay is kept on the loop's monotonic clock, so a
-step of the wall clock neither delays a timer nor fires one twice. Where the clock has jumped ahead, as `ProcessingClock` does
-after the machine slept, timers come earlier by that: it is looked at with each registration, and while timers wait.
+Timestamps are wall-clock milliseconds; a timer for `timestamp_ms` fires one millisecond later, when
+that millisecond is complete, as Watermark(T) says that T is. From the registration on the delay is
+kept on the loop's monotonic clock, so a step of the wall clock neither delays a timer nor fires one
+twice. Where the clock has jumped ahead, as `ProcessingClock` does after the machine slept, timers
+come earlier by that: it is looked at with each registration, and while timers wait.
 
-All timers share one timer of the loop. asyncio's own heap is not first in first out where deadlines are equal; here the
-order is `(deadline, seq)`, so timers due together run in the order of registration. After Flink's
-SystemProcessingTimeService and ProcessingTimeServiceImpl.
+All timers share one timer of the loop. asyncio's own heap is not first in first out where deadlines
+are equal; here the order is `(deadline, seq)`, so timers due together run in the order of
+registration. After Flink's SystemProcessingTimeService and ProcessingTimeServiceImpl.
 
-Invariant: a callback runs at most once a registration (once a period, if repeated), as mail, and never after `cancel`.
+Invariant: a callback runs at most once a registration (once a period, if repeated), as mail, and
+never after `cancel`.
 """
 
 from __future__ import annotations
@@ -27,22 +30,30 @@ from aioflow.core.errors import MailboxClosed
 __all__ = ["ProcessingTimeService", "ProcessingTimer", "TimerExecutor"]
 
 TimerCallback = Callable[[int], object]
-"""Gets the timestamp in ms that was registered, not the time at which it runs; may return an awaitable."""
+"""Gets the timestamp in ms that was registered, not the time at which it runs; may return an
+awaitable.
+"""
 
 DEADLINE_TOLERANCE_S = 1e-6
-"""How much early the loop's timer may be by its own clock; less than anyone can tell in milliseconds."""
+"""How much early the loop's timer may be by its own clock; less than anyone can tell in
+milliseconds.
+"""
 
 JUMP_S = 0.25
 """Growth of the lead over the clock of the loop above which the clock has jumped."""
 
 LOOK_S, LOOK_MAX_S = 10.0, 60.0
-"""Time between two looks at the clock while timers wait: a sixteenth of the time to the next timer, within these bounds.
+"""Time between two looks at the clock while timers wait: a sixteenth of the time to the next timer,
+within these bounds.
 
-A timer that looks ten years off may be due in a minute: the clock of a machine that has just started may be wrong until it is set.
+A timer that looks ten years off may be due in a minute: the clock of a machine that has just
+started may be wrong until it is set.
 """
 
 HEAP_SLACK = 64
-"""How many cancelled timers may stay in the heap, beyond as many as there are live ones, before it is rebuilt."""
+"""How many cancelled timers may stay in the heap, beyond as many as there are live ones, before
+it is rebuilt.
+"""
 
 
 class TimerExecutor(Protocol):
@@ -74,7 +85,15 @@ class Repeat(enum.Enum):
 class ProcessingTimer:
     """One registration. `timestamp_ms` is what the next callback gets."""
 
-    __slots__ = ("_service", "callback", "deadline_s", "period_ms", "repeat", "state", "timestamp_ms")
+    __slots__ = (
+        "_service",
+        "callback",
+        "deadline_s",
+        "period_ms",
+        "repeat",
+        "state",
+        "timestamp_ms",
+    )
 
     def __init__(
         self,
@@ -94,7 +113,10 @@ class ProcessingTimer:
         self.state = TimerState.PENDING
 
     def cancel(self) -> None:
-        """Makes sure that the callback is not called again, also if its mail is already queued. Idempotent."""
+        """Makes sure that the callback is not called again, also if its mail is already queued.
+
+        Idempotent.
+        """
         self._service.cancel_timer(self)
 
 
@@ -137,18 +159,22 @@ class ProcessingTimeService:
         return self._now_ms()
 
     def register_timer(self, timestamp_ms: int, callback: TimerCallback) -> ProcessingTimer:
-        """Calls `callback(timestamp_ms)` once `timestamp_ms` is over; in the past means as soon as possible.
+        """Calls `callback(timestamp_ms)` once `timestamp_ms` is over; in the past means as soon as
+        possible.
 
-        After `quiesce` the timer is accepted and never fires. Raises MailboxClosed after `shutdown`.
+        After `quiesce` the timer is accepted and never fires. Raises MailboxClosed after
+        `shutdown`.
         """
         return self._register(timestamp_ms, callback, Repeat.NEVER, 0)
 
     def schedule_at_fixed_rate(
         self, callback: TimerCallback, initial_delay_ms: int, period_ms: int
     ) -> ProcessingTimer:
-        """Calls `callback` every `period_ms`, first after `initial_delay_ms`, with timestamps one period apart.
+        """Calls `callback` every `period_ms`, first after `initial_delay_ms`, with timestamps one
+        period apart.
 
-        Periods that passed while the task was busy are made up for one after another: at most one mail is queued.
+        Periods that passed while the task was busy are made up for one after another: at most one
+        mail is queued.
         """
         return self._register(self._now_ms() + initial_delay_ms, callback, Repeat.RATE, period_ms)
 
@@ -166,8 +192,8 @@ class ProcessingTimeService:
     async def quiesce(self) -> None:
         """Cancels all timers, lets none fire from now on, and waits for callbacks that are running.
 
-        A timer whose mail is already queued still runs: end of input drains it. From the owner this never waits: what
-        is running then is below on its own stack.
+        A timer whose mail is already queued still runs: end of input drains it. From the owner this
+        never waits: what is running then is below on its own stack.
         """
         self._quiesced = True
         self._cancel_all()
@@ -182,7 +208,10 @@ class ProcessingTimeService:
         self._cancel_all()
 
     def cancel_timer(self, timer: ProcessingTimer) -> None:
-        """What `ProcessingTimer.cancel` does. The entry stays in the heap until its deadline, without the callback."""
+        """What `ProcessingTimer.cancel` does.
+
+        The entry stays in the heap until its deadline, without the callback.
+        """
         was_pending = timer.state is TimerState.PENDING
         timer.state = TimerState.DONE
         timer.callback = _nothing
@@ -194,9 +223,14 @@ class ProcessingTimeService:
                 self._heap = [entry for entry in self._heap if entry[2].state is TimerState.PENDING]
                 heapq.heapify(self._heap)
 
-    def _register(self, timestamp_ms: int, callback: TimerCallback, repeat: Repeat, period_ms: int) -> ProcessingTimer:
+    def _register(
+        self, timestamp_ms: int, callback: TimerCallback, repeat: Repeat, period_ms: int
+    ) -> ProcessingTimer:
         if self._closed:
-            raise MailboxClosed(f"timer for {timestamp_ms} refused: the timer service is shut down, its task is ending")
+            raise MailboxClosed(
+                f"timer for {timestamp_ms} refused: the timer service is shut down, its task is "
+                "ending"
+            )
         if repeat is not Repeat.NEVER and period_ms <= 0:
             raise ValueError(f"period of a repeated timer is {period_ms} ms, expected at least 1")
         delay_ms = max(timestamp_ms - self._look(), 0) + 1
@@ -208,7 +242,10 @@ class ProcessingTimeService:
         return timer
 
     def _look(self) -> int:
-        """Read the clock. If it has jumped ahead, waiting timers come earlier by that, in the same order."""
+        """Read the clock.
+
+        If it has jumped ahead, waiting timers come earlier by that, in the same order.
+        """
         now_ms = self._now_ms()
         ahead_s = now_ms / 1000.0 - asyncio.get_running_loop().time()
         before, self._ahead_s = self._ahead_s, ahead_s
@@ -216,7 +253,11 @@ class ProcessingTimeService:
             for _, _, timer in self._heap:
                 if timer.repeat is Repeat.NEVER:
                     timer.deadline_s -= ahead_s - before
-            self._heap = [(timer.deadline_s, seq, timer) for _, seq, timer in self._heap if timer.state is TimerState.PENDING]
+            self._heap = [
+                (timer.deadline_s, seq, timer)
+                for _, seq, timer in self._heap
+                if timer.state is TimerState.PENDING
+            ]
             heapq.heapify(self._heap)
             self._set_alarm()
         return now_ms
@@ -239,7 +280,9 @@ class ProcessingTimeService:
         self._handle = loop.call_at(min(deadline_s, look_s), self._on_alarm)
 
     def _on_alarm(self) -> None:
-        """Writes the mail of every timer that is due, in order, and sets the alarm for the next one."""
+        """Writes the mail of every timer that is due, in order, and sets the alarm for the next
+        one.
+        """
         self._handle = None
         if self._pending:
             self._look()
@@ -251,7 +294,9 @@ class ProcessingTimeService:
                 self._pending -= 1
                 timer.state = TimerState.QUEUED
                 try:
-                    self._executor.execute(partial(self._fire, timer), "timer for %d", timer.timestamp_ms)
+                    self._executor.execute(
+                        partial(self._fire, timer), "timer for %d", timer.timestamp_ms
+                    )
                 except MailboxClosed:  # The task is ending: nobody is left to be told the time.
                     timer.state = TimerState.DONE
         if heap:
@@ -295,7 +340,9 @@ class ProcessingTimeService:
             return
         period_s = timer.period_ms / 1000.0
         timer.timestamp_ms += timer.period_ms
-        base_s = timer.deadline_s if timer.repeat is Repeat.RATE else asyncio.get_running_loop().time()
+        base_s = (
+            timer.deadline_s if timer.repeat is Repeat.RATE else asyncio.get_running_loop().time()
+        )
         self._arm(timer, base_s + period_s)
 
     def _cancel_all(self) -> None:

@@ -1,1 +1,3 @@
-"""The monitoring endpoint: Flink-compatible REST, Prometheus metrics, events and a dashboard over a read-only view of jobs."""
+"""The monitoring endpoint: Flink-compatible REST, Prometheus metrics, events and a dashboard
+over a read-only view of jobs.
+"""

@@ -1,7 +1,8 @@
-"""What programs count themselves, as Flink shows accumulators: the counters that functions made through the runtime context.
+"""What programs count themselves, as Flink shows accumulators: the counters that functions made
+through the runtime context.
 
-Metrics travel without their kind, so whatever an operator tells in whole numbers under one word, beside the engine's own names, counts as
-a counter. Over subtasks and operators it is added up.
+Metrics travel without their kind, so whatever an operator tells in whole numbers under one word,
+beside the engine's own names, counts as a counter. Over subtasks and operators it is added up.
 """
 
 from __future__ import annotations
@@ -34,18 +35,28 @@ OF_THE_ENGINE = frozenset(
 """What operators tell without being asked to."""
 
 
-def _counted(call: Call, view: JobView, vertex: JobVertex, metrics: Mapping[str, float]) -> dict[str, int]:
+def _counted(
+    call: Call, view: JobView, vertex: JobVertex, metrics: Mapping[str, float]
+) -> dict[str, int]:
     """Of one subtask."""
     index, found = call.monitor.metrics(view), dict[str, int]()
     for name, value in metrics.items():
         operator, metric = index.operator_of(vertex.id, name)
-        if operator and isinstance(value, int) and "." not in metric and metric not in OF_THE_ENGINE:
+        if (
+            operator
+            and isinstance(value, int)
+            and "." not in metric
+            and metric not in OF_THE_ENGINE
+        ):
             found[metric] = found.get(metric, 0) + value
     return found
 
 
 def _of_vertex(call: Call, view: JobView, vertex: JobVertex) -> list[dict[str, int]]:
-    return [_counted(call, view, vertex, metrics) for metrics in call.monitor.metrics(view).of_vertex(vertex)]
+    return [
+        _counted(call, view, vertex, metrics)
+        for metrics in call.monitor.metrics(view).of_vertex(vertex)
+    ]
 
 
 def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -57,7 +68,10 @@ def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _bodies(counted: Mapping[str, int]) -> list[dict[str, str]]:
-    return [{"name": name, "type": "LongCounter", "value": str(value)} for name, value in counted.items()]
+    return [
+        {"name": name, "type": "LongCounter", "value": str(value)}
+        for name, value in counted.items()
+    ]
 
 
 def results(call: Call) -> dict[str, int]:
@@ -68,13 +82,20 @@ def results(call: Call) -> dict[str, int]:
 
 def job_accumulators(call: Call) -> Any:
     """GET /jobs/:jobid/accumulators."""
-    return {"job-accumulators": [], "user-task-accumulators": _bodies(results(call)), "serialized-user-task-accumulators": {}}
+    return {
+        "job-accumulators": [],
+        "user-task-accumulators": _bodies(results(call)),
+        "serialized-user-task-accumulators": {},
+    }
 
 
 def vertex_accumulators(call: Call) -> Any:
     """GET .../vertices/:vertexid/accumulators."""
     view, vertex = call.job, call.vertex
-    return {"id": view.vertex_ids[vertex.id], "user-accumulators": _bodies(_sum(_of_vertex(call, view, vertex)))}
+    return {
+        "id": view.vertex_ids[vertex.id],
+        "user-accumulators": _bodies(_sum(_of_vertex(call, view, vertex))),
+    }
 
 
 def subtask_accumulators(call: Call) -> Any:
@@ -91,4 +112,8 @@ def subtask_accumulators(call: Call) -> Any:
         }
         for one in view.subtasks(vertex)
     ]
-    return {"id": view.vertex_ids[vertex.id], "parallelism": vertex.parallelism, "subtasks": subtasks}
+    return {
+        "id": view.vertex_ids[vertex.id],
+        "parallelism": vertex.parallelism,
+        "subtasks": subtasks,
+    }

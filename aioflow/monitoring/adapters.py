@@ -1,4 +1,6 @@
-"""Makes what runs jobs visible: one process, its worker processes, a job on a cluster, the JobManager of a cluster."""
+"""Makes what runs jobs visible: one process, its worker processes, a job on a cluster, the
+JobManager of a cluster.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class _Metrics(_Counted, Protocol):
 
 
 class _Tasks(TapGateway, Protocol):
-    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any: ...
+    async def query_state(
+        self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
+    ) -> Any: ...
 
 
 @runtime_checkable
@@ -98,7 +102,14 @@ class MonitoredJob:
         slots = max(vertex.parallelism for vertex in self._job.graph.vertices)
         taken = () if self._job.status.is_terminal else (self._job.id,) * slots
         location = getattr(self._cluster, "location", "")
-        here = WorkerView(id=HERE, location=location, slots=slots, free_slots=slots - len(taken), is_here=True, job_ids=taken)
+        here = WorkerView(
+            id=HERE,
+            location=location,
+            slots=slots,
+            free_slots=slots - len(taken),
+            is_here=True,
+            job_ids=taken,
+        )
         if self._remote is not None:
             others = [
                 WorkerView(
@@ -107,7 +118,8 @@ class MonitoredJob:
                     slots=one.slots,
                     free_slots=one.free_slots,
                     silence_ms=one.silence_ms,
-                    job_ids=(self._job.id,) * (bool(one.location) and not self._job.status.is_terminal),
+                    job_ids=(self._job.id,)
+                    * (bool(one.location) and not self._job.status.is_terminal),
                 )
                 for one in self._remote.workers
             ]
@@ -134,7 +146,9 @@ class MonitoredJob:
                 if worker.location == location:
                     return worker.id
         if self._remote is not None and location:
-            return next((worker.id for worker in self._remote.workers if worker.location == location), HERE)
+            return next(
+                (worker.id for worker in self._remote.workers if worker.location == location), HERE
+            )
         return HERE
 
     async def refresh(self) -> None:
@@ -159,7 +173,9 @@ class MonitoredJob:
                 if worker.id == worker_id:
                     return _status(worker.metrics)
         if self._remote is not None and worker_id != HERE:
-            return next((worker.status for worker in self._remote.workers if worker.id == worker_id), {})
+            return next(
+                (worker.status for worker in self._remote.workers if worker.id == worker_id), {}
+            )
         if not isinstance(self._cluster.metrics, _Metrics):
             return {}
         return self._cluster.metrics.own_values()
@@ -194,8 +210,14 @@ class MonitoredCluster:
         known = self._manager.known_jobs()
         # A view is made once: it is what the series and the cached metrics of the job hang on.
         self._views = {
-            job_id: self._views.get(job_id) or JobView(
-                job.job_master, job.all_metrics, job.worker_at, job.read_state, job, job.state_backend
+            job_id: self._views.get(job_id)
+            or JobView(
+                job.job_master,
+                job.all_metrics,
+                job.worker_at,
+                job.read_state,
+                job,
+                job.state_backend,
             )
             for job_id, job in known.items()
         }
@@ -209,7 +231,15 @@ class MonitoredCluster:
         found = []
         for worker_id, slots, free, silence_s in self._manager.taskmanagers():
             jobs = tuple(view.id for view in running if worker_id in view.worker_ids())
-            found.append(WorkerView(id=worker_id, slots=slots, free_slots=free, silence_ms=round(silence_s * 1000), job_ids=jobs))
+            found.append(
+                WorkerView(
+                    id=worker_id,
+                    slots=slots,
+                    free_slots=free,
+                    silence_ms=round(silence_s * 1000),
+                    job_ids=jobs,
+                )
+            )
         return tuple(found)
 
     def settings(self) -> Mapping[str, str]:
@@ -241,7 +271,10 @@ def _status(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def monitored(what: object) -> Monitored:
-    """The view of `what`: a Monitored, something that has one (an `af.Job`), or a JobManager. TypeError for anything else."""
+    """The view of `what`: a Monitored, something that has one (an `af.Job`), or a JobManager.
+
+    TypeError for anything else.
+    """
     from aioflow.cluster.jobmanager import JobManager  # Loads what only clusters need.
 
     if isinstance(what, JobManager):
@@ -249,4 +282,7 @@ def monitored(what: object) -> Monitored:
     made = what.monitored() if hasattr(what, "monitored") else what
     if hasattr(made, "jobs") and hasattr(made, "workers"):
         return cast("Monitored", made)
-    raise TypeError(f"monitor_app() takes a job (of `async with flow.run() as job`) or a JobManager, got {type(what).__name__}: {what!r}")
+    raise TypeError(
+        "monitor_app() takes a job (of `async with flow.run() as job`) or a JobManager, got "
+        f"{type(what).__name__}: {what!r}"
+    )

@@ -22,7 +22,9 @@ def json_bytes(body: Any) -> bytes:
 
 
 def json_response(body: Any, status: int = 200) -> web.Response:
-    return web.Response(body=json_bytes(body), status=status, content_type="application/json", charset="utf-8")
+    return web.Response(
+        body=json_bytes(body), status=status, content_type="application/json", charset="utf-8"
+    )
 
 
 def error_response(status: int, *messages: str) -> web.Response:

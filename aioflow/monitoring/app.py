@@ -1,4 +1,6 @@
-"""The aiohttp application: the routes under `/` and `/v1`, the dashboard's files, and one guard in front of all of it."""
+"""The aiohttp application: the routes under `/` and `/v1`, the dashboard's files, and one guard
+in front of all of it.
+"""
 
 from __future__ import annotations
 
@@ -48,24 +50,30 @@ ASSET_TYPES = {
 
 
 def monitor_app(job_or_cluster: Any, **options: Any) -> web.Application:
-    """The endpoint of a job or a cluster, to be mounted in a service: `app.add_subapp("/flow/", af.monitor_app(job))`.
+    """The endpoint of a job or a cluster, to be mounted in a service: `app.add_subapp("/flow/",
+    af.monitor_app(job))`.
 
-    `options`: `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=`, `show_data=`; without any it shows, changes nothing, and
-    answers this machine only. Raises TypeError for others, NotAuthenticated for what would let anybody in.
+    `options`: `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=`, `show_data=`; without
+    any it shows, changes nothing, and answers this machine only. Raises TypeError for others,
+    NotAuthenticated for what would let anybody in.
     """
     return make_app(Monitor(monitored(job_or_cluster), parse_monitor_options(options)))
 
 
 def make_app(monitor: Monitor) -> web.Application:
     """The application of `monitor`."""
-    app = web.Application(middlewares=[_errors, guard(monitor.options)], client_max_size=BODY_BYTES_MAX)
+    app = web.Application(
+        middlewares=[_errors, guard(monitor.options)], client_max_size=BODY_BYTES_MAX
+    )
     app[MONITOR] = monitor
     for route in ROUTES:
         endpoint = _endpoint(monitor, route)
         for prefix in ("", "/v1"):
             if route.method == "GET":
                 # Whoever asks for the head of a stream would wait for its end.
-                app.router.add_get(prefix + route.path, endpoint, allow_head=route.schema != "Events")
+                app.router.add_get(
+                    prefix + route.path, endpoint, allow_head=route.schema != "Events"
+                )
             else:
                 app.router.add_route(route.method, prefix + route.path, endpoint)
     document = json_bytes(openapi_document(ROUTES))
@@ -80,11 +88,15 @@ def make_app(monitor: Monitor) -> web.Application:
     app.router.add_get("/dashboard/{name}", _asset)
     app.on_response_prepare.append(_add_headers)
     app.on_startup.append(_start)
-    app.on_shutdown.append(_shut_down)  # Before the connections are closed: streams of events end by themselves.
+    app.on_shutdown.append(
+        _shut_down
+    )  # Before the connections are closed: streams of events end by themselves.
     return app
 
 
-def _endpoint(monitor: Monitor, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _endpoint(
+    monitor: Monitor, route: Route
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def endpoint(request: web.Request) -> web.StreamResponse:
         body = _checked(await _body(request), route) if route.method in CHANGES else {}
         answer = route.handler(Call(monitor, request.match_info, request.query, body, request))
@@ -96,8 +108,14 @@ def _endpoint(monitor: Monitor, route: Route) -> Callable[[web.Request], Awaitab
             return json_response(answer)
         if answer.content_type == "application/json":
             return json_response(answer.body, answer.status)
-        content = answer.body if isinstance(answer.body, bytes) else answer.body.encode("utf-8", "replace")
-        return web.Response(body=content, status=answer.status, headers={"Content-Type": answer.content_type})
+        content = (
+            answer.body
+            if isinstance(answer.body, bytes)
+            else answer.body.encode("utf-8", "replace")
+        )
+        return web.Response(
+            body=content, status=answer.status, headers={"Content-Type": answer.content_type}
+        )
 
     return endpoint
 
@@ -126,13 +144,20 @@ def _checked(body: dict[str, Any], route: Route) -> dict[str, Any]:
     for name in body:
         if name not in known and not schema.get("additionalProperties", True):
             hint = did_you_mean(name, known)
-            raise BadRequest(f"the body has the field {name[:60]!r}, expected some of {', '.join(known)}{hint}")
+            raise BadRequest(
+                f"the body has the field {name[:60]!r}, expected some of {', '.join(known)}{hint}"
+            )
     return body
 
 
 @web.middleware
-async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-    """Every error in Flink's shape, whoever raised it. What nobody expected is logged, and told without its details."""
+async def _errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Every error in Flink's shape, whoever raised it.
+
+    What nobody expected is logged, and told without its details.
+    """
     door = request.config_dict[MONITOR].door
     try:
         with nullcontext() if door is None else door.answering(request.protocol):
@@ -142,7 +167,9 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        response = error_response(error.status, f"{error.reason}: {request.method} {request.path}"[:300])
+        response = error_response(
+            error.status, f"{error.reason}: {request.method} {request.path}"[:300]
+        )
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response
@@ -188,6 +215,10 @@ def _file(name: str) -> web.StreamResponse:
     for entry in files("aioflow.monitoring").joinpath("dashboard").iterdir():
         content_type = ASSET_TYPES.get(entry.name[entry.name.rfind(".") :])
         if entry.name == name and content_type is not None and entry.is_file():
-            charset = "utf-8" if not content_type.startswith("image/") or content_type == "image/svg+xml" else None
+            charset = (
+                "utf-8"
+                if not content_type.startswith("image/") or content_type == "image/svg+xml"
+                else None
+            )
             return web.Response(body=entry.read_bytes(), content_type=content_type, charset=charset)
     raise web.HTTPNotFound

@@ -1,4 +1,6 @@
-"""One call of the endpoint as handlers see it, what they answer with, and the errors that have a status."""
+"""One call of the endpoint as handlers see it, what they answer with, and the errors that have a
+status.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,17 @@ if TYPE_CHECKING:
     from aioflow.monitoring.monitor import Monitor
     from aioflow.monitoring.view import JobView
 
-__all__ = ["Answer", "BadRequest", "Call", "Conflict", "Forbidden", "Handler", "NotFound", "RestError", "Unavailable"]
+__all__ = [
+    "Answer",
+    "BadRequest",
+    "Call",
+    "Conflict",
+    "Forbidden",
+    "Handler",
+    "NotFound",
+    "RestError",
+    "Unavailable",
+]
 
 
 class RestError(Exception):
@@ -87,7 +99,10 @@ class Call:
         job, vertex_id = self.job, self.params["vertexid"]
         vertex = job.vertex(vertex_id)
         if vertex is None:
-            raise NotFound(f"job {job.id} has no vertex {vertex_id}; it has {', '.join(job.vertex_ids.values())}")
+            raise NotFound(
+                f"job {job.id} has no vertex {vertex_id}; it has "
+                f"{', '.join(job.vertex_ids.values())}"
+            )
         return vertex
 
     @property
@@ -95,7 +110,10 @@ class Call:
         """The subtask of the path. Raises BadRequest, NotFound."""
         vertex, index = self.vertex, self.number("subtaskindex")
         if index >= vertex.parallelism:
-            raise NotFound(f"vertex {vertex.name!r} has no subtask {index}; it has {vertex.parallelism}, from 0")
+            raise NotFound(
+                f"vertex {vertex.name!r} has no subtask {index}; it has {vertex.parallelism}, "
+                "from 0"
+            )
         return index
 
     @property
@@ -120,10 +138,16 @@ class Call:
         options = self.monitor.options
         given = None if self.request is None else self.request.headers.get("Authorization")
         if not options.show_data and not options.accepts(given):
-            raise Forbidden("records and state are shown with the token only, or to anybody where the endpoint has show_data=True")
+            raise Forbidden(
+                "records and state are shown with the token only, or to anybody where the "
+                "endpoint has show_data=True"
+            )
 
     def text(self, *names: str) -> str | None:
-        """The first of these fields of the body that is given. Raises BadRequest if it is no text."""
+        """The first of these fields of the body that is given.
+
+        Raises BadRequest if it is no text.
+        """
         for name in names:
             value = self.body.get(name)
             if value is not None:

@@ -1,4 +1,7 @@
-"""Looking at the data itself: keyed state, and records that go by. Shown to who knows the token, or where `show_data` lets anybody look."""
+"""Looking at the data itself: keyed state, and records that go by.
+
+Shown to who knows the token, or where `show_data` lets anybody look.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,9 @@ _repr.maxlevel = 6
 
 
 async def overview(call: Call) -> Any:
-    """GET /aioflow/jobs/:jobid/state: the operators with keyed state, how many keys and how much they hold."""
+    """GET /aioflow/jobs/:jobid/state: the operators with keyed state, how many keys and how much
+    they hold.
+    """
     view = call.job
     metrics = call.monitor.metrics(view)
     operators = []
@@ -57,14 +62,18 @@ async def overview(call: Call) -> Any:
                     states = await _ask(view, vertex, index, node, _summary)
                 except (AioflowError, Unavailable):
                     states = None
-                subtasks.append({"subtask": index, "states": states, "task-checkpoint-size": sizes[index]})
+                subtasks.append(
+                    {"subtask": index, "states": states, "task-checkpoint-size": sizes[index]}
+                )
             place = {"operator": uid, "name": node.name, "vertex-id": view.vertex_ids[vertex.id]}
             operators.append({**place, "backend": view.state_backend, "subtasks": subtasks})
     return {"operators": operators}
 
 
 async def look_up(call: Call) -> Any:
-    """GET /aioflow/jobs/:jobid/state/:operator/:name?key=: the value of a key, or without a key some of the pairs."""
+    """GET /aioflow/jobs/:jobid/state/:operator/:name?key=: the value of a key, or without a key
+    some of the pairs.
+    """
     call.require_data()
     view, name = call.job, call.params["name"]
     vertex, node = _keyed_operator(view, call.params["operator"])
@@ -73,14 +82,21 @@ async def look_up(call: Call) -> Any:
         names: set[str] = set()
         for index in range(vertex.parallelism):
             if len(pairs) < ITEMS_SHOWN:
-                there, found = await _ask(view, vertex, index, node, partial(_items, name, ITEMS_SHOWN - len(pairs)))
+                there, found = await _ask(
+                    view, vertex, index, node, partial(_items, name, ITEMS_SHOWN - len(pairs))
+                )
                 names.update(there)
                 pairs += found
         _check_state(name, node, names)
-        return {"name": name, "items": [{"key": shown(key), "value": shown(value)} for key, value in pairs]}
+        return {
+            "name": name,
+            "items": [{"key": shown(key), "value": shown(value)} for key, value in pairs],
+        }
     key = _key(call)
     try:
-        index = subtask_for_group(key_group(key, vertex.max_parallelism), vertex.parallelism, vertex.max_parallelism)
+        index = subtask_for_group(
+            key_group(key, vertex.max_parallelism), vertex.parallelism, vertex.max_parallelism
+        )
     except (AioflowError, TypeError) as error:
         raise BadRequest(f"no key can be like that: {error}") from error
     there, is_found, value = await _ask(view, vertex, index, node, partial(_get, name, key))
@@ -89,7 +105,13 @@ async def look_up(call: Call) -> Any:
         for other in range(vertex.parallelism):
             names.update(await _ask(view, vertex, other, node, _names))
         _check_state(name, node, names)
-    return {"name": name, "key": shown(key), "subtask": index, "found": is_found, "value": shown(value) if is_found else None}
+    return {
+        "name": name,
+        "key": shown(key),
+        "subtask": index,
+        "found": is_found,
+        "value": shown(value) if is_found else None,
+    }
 
 
 def _check_state(name: str, node: StreamNode, names: set[str]) -> None:
@@ -112,27 +134,41 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_hashable(one) for one in value)
     if value is None or isinstance(value, dict):
-        raise BadRequest("key is null or an object in JSON, expected text, a number, true, false, or a list of these")
+        raise BadRequest(
+            "key is null or an object in JSON, expected text, a number, true, false, or a list of "
+            "these"
+        )
     return value
 
 
 def _keyed_operator(view: JobView, wanted: str) -> tuple[JobVertex, StreamNode]:
     keyed = [
-        (vertex, node, uid) for vertex in view.graph.vertices for node, uid in zip(vertex.nodes, vertex.uids, strict=True) if node.keyed
+        (vertex, node, uid)
+        for vertex in view.graph.vertices
+        for node, uid in zip(vertex.nodes, vertex.uids, strict=True)
+        if node.keyed
     ]
     for vertex, node, uid in keyed:
         if wanted in (uid, node.name):
             return vertex, node
-    raise NotFound(f"no operator with keyed state is called {wanted[:80]!r}; there are {', '.join(uid for *_, uid in keyed) or 'none'}")
+    raise NotFound(
+        f"no operator with keyed state is called {wanted[:80]!r}; there are "
+        f"{', '.join(uid for *_, uid in keyed) or 'none'}"
+    )
 
 
 async def _ask(view: JobView, vertex: JobVertex, index: int, node: StreamNode, query: Any) -> Any:
-    """Raises Unavailable while the subtask is busy with one element, JobNotRunning while it does not run."""
+    """Raises Unavailable while the subtask is busy with one element, JobNotRunning while it does
+    not run.
+    """
     try:
         async with asyncio.timeout(TIMEOUT_S):
             return await view.query_state(vertex, index, node.id, query)
     except TimeoutError:
-        raise Unavailable(f"subtask {index} of {node.name!r} is busy, its state was not read within {TIMEOUT_S:g} s") from None
+        raise Unavailable(
+            f"subtask {index} of {node.name!r} is busy, its state was not read within "
+            f"{TIMEOUT_S:g} s"
+        ) from None
 
 
 # Functions of a module, with plain arguments: they may travel to another process.
@@ -150,7 +186,9 @@ def _summary(backend: KeyedStateBackend) -> list[dict[str, Any]]:
     return found
 
 
-def _items(name: str, limit: int, backend: KeyedStateBackend) -> tuple[list[str], list[tuple[Any, Any]]]:
+def _items(
+    name: str, limit: int, backend: KeyedStateBackend
+) -> tuple[list[str], list[tuple[Any, Any]]]:
     names = _names(backend)
     return names, backend.items(name, limit=limit) if name in names else []
 
@@ -175,7 +213,9 @@ def shown(value: Any) -> str:
 
 
 async def tap(call: Call) -> web.StreamResponse:
-    """GET /aioflow/jobs/:jobid/tap?edge=SOURCE-TARGET: a few of the records on an edge, twice a second, as events `records`."""
+    """GET /aioflow/jobs/:jobid/tap?edge=SOURCE-TARGET: a few of the records on an edge, twice a
+    second, as events `records`.
+    """
     call.require_data()
     view = call.job
     node = _producer(view, call.query.get("edge", ""))
@@ -190,7 +230,12 @@ async def tap(call: Call) -> web.StreamResponse:
         seen += len(batch.values)
         first = max(len(batch.values) - TAP_RECORDS, 0)
         for position in range(first, len(batch.values)):
-            newest.append((batch.values[position], None if batch.timestamps is None else batch.timestamps[position]))
+            newest.append(
+                (
+                    batch.values[position],
+                    None if batch.timestamps is None else batch.timestamps[position],
+                )
+            )
 
     stream = Stream(call)
     async with stream:
@@ -198,7 +243,9 @@ async def tap(call: Call) -> web.StreamResponse:
         try:
             while call.monitor.sampler.runs and not view.status.is_terminal:
                 await asyncio.sleep(TAP_EVERY_S)
-                records = [{"value": shown(value), "timestamp": timestamp} for value, timestamp in newest]
+                records = [
+                    {"value": shown(value), "timestamp": timestamp} for value, timestamp in newest
+                ]
                 newest.clear()
                 await stream.send("records", {"now": call.now_ms, "seen": seen, "records": records})
                 seen = 0
@@ -212,7 +259,9 @@ def _producer(view: JobView, edge: str) -> StreamNode:
     for one in view.graph.edges:
         if _is(view, one, source, target):
             return view.graph.vertex(one.source).nodes[one.operator_index]
-    raise NotFound(f"there is no edge {edge[:80]!r}; name it by the ids of its vertices: SOURCE-TARGET")
+    raise NotFound(
+        f"there is no edge {edge[:80]!r}; name it by the ids of its vertices: SOURCE-TARGET"
+    )
 
 
 def _is(view: JobView, edge: JobEdge, source: str, target: str) -> bool:

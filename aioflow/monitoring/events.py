@@ -1,7 +1,9 @@
-"""Server-sent events of one job, once a second: first all of it, then what has changed, as a JSON merge patch (RFC 7396).
+"""Server-sent events of one job, once a second: first all of it, then what has changed, as a JSON
+merge patch (RFC 7396).
 
-Everything that changes is an object with names, never a list, so that a patch is small and has one meaning. A reader that is slow skips
-moments: what it gets next is the difference to what it got last.
+Everything that changes is an object with names, never a list, so that a patch is small and has one
+meaning. A reader that is slow skips moments: what it gets next is the difference to what it got
+last.
 """
 
 from __future__ import annotations
@@ -49,7 +51,10 @@ async def events(call: Call) -> web.StreamResponse:
 
 
 class Stream:
-    """One stream of events to one reader, inside `async with`. Raises Unavailable when there are too many."""
+    """One stream of events to one reader, inside `async with`.
+
+    Raises Unavailable when there are too many.
+    """
 
     def __init__(self, call: Call) -> None:
         if call.request is None:
@@ -57,7 +62,9 @@ class Stream:
         self._request = call.request
         self._monitor = call.monitor
         self._number = 0
-        self.response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"})
+        self.response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
+        )
 
     async def __aenter__(self) -> Stream:
         if self._monitor.streams >= STREAMS_MAX:
@@ -70,7 +77,9 @@ class Stream:
             raise
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> bool:
         self._monitor.streams -= 1
         # The reader went away: nobody is left to be told.
         return isinstance(error, (ConnectionError, TimeoutError))
@@ -78,13 +87,19 @@ class Stream:
     async def send(self, name: str, body: Mapping[str, Any]) -> None:
         """One event. Raises TimeoutError when nobody takes it."""
         self._number += 1
-        content = b"event: %s\nid: %d\ndata: %s\n\n" % (name.encode(), self._number, json_bytes(body))
+        content = b"event: %s\nid: %d\ndata: %s\n\n" % (
+            name.encode(),
+            self._number,
+            json_bytes(body),
+        )
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             await self.response.write(content)
 
 
 def snapshot(monitor: Monitor, view: JobView) -> dict[str, Any]:
-    """The job as the dashboard follows it: states, all metrics of each subtask, checkpoints and failures in short."""
+    """The job as the dashboard follows it: states, all metrics of each subtask, checkpoints and
+    failures in short.
+    """
     now = monitor.host.clock.wall_ms()
     metrics = monitor.metrics(view).all()
     vertices = {}
@@ -108,14 +123,27 @@ def snapshot(monitor: Monitor, view: JobView) -> dict[str, Any]:
     if statistics is not None:
         latest = statistics.latest
         checkpoints = {
-            "counts": {name: getattr(statistics.counts, name) for name in ("restored", "total", "in_progress", "completed", "failed")},
-            "completed": None if latest.completed is None else _short(record_body(view, latest.completed)),
+            "counts": {
+                name: getattr(statistics.counts, name)
+                for name in ("restored", "total", "in_progress", "completed", "failed")
+            },
+            "completed": None
+            if latest.completed is None
+            else _short(record_body(view, latest.completed)),
             "failed": None if latest.failed is None else _short(record_body(view, latest.failed)),
-            "savepoint": None if latest.savepoint is None else _short(record_body(view, latest.savepoint)),
+            "savepoint": None
+            if latest.savepoint is None
+            else _short(record_body(view, latest.savepoint)),
         }
     return {
         "now": now,
-        "job": {"jid": view.id, "name": view.name, "state": view.status.value, "start-time": view.start_ms, "end-time": view.end_ms},
+        "job": {
+            "jid": view.id,
+            "name": view.name,
+            "state": view.status.value,
+            "start-time": view.start_ms,
+            "end-time": view.end_ms,
+        },
         "metrics": _plain(job_metrics(view, now)),
         "vertices": vertices,
         "checkpoints": checkpoints,
@@ -129,11 +157,17 @@ def _short(record: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float | str]:
     """Numbers; what JSON has no number for is quoted."""
-    return {name: value if math.isfinite(value) else str(value).replace("nan", "NaN") for name, value in metrics.items()}
+    return {
+        name: value if math.isfinite(value) else str(value).replace("nan", "NaN")
+        for name, value in metrics.items()
+    }
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """What turns `old` into `new`. A value that is None there counts as absent, as RFC 7396 has it."""
+    """What turns `old` into `new`.
+
+    A value that is None there counts as absent, as RFC 7396 has it.
+    """
     patch: dict[str, Any] = {}
     for name, value in new.items():
         before = old.get(name)

@@ -1,4 +1,6 @@
-"""Flame graphs: what loops spend their time on, in Flink's shape; of one process, and of the tasks of a vertex in all processes."""
+"""Flame graphs: what loops spend their time on, in Flink's shape; of one process, and of the
+tasks of a vertex in all processes.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,20 @@ async def loop_graph(call: Call) -> Any:
 
 
 async def vertex_graph(call: Call) -> Any:
-    """GET .../vertices/:vertexid/flamegraph?type=full|on_cpu|off_cpu. Off the processor are the tasks that wait, where they wait."""
+    """GET .../vertices/:vertexid/flamegraph?type=full|on_cpu|off_cpu.
+
+    Off the processor are the tasks that wait, where they wait.
+    """
     kind = call.query.get("type", "full").lower()
     if kind not in ("full", "on_cpu", "off_cpu"):
         raise BadRequest(f"type is {kind[:40]!r}, expected full, on_cpu or off_cpu")
     view, vertex, wanted = call.job, call.vertex, call.query.get("subtaskindex")
-    if wanted is not None and not (wanted.isascii() and wanted.isdecimal() and len(wanted) < 9 and int(wanted) < vertex.parallelism):
+    if wanted is not None and not (
+        wanted.isascii()
+        and wanted.isdecimal()
+        and len(wanted) < 9
+        and int(wanted) < vertex.parallelism
+    ):
         raise NotFound(f"vertex {vertex.name!r} has no subtask {wanted[:20]!r}")
     seconds = _seconds(call)
     subtasks = [one for one in view.subtasks(vertex) if wanted is None or one.index == int(wanted)]

@@ -1,10 +1,12 @@
-"""Who may ask what: one middleware in front of every route, that lets through what a rule allows and nothing else.
+"""Who may ask what: one middleware in front of every route, that lets through what a rule allows
+and nothing else.
 
-Rules, in order: the Host header names this endpoint (a page elsewhere cannot reach it by a name of its own, "DNS rebinding"); a browser
-that says it is on another site is refused, and so is an Origin that is not the Host; reading is GET and HEAD, and needs the token where
-the endpoint is for other machines, or one of them asks (a service that mounts it may listen for all); any other method needs
-`enable_control`, the token in a header, and a route that is declared to change something. There are no cookies, so nothing can be asked
-in somebody's name.
+Rules, in order: the Host header names this endpoint (a page elsewhere cannot reach it by a name of
+its own, "DNS rebinding"); a browser that says it is on another site is refused, and so is an Origin
+that is not the Host; reading is GET and HEAD, and needs the token where the endpoint is for other
+machines, or one of them asks (a service that mounts it may listen for all); any other method needs
+`enable_control`, the token in a header, and a route that is declared to change something. There are
+no cookies, so nothing can be asked in somebody's name.
 """
 
 from __future__ import annotations
@@ -31,11 +33,14 @@ READING = ("GET", "HEAD")
 CHANGES: frozenset[str] = frozenset({"POST", "PATCH", "PUT", "DELETE"})
 
 OPEN = "aioflow_open"
-"""Attribute of handlers whose answer is no secret: the files of the dashboard, which asks for the token."""
+"""Attribute of handlers whose answer is no secret: the files of the dashboard, which asks for
+the token.
+"""
 
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'"
+        "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; "
+        "object-src 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -57,7 +62,13 @@ def guard(options: MonitorOptions) -> Any:
         refusal = _refusal(request, handler, options)
         if refusal is not None:
             status, message = refusal
-            logger.debug("%s %s from %s is refused: %s", request.method, request.path, request.remote, message)
+            logger.debug(
+                "%s %s from %s is refused: %s",
+                request.method,
+                request.path,
+                request.remote,
+                message,
+            )
             response = error_response(status, message)
             if status == 401:
                 response.headers["WWW-Authenticate"] = 'Bearer realm="aioflow"'
@@ -67,12 +78,22 @@ def guard(options: MonitorOptions) -> Any:
     return check
 
 
-def _refusal(request: web.Request, handler: Handler, options: MonitorOptions) -> tuple[int, str] | None:
+def _refusal(
+    request: web.Request, handler: Handler, options: MonitorOptions
+) -> tuple[int, str] | None:
     host = request.headers.get("Host", "")
     if not options.allows_host(host):
-        return 403, f"Host {host[:100]!r} is not one of this endpoint's: ask as localhost, or list the name in allowed_hosts"
+        return (
+            403,
+            f"Host {host[:100]!r} is not one of this endpoint's: ask as localhost, or list the "
+            "name in allowed_hosts",
+        )
     site = request.headers.get("Sec-Fetch-Site", "none")
-    is_visit = request.method == "GET" and request.headers.get("Sec-Fetch-Mode") == "navigate" and getattr(handler, OPEN, False)
+    is_visit = (
+        request.method == "GET"
+        and request.headers.get("Sec-Fetch-Mode") == "navigate"
+        and getattr(handler, OPEN, False)
+    )
     if site not in ("same-origin", "none") and not is_visit:
         return 403, "the request comes from another site"
     origin = request.headers.get("Origin")
@@ -87,15 +108,26 @@ def _refusal(request: web.Request, handler: Handler, options: MonitorOptions) ->
             return 401, "expected Authorization: Bearer with the token of this endpoint"
         return None
     comes_in = options.open_reads or not (options.guards_reads or _is_from_elsewhere(request))
-    if comes_in or getattr(handler, OPEN, False) or options.accepts(request.headers.get("Authorization")):
+    if (
+        comes_in
+        or getattr(handler, OPEN, False)
+        or options.accepts(request.headers.get("Authorization"))
+    ):
         return None
     if options.token is None:
-        return 403, "callers on other machines need a token: give token= and allowed_hosts=, or open_reads=True if they are checked before"
+        return (
+            403,
+            "callers on other machines need a token: give token= and allowed_hosts=, or "
+            "open_reads=True if they are checked before",
+        )
     return 401, "expected Authorization: Bearer with the token of this endpoint"
 
 
 def _is_from_elsewhere(request: web.Request) -> bool:
-    """Whether another machine asks, as far as it is not known to be this one. `Host` does not tell: whoever asks writes it."""
+    """Whether another machine asks, as far as it is not known to be this one.
+
+    `Host` does not tell: whoever asks writes it.
+    """
     peer = None if request.transport is None else request.transport.get_extra_info("peername")
     if isinstance(peer, tuple):
         return not is_loopback_name(str(peer[0]).removeprefix("::ffff:"))

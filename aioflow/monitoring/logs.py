@@ -25,12 +25,17 @@ async def tail(call: Call) -> Any:
     level = logging.getLevelNamesMapping().get(call.query.get("level", "DEBUG").upper())
     if level is None:
         raise BadRequest(f"level is {call.query['level'][:40]!r}, expected one like WARNING")
-    records = await call.monitor.ask(call.process, "logs", numbers["after"], level, min(numbers["limit"], RECORDS_MAX))
+    records = await call.monitor.ask(
+        call.process, "logs", numbers["after"], level, min(numbers["limit"], RECORDS_MAX)
+    )
     return {"records": records}
 
 
 async def worker_log(call: Call) -> Any:
     """GET /taskmanagers/:taskmanagerid/log: what is kept in memory, as text."""
     records = await call.monitor.ask(find_worker(call).id, "logs", 0, logging.NOTSET, RECORDS_MAX)
-    lines = [f"{one['time']} {one['level']} {one['logger']}: {one['message']}\n{one['stack']}" for one in records]
+    lines = [
+        f"{one['time']} {one['level']} {one['logger']}: {one['message']}\n{one['stack']}"
+        for one in records
+    ]
     return Answer("".join(lines), content_type="text/plain")

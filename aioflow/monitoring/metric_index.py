@@ -1,7 +1,7 @@
 """The metrics of a job by vertex and subtask, read at most once in a while.
 
-Tasks name their metrics "task name (1/4).operator.metric"; names of users may hold any character, so a name is taken apart by the names
-that the job graph gives, once, and remembered.
+Tasks name their metrics "task name (1/4).operator.metric"; names of users may hold any character,
+so a name is taken apart by the names that the job graph gives, once, and remembered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["MetricIndex", "OperatorMetric", "shown_value"]
 
 FRESH_S = 0.2
-"""Whoever asks within this time is given what the one before was: a hundred readers a second cost five readings."""
+"""Whoever asks within this time is given what the one before was: a hundred readers a second
+cost five readings.
+"""
 
 Subtask = tuple[int, int]
 """Vertex and index."""
@@ -30,7 +32,9 @@ OperatorMetric = tuple[str, str]
 class MetricIndex:
     """`read()` gives all metrics of the job by dotted name; `now()` monotonic seconds."""
 
-    def __init__(self, graph: JobGraph, read: Callable[[], Mapping[str, float]], now: Callable[[], float]) -> None:
+    def __init__(
+        self, graph: JobGraph, read: Callable[[], Mapping[str, float]], now: Callable[[], float]
+    ) -> None:
         self._read = read
         self._now = now
         self._read_at: float | None = None
@@ -38,16 +42,25 @@ class MetricIndex:
         self._by_subtask: dict[Subtask, dict[str, float]] | None = None
         """Made of the last reading when somebody wants it like that."""
         self._names: list[str] = []
-        """Of the last reading. They change when tasks start and when programs make metrics, so what follows from them is kept."""
+        """Of the last reading.
+
+        They change when tasks start and when programs make metrics, so what follows from them is
+        kept.
+        """
         self._plan: list[tuple[Subtask, list[str], list[int]]] = []
         """Of each subtask: what its metrics are called there, and which of the values they are."""
         self.version = 0
         """Another one for other names."""
         self._split: dict[tuple[int, str], OperatorMetric] = {}
         self._prefixes = {
-            vertex.metrics_name(index): (vertex.id, index) for vertex in graph.vertices for index in range(vertex.parallelism)
+            vertex.metrics_name(index): (vertex.id, index)
+            for vertex in graph.vertices
+            for index in range(vertex.parallelism)
         }
-        self._operators = {vertex.id: unique_names([node.name for node in vertex.nodes]) for vertex in graph.vertices}
+        self._operators = {
+            vertex.id: unique_names([node.name for node in vertex.nodes])
+            for vertex in graph.vertices
+        }
 
     def of_subtask(self, vertex_id: int, index: int) -> dict[str, float]:
         """Name -> value; those of operators begin with the operator's name."""
@@ -64,7 +77,8 @@ class MetricIndex:
         if self._by_subtask is None:
             values = self._values
             self._by_subtask = {
-                subtask: dict(zip(shorts, [values[at] for at in places], strict=True)) for subtask, shorts, places in self._plan
+                subtask: dict(zip(shorts, [values[at] for at in places], strict=True))
+                for subtask, shorts, places in self._plan
             }
         return self._by_subtask
 
@@ -79,12 +93,16 @@ class MetricIndex:
         if known is None:
             operators = [o for o in self._operators.get(vertex_id, ()) if name.startswith(f"{o}.")]
             operator = max(operators, key=len, default="")
-            known = self._split[vertex_id, name] = operator, name[len(operator) + 1 :] if operator else name
+            known = self._split[vertex_id, name] = (
+                operator,
+                name[len(operator) + 1 :] if operator else name,
+            )
         return known
 
     def _refresh(self) -> None:
         now = self._now()
-        # Before the tasks begin there is nothing, and a fifth of a second more of that is what somebody who has just started it would see.
+        # Before the tasks begin there is nothing, and a fifth of a second more of that is what
+        # somebody who has just started it would see.
         if self._read_at is not None and self._plan and now - self._read_at < FRESH_S:
             return
         self._read_at, metrics = now, self._read()
@@ -110,7 +128,12 @@ class MetricIndex:
         while at >= 0:
             subtask = self._prefixes.get(name[:at])
             if subtask is not None:
-                place = subtask, name[at + 1 :]  # The longest that fits: another task may be called like the beginning of this one.
+                place = (
+                    subtask,
+                    name[at + 1 :],
+                    # The longest that fits: another task may be called like the beginning of this
+                    # one.
+                )
             at = name.find(".", at + 1)
         return place
 

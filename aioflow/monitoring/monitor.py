@@ -1,4 +1,6 @@
-"""What the handlers of one endpoint share: the view, the metrics by job, the operations that were asked for, the last ten minutes."""
+"""What the handlers of one endpoint share: the view, the metrics by job, the operations that
+were asked for, the last ten minutes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Monitor"]
 
 ASK_S = 30.0
-"""How long another process may take to answer: a flame graph takes ten seconds, and a function may hold its loop."""
+"""How long another process may take to answer: a flame graph takes ten seconds, and a function
+may hold its loop.
+"""
 
 
 class Monitor:
@@ -83,20 +87,28 @@ class Monitor:
         known = self._metrics.get(view.id)
         if known is None or known[0] is not view:
             self.forget()
-            known = self._metrics[view.id] = view, MetricIndex(view.graph, view.read_metrics, self.host.clock.monotonic)
+            known = self._metrics[view.id] = (
+                view,
+                MetricIndex(view.graph, view.read_metrics, self.host.clock.monotonic),
+            )
         return known[1]
 
     def forget(self) -> None:
         """Let go of what belongs to jobs that are shown no more."""
         shown = {view.id for view in self.jobs()}
-        self._metrics = {job_id: entry for job_id, entry in self._metrics.items() if job_id in shown}
+        self._metrics = {
+            job_id: entry for job_id, entry in self._metrics.items() if job_id in shown
+        }
 
     def expire(self) -> None:
         """What is read next is read anew, however short ago somebody did."""
         self._metrics.clear()
 
     async def ask(self, worker_id: str | None, what: str, *args: Any) -> Any:
-        """What a process tells about itself (see `ProcessInspector.ask`); None is this one. Raises NotFound, Unavailable."""
+        """What a process tells about itself (see `ProcessInspector.ask`); None is this one.
+
+        Raises NotFound, Unavailable.
+        """
         worker = next((worker for worker in self.workers() if worker.id == worker_id), None)
         if worker_id is None or (worker is not None and worker.is_here):
             return await self.process.ask(what, *args)
@@ -106,10 +118,14 @@ class Monitor:
             async with asyncio.timeout(ASK_S):
                 return await self.watched.ask_worker(worker_id, what, *args)
         except (TimeoutError, Broken) as error:
-            raise Unavailable(f"taskmanager {worker_id} did not answer: {error or f'not within {ASK_S:g} s'}") from error
+            raise Unavailable(
+                f"taskmanager {worker_id} did not answer: {error or f'not within {ASK_S:g} s'}"
+            ) from error
 
     async def ask_all(self, worker_ids: Iterable[str], what: str, *args: Any) -> list[Any]:
-        """Of each of these processes, in the order of their ids; those that cannot answer now are left out."""
+        """Of each of these processes, in the order of their ids; those that cannot answer now
+        are left out.
+        """
         asked = [self.ask(worker_id, what, *args) for worker_id in sorted(worker_ids)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for answer in answers:

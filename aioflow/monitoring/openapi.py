@@ -54,7 +54,9 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": {name: _as_openapi(schema) for name, schema in (*SCHEMAS.items(), *BODIES.items())},
+            "schemas": {
+                name: _as_openapi(schema) for name, schema in (*SCHEMAS.items(), *BODIES.items())
+            },
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -63,7 +65,10 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
 def _operation(route: Route) -> dict[str, Any]:
     names = re.findall(r"\{(\w+)\}", route.path)
     parameters = [_parameter(name) for name in names]
-    parameters += [{"name": name, "in": "query", "required": False, "schema": {"type": "string"}} for name in route.query]
+    parameters += [
+        {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
+        for name in route.query
+    ]
     content_type = CONTENT_TYPES.get(route.schema, "application/json")
     answers: dict[str, Any] = {
         str(route.status): {
@@ -76,11 +81,17 @@ def _operation(route: Route) -> dict[str, Any]:
             "description": description,
             "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Errors"}}},
         }
-    operation: dict[str, Any] = {"summary": route.summary, "parameters": parameters, "responses": answers}
+    operation: dict[str, Any] = {
+        "summary": route.summary,
+        "parameters": parameters,
+        "responses": answers,
+    }
     if route.body:
         operation["requestBody"] = {
             "required": False,
-            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{route.body}"}}},
+            "content": {
+                "application/json": {"schema": {"$ref": f"#/components/schemas/{route.body}"}}
+            },
         }
     # A reading call may need it too, where others than this machine can ask.
     operation["security"] = [{"token": []}] if route.method != "GET" else [{}, {"token": []}]
@@ -89,7 +100,13 @@ def _operation(route: Route) -> dict[str, Any]:
 
 def _parameter(name: str) -> dict[str, Any]:
     description, schema = PARAMETERS[name]
-    return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": description,
+        "schema": schema,
+    }
 
 
 def _as_openapi(schema: Any) -> Any:

@@ -1,6 +1,8 @@
-"""What was asked for and takes its time: savepoints, checkpoints, stops. Each is one task, found again by the id of its request.
+"""What was asked for and takes its time: savepoints, checkpoints, stops. Each is one task, found
+again by the id of its request.
 
-A request with an id that is known already is the same request: nothing is done twice, however often a client asks again.
+A request with an id that is known already is the same request: nothing is done twice, however often
+a client asks again.
 """
 
 from __future__ import annotations
@@ -50,10 +52,13 @@ class Operations:
     def known(self, job_id: str, kind: str, request_id: str) -> bool:
         return (job_id, kind, request_id) in self._known
 
-    async def begin(self, job_id: str, kind: str, request_id: str, work: Coroutine[Any, Any, Any]) -> None:
+    async def begin(
+        self, job_id: str, kind: str, request_id: str, work: Coroutine[Any, Any, Any]
+    ) -> None:
         """Start `work`, which must not be known yet. Raises Unavailable when too much is under way.
 
-        An AioflowError of its first step, before it waits for anything, is raised here: it is no request then, and nobody has to poll.
+        An AioflowError of its first step, before it waits for anything, is raised here: it is no
+        request then, and nobody has to poll.
         """
         over = [key for key, operation in self._known.items() if operation.task.done()]
         if len(self._known) - len(over) >= RUNNING_MAX:
@@ -65,12 +70,18 @@ class Operations:
         task.add_done_callback(_retrieved)
         self._known[job_id, kind, request_id] = Operation(job_id, kind, request_id, task)
         await asyncio.sleep(0)
-        if task.done() and not task.cancelled() and isinstance(error := task.exception(), AioflowError):
+        if (
+            task.done()
+            and not task.cancelled()
+            and isinstance(error := task.exception(), AioflowError)
+        ):
             self._known.pop((job_id, kind, request_id), None)
             raise error
 
     async def close(self) -> None:
-        await cancel_and_wait([operation.task for operation in self._known.values() if not operation.task.done()])
+        await cancel_and_wait(
+            [operation.task for operation in self._known.values() if not operation.task.done()]
+        )
 
 
 def check_request_id(text: str) -> str:

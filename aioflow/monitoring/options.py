@@ -10,7 +10,13 @@ from typing import Any
 
 from aioflow.core.errors import NotAuthenticated, did_you_mean
 
-__all__ = ["MonitorOptions", "is_loopback_name", "parse_monitor_address", "parse_monitor_options", "served_options"]
+__all__ = [
+    "MonitorOptions",
+    "is_loopback_name",
+    "parse_monitor_address",
+    "parse_monitor_options",
+    "served_options",
+]
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
@@ -28,31 +34,45 @@ class MonitorOptions:
     """
 
     token: str | None = field(default=None, repr=False)
-    """Expected as `Authorization: Bearer <token>`: for every changing call, and for reading where others could ask."""
+    """Expected as `Authorization: Bearer <token>`: for every changing call, and for reading
+    where others could ask.
+    """
     enable_control: bool = False
     """Whether jobs can be stopped, cancelled and checkpointed. Needs a token."""
     allowed_hosts: tuple[str, ...] = ()
     """Names under which it may be asked, beside those of loopback; without ports. `"*"`: any."""
     open_reads: bool = False
-    """Whether whoever reaches it may read without a token: for a service that has looked at who asks already."""
+    """Whether whoever reaches it may read without a token: for a service that has looked at who
+    asks already.
+    """
     show_data: bool = False
-    """Whether whoever may read sees state and records too, and not only what is counted about them."""
+    """Whether whoever may read sees state and records too, and not only what is counted about
+    them.
+    """
     connections_max: int = CONNECTIONS_MAX
 
     def __post_init__(self) -> None:
         given: object = self.token  # As given: the annotation is only a promise.
         if given is not None and not isinstance(given, str):
-            raise TypeError(f"token= takes text, got {type(given).__name__}: make one with secrets.token_urlsafe()")
+            raise TypeError(
+                f"token= takes text, got {type(given).__name__}: make one with "
+                "secrets.token_urlsafe()"
+            )
         if self.enable_control and self.token is None:
-            raise NotAuthenticated("enable_control=True lets callers stop jobs, expected a token that they must know: give token=")
+            raise NotAuthenticated(
+                "enable_control=True lets callers stop jobs, expected a token that they must "
+                "know: give token="
+            )
         if self.token is not None and len(self.token) < TOKEN_CHARACTERS_MIN:
             raise NotAuthenticated(
-                f"token= has {len(self.token)} characters, expected at least {TOKEN_CHARACTERS_MIN}: "
+                f"token= has {len(self.token)} characters, expected at least "
+                f"{TOKEN_CHARACTERS_MIN}: "
                 "make one with secrets.token_urlsafe()"
             )
         if self.allowed_hosts and self.token is None and not self.open_reads:
             raise NotAuthenticated(
-                f"allowed_hosts={self.allowed_hosts!r} lets other machines ask, expected a token: give token=, "
+                f"allowed_hosts={self.allowed_hosts!r} lets other machines ask, expected a token: "
+                "give token=, "
                 "or open_reads=True if they are checked before they come here"
             )
 
@@ -64,7 +84,11 @@ class MonitorOptions:
     def allows_host(self, name: str) -> bool:
         """Whether a request may name this host, with or without a port."""
         host = _without_port(name).lower().rstrip(".")
-        return "*" in self.allowed_hosts or host in LOOPBACK_NAMES or host in (each.lower() for each in self.allowed_hosts)
+        return (
+            "*" in self.allowed_hosts
+            or host in LOOPBACK_NAMES
+            or host in (each.lower() for each in self.allowed_hosts)
+        )
 
     def accepts(self, authorization: str | None) -> bool:
         """Whether this header holds the token; in constant time."""
@@ -81,7 +105,10 @@ def _without_port(name: str) -> str:
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether listening there lets nobody else in. A name that is not known to be of this machine does."""
+    """Whether listening there lets nobody else in.
+
+    A name that is not known to be of this machine does.
+    """
     if host == "localhost":
         return True
     try:
@@ -91,19 +118,31 @@ def is_loopback_name(host: str) -> bool:
 
 
 def parse_monitor_address(text: str) -> tuple[str, int]:
-    """`HOST:PORT` in its parts; of a port alone the host is 127.0.0.1. Raises ValueError, or TypeError for what is no text."""
+    """`HOST:PORT` in its parts; of a port alone the host is 127.0.0.1.
+
+    Raises ValueError, or TypeError for what is no text.
+    """
     given: object = text  # As given: the annotation is only a promise.
     if not isinstance(given, str):
-        raise TypeError(f'monitor is {type(given).__name__}: {given!r}, expected "HOST:PORT", like "127.0.0.1:8081"')
+        raise TypeError(
+            f'monitor is {type(given).__name__}: {given!r}, expected "HOST:PORT", like '
+            '"127.0.0.1:8081"'
+        )
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
-        raise ValueError(f'monitor is {text!r}, expected "HOST:PORT", like "127.0.0.1:8081"; port 0 is any free one')
+        raise ValueError(
+            f'monitor is {text!r}, expected "HOST:PORT", like "127.0.0.1:8081"; port 0 is any '
+            "free one"
+        )
     return host, int(port)
 
 
 def parse_monitor_options(given: Mapping[str, Any]) -> MonitorOptions:
-    """`MonitorOptions` of keyword arguments. Raises TypeError for an unknown one, naming the nearest that exists; NotAuthenticated."""
+    """`MonitorOptions` of keyword arguments.
+
+    Raises TypeError for an unknown one, naming the nearest that exists; NotAuthenticated.
+    """
     _check_names(given)
     return MonitorOptions(**given)
 
@@ -111,18 +150,25 @@ def parse_monitor_options(given: Mapping[str, Any]) -> MonitorOptions:
 def _check_names(given: Mapping[str, Any]) -> None:
     whole: object = given  # As given: the annotation is only a promise.
     if not isinstance(whole, Mapping):
-        raise TypeError(f'monitor_options= takes a mapping, like {{"token": ...}}, got {type(whole).__name__}')
+        raise TypeError(
+            f'monitor_options= takes a mapping, like {{"token": ...}}, got {type(whole).__name__}'
+        )
     known = [one.name for one in fields(MonitorOptions)]
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known, "{}=") or f"; expected some of {', '.join(known)}"
             raise TypeError(f"monitor option {name}= is not known{hint}")
     if isinstance(names := given.get("allowed_hosts"), str):
-        raise TypeError(f"allowed_hosts= takes several names, got the text {names!r}: give ({names!r},)")
+        raise TypeError(
+            f"allowed_hosts= takes several names, got the text {names!r}: give ({names!r},)"
+        )
 
 
 def served_options(address: str, given: Mapping[str, Any]) -> MonitorOptions:
-    """The options of an endpoint at `address`. Raises NotAuthenticated if others could ask it without a token."""
+    """The options of an endpoint at `address`.
+
+    Raises NotAuthenticated if others could ask it without a token.
+    """
     host, _ = parse_monitor_address(address)
     _check_names(given)
     if is_loopback_name(host):
@@ -130,7 +176,8 @@ def served_options(address: str, given: Mapping[str, Any]) -> MonitorOptions:
     options = MonitorOptions(**{**given, "allowed_hosts": ()})
     if options.token is None and not options.open_reads:
         raise NotAuthenticated(
-            f"monitor={address!r} can be reached from other machines, expected a token: give token=, or listen at 127.0.0.1"
+            f"monitor={address!r} can be reached from other machines, expected a token: give "
+            "token=, or listen at 127.0.0.1"
         )
     # Who knows the token may call it by any name: a page elsewhere does not know it.
     return replace(options, allowed_hosts=tuple(given.get("allowed_hosts") or ("*",)))

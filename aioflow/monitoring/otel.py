@@ -1,13 +1,16 @@
-"""All metrics of a job for OpenTelemetry (`pip install 'aioflow[otel]'`), through whatever meter provider the program has.
+"""All metrics of a job for OpenTelemetry (`pip install 'aioflow[otel]'`), through whatever meter
+provider the program has.
 
     export = OpenTelemetryExport()  # The program's own meter provider, set up as for anything else.
     async with flow.run() as job, export.watching(job):
         ...
 
-Metrics are read on the loop, once a second; the provider's readers, which have threads of their own, are given the last reading. So nothing
-waits for an exporter, and no thread touches a task. Instruments have Flink's names behind a scope, in lower case, because the SDK knows no
-other: flink.taskmanager.job.task.numrecordsin. What a task counts is a counter, everything else a gauge; where a value belongs is in its
-attributes. What is not a number (the lag of a watermark that there is not yet) is left out.
+Metrics are read on the loop, once a second; the provider's readers, which have threads of their
+own, are given the last reading. So nothing waits for an exporter, and no thread touches a task.
+Instruments have Flink's names behind a scope, in lower case, because the SDK knows no other:
+flink.taskmanager.job.task.numrecordsin. What a task counts is a counter, everything else a gauge;
+where a value belongs is in its attributes. What is not a number (the lag of a watermark that there
+is not yet) is left out.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ NAME_CHARACTERS_MAX = 255
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_.\-/]")
 
-_COUNTED = re.compile(r"(.*\.)?(num(records|laterecords|bytes|buffers|firedtimers)\w*(?<!persecond)|accumulate\w+|slowcallbacks)")
+_COUNTED = re.compile(
+    r"(.*\.)?(num(records|laterecords|bytes|buffers|firedtimers)\w*(?<!persecond)|accumulate\w+|slowcallbacks)"
+)
 
 Attributes = dict[str, str | int]
 Reading = dict[str, list[Observation]]
@@ -48,7 +53,10 @@ Reading = dict[str, list[Observation]]
 
 
 class OpenTelemetryExport:
-    """Makes each instrument once, at the first reading that has a value for it. For any number of jobs, on one loop."""
+    """Makes each instrument once, at the first reading that has a value for it.
+
+    For any number of jobs, on one loop.
+    """
 
     def __init__(self, meter_provider: MeterProvider | None = None) -> None:
         """Without a provider it is the one that the program has set."""
@@ -56,15 +64,21 @@ class OpenTelemetryExport:
         self._meter = self._provider.get_meter("aioflow")
         self._known: set[str] = set()
         self._readings: dict[object, Reading] = {}
-        """The last one of each that is watched; replaced as a whole, because other threads read it."""
+        """The last one of each that is watched; replaced as a whole, because other threads read
+        it.
+        """
 
     @asynccontextmanager
     async def watching(self, job_or_cluster: Any) -> AsyncIterator[None]:
-        """Export the metrics of a job, or of the jobs of a JobManager, inside the block; its last numbers are flushed at the end."""
+        """Export the metrics of a job, or of the jobs of a JobManager, inside the block; its
+        last numbers are flushed at the end.
+        """
         monitor = Monitor(monitored(job_or_cluster), MonitorOptions())
         key = object()
         monitor.process.start()
-        reading = asyncio.get_running_loop().create_task(self._keep_reading(key, monitor), name="metrics for OpenTelemetry")
+        reading = asyncio.get_running_loop().create_task(
+            self._keep_reading(key, monitor), name="metrics for OpenTelemetry"
+        )
         try:
             yield
         finally:
@@ -84,7 +98,9 @@ class OpenTelemetryExport:
             try:
                 self._read(key, monitor)
             except Exception:
-                logger.exception("the metrics could not be read; the next reading is in %g s", EVERY_S)
+                logger.exception(
+                    "the metrics could not be read; the next reading is in %g s", EVERY_S
+                )
             await asyncio.sleep(EVERY_S)
 
     def _read(self, key: object, monitor: Monitor) -> None:
@@ -96,12 +112,20 @@ class OpenTelemetryExport:
         self._readings = {**self._readings, key: reading}
         for name in [name for name in reading if name not in self._known]:
             self._known.add(name)
-            make = self._meter.create_observable_counter if _COUNTED.fullmatch(name) else self._meter.create_observable_gauge
+            make = (
+                self._meter.create_observable_counter
+                if _COUNTED.fullmatch(name)
+                else self._meter.create_observable_gauge
+            )
             make(name, callbacks=[partial(self._observe, name)])
 
     def _observe(self, name: str, options: CallbackOptions) -> Iterable[Observation]:
         """In a thread of a reader."""
-        return [observation for reading in self._readings.values() for observation in reading.get(name, ())]
+        return [
+            observation
+            for reading in self._readings.values()
+            for observation in reading.get(name, ())
+        ]
 
 
 def _values(monitor: Monitor) -> Iterator[tuple[str, str, float, Attributes]]:
@@ -109,23 +133,42 @@ def _values(monitor: Monitor) -> Iterator[tuple[str, str, float, Attributes]]:
     now_ms = monitor.host.clock.wall_ms()
     yield from _all("flink.jobmanager", cluster_metrics(monitor), {})
     for worker in monitor.workers():
-        yield from _all("flink.taskmanager", monitor.watched.worker_metrics(worker.id), {"tm_id": worker.id})
+        yield from _all(
+            "flink.taskmanager", monitor.watched.worker_metrics(worker.id), {"tm_id": worker.id}
+        )
     for view in monitor.jobs():
         job: Attributes = {"job_id": view.id, "job_name": view.name}
         yield from _all("flink.jobmanager.job", job_metrics(view, now_ms), job)
         index = monitor.metrics(view)
         for (vertex_id, subtask), metrics in index.all().items():
             vertex = view.graph.vertex(vertex_id)
-            task: Attributes = {**job, "task_id": view.vertex_ids[vertex_id], "task_name": vertex.name, "subtask_index": subtask}
+            task: Attributes = {
+                **job,
+                "task_id": view.vertex_ids[vertex_id],
+                "task_name": vertex.name,
+                "subtask_index": subtask,
+            }
             for name, value in metrics.items():
                 operator, metric = index.operator_of(vertex_id, name)
                 if operator:
-                    yield "flink.taskmanager.job.task.operator", metric, value, {**task, "operator_name": operator}
+                    yield (
+                        "flink.taskmanager.job.task.operator",
+                        metric,
+                        value,
+                        {**task, "operator_name": operator},
+                    )
                     continue
                 split, metric = split_of(metric)
-                yield "flink.taskmanager.job.task", metric, value, task if split is None else {**task, "split": split}
+                yield (
+                    "flink.taskmanager.job.task",
+                    metric,
+                    value,
+                    task if split is None else {**task, "split": split},
+                )
 
 
-def _all(scope: str, metrics: Mapping[str, float], attributes: Attributes) -> Iterator[tuple[str, str, float, Attributes]]:
+def _all(
+    scope: str, metrics: Mapping[str, float], attributes: Attributes
+) -> Iterator[tuple[str, str, float, Attributes]]:
     for name, value in metrics.items():
         yield scope, name, value, attributes

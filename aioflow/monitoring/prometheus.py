@@ -1,6 +1,8 @@
-"""All metrics as Prometheus reads them, under the names and labels of Flink's reporter, gathered when somebody asks.
+"""All metrics as Prometheus reads them, under the names and labels of Flink's reporter, gathered
+when somebody asks.
 
-What a line begins with never changes, so it is put together once: a scrape writes numbers behind it.
+What a line begins with never changes, so it is put together once: a scrape writes numbers behind
+it.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Exposition:
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
         self._names: tuple[Any, ...] = ()
-        """Of all metrics in the order in which they are read; while they stay the same, so does the page but for its numbers."""
+        """Of all metrics in the order in which they are read; while they stay the same, so does
+        the page but for its numbers.
+        """
         self._order: list[int] = []
         """The lines of the page: which of the values comes next."""
         self._beginnings: list[str] = []
@@ -63,7 +67,9 @@ class Exposition:
         jobs = [(view, job_metrics(view, now_ms), monitor.metrics(view)) for view in monitor.jobs()]
         values = list(cluster.values())
         names: list[Any] = [*cluster]
-        workers = {worker.id: monitor.watched.worker_metrics(worker.id) for worker in monitor.workers()}
+        workers = {
+            worker.id: monitor.watched.worker_metrics(worker.id) for worker in monitor.workers()
+        }
         for worker_id, told in workers.items():
             values += told.values()
             names += (worker_id, *told)
@@ -78,7 +84,9 @@ class Exposition:
         for beginning, place in zip(self._beginnings, self._order, strict=True):
             value = values[place]
             # The difference is NaN for what is not finite.
-            parts.append(f"{beginning}{+value}" if value - value == 0 else f"{beginning}{_not_finite(value)}")
+            parts.append(
+                f"{beginning}{+value}" if value - value == 0 else f"{beginning}{_not_finite(value)}"
+            )
         return "".join(parts) + "\n"
 
     def _lines(
@@ -88,22 +96,34 @@ class Exposition:
         jobs: Sequence[tuple[JobView, Mapping[str, float], MetricIndex]],
     ) -> list[tuple[str, str]]:
         """Of each metric, as they are read: its family, and what its line begins with."""
-        lines = [(family, family) for family in (f"flink_jobmanager_{_name(name)}" for name in cluster)]
+        lines = [
+            (family, family) for family in (f"flink_jobmanager_{_name(name)}" for name in cluster)
+        ]
         for worker_id, told in workers.items():
             labels = _labels(tm_id=worker_id)
-            lines += [(family, f"{family}{labels}") for family in (f"flink_taskmanager_{_name(name)}" for name in told)]
+            lines += [
+                (family, f"{family}{labels}")
+                for family in (f"flink_taskmanager_{_name(name)}" for name in told)
+            ]
         for view, own, index in jobs:
             labels = _labels(job_id=view.id, job_name=view.name)
-            lines += [(family, f"{family}{labels}") for family in (f"flink_jobmanager_job_{_name(name)}" for name in own)]
+            lines += [
+                (family, f"{family}{labels}")
+                for family in (f"flink_jobmanager_job_{_name(name)}" for name in own)
+            ]
             for (vertex_id, subtask), metrics in index.all().items():
                 vertex = view.graph.vertex(vertex_id)
-                lines += [self._line(view, vertex, subtask, *index.operator_of(vertex_id, name)) for name in metrics]
+                lines += [
+                    self._line(view, vertex, subtask, *index.operator_of(vertex_id, name))
+                    for name in metrics
+                ]
         return lines
 
     def _lay_out(self, lines: Sequence[tuple[str, str]]) -> None:
         families: dict[str, dict[str, int]] = {}
         for place, (family, line) in enumerate(lines):
-            # By its text, because two names may be one once they are written as Prometheus wants: it refuses a page with twins.
+            # By its text, because two names may be one once they are written as Prometheus wants:
+            # it refuses a page with twins.
             families.setdefault(family, {})[line] = place
         self._order, self._beginnings, end = [], [], ""
         for family, found in families.items():
@@ -113,7 +133,9 @@ class Exposition:
                 self._beginnings.append(f"{head}{line} ")
                 head = end = "\n"
 
-    def _line(self, view: JobView, vertex: JobVertex, subtask: int, operator: str, metric: str) -> tuple[str, str]:
+    def _line(
+        self, view: JobView, vertex: JobVertex, subtask: int, operator: str, metric: str
+    ) -> tuple[str, str]:
         labels = {
             "job_id": view.id,
             "job_name": view.name,
@@ -133,7 +155,9 @@ class Exposition:
 
 
 def split_of(metric: str) -> tuple[str | None, str]:
-    """The split of a source that a task's metric is about, if it is about one, and the name without it."""
+    """The split of a source that a task's metric is about, if it is about one, and the name
+    without it.
+    """
     found = _SPLIT.fullmatch(metric)
     return (None, metric) if found is None else (found[1], f"split.watermark.{found[2]}")
 

@@ -17,26 +17,47 @@ SERIES_SHOWN = 200
 
 
 async def asyncio_view(call: Call) -> Any:
-    """GET /aioflow/asyncio?taskmanager=. All of it is of one process; without a name, lag and tasks are of the one that answers, slow
-    callbacks and calls in flight of all.
+    """GET /aioflow/asyncio?taskmanager=. All of it is of one process; without a name, lag and tasks
+    are of the one that answers, slow callbacks and calls in flight of all.
     """
     loop = await call.monitor.ask(call.process, "loop")
     slow: list[dict[str, Any]] = []
     in_flight: list[dict[str, Any]] = []
     for place, metrics in _operators(call):
         if metrics.get("slowCallbacks"):
-            slow.append({**place, "count": metrics["slowCallbacks"], "slowest-ms": metrics.get("slowestCallbackMs", 0)})
+            slow.append(
+                {
+                    **place,
+                    "count": metrics["slowCallbacks"],
+                    "slowest-ms": metrics.get("slowestCallbackMs", 0),
+                }
+            )
         if "asyncCallsInFlight" in metrics:
-            in_flight.append({**place, "in-flight": metrics["asyncCallsInFlight"], "capacity": metrics.get("asyncCallsMax", 0)})
+            in_flight.append(
+                {
+                    **place,
+                    "in-flight": metrics["asyncCallsInFlight"],
+                    "capacity": metrics.get("asyncCallsMax", 0),
+                }
+            )
     slow.sort(key=lambda one: (-one["slowest-ms"], -one["count"]))
-    return {"now": call.now_ms, **loop, "slow-callbacks": slow[:SLOW_SHOWN], "async-calls": in_flight}
+    return {
+        "now": call.now_ms,
+        **loop,
+        "slow-callbacks": slow[:SLOW_SHOWN],
+        "async-calls": in_flight,
+    }
 
 
 def _operators(call: Call) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
     """Each operator of each subtask: where it is, and its own metrics."""
     for view in call.monitor.jobs():
         index = call.monitor.metrics(view)
-        places = {(vertex.id, one.index): one.worker_id for vertex in view.graph.vertices for one in view.subtasks(vertex)}
+        places = {
+            (vertex.id, one.index): one.worker_id
+            for vertex in view.graph.vertices
+            for one in view.subtasks(vertex)
+        }
         for (vertex_id, subtask), metrics in index.all().items():
             if call.process is not None and places[vertex_id, subtask] != call.process:
                 continue
@@ -46,25 +67,53 @@ def _operators(call: Call) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
                 if operator:
                     found.setdefault(operator, {})[metric] = value
             name = view.graph.vertex(vertex_id).name
-            task = {"job-id": view.id, "vertex-id": view.vertex_ids[vertex_id], "task": name, "subtask": subtask}
+            task = {
+                "job-id": view.id,
+                "vertex-id": view.vertex_ids[vertex_id],
+                "task": name,
+                "subtask": subtask,
+            }
             task["taskmanager-id"] = places[vertex_id, subtask]
             for operator, values in found.items():
                 yield {**task, "operator": operator}, values
 
 
 def processes(call: Call) -> Any:
-    """GET /aioflow/processes: this process, then the others, in short. Null is what a process has not said yet."""
+    """GET /aioflow/processes: this process, then the others, in short.
+
+    Null is what a process has not said yet.
+    """
     monitor = call.monitor
     workers = monitor.workers()
-    tasks = [one.worker_id for view in monitor.jobs() for vertex in view.graph.vertices for one in view.subtasks(vertex) if one.is_alive]
-    found = [] if any(worker.is_here for worker in workers) else [_process("", 0, 0, monitor.process.metrics(), is_here=True)]
+    tasks = [
+        one.worker_id
+        for view in monitor.jobs()
+        for vertex in view.graph.vertices
+        for one in view.subtasks(vertex)
+        if one.is_alive
+    ]
+    found = (
+        []
+        if any(worker.is_here for worker in workers)
+        else [_process("", 0, 0, monitor.process.metrics(), is_here=True)]
+    )
     for worker in workers:
-        told = monitor.process.metrics() if worker.is_here else monitor.watched.worker_metrics(worker.id)
-        found.append(_process(worker.id, tasks.count(worker.id), worker.silence_ms, told, is_here=worker.is_here))
+        told = (
+            monitor.process.metrics()
+            if worker.is_here
+            else monitor.watched.worker_metrics(worker.id)
+        )
+        found.append(
+            _process(
+                worker.id, tasks.count(worker.id), worker.silence_ms, told, is_here=worker.is_here
+            )
+        )
     return {"processes": found}
 
 
-def _process(worker_id: str, tasks: int, silence_ms: int, told: Mapping[str, float], *, is_here: bool) -> dict[str, Any]:
+def _process(
+    worker_id: str, tasks: int, silence_ms: int, told: Mapping[str, float], *, is_here: bool
+) -> dict[str, Any]:
     return {
         "id": worker_id,
         "is-here": is_here,
@@ -88,7 +137,8 @@ async def worker_thread_dump(call: Call) -> Any:
 
 
 def series(call: Call) -> Any:
-    """GET /aioflow/jobs/:jobid/series?metric=&since=: the last ten minutes. Without `metric` the names that there are.
+    """GET /aioflow/jobs/:jobid/series?metric=&since=: the last ten minutes. Without `metric` the
+    names that there are.
 
     A part of a name may be `*`: `*.*.busyTimeMsPerSecond` is that of every subtask of every vertex.
     """
@@ -100,7 +150,11 @@ def series(call: Call) -> Any:
     since = call.query.get("since", "0")
     if not (since.isascii() and since.isdecimal()) or len(since) > 18:
         raise BadRequest(f"since is {since[:40]!r}, expected a time in ms")
-    names = [name for pattern in wanted for name in ([pattern] if "*" not in pattern else _matching(pattern, buffer.names))]
+    names = [
+        name
+        for pattern in wanted
+        for name in ([pattern] if "*" not in pattern else _matching(pattern, buffer.names))
+    ]
     times, values = buffer.read(names[:SERIES_SHOWN], int(since))
     return {"now": call.now_ms, "interval": 1000, "times": times, "series": values}
 
@@ -111,5 +165,6 @@ def _matching(pattern: str, names: Sequence[str]) -> list[str]:
     return [
         name
         for name, parts in split
-        if len(parts) == len(wanted) and all(want in ("*", part) for want, part in zip(wanted, parts, strict=True))
+        if len(parts) == len(wanted)
+        and all(want in ("*", part) for want, part in zip(wanted, parts, strict=True))
     ]

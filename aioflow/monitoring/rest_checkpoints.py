@@ -52,7 +52,14 @@ def checkpoints(call: Call) -> Any:
     }
 
 
-SUMMARY = ("checkpointed_size", "state_size", "end_to_end_duration", "alignment_buffered", "processed_data", "persisted_data")
+SUMMARY = (
+    "checkpointed_size",
+    "state_size",
+    "end_to_end_duration",
+    "alignment_buffered",
+    "processed_data",
+    "persisted_data",
+)
 
 
 def record_body(view: JobView, record: CheckpointRecord) -> dict[str, Any]:
@@ -74,13 +81,19 @@ def record_body(view: JobView, record: CheckpointRecord) -> dict[str, Any]:
         "num_subtasks": record.num_subtasks,
         "num_acknowledged_subtasks": record.num_acknowledged_subtasks,
         "checkpoint_type": record.checkpoint_type,
-        "tasks": {view.vertex_ids[vertex_id]: _task(vertex_id, task, record) for vertex_id, task in record.tasks.items()},
+        "tasks": {
+            view.vertex_ids[vertex_id]: _task(vertex_id, task, record)
+            for vertex_id, task in record.tasks.items()
+        },
     }
     match record.status:
         case CheckpointStatus.COMPLETED:
             body |= {"external_path": redacted(record.external_path), "discarded": record.discarded}
         case CheckpointStatus.FAILED:
-            body |= {"failure_timestamp": record.failure_timestamp, "failure_message": redacted(record.failure_message)}
+            body |= {
+                "failure_timestamp": record.failure_timestamp,
+                "failure_message": redacted(record.failure_message),
+            }
         case CheckpointStatus.IN_PROGRESS:
             pass
     return body
@@ -91,7 +104,9 @@ def _task(vertex_id: int, task: VertexRecord, record: CheckpointRecord) -> dict[
     latest = max((one.ack_timestamp for one in task.subtasks.values()), default=-1)
     return {
         "id": record.id,
-        "status": CheckpointStatus.COMPLETED.value if task.num_acknowledged_subtasks == task.num_subtasks else record.status.value,
+        "status": CheckpointStatus.COMPLETED.value
+        if task.num_acknowledged_subtasks == task.num_subtasks
+        else record.status.value,
         "latest_ack_timestamp": latest,
         "checkpointed_size": sum(one.checkpointed_size for one in stats),
         "state_size": sum(one.state_size for one in stats),
@@ -128,7 +143,9 @@ def config(call: Call) -> Any:
         "state_backend": view.state_backend,
         "checkpoint_storage": redacted(settings.store),
         "unaligned_checkpoints": settings.unaligned or settings.aligned_timeout_ms is not None,
-        "tolerable_failed_checkpoints": 2**31 - 1 if settings.tolerable_failures is None else settings.tolerable_failures,
+        "tolerable_failed_checkpoints": 2**31 - 1
+        if settings.tolerable_failures is None
+        else settings.tolerable_failures,
         "aligned_checkpoint_timeout": settings.aligned_timeout_ms or 0,
         "checkpoints_after_tasks_finish": True,
         "state_changelog_enabled": False,
@@ -174,7 +191,9 @@ def subtask_details(call: Call) -> Any:
             },
             "start_delay": _spread([one.stats.start_delay_ms for one in acknowledged]),
         },
-        "subtasks": [_subtask(index, task.subtasks.get(index), record) for index in range(task.num_subtasks)],
+        "subtasks": [
+            _subtask(index, task.subtasks.get(index), record) for index in range(task.num_subtasks)
+        ],
     }
 
 

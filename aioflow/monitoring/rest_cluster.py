@@ -71,13 +71,23 @@ def config(call: Call) -> Any:
 
 def jobmanager_config(call: Call) -> Any:
     settings = call.monitor.watched.settings()
-    return [{"key": key, "value": HIDDEN if is_secret_name(key) else redacted(value)} for key, value in settings.items()]
+    return [
+        {"key": key, "value": HIDDEN if is_secret_name(key) else redacted(value)}
+        for key, value in settings.items()
+    ]
 
 
 def jobmanager_environment(call: Call) -> Any:
-    """`jvm` is what runs us, whatever it is called. Arguments of the process are not shown: they may hold secrets."""
+    """`jvm` is what runs us, whatever it is called.
+
+    Arguments of the process are not shown: they may hold secrets.
+    """
     version = f"{platform.python_implementation()} {platform.python_version()}"
-    return {"jvm": {"version": version, "arch": platform.machine(), "options": []}, "classpath": "", "loop": call.monitor.loop_name}
+    return {
+        "jvm": {"version": version, "arch": platform.machine(), "options": []},
+        "classpath": "",
+        "loop": call.monitor.loop_name,
+    }
 
 
 def taskmanagers(call: Call) -> Any:
@@ -92,7 +102,9 @@ async def taskmanager(call: Call) -> Any:
         memory = {"peak": 0, "collectors": []}
     return {
         **_worker(call, worker),
-        "allocatedSlots": [{"jobId": job_id, "resource": _resource(1.0)} for job_id in worker.job_ids],
+        "allocatedSlots": [
+            {"jobId": job_id, "resource": _resource(1.0)} for job_id in worker.job_ids
+        ],
         "metrics": _memory(memory, call.monitor.watched.worker_metrics(worker.id)),
     }
 
@@ -118,7 +130,12 @@ def _worker(call: Call, worker: WorkerView) -> dict[str, Any]:
         "freeSlots": worker.free_slots,
         "totalResource": _resource(float(worker.slots)),
         "freeResource": _resource(float(worker.free_slots)),
-        "hardware": {"cpuCores": call.monitor.cpu_count, "physicalMemory": 0, "freeMemory": 0, "managedMemory": 0},
+        "hardware": {
+            "cpuCores": call.monitor.cpu_count,
+            "physicalMemory": 0,
+            "freeMemory": 0,
+            "managedMemory": 0,
+        },
         "memoryConfiguration": {
             "frameworkHeap": 0,
             "taskHeap": 0,
@@ -148,7 +165,11 @@ def _resource(cores: float) -> dict[str, Any]:
 
 def _told(call: Call, worker: WorkerView) -> Mapping[str, float]:
     """What a process says of itself; what it last said, if it is another one."""
-    return call.monitor.process.metrics() if worker.is_here else call.monitor.watched.worker_metrics(worker.id)
+    return (
+        call.monitor.process.metrics()
+        if worker.is_here
+        else call.monitor.watched.worker_metrics(worker.id)
+    )
 
 
 def _memory(memory: Mapping[str, Any], told: Mapping[str, float]) -> dict[str, Any]:
@@ -161,7 +182,9 @@ def _memory(memory: Mapping[str, Any], told: Mapping[str, float]) -> dict[str, A
         body |= {f"{name}Count": 0, f"{name}Used": 0, f"{name}Max": 0}
     for kind in ("Segments", ""):
         for state in ("Available", "Used", "Total"):
-            body[f"nettyShuffleMemory{kind}{state}"] = round(told.get(f"Status.Shuffle.Netty.{state}Memory{kind}", 0))
+            body[f"nettyShuffleMemory{kind}{state}"] = round(
+                told.get(f"Status.Shuffle.Netty.{state}Memory{kind}", 0)
+            )
     return {**body, "garbageCollectors": [{**one, "time": -1} for one in memory["collectors"]]}
 
 

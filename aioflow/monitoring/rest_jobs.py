@@ -1,4 +1,7 @@
-"""Jobs, their plans and their exceptions, in Flink's shapes. Kebab case here; checkpoints have their own file and snake case."""
+"""Jobs, their plans and their exceptions, in Flink's shapes.
+
+Kebab case here; checkpoints have their own file and snake case.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ def _overview(view: JobView, now_ms: int) -> dict[str, Any]:
         "duration": view.duration_ms(now_ms),
         "state": view.status.value,
         "last-modification": view.changed_ms,
-        "tasks": {"total": sum(counts.values()), **{state.lower(): count for state, count in counts.items()}},
+        "tasks": {
+            "total": sum(counts.values()),
+            **{state.lower(): count for state, count in counts.items()},
+        },
         "pending-operators": 0,
     }
 
@@ -76,7 +82,9 @@ def job(call: Call) -> Any:
         "start-time": view.start_ms,
         "end-time": view.end_ms,
         "duration": view.duration_ms(now),
-        "maxParallelism": max((vertex.max_parallelism for vertex in view.graph.vertices), default=-1),
+        "maxParallelism": max(
+            (vertex.max_parallelism for vertex in view.graph.vertices), default=-1
+        ),
         "now": now,
         "timestamps": {name: times.get(name, 0) for name in JOB_STATES},
         "vertices": vertices,
@@ -87,7 +95,9 @@ def job(call: Call) -> Any:
 
 
 JOB_STATES = (*(status.value for status in JobStatus), "SUSPENDED", "RECONCILING")
-"""Two of Flink's states that a job never is in here are shown all the same: whoever reads may count on every name."""
+"""Two of Flink's states that a job never is in here are shown all the same: whoever reads may
+count on every name.
+"""
 
 SHOWN_STATES = tuple(ExecutionState)
 
@@ -97,7 +107,11 @@ def vertex_body(call: Call, view: JobView, vertex: JobVertex, now: int) -> dict[
     subtasks = view.subtasks(vertex)
     starts = [one.start_ms for one in subtasks if one.start_ms >= 0]
     start = min(starts, default=-1)
-    end = max((one.end_ms for one in subtasks), default=-1) if all(one.end_ms >= 0 for one in subtasks) else -1
+    end = (
+        max((one.end_ms for one in subtasks), default=-1)
+        if all(one.end_ms >= 0 for one in subtasks)
+        else -1
+    )
     return {
         "id": view.vertex_ids[vertex.id],
         "slotSharingGroupId": vertex.slot_sharing_group,
@@ -114,7 +128,10 @@ def vertex_body(call: Call, view: JobView, vertex: JobVertex, now: int) -> dict[
 
 
 def io_metrics(subtasks: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """What a vertex, or one subtask of it, has read and written. Bytes are counted where records are encoded."""
+    """What a vertex, or one subtask of it, has read and written.
+
+    Bytes are counted where records are encoded.
+    """
 
     def known(name: str) -> bool:
         return bool(subtasks) and all(name in one for one in subtasks)
@@ -139,9 +156,16 @@ def io_metrics(subtasks: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 
 def vertex_status(subtasks: Sequence[SubtaskView]) -> str:
-    """One state for all subtasks: the most alarming one, as Flink's ExecutionJobVertex puts it together."""
+    """One state for all subtasks: the most alarming one, as Flink's ExecutionJobVertex puts it
+    together.
+    """
     states = [one.state for one in subtasks]
-    for state in (ExecutionState.FAILED, ExecutionState.CANCELING, ExecutionState.CANCELED, ExecutionState.INITIALIZING):
+    for state in (
+        ExecutionState.FAILED,
+        ExecutionState.CANCELING,
+        ExecutionState.CANCELED,
+        ExecutionState.INITIALIZING,
+    ):
         if state in states:
             return str(state.value)
     if states and all(state is ExecutionState.FINISHED for state in states):
@@ -202,7 +226,9 @@ def config(call: Call) -> Any:
         "execution-config": {
             "execution-mode": "PIPELINED",
             "restart-strategy": str(view.master.executions.restart),
-            "job-parallelism": max((vertex.parallelism for vertex in view.graph.vertices), default=1),
+            "job-parallelism": max(
+                (vertex.parallelism for vertex in view.graph.vertices), default=1
+            ),
             "object-reuse-mode": True,
             "user-config": {},
         },
@@ -217,7 +243,12 @@ def exceptions(call: Call) -> Any:
     newest = list(reversed(view.failures))
     shown = newest[:most]
     root = newest[0] if newest else None
-    every = [one for failure in newest for one in (failure, *failure.concurrent) if one.attempt is not None]
+    every = [
+        one
+        for failure in newest
+        for one in (failure, *failure.concurrent)
+        if one.attempt is not None
+    ]
     hidden = view.master.history.failures_total > len(shown)
     return {
         "root-exception": None if root is None else root.stack,
@@ -226,7 +257,11 @@ def exceptions(call: Call) -> Any:
         "truncated": len(every) > most,
         "exceptionHistory": {
             "entries": [
-                {**_failure(view, one), "concurrentExceptions": [_failure(view, other) for other in one.concurrent]} for one in shown
+                {
+                    **_failure(view, one),
+                    "concurrentExceptions": [_failure(view, other) for other in one.concurrent],
+                }
+                for one in shown
             ],
             "truncated": hidden,
         },
@@ -250,7 +285,10 @@ def _failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
     task = None
     if failure.attempt is not None:
         vertex = view.graph.vertex(failure.attempt.vertex_id)
-        task = f"{vertex.name} ({failure.attempt.subtask_index + 1}/{vertex.parallelism}) - execution #{failure.attempt.attempt}"
+        task = (
+            f"{vertex.name} ({failure.attempt.subtask_index + 1}/{vertex.parallelism}) - "
+            f"execution #{failure.attempt.attempt}"
+        )
     worker_id = None if task is None else view.worker_at(failure.location)
     where = failure.location or worker_id
     return {
@@ -265,12 +303,15 @@ def _failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
         "message": failure.message,
         "notes": list(failure.notes),
         "attempt": None if failure.attempt is None else failure.attempt.attempt,
-        "vertex-id": None if failure.attempt is None else view.vertex_ids[failure.attempt.vertex_id],
+        "vertex-id": None
+        if failure.attempt is None
+        else view.vertex_ids[failure.attempt.vertex_id],
         "subtask": None if failure.attempt is None else failure.attempt.subtask_index,
     }
 
 
-# Accumulators: user metrics of RuntimeContext are what comes nearest, and they are under /metrics. These are for those who ask.
+# Accumulators: user metrics of RuntimeContext are what comes nearest, and they are under /metrics.
+# These are for those who ask.
 
 
 def execution_result(call: Call) -> Any:
@@ -279,7 +320,9 @@ def execution_result(call: Call) -> Any:
         return {"status": {"id": "IN_PROGRESS"}, "job-execution-result": None}
     result: dict[str, Any] = {
         "id": view.id,
-        "application-status": {"FINISHED": "SUCCEEDED", "CANCELED": "CANCELED"}.get(view.status.value, "FAILED"),
+        "application-status": {"FINISHED": "SUCCEEDED", "CANCELED": "CANCELED"}.get(
+            view.status.value, "FAILED"
+        ),
         "accumulator-results": results(call),
         "net-runtime": view.duration_ms(call.now_ms),
     }
@@ -298,10 +341,15 @@ def failure_cause(error: BaseException) -> dict[str, Any]:
 
 
 def cancel(call: Call) -> Any:
-    """PATCH /jobs/:jobid?mode=cancel. A job that was cancelled stays so; one that ended otherwise is not changed."""
+    """PATCH /jobs/:jobid?mode=cancel.
+
+    A job that was cancelled stays so; one that ended otherwise is not changed.
+    """
     mode = call.query.get("mode", "cancel")
     if mode != "cancel":
-        raise BadRequest(f"mode is {mode[:40]!r}, expected cancel; to stop a job: POST /jobs/:jobid/stop")
+        raise BadRequest(
+            f"mode is {mode[:40]!r}, expected cancel; to stop a job: POST /jobs/:jobid/stop"
+        )
     view = call.job
     if view.status in (JobStatus.FINISHED, JobStatus.FAILED):
         raise Conflict(f"job {view.id} is {view.status.value}, it cannot be cancelled any more")

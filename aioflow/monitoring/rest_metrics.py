@@ -1,4 +1,6 @@
-"""Metrics by name, in Flink's shapes: a list of names without `get`, values as strings with it, numbers where they are aggregated."""
+"""Metrics by name, in Flink's shapes: a list of names without `get`, values as strings with it,
+numbers where they are aggregated.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ def _by_name(call: Call, metrics: Mapping[str, float]) -> Any:
     wanted = call.wanted("get")
     if wanted is None:
         return [{"id": name} for name in metrics]
-    return [{"id": name, "value": shown_value(metrics[name])} for name in wanted[:WANTED_MAX] if name in metrics]
+    return [
+        {"id": name, "value": shown_value(metrics[name])}
+        for name in wanted[:WANTED_MAX]
+        if name in metrics
+    ]
 
 
 def _aggregated(call: Call, sets: Iterable[Mapping[str, float]]) -> Any:
@@ -61,26 +67,47 @@ def _aggregated(call: Call, sets: Iterable[Mapping[str, float]]) -> Any:
     for name in wanted[:WANTED_MAX]:
         values = [one[name] for one in found if name in one and not math.isnan(one[name])]
         if values:
-            bodies.append({"id": name, **{label: float(AGGREGATES[label](values)) for label in aggregates or AGGREGATES}})
+            bodies.append(
+                {
+                    "id": name,
+                    **{
+                        label: float(AGGREGATES[label](values))
+                        for label in aggregates or AGGREGATES
+                    },
+                }
+            )
     return bodies
 
 
 def _chosen(call: Call, name: str, known: Mapping[str, Any]) -> list[Any]:
     """Those that the query names, or all."""
     wanted = call.wanted(name)
-    return list(known.values()) if wanted is None else [known[one] for one in wanted if one in known]
+    return (
+        list(known.values()) if wanted is None else [known[one] for one in wanted if one in known]
+    )
 
 
 def vertex(call: Call) -> Any:
-    """Of all subtasks, each name with the subtask before it: `0.numRecordsIn`, `0.map.numRecordsIn`."""
+    """Of all subtasks, each name with the subtask before it: `0.numRecordsIn`,
+    `0.map.numRecordsIn`.
+    """
     subtasks = call.monitor.metrics(call.job).of_vertex(call.vertex)
-    return _by_name(call, {f"{index}.{name}": value for index, one in enumerate(subtasks) for name, value in one.items()})
+    return _by_name(
+        call,
+        {
+            f"{index}.{name}": value
+            for index, one in enumerate(subtasks)
+            for name, value in one.items()
+        },
+    )
 
 
 def subtasks(call: Call) -> Any:
     found = call.monitor.metrics(call.job).of_vertex(call.vertex)
     text = call.wanted("subtasks")
-    return _aggregated(call, found if text is None else [found[index] for index in _ranges(text, len(found))])
+    return _aggregated(
+        call, found if text is None else [found[index] for index in _ranges(text, len(found))]
+    )
 
 
 def _ranges(parts: Sequence[str], count: int) -> list[int]:
@@ -88,7 +115,10 @@ def _ranges(parts: Sequence[str], count: int) -> list[int]:
     wanted: list[int] = []
     for part in parts:
         first, _, last = part.partition("-")
-        if not all(text.isascii() and text.isdecimal() and len(text) < 10 for text in (first, last or first)):
+        if not all(
+            text.isascii() and text.isdecimal() and len(text) < 10
+            for text in (first, last or first)
+        ):
             raise BadRequest(f"subtasks has {part[:20]!r}, expected a number or a range like 0-3")
         wanted.extend(range(int(first), min(int(last or first), count - 1) + 1))
     return [index for index in wanted if index < count]
@@ -110,23 +140,36 @@ def job(call: Call) -> Any:
 
 def jobs(call: Call) -> Any:
     views = {view.id: view for view in call.monitor.jobs()}
-    return _aggregated(call, [job_metrics(view, call.now_ms) for view in _chosen(call, "jobs", views)])
+    return _aggregated(
+        call, [job_metrics(view, call.now_ms) for view in _chosen(call, "jobs", views)]
+    )
 
 
 def job_metrics(view: JobView, now_ms: int) -> dict[str, float]:
-    """What there is to say about a job as a whole. `lastCheckpointExternalPath` is text, and at /checkpoints."""
+    """What there is to say about a job as a whole.
+
+    `lastCheckpointExternalPath` is text, and at /checkpoints.
+    """
     times = view.master.timestamps_ms
     status = view.status
     metrics: dict[str, float] = {
         "numRestarts": view.restarts,
         "fullRestarts": view.restarts,
         "numRescales": 0,
-        "uptime": max(now_ms - times[JobStatus.RUNNING], 0) if status is JobStatus.RUNNING and JobStatus.RUNNING in times else -1,
-        "downtime": max(now_ms - times[status], 0) if status in (JobStatus.RESTARTING, JobStatus.FAILING) else 0,
+        "uptime": max(now_ms - times[JobStatus.RUNNING], 0)
+        if status is JobStatus.RUNNING and JobStatus.RUNNING in times
+        else -1,
+        "downtime": max(now_ms - times[status], 0)
+        if status in (JobStatus.RESTARTING, JobStatus.FAILING)
+        else 0,
     }
     for one in (each for each in JobStatus if not each.is_terminal):
         name, (now, ever) = one.value.lower(), view.master.history.time_in(one.value, now_ms)
-        metrics |= {f"{name}State": int(status is one), f"{name}Time": now, f"{name}TimeTotal": ever}
+        metrics |= {
+            f"{name}State": int(status is one),
+            f"{name}Time": now,
+            f"{name}TimeTotal": ever,
+        }
     statistics = view.checkpoints
     if statistics is not None:
         counts, latest = statistics.counts, statistics.latest
@@ -135,7 +178,12 @@ def job_metrics(view: JobView, now_ms: int) -> dict[str, float]:
         metrics |= {
             "numberOfInProgressCheckpoints": counts.in_progress,
             "inProgressCheckpointAge": max(
-                (now_ms - r.trigger_timestamp for r in statistics.history if r.status is CheckpointStatus.IN_PROGRESS), default=0
+                (
+                    now_ms - r.trigger_timestamp
+                    for r in statistics.history
+                    if r.status is CheckpointStatus.IN_PROGRESS
+                ),
+                default=0,
             ),
             "numberOfCompletedCheckpoints": counts.completed,
             "numberOfFailedCheckpoints": counts.failed,
@@ -146,7 +194,9 @@ def job_metrics(view: JobView, now_ms: int) -> dict[str, float]:
             "lastCheckpointFullSize": -1 if newest is None else newest.state_size,
             "lastCheckpointProcessedData": -1 if newest is None else newest.processed_data,
             "lastCheckpointPersistedData": -1 if newest is None else newest.persisted_data,
-            "lastCheckpointRestoreTimestamp": -1 if restored is None else restored.restore_timestamp,
+            "lastCheckpointRestoreTimestamp": -1
+            if restored is None
+            else restored.restore_timestamp,
         }
     return metrics
 
@@ -158,7 +208,11 @@ def jobmanager(call: Call) -> Any:
 def cluster_metrics(monitor: Monitor) -> dict[str, float]:
     """What there is to say about the cluster, and about this process."""
     workers = monitor.workers()
-    fenced = {"fenced_total": monitor.watched.fenced_total} if isinstance(monitor.watched, MonitoredCluster) else {}
+    fenced = (
+        {"fenced_total": monitor.watched.fenced_total}
+        if isinstance(monitor.watched, MonitoredCluster)
+        else {}
+    )
     return {
         **fenced,
         "numRegisteredTaskManagers": len(workers),
@@ -171,7 +225,10 @@ def cluster_metrics(monitor: Monitor) -> dict[str, float]:
 
 def taskmanagers(call: Call) -> Any:
     workers = {worker.id: worker for worker in call.monitor.workers()}
-    return _aggregated(call, [_worker_metrics(call, worker.id) for worker in _chosen(call, "taskmanagers", workers)])
+    return _aggregated(
+        call,
+        [_worker_metrics(call, worker.id) for worker in _chosen(call, "taskmanagers", workers)],
+    )
 
 
 def taskmanager(call: Call) -> Any:
@@ -182,6 +239,19 @@ def _worker_metrics(call: Call, worker_id: str) -> dict[str, float]:
     """Of the process. Those of its tasks are at the vertices, where they can be told apart."""
     monitor = call.monitor
     here = next((worker.is_here for worker in monitor.workers() if worker.id == worker_id), False)
-    tasks = [one for view in monitor.jobs() for each in view.graph.vertices for one in view.subtasks(each)]
-    found: dict[str, float] = {"numRunningTasks": sum(one.worker_id == worker_id and not one.state.is_terminal for one in tasks)}
-    return {**found, **monitor.watched.worker_metrics(worker_id), **(monitor.process.metrics() if here else {})}
+    tasks = [
+        one
+        for view in monitor.jobs()
+        for each in view.graph.vertices
+        for one in view.subtasks(each)
+    ]
+    found: dict[str, float] = {
+        "numRunningTasks": sum(
+            one.worker_id == worker_id and not one.state.is_terminal for one in tasks
+        )
+    }
+    return {
+        **found,
+        **monitor.watched.worker_metrics(worker_id),
+        **(monitor.process.metrics() if here else {}),
+    }

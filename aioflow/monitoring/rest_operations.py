@@ -1,4 +1,6 @@
-"""Changing calls that take their time, in Flink's shapes: POST gives a request id, GET with it says how far it is."""
+"""Changing calls that take their time, in Flink's shapes: POST gives a request id, GET with it
+says how far it is.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ SCHEMES = ("file", "memory", "s3", "gs", "az")
 async def savepoint(call: Call) -> Any:
     """POST /jobs/:jobid/savepoints."""
     view = _running(call)
-    directory, cancels = _directory(call, "target-directory", "targetDirectory"), call.flag("cancel-job")
+    directory, cancels = (
+        _directory(call, "target-directory", "targetDirectory"),
+        call.flag("cancel-job"),
+    )
     _check_format(call)
 
     async def work() -> dict[str, Any]:
@@ -62,7 +67,8 @@ async def stop(call: Call) -> Any:
 
     async def work() -> dict[str, Any]:
         view.master.stop(drain=drain, savepoint=True, directory=directory)
-        while not view.status.is_terminal:  # noqa: ASYNC110  # Where the JobMaster is elsewhere, there is only its status.
+        # Where the JobMaster is elsewhere, there is only its status.
+        while not view.status.is_terminal:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         error = view.master.stop_error
         if view.status is JobStatus.FAILED:
@@ -97,7 +103,9 @@ def checkpoint_status(call: Call) -> Any:
     return _status(call, CHECKPOINTS)
 
 
-async def _begin(call: Call, kind: str, work: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> Answer:
+async def _begin(
+    call: Call, kind: str, work: Callable[[], Coroutine[Any, Any, dict[str, Any]]]
+) -> Answer:
     operations, given = call.monitor.operations, call.text("triggerId")
     request_id = call.monitor.host.ids.new("request") if given is None else check_request_id(given)
     job_id = call.params["jobid"]
@@ -111,7 +119,9 @@ def _status(call: Call, kind: str) -> Any:
     if not operation.task.done():
         return {"status": {"id": "IN_PROGRESS"}, "operation": None}
     if operation.task.cancelled():
-        result: dict[str, Any] = {"failure-cause": failure_cause(CheckpointError("the endpoint was closed"))}
+        result: dict[str, Any] = {
+            "failure-cause": failure_cause(CheckpointError("the endpoint was closed"))
+        }
     elif (error := operation.task.exception()) is not None:
         result = {"failure-cause": failure_cause(error)}
     else:
@@ -120,10 +130,14 @@ def _status(call: Call, kind: str) -> Any:
 
 
 def _running(call: Call) -> JobView:
-    """The job, if it is not over: an operation that is known is answered also then. Raises Conflict."""
+    """The job, if it is not over: an operation that is known is answered also then.
+
+    Raises Conflict.
+    """
     view, given = call.job, call.text("triggerId")
     if view.status.is_terminal and not any(
-        given is not None and call.monitor.operations.known(view.id, kind, given) for kind in (SAVEPOINTS, CHECKPOINTS)
+        given is not None and call.monitor.operations.known(view.id, kind, given)
+        for kind in (SAVEPOINTS, CHECKPOINTS)
     ):
         raise Conflict(f"job {view.id} is {view.status.value}, expected a job that runs")
     return view
@@ -145,7 +159,9 @@ def _directory(call: Call, *names: str) -> str | None:
         return where
     if where.startswith("/") and "\x00" not in where:
         return f"file://{quote(where)}"
-    raise BadRequest(f"{names[0]} is {where[:60]!r}, expected a whole path or a URL of {', '.join(SCHEMES)}")
+    raise BadRequest(
+        f"{names[0]} is {where[:60]!r}, expected a whole path or a URL of {', '.join(SCHEMES)}"
+    )
 
 
 # What Flink has and there is no such thing here: answered, so that clients go on.
@@ -159,14 +175,18 @@ def savepoint_disposal(call: Call) -> Any:
 def rescaling(call: Call) -> Any:
     """PATCH /jobs/:jobid/rescaling: switched off in Flink too, since 1.9."""
     _ = call.job
-    raise Unavailable("rescaling is switched off: stop with a savepoint, and run with another parallelism from it")
+    raise Unavailable(
+        "rescaling is switched off: stop with a savepoint, and run with another parallelism from it"
+    )
 
 
 def requirements(call: Call) -> Any:
     """GET /jobs/:jobid/resource-requirements."""
     view = call.job
     return {
-        view.vertex_ids[vertex.id]: {"parallelism": {"lowerBound": vertex.parallelism, "upperBound": vertex.parallelism}}
+        view.vertex_ids[vertex.id]: {
+            "parallelism": {"lowerBound": vertex.parallelism, "upperBound": vertex.parallelism}
+        }
         for vertex in view.graph.vertices
     }
 
@@ -177,7 +197,10 @@ def set_requirements(call: Call) -> Any:
 
 
 def client_heartbeat(call: Call) -> Any:
-    """PATCH /jobs/:jobid/clientHeartbeat. Jobs here do not end with the client that watches them."""
+    """PATCH /jobs/:jobid/clientHeartbeat.
+
+    Jobs here do not end with the client that watches them.
+    """
     _ = call.job
     return {}
 

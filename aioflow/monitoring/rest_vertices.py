@@ -1,4 +1,6 @@
-"""Vertices and their subtasks, in Flink's shapes: states, times, back pressure, watermarks, processes."""
+"""Vertices and their subtasks, in Flink's shapes: states, times, back pressure, watermarks,
+processes.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def vertex(call: Call) -> Any:
     }
 
 
-def _subtask_body(one: SubtaskView, metrics: Sequence[Mapping[str, float]], now: int) -> dict[str, Any]:
+def _subtask_body(
+    one: SubtaskView, metrics: Sequence[Mapping[str, float]], now: int
+) -> dict[str, Any]:
     """`start_time` repeats `start-time`, as Flink keeps it for old readers."""
     return {
         "subtask": one.index,
@@ -62,9 +66,22 @@ def _subtask_body(one: SubtaskView, metrics: Sequence[Mapping[str, float]], now:
 
 def _aggregated(subtasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     def spread(part: str, name: str) -> dict[str, Any]:
-        values = [one[part][name] for one in subtasks if isinstance(one[part][name], (int, float)) and one[part][name] >= 0]
+        values = [
+            one[part][name]
+            for one in subtasks
+            if isinstance(one[part][name], (int, float)) and one[part][name] >= 0
+        ]
         if not values:
-            return {"min": -1, "max": -1, "avg": -1, "sum": -1, "median": -1, "p25": -1, "p75": -1, "p95": -1}
+            return {
+                "min": -1,
+                "max": -1,
+                "avg": -1,
+                "sum": -1,
+                "median": -1,
+                "p25": -1,
+                "p75": -1,
+                "p95": -1,
+            }
         ordered = sorted(values)
         ranks = {"median": 0.5, "p25": 0.25, "p75": 0.75, "p95": 0.95}
         return {
@@ -72,7 +89,10 @@ def _aggregated(subtasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "max": ordered[-1],
             "avg": sum(ordered) / len(ordered),
             "sum": sum(ordered),
-            **{label: ordered[min(int(len(ordered) * share), len(ordered) - 1)] for label, share in ranks.items()},
+            **{
+                label: ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+                for label, share in ranks.items()
+            },
         }
 
     numbers = [name for name in io_metrics([]) if not name.endswith("-complete")]
@@ -87,7 +107,13 @@ def backpressure(call: Call) -> Any:
     view, one = call.job, call.vertex
     metrics = call.monitor.metrics(view).of_vertex(one)
     if not any("backPressuredTimeMsPerSecond" in each for each in metrics):
-        return {"status": "deprecated", "backpressureLevel": None, "backpressure-level": None, "end-timestamp": None, "subtasks": []}
+        return {
+            "status": "deprecated",
+            "backpressureLevel": None,
+            "backpressure-level": None,
+            "end-timestamp": None,
+            "subtasks": [],
+        }
     subtasks: list[dict[str, Any]] = []
     for each in view.subtasks(one):
         ratio = _share(metrics[each.index], "backPressuredTimeMsPerSecond")
@@ -160,7 +186,11 @@ def vertex_taskmanagers(call: Call) -> Any:
     for (worker_id, host), subtasks in places.items():
         bodies = [_subtask_body(each, [metrics[each.index]], now) for each in subtasks]
         start = min((each.start_ms for each in subtasks if each.start_ms >= 0), default=-1)
-        end = max(each.end_ms for each in subtasks) if all(each.end_ms >= 0 for each in subtasks) else -1
+        end = (
+            max(each.end_ms for each in subtasks)
+            if all(each.end_ms >= 0 for each in subtasks)
+            else -1
+        )
         found.append(
             {
                 "host": host,
@@ -190,4 +220,6 @@ def attempt(call: Call) -> Any:
         if each.attempt == number:
             metrics = call.monitor.metrics(view).of_subtask(one.id, index)
             return _subtask_body(each, [metrics], call.now_ms)
-    raise NotFound(f"subtask {index} of vertex {one.name!r} has no attempt {number} that is remembered")
+    raise NotFound(
+        f"subtask {index} of vertex {one.name!r} has no attempt {number} that is remembered"
+    )

@@ -1,4 +1,6 @@
-"""What an endpoint does once a second by itself: reads all metrics for the plots and the streams of events."""
+"""What an endpoint does once a second by itself: reads all metrics for the plots and the streams
+of events.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ EVERY_S = 1.0
 
 
 class Sampler:
-    """Runs as one task between `start` and `stop`. Whoever awaits `tick` is told of each reading."""
+    """Runs as one task between `start` and `stop`.
+
+    Whoever awaits `tick` is told of each reading.
+    """
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
@@ -34,7 +39,9 @@ class Sampler:
 
     def start(self) -> None:
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="monitor sampling")
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name="monitor sampling"
+            )
 
     async def stop(self) -> None:
         """Streams that wait for the next tick end."""
@@ -66,11 +73,16 @@ class Sampler:
             except (AioflowError, TimeoutError) as error:
                 logger.debug("what is shown of the cluster is of a while ago: %r", error)
             except Exception:
-                logger.exception("what is shown of the cluster could not be renewed; it is tried again in %g s", EVERY_S)
+                logger.exception(
+                    "what is shown of the cluster could not be renewed; it is tried again in %g s",
+                    EVERY_S,
+                )
             try:
                 self.sample()
             except Exception:
-                logger.exception("the metrics could not be read; the next reading is in %g s", EVERY_S)
+                logger.exception(
+                    "the metrics could not be read; the next reading is in %g s", EVERY_S
+                )
             await asyncio.sleep(EVERY_S)
 
     def sample(self) -> None:
@@ -89,7 +101,9 @@ class Sampler:
             }
             self.series(view).add(now_ms, {**job_metrics(view, now_ms), **values})
         shown = {view.id for view in views}
-        self._series = {job_id: series for job_id, series in self._series.items() if job_id in shown}
+        self._series = {
+            job_id: series for job_id, series in self._series.items() if job_id in shown
+        }
         monitor.forget()
         self.ticks += 1
         if self._next is not None and not self._next.done():

@@ -1,4 +1,5 @@
-"""The shape of every answer, as JSON Schema: part of the OpenAPI document, and what the tests hold real answers against.
+"""The shape of every answer, as JSON Schema: part of the OpenAPI document, and what the tests hold
+real answers against.
 
 Objects list what is always there; more may come.
 """
@@ -16,7 +17,11 @@ NUMBER: Schema = {"type": "number"}
 INTEGER: Schema = {"type": "integer"}
 FLAG: Schema = {"type": "boolean"}
 HEX: Schema = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
-TIME: Schema = {"type": "integer", "minimum": -1, "description": "ms since the epoch, or a duration in ms; -1: not yet"}
+TIME: Schema = {
+    "type": "integer",
+    "minimum": -1,
+    "description": "ms since the epoch, or a duration in ms; -1: not yet",
+}
 NAN: Schema = {"anyOf": [NUMBER, {"enum": ["NaN"]}]}
 
 
@@ -61,11 +66,24 @@ TASK_STATE = _enum(*TASK_STATES)
 STATE_COUNTS = _map(INTEGER)
 LEVEL = _enum("ok", "low", "high")
 
-IO_NUMBERS = ("read-bytes", "write-bytes", "read-records", "write-records", "accumulated-backpressured-time", "accumulated-idle-time")
+IO_NUMBERS = (
+    "read-bytes",
+    "write-bytes",
+    "read-records",
+    "write-records",
+    "accumulated-backpressured-time",
+    "accumulated-idle-time",
+)
 IO_METRICS = _object(
     {
         **_all(INTEGER, *IO_NUMBERS),
-        **_all(FLAG, "read-bytes-complete", "write-bytes-complete", "read-records-complete", "write-records-complete"),
+        **_all(
+            FLAG,
+            "read-bytes-complete",
+            "write-bytes-complete",
+            "read-records-complete",
+            "write-records-complete",
+        ),
         "accumulated-busy-time": NAN,
     }
 )
@@ -82,7 +100,13 @@ PLAN = _object(
                     **_all(TEXT, "operator", "operator_strategy", "description"),
                     "optimizer_properties": {"type": "object"},
                 },
-                {"inputs": _list(_object({"num": INTEGER, "id": HEX, "ship_strategy": TEXT, "exchange": TEXT}))},
+                {
+                    "inputs": _list(
+                        _object(
+                            {"num": INTEGER, "id": HEX, "ship_strategy": TEXT, "exchange": TEXT}
+                        )
+                    )
+                },
             )
         ),
     }
@@ -103,7 +127,13 @@ ACCUMULATOR = _object(_all(TEXT, "name", "type", "value"))
 AGGREGATED = _object({"metrics": _map(_map(NUMBER)), "status-duration": _map(_map(NUMBER))})
 DISTRIBUTION = _object(_all(NUMBER, "min", "max", "avg", "p50", "p90", "p95", "p99", "p999"))
 
-_SIZES = ("checkpointed_size", "state_size", "alignment_buffered", "processed_data", "persisted_data")
+_SIZES = (
+    "checkpointed_size",
+    "state_size",
+    "alignment_buffered",
+    "processed_data",
+    "persisted_data",
+)
 _ACKNOWLEDGED = {
     **_all(TIME, "latest_ack_timestamp", "end_to_end_duration"),
     **_all(INTEGER, *_SIZES, "num_subtasks", "num_acknowledged_subtasks"),
@@ -117,7 +147,9 @@ CHECKPOINT = _object(
         "savepointFormat": _or_null(TEXT),
         "trigger_timestamp": TIME,
         **_ACKNOWLEDGED,
-        "checkpoint_type": _enum("CHECKPOINT", "UNALIGNED_CHECKPOINT", "SAVEPOINT", "SYNC_SAVEPOINT"),
+        "checkpoint_type": _enum(
+            "CHECKPOINT", "UNALIGNED_CHECKPOINT", "SAVEPOINT", "SYNC_SAVEPOINT"
+        ),
         "tasks": _map(_object({"id": INTEGER, "status": CHECKPOINT_STATUS, **_ACKNOWLEDGED})),
     },
     {"external_path": TEXT, "discarded": FLAG, "failure_timestamp": TIME, "failure_message": TEXT},
@@ -134,7 +166,14 @@ FAILURE = _object(
 )
 RESOURCE = _object(
     {
-        **_all(NUMBER, "cpuCores", "taskHeapMemory", "taskOffHeapMemory", "managedMemory", "networkMemory"),
+        **_all(
+            NUMBER,
+            "cpuCores",
+            "taskHeapMemory",
+            "taskOffHeapMemory",
+            "managedMemory",
+            "networkMemory",
+        ),
         "extendedResources": {"type": "object"},
     }
 )
@@ -147,7 +186,11 @@ WORKER = {
     "memoryConfiguration": {"type": "object"},
     "blocked": FLAG,
 }
-_NETTY = tuple(f"nettyShuffleMemory{kind}{what}" for kind in ("Segments", "") for what in ("Available", "Used", "Total"))
+_NETTY = tuple(
+    f"nettyShuffleMemory{kind}{what}"
+    for kind in ("Segments", "")
+    for what in ("Available", "Used", "Total")
+)
 _PLACE = {"job-id": HEX, "vertex-id": HEX, "task": TEXT, "subtask": INTEGER, "operator": TEXT}
 FLAME_NODE = _object({"name": TEXT, "value": INTEGER, "children": _list({"type": "object"})})
 
@@ -158,7 +201,14 @@ SCHEMAS: dict[str, Schema] = {
     "Events": TEXT,
     "Overview": _object(
         {
-            **_all(INTEGER, "taskmanagers", "slots-total", "slots-available", "taskmanagers-blocked", "slots-free-and-blocked"),
+            **_all(
+                INTEGER,
+                "taskmanagers",
+                "slots-total",
+                "slots-available",
+                "taskmanagers-blocked",
+                "slots-free-and-blocked",
+            ),
             **_all(INTEGER, "jobs-running", "jobs-finished", "jobs-cancelled", "jobs-failed"),
             **_all(TEXT, "flink-version", "flink-commit"),
         }
@@ -180,7 +230,9 @@ SCHEMAS: dict[str, Schema] = {
                         "name": TEXT,
                         "state": JOB_STATE,
                         **_all(TIME, "start-time", "end-time", "duration", "last-modification"),
-                        "tasks": _object(_all(INTEGER, "total", *(state.lower() for state in TASK_STATES))),
+                        "tasks": _object(
+                            _all(INTEGER, "total", *(state.lower() for state in TASK_STATES))
+                        ),
                     }
                 )
             )
@@ -233,12 +285,22 @@ SCHEMAS: dict[str, Schema] = {
             "root-exception": _or_null(TEXT),
             "timestamp": _or_null(TIME),
             "all-exceptions": _list(
-                _object({"exception": TEXT, "task": TEXT, "location": _or_null(TEXT), "timestamp": TIME, "taskManagerId": _or_null(TEXT)})
+                _object(
+                    {
+                        "exception": TEXT,
+                        "task": TEXT,
+                        "location": _or_null(TEXT),
+                        "timestamp": TIME,
+                        "taskManagerId": _or_null(TEXT),
+                    }
+                )
             ),
             "truncated": FLAG,
             "exceptionHistory": _object(
                 {
-                    "entries": _list({"allOf": [FAILURE, _object({"concurrentExceptions": _list(FAILURE)})]}),
+                    "entries": _list(
+                        {"allOf": [FAILURE, _object({"concurrentExceptions": _list(FAILURE)})]}
+                    ),
                     "truncated": FLAG,
                 }
             ),
@@ -260,13 +322,20 @@ SCHEMAS: dict[str, Schema] = {
             "parallelism": INTEGER,
             "subtasks": _list(
                 _object(
-                    {**_all(INTEGER, "subtask", "attempt"), **_all(TEXT, "host", "endpoint"), "user-accumulators": _list(ACCUMULATOR)}
+                    {
+                        **_all(INTEGER, "subtask", "attempt"),
+                        **_all(TEXT, "host", "endpoint"),
+                        "user-accumulators": _list(ACCUMULATOR),
+                    }
                 )
             ),
         }
     ),
     "ExecutionResult": _object(
-        {"status": _object({"id": _enum("IN_PROGRESS", "COMPLETED")}), "job-execution-result": _or_null({"type": "object"})}
+        {
+            "status": _object({"id": _enum("IN_PROGRESS", "COMPLETED")}),
+            "job-execution-result": _or_null({"type": "object"}),
+        }
     ),
     "Vertex": _object(
         {
@@ -289,7 +358,12 @@ SCHEMAS: dict[str, Schema] = {
                     {
                         **_all(INTEGER, "subtask", "attempt-number"),
                         **_all(LEVEL, "backpressureLevel", "backpressure-level"),
-                        **_all({"type": "number", "minimum": 0, "maximum": 1}, "ratio", "idleRatio", "busyRatio"),
+                        **_all(
+                            {"type": "number", "minimum": 0, "maximum": 1},
+                            "ratio",
+                            "idleRatio",
+                            "busyRatio",
+                        ),
                     }
                 )
             ),
@@ -300,7 +374,11 @@ SCHEMAS: dict[str, Schema] = {
             "id": HEX,
             "name": TEXT,
             "now": TIME,
-            "subtasks": _list(_object({"subtask": INTEGER, "host": TEXT, "duration": TIME, "timestamps": _map(TIME)})),
+            "subtasks": _list(
+                _object(
+                    {"subtask": INTEGER, "host": TEXT, "duration": TIME, "timestamps": _map(TIME)}
+                )
+            ),
         }
     ),
     "VertexTaskManagers": _object(
@@ -324,12 +402,23 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Checkpoints": _object(
         {
-            "counts": _object(_all(INTEGER, "restored", "total", "in_progress", "completed", "failed")),
+            "counts": _object(
+                _all(INTEGER, "restored", "total", "in_progress", "completed", "failed")
+            ),
             "summary": _object(_all(DISTRIBUTION, "end_to_end_duration", *_SIZES)),
             "latest": _object(
                 {
                     **_all(_or_null(CHECKPOINT), "completed", "savepoint", "failed"),
-                    "restored": _or_null(_object({"id": INTEGER, "restore_timestamp": TIME, "is_savepoint": FLAG, "external_path": TEXT})),
+                    "restored": _or_null(
+                        _object(
+                            {
+                                "id": INTEGER,
+                                "restore_timestamp": TIME,
+                                "is_savepoint": FLAG,
+                                "external_path": TEXT,
+                            }
+                        )
+                    ),
                 }
             ),
             "history": _list(CHECKPOINT),
@@ -338,11 +427,25 @@ SCHEMAS: dict[str, Schema] = {
     "CheckpointConfig": _object(
         {
             "mode": _enum("exactly_once", "at_least_once"),
-            **_all(INTEGER, "interval", "timeout", "min_pause", "max_concurrent", "tolerable_failed_checkpoints"),
-            **_all(INTEGER, "aligned_checkpoint_timeout", "changelog_periodic_materialization_interval"),
+            **_all(
+                INTEGER,
+                "interval",
+                "timeout",
+                "min_pause",
+                "max_concurrent",
+                "tolerable_failed_checkpoints",
+            ),
+            **_all(
+                INTEGER, "aligned_checkpoint_timeout", "changelog_periodic_materialization_interval"
+            ),
             "externalization": _object(_all(FLAG, "enabled", "delete_on_cancellation")),
             **_all(TEXT, "state_backend", "checkpoint_storage", "changelog_storage"),
-            **_all(FLAG, "unaligned_checkpoints", "checkpoints_after_tasks_finish", "state_changelog_enabled"),
+            **_all(
+                FLAG,
+                "unaligned_checkpoints",
+                "checkpoints_after_tasks_finish",
+                "state_changelog_enabled",
+            ),
         }
     ),
     "Checkpoint": CHECKPOINT,
@@ -353,9 +456,17 @@ SCHEMAS: dict[str, Schema] = {
             **_ACKNOWLEDGED,
             "summary": _object(
                 {
-                    **_all(DISTRIBUTION, "checkpointed_size", "state_size", "end_to_end_duration", "start_delay"),
+                    **_all(
+                        DISTRIBUTION,
+                        "checkpointed_size",
+                        "state_size",
+                        "end_to_end_duration",
+                        "start_delay",
+                    ),
                     "checkpoint_duration": _object(_all(DISTRIBUTION, "sync", "async")),
-                    "alignment": _object(_all(DISTRIBUTION, "buffered", "processed", "persisted", "duration")),
+                    "alignment": _object(
+                        _all(DISTRIBUTION, "buffered", "processed", "persisted", "duration")
+                    ),
                 }
             ),
             "subtasks": _list(_object({"index": INTEGER, "status": TEXT})),
@@ -369,20 +480,31 @@ SCHEMAS: dict[str, Schema] = {
             "metrics": _object(
                 {
                     **_all(INTEGER, "heapUsed", *_NETTY),
-                    "garbageCollectors": _list(_object({"name": TEXT, "count": INTEGER, "time": INTEGER})),
+                    "garbageCollectors": _list(
+                        _object({"name": TEXT, "count": INTEGER, "time": INTEGER})
+                    ),
                 }
             ),
         }
     ),
     "Settings": _list(_object({"key": TEXT, "value": TEXT})),
-    "Environment": _object({"jvm": _object({"version": TEXT, "arch": TEXT, "options": _list(TEXT)}), "classpath": TEXT}),
+    "Environment": _object(
+        {"jvm": _object({"version": TEXT, "arch": TEXT, "options": _list(TEXT)}), "classpath": TEXT}
+    ),
     "Logs": _object({"logs": _list(_object({"name": TEXT, "size": INTEGER, "mtime": INTEGER}))}),
-    "ThreadDump": _object({"threadInfos": _list(_object({"threadName": TEXT, "stringifiedThreadInfo": TEXT}))}),
+    "ThreadDump": _object(
+        {"threadInfos": _list(_object({"threadName": TEXT, "stringifiedThreadInfo": TEXT}))}
+    ),
     "Triggered": _object({"request-id": HEX}),
     "OperationStatus": _object(
-        {"status": _object({"id": _enum("IN_PROGRESS", "COMPLETED")}), "operation": _or_null({"type": "object"})}
+        {
+            "status": _object({"id": _enum("IN_PROGRESS", "COMPLETED")}),
+            "operation": _or_null({"type": "object"}),
+        }
     ),
-    "Requirements": _map(_object({"parallelism": _object(_all(INTEGER, "lowerBound", "upperBound"))})),
+    "Requirements": _map(
+        _object({"parallelism": _object(_all(INTEGER, "lowerBound", "upperBound"))})
+    ),
     "FlameGraph": _object({"endTimestamp": TIME, "data": FLAME_NODE}),
     "Asyncio": _object(
         {
@@ -393,7 +515,9 @@ SCHEMAS: dict[str, Schema] = {
             "slow-callbacks": _list(_object({**_PLACE, "count": NUMBER, "slowest-ms": NUMBER})),
             "async-calls": _list(_object({**_PLACE, "in-flight": NUMBER, "capacity": NUMBER})),
             "task-count": INTEGER,
-            "tasks": _list(_object({"name": TEXT, "state": _enum("running", "waiting"), "stack": _list(TEXT)})),
+            "tasks": _list(
+                _object({"name": TEXT, "state": _enum("running", "waiting"), "stack": _list(TEXT)})
+            ),
         }
     ),
     "Processes": _object(
@@ -405,7 +529,10 @@ SCHEMAS: dict[str, Schema] = {
                         "is-here": FLAG,
                         "tasks": INTEGER,
                         "silence-ms": INTEGER,
-                        **{name: _or_null(NUMBER) for name in ("lag-ms", "lag-max-ms", "cpu-s", "memory")},
+                        **{
+                            name: _or_null(NUMBER)
+                            for name in ("lag-ms", "lag-max-ms", "cpu-s", "memory")
+                        },
                     }
                 )
             )
@@ -414,7 +541,13 @@ SCHEMAS: dict[str, Schema] = {
     "LogRecords": _object(
         {
             "records": _list(
-                _object({"number": INTEGER, "time": TIME, **_all(TEXT, "level", "logger", "message", "stack")})
+                _object(
+                    {
+                        "number": INTEGER,
+                        "time": TIME,
+                        **_all(TEXT, "level", "logger", "message", "stack"),
+                    }
+                )
             )
         }
     ),
@@ -435,7 +568,11 @@ SCHEMAS: dict[str, Schema] = {
                             _object(
                                 {
                                     "subtask": INTEGER,
-                                    "states": _or_null(_list(_object({"name": TEXT, "keys": INTEGER, "more": FLAG}))),
+                                    "states": _or_null(
+                                        _list(
+                                            _object({"name": TEXT, "keys": INTEGER, "more": FLAG})
+                                        )
+                                    ),
                                     "task-checkpoint-size": _or_null(NUMBER),
                                 }
                             )
@@ -458,16 +595,28 @@ SCHEMAS: dict[str, Schema] = {
 }
 """By the name that a route gives."""
 
-TRIGGER: Schema = {"type": "string", "pattern": "^[0-9a-f]{32}$", "description": "Of the client: the same id is the same request"}
+TRIGGER: Schema = {
+    "type": "string",
+    "pattern": "^[0-9a-f]{32}$",
+    "description": "Of the client: the same id is the same request",
+}
 FORMAT = _enum("CANONICAL", "NATIVE")
 DIRECTORY = _all(_or_null(TEXT), "target-directory", "targetDirectory")
 """Flink spells it one way for a savepoint and the other for a stop; both do for both."""
 
 BODIES: dict[str, Schema] = {
-    "SavepointRequest": _only({**DIRECTORY, "cancel-job": FLAG, "formatType": FORMAT, "triggerId": TRIGGER}),
+    "SavepointRequest": _only(
+        {**DIRECTORY, "cancel-job": FLAG, "formatType": FORMAT, "triggerId": TRIGGER}
+    ),
     "StopRequest": _only({**DIRECTORY, "drain": FLAG, "formatType": FORMAT, "triggerId": TRIGGER}),
-    "CheckpointRequest": _only({"checkpointType": _enum("CONFIGURED", "FULL", "INCREMENTAL"), "triggerId": TRIGGER}),
+    "CheckpointRequest": _only(
+        {"checkpointType": _enum("CONFIGURED", "FULL", "INCREMENTAL"), "triggerId": TRIGGER}
+    ),
     "DisposalRequest": _only({"savepoint-path": TEXT}),
     "Anything": {"type": "object"},
 }
-"""Of changing calls. A field that is not known is refused: a `drian` that means nothing would stop a job without draining it."""
+"""Of changing calls.
+
+A field that is not known is refused: a `drian` that means nothing would stop a job without draining
+it.
+"""

@@ -1,6 +1,7 @@
 """The last ten minutes of every metric, once a second, in memory: plots need no other system.
 
-One time axis for all series; a series is a ring of doubles. What did not exist at a moment is NaN there.
+One time axis for all series; a series is a ring of doubles. What did not exist at a moment is NaN
+there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ POINTS_MAX = 600
 """Ten minutes at one a second."""
 
 SERIES_MAX = 2_000
-"""About 10 MB. Of a job with more metrics those that came first are kept; its vertices say what they are."""
+"""About 10 MB.
+
+Of a job with more metrics those that came first are kept; its vertices say what they are.
+"""
 
 
 class SeriesBuffer:
@@ -48,8 +52,12 @@ class SeriesBuffer:
         self._times_ms.append(now_ms)
         self._next += 1
 
-    def read(self, names: Sequence[str], since_ms: int = 0) -> tuple[list[int], dict[str, list[float | None]]]:
-        """Times, oldest first, and for each known name its values then; None where there was none."""
+    def read(
+        self, names: Sequence[str], since_ms: int = 0
+    ) -> tuple[list[int], dict[str, list[float | None]]]:
+        """Times, oldest first, and for each known name its values then; None where there was
+        none.
+        """
         times = list(self._times_ms)
         first = next((index for index, time in enumerate(times) if time > since_ms), len(times))
         begin = self._next - len(times)
@@ -58,5 +66,7 @@ class SeriesBuffer:
         for name in names:
             ring = self._series.get(name)
             if ring is not None:
-                found[name] = [value if math.isfinite(value := ring[column]) else None for column in columns]
+                found[name] = [
+                    value if math.isfinite(value := ring[column]) else None for column in columns
+                ]
         return times[first:], found

@@ -24,13 +24,19 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 30.0
 SHUTDOWN_S = 1.0
-"""How long answers under way may take when the endpoint ends; streams of events would never end by themselves."""
+"""How long answers under way may take when the endpoint ends; streams of events would never end
+by themselves.
+"""
 
 CLOSE_S = 10.0
 
+
 @asynccontextmanager
 async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIterator[str]:
-    """Serve `what` inside the block; yields the URL. Raises OSError if the address cannot be listened at, naming it."""
+    """Serve `what` inside the block; yields the URL.
+
+    Raises OSError if the address cannot be listened at, naming it.
+    """
     options = served_options(address, given)
     host, port = parse_monitor_address(address)
     monitor = Monitor(monitored(what), options)
@@ -67,6 +73,8 @@ async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIte
 def _refused(error: OSError, address: str) -> OSError:
     """The error of an address that cannot be listened at, with the option that named it."""
     code = error.errno or 0
-    reason = os.strerror(code) if code > 0 else error.strerror or str(error)  # Names that are not found have numbers of their own.
+    reason = (
+        os.strerror(code) if code > 0 else error.strerror or str(error)
+    )  # Names that are not found have numbers of their own.
     remedy = "; take another port, or port 0 for any free one" if code == errno.EADDRINUSE else ""
     return OSError(code, f"monitor={address!r} cannot be listened at: {reason}{remedy}")

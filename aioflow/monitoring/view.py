@@ -1,7 +1,9 @@
-"""What the endpoint sees of jobs and the processes they run in: plain reading, between two turns of the loop, and never a Flow.
+"""What the endpoint sees of jobs and the processes they run in: plain reading, between two turns of
+the loop, and never a Flow.
 
-`Monitored` is all that an application is given. One process, worker processes and the JobManager of a cluster each make one (`adapters`);
-a `JobView` reads the JobMaster, which is the same in all three. Times are wall-clock ms, -1 for what has not happened.
+`Monitored` is all that an application is given. One process, worker processes and the JobManager of
+a cluster each make one (`adapters`); a `JobView` reads the JobMaster, which is the same in all
+three. Times are wall-clock ms, -1 for what has not happened.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobGraph, JobVertex
 
 __all__ = ["JobMasterView", "JobView", "Monitored", "SubtaskView", "WorkerView", "vertex_hex"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
@@ -72,14 +75,22 @@ class SubtaskView:
 
     def duration_ms(self, now_ms: int) -> int:
         """So far, or in all; -1 before it started."""
-        return -1 if self.start_ms < 0 else max((now_ms if self.end_ms < 0 else self.end_ms) - self.start_ms, 0)
+        return (
+            -1
+            if self.start_ms < 0
+            else max((now_ms if self.end_ms < 0 else self.end_ms) - self.start_ms, 0)
+        )
 
     def status_durations(self, now_ms: int) -> dict[str, int]:
         """How long it was in each state that is none of the end; -1: never."""
         order = sorted(self.times_ms.items(), key=lambda entry: entry[1])
         ends = [at for _, at in order[1:]] + [now_ms]
-        spent = {state: max(end - at, 0) for (state, at), end in zip(order, ends, strict=False)}  # None of a task nobody tells of.
-        return {state.value: spent.get(state, -1) for state in ExecutionState if not state.is_terminal}
+        spent = {
+            state: max(end - at, 0) for (state, at), end in zip(order, ends, strict=False)
+        }  # None of a task nobody tells of.
+        return {
+            state.value: spent.get(state, -1) for state in ExecutionState if not state.is_terminal
+        }
 
 
 class JobMasterView(Protocol):
@@ -105,17 +116,25 @@ class JobMasterView(Protocol):
     def stop_error(self) -> BaseException | None: ...
 
     def cancel(self) -> None: ...
-    def stop(self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None: ...
+    def stop(
+        self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None
+    ) -> None: ...
     async def savepoint(self, directory: str | None = None) -> str: ...
     async def checkpoint(self) -> int: ...
 
 
 QueryState = Callable[["ExecutionAttemptId", int, Callable[[Any], Any]], Any]
-"""(attempt, node, query) -> awaitable of what the query gives, run between two slices of the task."""
+"""(attempt, node, query) -> awaitable of what the query gives, run between two slices of the
+task.
+"""
 
 
 class JobView:
-    """One job. `read_metrics()` gives all its metrics by dotted name; `worker_at(location)` the id of the process there."""
+    """One job.
+
+    `read_metrics()` gives all its metrics by dotted name; `worker_at(location)` the id of the
+    process there.
+    """
 
     def __init__(
         self,
@@ -186,13 +205,19 @@ class JobView:
         """Of one subtask all that are remembered, oldest first, the current one last."""
         current = self._subtask(vertex, index)
         records = self._records(vertex, index)
-        earlier = [self._view(index, record, record.state) for record in records if record.attempt < current.attempt]
+        earlier = [
+            self._view(index, record, record.state)
+            for record in records
+            if record.attempt < current.attempt
+        ]
         return [*earlier, current]
 
     def _subtask(self, vertex: JobVertex, index: int) -> SubtaskView:
         execution = self.master.executions.executions[vertex.id, index]
         attempt = execution.attempt.attempt
-        record = next((record for record in self._records(vertex, index) if record.attempt == attempt), None)
+        record = next(
+            (record for record in self._records(vertex, index) if record.attempt == attempt), None
+        )
         if record is None:
             location = self.master.executions.locations.get((vertex.id, index), "")
             record = AttemptRecord(attempt, execution.state, location, {})
@@ -211,13 +236,20 @@ class JobView:
 
     def worker_ids(self) -> set[str]:
         """The processes that have a task of this job now."""
-        return {one.worker_id for vertex in self.graph.vertices for one in self.subtasks(vertex) if not one.state.is_terminal}
+        return {
+            one.worker_id
+            for vertex in self.graph.vertices
+            for one in self.subtasks(vertex)
+            if not one.state.is_terminal
+        }
 
     def worker_at(self, location: str) -> str:
         """Id of the process at `location`."""
         return self._worker_at(location)
 
-    def _records(self, vertex: JobVertex, index: int) -> deque[AttemptRecord] | tuple[AttemptRecord, ...]:
+    def _records(
+        self, vertex: JobVertex, index: int
+    ) -> deque[AttemptRecord] | tuple[AttemptRecord, ...]:
         return self.master.history.attempts.get((vertex.id, index), ())
 
     @property
@@ -233,11 +265,16 @@ class JobView:
     def checkpoints(self) -> CheckpointStatistics | None:
         return self.master.checkpoint_statistics
 
-    async def query_state(self, vertex: JobVertex, index: int, node_id: int, query: Callable[[Any], Any]) -> Any:
+    async def query_state(
+        self, vertex: JobVertex, index: int, node_id: int, query: Callable[[Any], Any]
+    ) -> Any:
         """What `query(keyed backend)` gives on one subtask. Raises JobNotRunning."""
         execution = self.master.executions.executions[vertex.id, index]
         if self._query_state is None or execution.state is not ExecutionState.RUNNING:
-            raise JobNotRunning(f"subtask {index} of {vertex.name!r} is {execution.state.value}, its state cannot be read now")
+            raise JobNotRunning(
+                f"subtask {index} of {vertex.name!r} is {execution.state.value}, its state cannot "
+                "be read now"
+            )
         return await self._query_state(execution.attempt, node_id, query)
 
 
@@ -253,19 +290,28 @@ class Monitored(Protocol):
     def workers(self) -> Sequence[WorkerView]: ...
 
     async def refresh(self) -> None:
-        """Get what is known elsewhere alone; once a second. Raises AioflowError or TimeoutError while that does not answer."""
+        """Get what is known elsewhere alone; once a second.
+
+        Raises AioflowError or TimeoutError while that does not answer.
+        """
 
     def settings(self) -> Mapping[str, str]:
         """How the cluster is configured; no secrets."""
 
     async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
-        """What another process tells about itself: see `ProcessInspector.ask`. Raises Broken if it is gone."""
+        """What another process tells about itself: see `ProcessInspector.ask`.
+
+        Raises Broken if it is gone.
+        """
 
     def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
         """What one process says of itself, by dotted name: not what its tasks say."""
 
 
 def vertex_hex(vertex: JobVertex) -> str:
-    """32 hex digits that stay the same as long as the uids do: from run to run, whatever is added elsewhere."""
-    return hashlib.blake2b("\x00".join(vertex.uids).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
+    """32 hex digits that stay the same as long as the uids do: from run to run, whatever is
+    added elsewhere.
+    """
+    return hashlib.blake2b(
+        "\x00".join(vertex.uids).encode("utf-8", "surrogatepass"), digest_size=16
+    ).hexdigest()

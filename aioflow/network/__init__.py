@@ -1,2 +1,2 @@
-"""Moves sealed batches between subtasks: pools, partitions, channels, gates. An event is an event; its meaning stays
-outside."""
+"""Moves sealed batches between subtasks: pools, partitions, channels, gates. An event is an event;
+its meaning stays outside."""

@@ -1,9 +1,10 @@
-"""The network memory of one worker: one global pool of segments, shared out to the pools of partitions and gates.
+"""The network memory of one worker: one global pool of segments, shared out to the pools of
+partitions and gates.
 
-Invariants: `available + held by local pools + unpooled == total`; the minimums of all pools plus the unpooled segments
-never exceed the total, so every pool can always reach its minimum; pages exist only for permits that need bytes, never
-more than the total. Growing and shrinking follow `redistribution.redistribute` and never revoke a permit in use. After
-Flink's NetworkBufferPool.
+Invariants: `available + held by local pools + unpooled == total`; the minimums of all pools plus
+the unpooled segments never exceed the total, so every pool can always reach its minimum; pages
+exist only for permits that need bytes, never more than the total. Growing and shrinking follow
+`redistribution.redistribute` and never revoke a permit in use. After Flink's NetworkBufferPool.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ USAGE_WARNING_PERCENT = 100
 
 
 class NetworkBufferPool:
-    """`total_segments` pages of `segment_bytes`. Sum of minimums beyond the total raises InsufficientBuffers at
-    creation."""
+    """`total_segments` pages of `segment_bytes`. Sum of minimums beyond the total raises
+    InsufficientBuffers at creation."""
 
     def __init__(self, total_segments: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.total_segments = total_segments
@@ -64,10 +65,16 @@ class NetworkBufferPool:
         max_overdraft: int = DEFAULT_OVERDRAFT,
         max_per_channel: int | None = None,
     ) -> LocalBufferPool:
-        """A pool that always can hold `min_segments` and never more than `max_segments` (None: as much as there is)."""
+        """A pool that always can hold `min_segments` and never more than `max_segments` (None:
+        as much as there is).
+        """
         self._require(min_segments)
         pool = LocalBufferPool(
-            self, min_segments, max_segments, max_overdraft=max_overdraft, max_per_channel=max_per_channel
+            self,
+            min_segments,
+            max_segments,
+            max_overdraft=max_overdraft,
+            max_per_channel=max_per_channel,
         )
         self._pools.append(pool)
         self._redistribute()
@@ -75,11 +82,14 @@ class NetworkBufferPool:
         pool.on_parent_available()
         return pool
 
-    async def request_unpooled(self, count: int, timeout_s: float = UNPOOLED_TIMEOUT_S) -> list[MemorySegment]:
-        """`count` segments outside of any pool (a remote channel's exclusive ones). Waits for pools to return their
-        surplus.
+    async def request_unpooled(
+        self, count: int, timeout_s: float = UNPOOLED_TIMEOUT_S
+    ) -> list[MemorySegment]:
+        """`count` segments outside of any pool (a remote channel's exclusive ones). Waits for pools
+        to return their surplus.
 
-        InsufficientBuffers at once if the minimums leave less than `count`, or after `timeout_s`; nothing is kept then.
+        InsufficientBuffers at once if the minimums leave less than `count`, or after `timeout_s`;
+        nothing is kept then.
         """
         self._require(count)
         taken = 0
@@ -128,7 +138,8 @@ class NetworkBufferPool:
 
     @property
     def usage_percent(self) -> int:
-        """What the pools would like to have over what there is; from 100 on they cannot all reach it.
+        """What the pools would like to have over what there is; from 100 on they cannot all reach
+        it.
 
         A pool would like its maximum, or twice its minimum when it has none.
         """
@@ -136,12 +147,16 @@ class NetworkBufferPool:
             return 0
         unpooled = self._required - sum(pool.min_segments for pool in self._pools)
         wanted = sum(
-            2 * pool.min_segments if pool.max_segments is None else pool.max_segments for pool in self._pools
+            2 * pool.min_segments if pool.max_segments is None else pool.max_segments
+            for pool in self._pools
         )
         return 100 * (unpooled + wanted) // self.total_segments
 
     def destroy(self) -> None:
-        """The worker stops: every pool is destroyed, pages are freed, whoever waits gets Closed. Idempotent."""
+        """The worker stops: every pool is destroyed, pages are freed, whoever waits gets Closed.
+
+        Idempotent.
+        """
         if self.is_destroyed:
             return
         for pool in list(self._pools):
@@ -163,7 +178,9 @@ class NetworkBufferPool:
         return True
 
     def return_permits(self, count: int) -> None:
-        """`count` permits are free again; pools that waited are served first, in the order in which they asked."""
+        """`count` permits are free again; pools that waited are served first, in the order in
+        which they asked.
+        """
         if self.is_destroyed or count == 0:
             return
         self._available += count
@@ -203,7 +220,8 @@ class NetworkBufferPool:
         free = self.total_segments - self._required
         if count > free:
             raise InsufficientBuffers(
-                f"Insufficient number of network buffers: required {count}, but only {free} available"
+                f"Insufficient number of network buffers: required {count}, but only {free} "
+                "available"
             )
         self._required += count
 
@@ -215,7 +233,10 @@ class NetworkBufferPool:
     def _redistribute(self) -> None:
         unpooled = self._required - sum(pool.min_segments for pool in self._pools)
         pools = list(self._pools)
-        sizes = redistribute(self.total_segments - unpooled, [(pool.min_segments, pool.max_segments) for pool in pools])
+        sizes = redistribute(
+            self.total_segments - unpooled,
+            [(pool.min_segments, pool.max_segments) for pool in pools],
+        )
         # Whoever shrinks goes first: what it returns is what the others grow by.
         for pool, size in zip(pools, sizes, strict=True):
             if size < pool.size:
@@ -232,7 +253,8 @@ class NetworkBufferPool:
         self._usage_percent = usage
         if usage >= USAGE_WARNING_PERCENT:
             logger.warning(
-                "Memory usage [%d%%] is too high to satisfy all of the requested buffers: %d segments of %d bytes; "
+                "Memory usage [%d%%] is too high to satisfy all of the requested buffers: %d "
+                "segments of %d bytes; "
                 "throughput may suffer, give the worker more network memory",
                 usage,
                 self.total_segments,
@@ -243,4 +265,6 @@ class NetworkBufferPool:
 
     def _check_live(self) -> None:
         if self.is_destroyed:
-            raise Closed("network buffer pool was used after it was destroyed; the worker is stopping")
+            raise Closed(
+                "network buffer pool was used after it was destroyed; the worker is stopping"
+            )

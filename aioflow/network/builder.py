@@ -1,16 +1,19 @@
-"""The open batch of one subpartition: plain lists that a routing loop appends to, until they are sealed and handed over.
+"""The open batch of one subpartition: plain lists that a routing loop appends to, until they are
+sealed and handed over.
 
-Nothing of it is visible to the consumer before `seal`. The lists `values`, `timestamps`, `keys` and `watermarks` are
-public because generated routing loops append to them directly. `timestamps` and `keys` are, at every `seal`, either empty
-or as long as `values`. Where records are their own keys, `keys` is `values` itself, as in the batches that are gathered:
-nothing is copied twice then, and whoever writes the sealed batch to bytes need not compare the two.
+Nothing of it is visible to the consumer before `seal`. The lists `values`, `timestamps`, `keys` and
+`watermarks` are public because generated routing loops append to them directly. `timestamps` and
+`keys` are, at every `seal`, either empty or as long as `values`. Where records are their own keys,
+`keys` is `values` itself, as in the batches that are gathered: nothing is copied twice then, and
+whoever writes the sealed batch to bytes need not compare the two.
 
-Watermarks are kept lazily. `told` is what the channel already knows, `watermark` what is in force now. Records without an
-entry in `watermarks` saw the watermark in force, so a loop over a batch in which it stands still appends none, and
-calls `advance_watermark` after the batch. A loop over a batch with a list calls `start_watermarks()` before it, appends
-one entry a record, and calls `advance_watermark` after it. A sealed batch carries no list iff no record saw a watermark above
-`told`. A list that never moves inside the batch is kept too if it is above `told`: the channel would otherwise take the
-records for earlier than they are.
+Watermarks are kept lazily. `told` is what the channel already knows, `watermark` what is in force
+now. Records without an entry in `watermarks` saw the watermark in force, so a loop over a batch in
+which it stands still appends none, and calls `advance_watermark` after the batch. A loop over a
+batch with a list calls `start_watermarks()` before it, appends one entry a record, and calls
+`advance_watermark` after it. A sealed batch carries no list iff no record saw a watermark above
+`told`. A list that never moves inside the batch is kept too if it is above `told`: the channel
+would otherwise take the records for earlier than they are.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ NO_KEY: Any = object()
 
 
 class BatchBuilder:
-    """Appends until `is_full`, then `seal`. `watermark` is the watermark in force after everything appended so far."""
+    """Appends until `is_full`, then `seal`.
+
+    `watermark` is the watermark in force after everything appended so far.
+    """
 
     __slots__ = (
         "_covered",
@@ -58,7 +64,9 @@ class BatchBuilder:
         """The last watermark that was sealed into a batch, or noted as sent by an event."""
         self.is_closed = False
         self._covered = 0
-        """Leading records that are known to need no entry in `watermarks` while that list is empty."""
+        """Leading records that are known to need no entry in `watermarks` while that list is
+        empty.
+        """
         self._sealed_records = 0
 
     def __len__(self) -> int:
@@ -79,7 +87,8 @@ class BatchBuilder:
         return self.is_closed and not self.values
 
     def append(self, value: Any, timestamp: int | None = None, key: Any = NO_KEY) -> bool:
-        """One record, under the watermark in force. False, and nothing is written, if the batch is full or closed.
+        """One record, under the watermark in force. False, and nothing is written, if the batch is
+        full or closed.
 
         All records of one batch carry a timestamp or none does; likewise for keys.
         """
@@ -98,8 +107,8 @@ class BatchBuilder:
     def extend(self, batch: RecordBatch, start: int = 0) -> int:
         """Append records of `batch` from `start` on while there is room; how many were taken.
 
-        None are if this is full, or of another shape: it has timestamps (or keys, or is `taken`) and `batch` has not, or the reverse.
-        Then `seal` first, and go on.
+        None are if this is full, or of another shape: it has timestamps (or keys, or is `taken`)
+        and `batch` has not, or the reverse. Then `seal` first, and go on.
         """
         values = self.values
         if not batch.values:
@@ -125,7 +134,8 @@ class BatchBuilder:
         if watermarks is not None:
             entries = watermarks[start:stop]
             if entries and entries[0] < self.watermark:
-                # The list must not decrease; what the channel will know already cannot be taken back.
+                # The list must not decrease; what the channel will know already cannot be taken
+                # back.
                 entries = [max(entry, self.watermark) for entry in entries]
             self.watermarks.extend(entries)
         if stop == len(batch.values):
@@ -136,9 +146,11 @@ class BatchBuilder:
         return count
 
     def seal_whole(self, batch: RecordBatch) -> RecordBatch | None:
-        """What `extend(batch)` and `seal()` would give, with the lists of `batch` itself instead of copies.
+        """What `extend(batch)` and `seal()` would give, with the lists of `batch` itself instead of
+        copies.
 
-        None, and nothing is written, unless this is open and holds nothing, and the watermark in force is known to the channel.
+        None, and nothing is written, unless this is open and holds nothing, and the watermark in
+        force is known to the channel.
         """
         told = self.told
         if self.values or self.is_closed or not batch.values or self.watermark > told:
@@ -162,13 +174,16 @@ class BatchBuilder:
             self.watermark = watermark
 
     def start_watermarks(self) -> None:
-        """From here on the caller appends one entry a record to `watermarks`; earlier records get theirs now."""
+        """From here on the caller appends one entry a record to `watermarks`; earlier records
+        get theirs now.
+        """
         self._fill()
         if not self.watermarks:
             self.watermarks = [self.told] * len(self.values)
 
     def seal(self, watermark: int | None = None) -> RecordBatch:
-        """Hand the lists over as a batch, with `watermark` (or the one in force) after it, and start new ones.
+        """Hand the lists over as a batch, with `watermark` (or the one in force) after it, and
+        start new ones.
 
         The batch may be empty: then it is a bare watermark, or nothing if `has_news` is False.
         """
@@ -180,7 +195,9 @@ class BatchBuilder:
         timestamps = self.timestamps or None
         keys = self.keys or None
         watermarks = self.watermarks or None
-        assert timestamps is None or len(timestamps) == count, f"{len(timestamps)} timestamps for {count} records"
+        assert timestamps is None or len(timestamps) == count, (
+            f"{len(timestamps)} timestamps for {count} records"
+        )
         assert keys is None or len(keys) == count, f"{len(keys)} keys for {count} records"
         told = self.told
         if watermarks is not None:
@@ -191,7 +208,14 @@ class BatchBuilder:
             else:
                 self.watermark = max(self.watermark, watermarks[-1])
         after = self.watermark
-        batch = RecordBatch(values, timestamps, keys, watermarks, after if after > told else MIN_WATERMARK, self.taken)
+        batch = RecordBatch(
+            values,
+            timestamps,
+            keys,
+            watermarks,
+            after if after > told else MIN_WATERMARK,
+            self.taken,
+        )
         self.values = []
         if timestamps is not None:
             self.timestamps = []
@@ -224,7 +248,9 @@ class BatchBuilder:
         self._covered = 0
 
     def _fill(self) -> None:
-        """Give the records without an entry the watermark in force, or count them as covered if that is no news."""
+        """Give the records without an entry the watermark in force, or count them as covered if
+        that is no news.
+        """
         count = len(self.values)
         if not self.watermarks:
             if self.watermark <= self.told:

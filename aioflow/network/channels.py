@@ -1,8 +1,8 @@
-"""One input of a gate. Local: the same queue that the producer fills, so a batch crosses by reference and nothing is
-copied.
+"""One input of a gate. Local: the same queue that the producer fills, so a batch crosses by
+reference and nothing is copied.
 
-The producer may not have registered its partition yet; then `request` says so, and when to try again is decided by the
-owner of the gate. After Flink's LocalInputChannel.
+The producer may not have registered its partition yet; then `request` says so, and when to try
+again is decided by the owner of the gate. After Flink's LocalInputChannel.
 """
 
 from __future__ import annotations
@@ -18,22 +18,31 @@ __all__ = ["LocalInputChannel"]
 
 
 class LocalInputChannel:
-    """Channel `index` of its gate. `subpartition_provider` returns None while the producer is not deployed yet."""
+    """Channel `index` of its gate.
+
+    `subpartition_provider` returns None while the producer is not deployed yet.
+    """
 
     __slots__ = ("_provider", "_subpartition", "index", "is_released")
 
-    def __init__(self, index: int, subpartition_provider: Callable[[], PipelinedSubpartition | None]) -> None:
+    def __init__(
+        self, index: int, subpartition_provider: Callable[[], PipelinedSubpartition | None]
+    ) -> None:
         self.index = index
         self.is_released = False
         self._provider = subpartition_provider
         self._subpartition: PipelinedSubpartition | None = None
 
     def request(self, on_data_available: Callable[[bool], None]) -> bool:
-        """Subscribe; False if the partition does not exist yet. Idempotent, and without effect after `release`."""
+        """Subscribe; False if the partition does not exist yet.
+
+        Idempotent, and without effect after `release`.
+        """
         if self.is_released or self._subpartition is not None:
             return True
         subpartition = self._provider()
-        # The provider may have run code that released this channel: then nobody would ever release the view.
+        # The provider may have run code that released this channel: then nobody would ever release
+        # the view.
         if subpartition is None or self.is_released:
             return self.is_released
         self._subpartition = subpartition
@@ -41,7 +50,10 @@ class LocalInputChannel:
         return True
 
     def poll(self) -> Polled | None:
-        """The next element or None. ProducerFailed if the producer failed, or dropped the partition before its end."""
+        """The next element or None.
+
+        ProducerFailed if the producer failed, or dropped the partition before its end.
+        """
         subpartition = self._subpartition
         if subpartition is None:
             return None

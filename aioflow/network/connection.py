@@ -1,8 +1,10 @@
-"""One TCP connection: proves the secret both ways, then turns bytes into frames. What the frames mean is its owner's business.
+"""One TCP connection: proves the secret both ways, then turns bytes into frames. What the frames
+mean is its owner's business.
 
-Nothing is parsed before the handshake is done. Who connects has to prove itself and to say its first frame within a few seconds; until
-then it stands in a waiting room with few places. The owner writes through `write`, as long as `is_writable`; coalescing is its business
-too. Off the machine, and without TLS, every frame carries a MAC of the session.
+Nothing is parsed before the handshake is done. Who connects has to prove itself and to say its
+first frame within a few seconds; until then it stands in a waiting room with few places. The owner
+writes through `write`, as long as `is_writable`; coalescing is its business too. Off the machine,
+and without TLS, every frame carries a MAC of the session.
 """
 
 from __future__ import annotations
@@ -17,18 +19,33 @@ from aioflow.core.errors import NotAuthenticated, ProtocolError
 from aioflow.network.security import is_loopback
 from aioflow.network.transports import peer_of, tune
 from aioflow.protocol.framing import Frame, FrameDecoder, FrameEncoder, FrameType
-from aioflow.protocol.handshake import ClientHandshake, Handshaken, ServerHandshake, Side, direction_key
+from aioflow.protocol.handshake import (
+    ClientHandshake,
+    Handshaken,
+    ServerHandshake,
+    Side,
+    direction_key,
+)
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.network.waiting_room import WaitingRoom
 
-__all__ = ["HANDSHAKE_TIMEOUT_S", "AuthenticatedConnection", "ConnectionOwner", "close_all", "fresh_nonce", "fresh_secret"]
+__all__ = [
+    "HANDSHAKE_TIMEOUT_S",
+    "AuthenticatedConnection",
+    "ConnectionOwner",
+    "close_all",
+    "fresh_nonce",
+    "fresh_secret",
+]
 
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 5.0
-"""How long a peer may take to prove itself; a busy machine needs a second, a port scanner gets no more than this."""
+"""How long a peer may take to prove itself; a busy machine needs a second, a port scanner gets
+no more than this.
+"""
 
 CLOSE_TIMEOUT_S = 2.0
 """How long what was written may take to go out when connections are closed."""
@@ -42,12 +59,17 @@ class ConnectionOwner(Protocol):
         """What arrived, in order. A ProtocolError that comes out ends the connection."""
 
     def on_writable(self, connection: AuthenticatedConnection) -> None: ...
-    def on_connection_lost(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
+    def on_connection_lost(
+        self, connection: AuthenticatedConnection, error: Exception | None
+    ) -> None:
         """Also called, once, when the connection ended before `on_connected`."""
 
 
 class AuthenticatedConnection(asyncio.Protocol):
-    """`accepted` are the frame types of its plane. `handshake` decides which side this is; who accepts has a `room`."""
+    """`accepted` are the frame types of its plane.
+
+    `handshake` decides which side this is; who accepts has a `room`.
+    """
 
     def __init__(
         self,
@@ -75,7 +97,9 @@ class AuthenticatedConnection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = self._transport = cast("asyncio.Transport", transport)  # uvloop's are none by class.
+        transport = self._transport = cast(
+            "asyncio.Transport", transport
+        )  # uvloop's are none by class.
         tune(transport)
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._on_late)
         if isinstance(self._handshake, ClientHandshake):
@@ -137,10 +161,15 @@ class AuthenticatedConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return False
-        return transport.get_extra_info("ssl_object") is not None or is_loopback(transport.get_extra_info("peername"))
+        return transport.get_extra_info("ssl_object") is not None or is_loopback(
+            transport.get_extra_info("peername")
+        )
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Write the pieces in order. Dropped if the connection is gone: its end is told by `on_connection_lost`."""
+        """Write the pieces in order.
+
+        Dropped if the connection is gone: its end is told by `on_connection_lost`.
+        """
         self._send(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def close(self) -> None:
@@ -173,10 +202,16 @@ class AuthenticatedConnection(asyncio.Protocol):
         return done.leftover
 
     def _open(self, done: Handshaken) -> None:
-        own, peer = (Side.CLIENT, Side.SERVER) if isinstance(self._handshake, ClientHandshake) else (Side.SERVER, Side.CLIENT)
+        own, peer = (
+            (Side.CLIENT, Side.SERVER)
+            if isinstance(self._handshake, ClientHandshake)
+            else (Side.SERVER, Side.CLIENT)
+        )
         keyed = not self._is_protected
         self.encoder = FrameEncoder(direction_key(done.session_key, own) if keyed else None)
-        self._decoder = FrameDecoder(self._accepted, direction_key(done.session_key, peer) if keyed else None)
+        self._decoder = FrameDecoder(
+            self._accepted, direction_key(done.session_key, peer) if keyed else None
+        )
         self.is_writable = True
         if own is Side.CLIENT:  # Who accepted the connection waits for a frame.
             self._cancel_timer()
@@ -189,7 +224,9 @@ class AuthenticatedConnection(asyncio.Protocol):
 
     def _on_late(self) -> None:
         missing = "finish the handshake" if self._decoder is None else "say a first frame"
-        self.abort(NotAuthenticated(f"{self.peer} did not {missing} within {HANDSHAKE_TIMEOUT_S:g} s"))
+        self.abort(
+            NotAuthenticated(f"{self.peer} did not {missing} within {HANDSHAKE_TIMEOUT_S:g} s")
+        )
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -198,7 +235,9 @@ class AuthenticatedConnection(asyncio.Protocol):
 
 
 async def close_all(connections: Sequence[AuthenticatedConnection]) -> None:
-    """Close all, and wait until they are: after `CLOSE_TIMEOUT_S` at once, although not all went out."""
+    """Close all, and wait until they are: after `CLOSE_TIMEOUT_S` at once, although not all went
+    out.
+    """
     for connection in connections:
         connection.close()
     closed = [connection.closed for connection in connections]
@@ -209,7 +248,9 @@ async def close_all(connections: Sequence[AuthenticatedConnection]) -> None:
 
 
 def fresh_nonce(host: Host) -> bytes:
-    """32 bytes that were never used before: two ids of the host, which are random off the simulation."""
+    """32 bytes that were never used before: two ids of the host, which are random off the
+    simulation.
+    """
     return bytes.fromhex(host.ids.new("nonce") + host.ids.new("nonce"))
 
 

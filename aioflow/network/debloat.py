@@ -1,17 +1,21 @@
-"""How many records a batch shall have, so that what is on the way to a slow consumer is about a second of its work.
+"""How many records a batch shall have, so that what is on the way to a slow consumer is about a
+second of its work.
 
-Large batches are cheap for each record, but all that is queued stands before the next barrier, and before the record that
-just came. So a gate measures how fast its task really takes records and asks the producers for batches of a size that makes
+Large batches are cheap for each record, but all that is queued stands before the next barrier, and
+before the record that just came. So a gate measures how fast its task really takes records and asks
+the producers for batches of a size that makes
 
     batches on the way * records of a batch = records that the task takes in `TARGET_S`
 
-The size is in records, not in bytes as in Flink: the unit of queueing, credit and permits is the sealed batch, a consumer's
-rate is one of records, and within one process a batch has no bytes at all. It may be more than a batch of rows can hold, as
-one of columns can. Channels that have ended bring nothing, and the others share what they had. A change below `THRESHOLD` is
-not announced. Time in which there was nothing to take does not count, so an input that has little is not taken for one that
-is slow.
+The size is in records, not in bytes as in Flink: the unit of queueing, credit and permits is the
+sealed batch, a consumer's rate is one of records, and within one process a batch has no bytes at
+all. It may be more than a batch of rows can hold, as one of columns can. Channels that have ended
+bring nothing, and the others share what they had. A change below `THRESHOLD` is not announced. Time
+in which there was nothing to take does not count, so an input that has little is not taken for one
+that is slow.
 
-After BufferDebloater and BufferSizeEMA of Flink. No clock and no loop in here: `now_s` is an argument.
+After BufferDebloater and BufferSizeEMA of Flink. No clock and no loop in here: `now_s` is an
+argument.
 """
 
 from __future__ import annotations
@@ -25,10 +29,14 @@ THRESHOLD = 0.25
 """Changes by a smaller share are not worth a message."""
 
 RECORDS_MIN = 1
-"""A task for which a second of work is so few records does not notice what their batches cost: those of a channel are four a second."""
+"""A task for which a second of work is so few records does not notice what their batches cost:
+those of a channel are four a second.
+"""
 
 BATCHES_PER_CHANNEL = 4
-"""Batches of one channel that hold a permit, from being sealed to being taken: what its producer's pool gives it."""
+"""Batches of one channel that hold a permit, from being sealed to being taken: what its
+producer's pool gives it.
+"""
 
 PERIOD_S = 0.2
 """Of working time, between two looks; Flink's default."""
@@ -38,9 +46,22 @@ SMOOTHING = 2 / 21
 
 
 class BufferDebloater:
-    """Of one gate with `channels`, whose producers make batches of up to `records_max`. `records` was announced last."""
+    """Of one gate with `channels`, whose producers make batches of up to `records_max`.
 
-    __slots__ = ("_active_s", "_batches", "_in_hand", "_per_s", "_since", "_taken", "records", "records_max", "records_min")
+    `records` was announced last.
+    """
+
+    __slots__ = (
+        "_active_s",
+        "_batches",
+        "_in_hand",
+        "_per_s",
+        "_since",
+        "_taken",
+        "records",
+        "records_max",
+        "records_min",
+    )
 
     def __init__(self, channels: int, records_max: int, records_min: int = RECORDS_MIN) -> None:
         self.records_max = records_max
@@ -70,7 +91,10 @@ class BufferDebloater:
         self._batches = max(1, channels) * BATCHES_PER_CHANNEL
 
     def took(self, now_s: float, records: int) -> int | None:
-        """The task takes a batch, so it is through with the one before. Returns the size to announce, None for no change."""
+        """The task takes a batch, so it is through with the one before.
+
+        Returns the size to announce, None for no change.
+        """
         self._settle(now_s)
         self._since = now_s
         self._in_hand = records

@@ -1,10 +1,12 @@
 """Connections of an HTTP server: bounded in number, in time and in memory, with any clients.
 
-The server speaks HTTP; this module stands between it and its transports. A connection is *working* while a request is answered,
-*stalled* while its client does not read what was written, else *quiet*. A client that does not send a whole request within
-`SILENCE_S`, or reads nothing of an answer for so long, is cut off. When all places are taken, or clients leave too much unread, one
-connection has to go. It belongs to the address with the most connections, and has been stalled longest, or else quiet
-longest. A well-behaved client works for milliseconds, so that no number of other clients keeps it out.
+The server speaks HTTP; this module stands between it and its transports. A connection is *working*
+while a request is answered, *stalled* while its client does not read what was written, else
+*quiet*. A client that does not send a whole request within `SILENCE_S`, or reads nothing of an
+answer for so long, is cut off. When all places are taken, or clients leave too much unread, one
+connection has to go. It belongs to the address with the most connections, and has been stalled
+longest, or else quiet longest. A well-behaved client works for milliseconds, so that no number of
+other clients keeps it out.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ SILENCE_S = 20.0
 """Time for a client to send a whole request, or to read a part of an answer."""
 
 GRACE_S = 1.0
-"""Time for which a new quiet connection keeps its place. As many again as there are places may be this new."""
+"""Time for which a new quiet connection keeps its place.
+
+As many again as there are places may be this new.
+"""
 
 CHECK_S = 1.0
 """Time between two looks at the clients."""
@@ -41,13 +46,17 @@ INPUT_BYTES = 256 * 1024
 PIPELINED_MAX = 16
 """Requests that arrive together. Browsers send one at a time."""
 
-FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: "
+    b"0\r\n\r\n"
+)
 
 
 class Door:
     """Makes the protocol of each connection. `subject` names the server in warnings.
 
-    `open` and `close` enclose its use; the server logs to `complaints`, and says by `answering` when a connection is at work.
+    `open` and `close` enclose its use; the server logs to `complaints`, and says by `answering`
+    when a connection is at work.
     """
 
     def __init__(self, connections_max: int, subject: str) -> None:
@@ -86,7 +95,9 @@ class Door:
         connection.requests += 1
         connection.unasked += 1
         if connection.unasked > PIPELINED_MAX:
-            self._cut(connection, f"it sent more than {PIPELINED_MAX} requests at once", is_news=True)
+            self._cut(
+                connection, f"it sent more than {PIPELINED_MAX} requests at once", is_news=True
+            )
         try:
             yield
         finally:
@@ -101,8 +112,16 @@ class Door:
             for connection in list(self._connections.values()):
                 connection.note_reading(now)
                 if not connection.is_working and now - connection.since_s >= SILENCE_S:
-                    missing = "read anything of its answers" if connection.is_stalled else "send a whole request"
-                    self._cut(connection, f"it did not {missing} within {SILENCE_S:g} s", is_news=connection.is_stalled)
+                    missing = (
+                        "read anything of its answers"
+                        if connection.is_stalled
+                        else "send a whole request"
+                    )
+                    self._cut(
+                        connection,
+                        f"it did not {missing} within {SILENCE_S:g} s",
+                        is_news=connection.is_stalled,
+                    )
 
     # For connections.
 
@@ -111,11 +130,15 @@ class Door:
         most = self._connections_max
         if len(self._connections) >= most:
             young_s = asyncio.get_running_loop().time() - GRACE_S
-            weakest = self._weakest(lambda one: one.is_stalled or (not one.is_working and one.since_s < young_s))
+            weakest = self._weakest(
+                lambda one: one.is_stalled or (not one.is_working and one.since_s < young_s)
+            )
             if weakest is None and len(self._connections) >= 2 * most:
                 weakest = self._weakest(lambda one: not one.is_working)
             if weakest is not None:
-                self._cut(weakest, f"{most} connections were open, and a new one came", is_news=True)
+                self._cut(
+                    weakest, f"{most} connections were open, and a new one came", is_news=True
+                )
             elif all(one.is_working for one in self._connections.values()):
                 self._refusals.add(connection.peer, f"all {most} connections are at work")
                 return False
@@ -134,13 +157,21 @@ class Door:
             assert weakest is not None, "more than one is stalled"
             stalled.remove(weakest)
             unread -= weakest.memory_bytes
-            self._cut(weakest, f"clients left more than {UNREAD_BYTES_MAX} bytes unread", is_news=True)
+            self._cut(
+                weakest, f"clients left more than {UNREAD_BYTES_MAX} bytes unread", is_news=True
+            )
 
     def _weakest(self, may_go: Callable[[_Connection], bool]) -> _Connection | None:
-        """Find, at the address with the most connections, the one that is stalled longest, else quiet longest."""
+        """Find, at the address with the most connections, the one that is stalled longest, else
+        quiet longest.
+        """
         by_host = Counter(one.host for one in self._connections.values())
         candidates = [one for one in self._connections.values() if may_go(one)]
-        return min(candidates, key=lambda one: (-by_host[one.host], not one.is_stalled, one.since_s), default=None)
+        return min(
+            candidates,
+            key=lambda one: (-by_host[one.host], not one.is_stalled, one.since_s),
+            default=None,
+        )
 
     def _cut(self, connection: _Connection, reason: str, *, is_news: bool) -> None:
         """Cut off a client. `is_news`: an idle browser would not do that, so the log says it."""
@@ -151,7 +182,10 @@ class Door:
 
 
 class _Complaints(logging.Logger):
-    """Logger of an HTTP server of aiohttp. A malformed request counts as a refusal and logs no traceback."""
+    """Logger of an HTTP server of aiohttp.
+
+    A malformed request counts as a refusal and logs no traceback.
+    """
 
     def __init__(self, refusals: Refusals) -> None:
         super().__init__(logger.name, logging.ERROR)
@@ -163,7 +197,9 @@ class _Complaints(logging.Logger):
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
             peer = record.args[0] if isinstance(record.args, tuple) and record.args else "unknown"
-            self._refusals.add(str(peer), f"malformed request: {' '.join(str(error).split())[:200]}")
+            self._refusals.add(
+                str(peer), f"malformed request: {' '.join(str(error).split())[:200]}"
+            )
         else:
             logger.handle(record)
 
@@ -239,7 +275,9 @@ class _Connection(asyncio.Protocol):
     @property
     def memory_bytes(self) -> int:
         """At most."""
-        return INPUT_BYTES + (0 if self._transport is None else self._transport.get_write_buffer_size())
+        return INPUT_BYTES + (
+            0 if self._transport is None else self._transport.get_write_buffer_size()
+        )
 
     def abort(self) -> None:
         """Close without waiting until the client reads."""

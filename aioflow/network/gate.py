@@ -1,13 +1,15 @@
 """The input of one task: merges its channels fairly, one element at a time, without blocking.
 
-A FIFO holds the channels that have something, each at most once. A polled channel that has more goes to the tail, so
-while all have data no channel is ever more than one element ahead of another; one with a priority event goes to the
-front. A channel whose last element was a blocking event, or that was blocked by hand, is not in the FIFO until it is
-resumed. What comes out depends on the order of arrivals and nothing else. Notifications are direct calls: they never
-arrive late or out of order, so there is no outdated one to recognise.
+A FIFO holds the channels that have something, each at most once. A polled channel that has more
+goes to the tail, so while all have data no channel is ever more than one element ahead of another;
+one with a priority event goes to the front. A channel whose last element was a blocking event, or
+that was blocked by hand, is not in the FIFO until it is resumed. What comes out depends on the
+order of arrivals and nothing else. Notifications are direct calls: they never arrive late or out of
+order, so there is no outdated one to recognise.
 
-`availability` is level-triggered: up while the FIFO is not empty, and for ever once finished or closed. It may be up in
-vain; it is never down while something can be polled. Nothing here awaits. After Flink's SingleInputGate.
+`availability` is level-triggered: up while the FIFO is not empty, and for ever once finished or
+closed. It may be up in vain; it is never down while something can be polled. Nothing here awaits.
+After Flink's SingleInputGate.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ __all__ = ["ChannelTraffic", "EndOfDataStatus", "InputChannel", "InputGate", "Sh
 
 
 class ChannelTraffic(NamedTuple):
-    """What a channel has brought since it was made, and what of it waits. A batch of this process has no bytes, and fills no buffer."""
+    """What a channel has brought since it was made, and what of it waits.
+
+    A batch of this process has no bytes, and fills no buffer.
+    """
 
     is_remote: bool
     batches: int
@@ -48,13 +53,17 @@ class InputChannel(Protocol):
     def request(self, on_data_available: Callable[[bool], None]) -> bool:
         """Subscribe to the producer; False if its partition does not exist yet. Idempotent.
 
-        The callback is made when the channel turns from empty to not empty, was resumed with something waiting, or
-        failed; with True when a priority event came, even if there was something already.
+        The callback is made when the channel turns from empty to not empty, was resumed with
+        something waiting, or failed; with True when a priority event came, even if there was
+        something already.
         """
         ...
 
     def poll(self) -> Polled | None:
-        """(element, backlog, more available, sequence number), or None. Raises ProducerFailed or Broken."""
+        """(element, backlog, more available, sequence number), or None.
+
+        Raises ProducerFailed or Broken.
+        """
         ...
 
     def resume(self) -> None:
@@ -75,17 +84,21 @@ class InputChannel(Protocol):
         ...
 
     def overtaken(self) -> list[bytes | Event]:
-        """What waits on this side that the last priority event was polled ahead of, oldest first. Empty where all that waits does so
-        at the producer.
+        """What waits on this side that the last priority event was polled ahead of, oldest first.
+        Empty where all that waits does so at the producer.
         """
         ...
 
     def hurry(self, checkpoint_id: int) -> None:
-        """Let the barrier of this checkpoint, if it waits on this side, overtake what is in front of it."""
+        """Let the barrier of this checkpoint, if it waits on this side, overtake what is in
+        front of it.
+        """
         ...
 
     def tell_announced(self, on_announced: Callable[[CheckpointBarrier], None]) -> None:
-        """Call back when a barrier comes that may wait on this side only for some time; at once for one that waits already."""
+        """Call back when a barrier comes that may wait on this side only for some time; at once
+        for one that waits already.
+        """
         ...
 
     @property
@@ -137,8 +150,8 @@ class SharedAvailability(Availability):
 
 
 class InputGate:
-    """Merges `channels`; their position is their index. `availability` is shared with other gates of the task, or its
-    own.
+    """Merges `channels`; their position is their index. `availability` is shared with other gates
+    of the task, or its own.
 
     A gate that finished leaves a shared availability: the others decide. Its own stays up.
     """
@@ -166,7 +179,9 @@ class InputGate:
         "is_closed",
     )
 
-    def __init__(self, channels: Sequence[InputChannel], availability: SharedAvailability | None = None) -> None:
+    def __init__(
+        self, channels: Sequence[InputChannel], availability: SharedAvailability | None = None
+    ) -> None:
         count = len(channels)
         self._channels = list(channels)
         self._ready: deque[int] = deque()
@@ -203,7 +218,8 @@ class InputGate:
     def poll(self) -> tuple[int, RecordBatch | Event] | None:
         """(channel index, element) of the next channel in turn, or None when nothing is there.
 
-        Raises Closed after `close`, and whatever a channel failed with (ProducerFailed: cancel, do not fail).
+        Raises Closed after `close`, and whatever a channel failed with (ProducerFailed: cancel, do
+        not fail).
         """
         ready = self._ready
         while ready:
@@ -214,7 +230,8 @@ class InputGate:
             try:
                 polled = self._channels[index].poll()
             except Broken:
-                # A failed channel stays at the head: whoever looks again finds the failure, not the silence after it.
+                # A failed channel stays at the head: whoever looks again finds the failure, not the
+                # silence after it.
                 self._queued[index] = True
                 ready.appendleft(index)
                 raise
@@ -227,11 +244,15 @@ class InputGate:
             elif not ready and self._is_up:
                 self._is_up = False
                 self._lower()
-            # One comparison of types a batch; isinstance would cost twice as much and narrow the same.
+            # One comparison of types a batch; isinstance would cost twice as much and narrow the
+            # same.
             if type(element) is RecordBatch:
                 debloater = self._debloater
                 self._brings_rows = type(element.values) is list
-                if debloater is not None and (size := debloater.took(self._now_s(), len(element.values))) is not None:
+                if (
+                    debloater is not None
+                    and (size := debloater.took(self._now_s(), len(element.values))) is not None
+                ):
                     self._announce(size)
                 return index, element
             self._on_event(index, element)
@@ -245,16 +266,23 @@ class InputGate:
             self._lower()
         return None
 
-    def debloat(self, records_max: int, now_s: Callable[[], float], rows_max: int | None = None) -> None:
-        """From now on keep asking the producers, whose batches have up to `records_max`, those of rows `rows_max`, for the size that suits
-        this task."""
+    def debloat(
+        self, records_max: int, now_s: Callable[[], float], rows_max: int | None = None
+    ) -> None:
+        """From now on keep asking the producers, whose batches have up to `records_max`, those of
+        rows `rows_max`, for the size that suits this task."""
         self._rows_max = records_max if rows_max is None else rows_max
         self._debloater = BufferDebloater(len(self._channels), records_max)
         self._now_s = now_s
 
-    def tell_priority(self, on_priority: Callable[[], None], on_announced: Callable[[int, CheckpointBarrier], None]) -> None:
-        """Call `on_priority` whenever a priority event may be polled, and `on_announced(index, barrier)` when a barrier that may overtake
-        later waits in channel `index` on this side; at once if there is one.
+    def tell_priority(
+        self,
+        on_priority: Callable[[], None],
+        on_announced: Callable[[int, CheckpointBarrier], None],
+    ) -> None:
+        """Call `on_priority` whenever a priority event may be polled, and `on_announced(index,
+        barrier)` when a barrier that may overtake later waits in channel `index` on this side; at
+        once if there is one.
         """
         self._on_priority = on_priority
         for index, channel in enumerate(self._channels):
@@ -265,14 +293,20 @@ class InputGate:
     @property
     def has_priority_event(self) -> bool:
         """Is what `poll` gives next a priority event?"""
-        return self._priority_count > 0 and bool(self._ready) and self._channels[self._ready[0]].has_priority_event
+        return (
+            self._priority_count > 0
+            and bool(self._ready)
+            and self._channels[self._ready[0]].has_priority_event
+        )
 
     def overtaken(self, index: int) -> list[bytes | Event]:
         """What the priority event that channel `index` gave last has overtaken on this side."""
         return self._channels[index].overtaken()
 
     def hurry(self, index: int, checkpoint_id: int) -> None:
-        """Let a barrier that waits in channel `index` on this side overtake what is in front of it."""
+        """Let a barrier that waits in channel `index` on this side overtake what is in front of
+        it.
+        """
         self._channels[index].hurry(checkpoint_id)
 
     def block(self, index: int) -> None:
@@ -289,7 +323,10 @@ class InputGate:
                 self._lower()
 
     def resume(self, index: int) -> None:
-        """Go on with channel `index`, blocked by hand or by a blocking event. Nothing if it is not blocked."""
+        """Go on with channel `index`, blocked by hand or by a blocking event.
+
+        Nothing if it is not blocked.
+        """
         self._blocked[index] = False
         self._channels[index].resume()
         if self._held[index]:
@@ -302,7 +339,10 @@ class InputGate:
             self.resume(index)
 
     def request_partitions(self) -> list[int]:
-        """Subscribe to every partition; the indices of those that do not exist yet. Idempotent: call it again later."""
+        """Subscribe to every partition; the indices of those that do not exist yet.
+
+        Idempotent: call it again later.
+        """
         return [
             index
             for index, channel in enumerate(self._channels)
@@ -319,7 +359,9 @@ class InputGate:
         """Did every channel say EndOfData, and did all of them drain?"""
         if len(self._end_of_data) < len(self._channels):
             return EndOfDataStatus.NOT_REACHED
-        return EndOfDataStatus.DRAINED if all(self._end_of_data.values()) else EndOfDataStatus.STOPPED
+        return (
+            EndOfDataStatus.DRAINED if all(self._end_of_data.values()) else EndOfDataStatus.STOPPED
+        )
 
     @property
     def channel_count(self) -> int:
@@ -336,11 +378,15 @@ class InputGate:
 
     @property
     def batch_records(self) -> int:
-        """Records that a batch has now at most: as many as the producers were asked for last, of rows no more than they ever have; 0 before
-        anybody asked."""
+        """Records that a batch has now at most: as many as the producers were asked for last, of
+        rows no more than they ever have; 0 before anybody asked."""
         if self._debloater is None:
             return 0
-        return min(self._debloater.records, self._rows_max) if self._brings_rows else self._debloater.records
+        return (
+            min(self._debloater.records, self._rows_max)
+            if self._brings_rows
+            else self._debloater.records
+        )
 
     @property
     def records_per_s(self) -> float:
@@ -352,7 +398,10 @@ class InputGate:
         return self._finished[index]
 
     def close(self) -> None:
-        """Release every channel and free whoever waits; `poll` raises Closed from here on. Idempotent."""
+        """Release every channel and free whoever waits; `poll` raises Closed from here on.
+
+        Idempotent.
+        """
         if self.is_closed:
             return
         self.is_closed = True
@@ -401,7 +450,8 @@ class InputGate:
                 self._end_of_data[index] = event.drain
                 self._channels[index].acknowledge_all_records_processed()
             case EndOfPartition():
-                # The last element: the channel is not in the FIFO, and the notice of its release is not heard.
+                # The last element: the channel is not in the FIFO, and the notice of its release is
+                # not heard.
                 self._finished[index] = True
                 self._channels[index].release()
                 self._unfinished -= 1
@@ -414,6 +464,8 @@ class InputGate:
                     self._to_front(index)
 
     def _finish(self) -> None:
-        """Its own availability stays up for ever, so that a waiter sees the end; a shared one is left to the others."""
+        """Its own availability stays up for ever, so that a waiter sees the end; a shared one is
+        left to the others.
+        """
         if not self._shared:
             self._raise()

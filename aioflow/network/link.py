@@ -1,9 +1,11 @@
 """All logical channels between this process and one other, over one connection after another.
 
-A link owns the `Exchange` and outlives its connections: after a reset both sides find the state of their channels again and go on where
-they were, so no record is lost or repeated and nothing restarts. Invariants:
+A link owns the `Exchange` and outlives its connections: after a reset both sides find the state of
+their channels again and go on where they were, so no record is lost or repeated and nothing
+restarts. Invariants:
 
-* what became ready in one turn of the loop leaves together, and no more in a turn than others can wait for;
+* what became ready in one turn of the loop leaves together, and no more in a turn than others can
+  wait for;
 * a peer that says nothing is asked for a sign of life, and its connection ended when none comes;
 * a link that failed tells every channel why, also those that are added later.
 """
@@ -41,10 +43,15 @@ WRITE_BYTES_PER_TURN = 256 * 1024
 
 HEARTBEAT_S = 2.5
 HEARTBEATS_MISSED_MAX = 4
-"""A connection over which nothing came for so many heartbeats is dead. Counted, so that a process that stood still blames nobody."""
+"""A connection over which nothing came for so many heartbeats is dead.
+
+Counted, so that a process that stood still blames nobody.
+"""
 
 PROTOCOL_ERRORS_MAX = 5
-"""A link has failed when so many connections in a row ended in a protocol error and brought nothing: it would go on like this for ever."""
+"""A link has failed when so many connections in a row ended in a protocol error and brought
+nothing: it would go on like this for ever.
+"""
 
 _FOR_CHANNELS = (FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE, FrameType.ERROR_RESPONSE)
 
@@ -68,7 +75,9 @@ class LinkOwner(Protocol):
 class Link:
     """One side of a link. Also the `ConnectionOwner` of its current connection."""
 
-    def __init__(self, name: str, codec: Codec, partitions: PartitionLookup, owner: LinkOwner) -> None:
+    def __init__(
+        self, name: str, codec: Codec, partitions: PartitionLookup, owner: LinkOwner
+    ) -> None:
         self.name = name
         self._codec = codec
         self._partitions = partitions
@@ -158,7 +167,10 @@ class Link:
                 channel.on_delivered(error)
 
     def close(self) -> AuthenticatedConnection | None:
-        """Tell the peer, as far as it can be reached, and let go of everything. Returns the connection that is being closed."""
+        """Tell the peer, as far as it can be reached, and let go of everything.
+
+        Returns the connection that is being closed.
+        """
         if not self.is_closed:
             self.is_closed = True
             self._exchange.close()
@@ -191,16 +203,20 @@ class Link:
                 if kind in _FOR_CHANNELS:
                     channel = channels.get(number)
                     if channel is not None:
-                        channel.on_delivered(stimulus)  # type: ignore[arg-type]  # By the type of its frame.
+                        # By the type of its frame.
+                        channel.on_delivered(stimulus)  # type: ignore[arg-type]
                 elif type(stimulus) is PartitionRequest:
                     self._on_request(number, stimulus)
-                # Else a TaskEvent, which no task here takes, or CloseRequest, which the end of the connection follows.
+                # Else a TaskEvent, which no task here takes, or CloseRequest, which the end of the
+                # connection follows.
 
     def on_writable(self, connection: AuthenticatedConnection) -> None:
         if connection is self._connection:
             self._schedule()
 
-    def on_connection_lost(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
+    def on_connection_lost(
+        self, connection: AuthenticatedConnection, error: Exception | None
+    ) -> None:
         if connection is self._connection:
             self._connection = None
             self._end_of_connection(error)
@@ -220,7 +236,10 @@ class Link:
         if self._channels and isinstance(error, ProtocolError):
             self._protocol_errors += 1
             if self._protocol_errors >= PROTOCOL_ERRORS_MAX:
-                broken = Broken(f"{self._protocol_errors} connections of link {self.name[:8]} in a row ended in a protocol error: {error}")
+                broken = Broken(
+                    f"{self._protocol_errors} connections of link {self.name[:8]} in a row ended "
+                    f"in a protocol error: {error}"
+                )
                 broken.__cause__ = error
                 logger.error("%s", broken)
                 self.fail(broken)
@@ -232,13 +251,24 @@ class Link:
             producer.partition_not_found(channel, request.partition_id)
             return
         if not 0 <= request.subpartition_index < len(partition.subpartitions):
-            producer.refuse(channel, RemoteProtocolError(f"{request.partition_id} has no subpartition {request.subpartition_index}"))
+            producer.refuse(
+                channel,
+                RemoteProtocolError(
+                    f"{request.partition_id} has no subpartition {request.subpartition_index}"
+                ),
+            )
             return
         view = partition.subpartitions[request.subpartition_index]
         encode = partial(self._encode, partition, view, EntryTables())
         producer.on_partition_request(channel, request, view, encode, partition.pool)
 
-    def _encode(self, partition: ResultPartition, subpartition: PipelinedSubpartition, tables: EntryTables, batch: RecordBatch) -> bytes:
+    def _encode(
+        self,
+        partition: ResultPartition,
+        subpartition: PipelinedSubpartition,
+        tables: EntryTables,
+        batch: RecordBatch,
+    ) -> bytes:
         content = encode_batch(batch, self._codec, partition.owner, tables)
         partition.bytes_encoded += len(content)
         if len(content) > BATCH_BYTES or (batch.values and subpartition.is_bounded_by_bytes):
@@ -258,7 +288,8 @@ class Link:
         try:
             pieces = self._exchange.data_to_send(WRITE_BYTES_PER_TURN)
         except ProtocolError as error:
-            # A mistake of this side. Frames that were to leave with it are gone, so nothing more may.
+            # A mistake of this side. Frames that were to leave with it are gone, so nothing more
+            # may.
             logger.exception("link %s has failed", self.name[:8])
             self.fail(error)
             return
@@ -271,7 +302,11 @@ class Link:
         connection = self._connection
         assert connection is not None, "the timer is stopped with the connection"
         if self._missed >= HEARTBEATS_MISSED_MAX:
-            connection.abort(Broken(f"{connection.peer} said nothing for {HEARTBEAT_S * HEARTBEATS_MISSED_MAX:g} s"))
+            connection.abort(
+                Broken(
+                    f"{connection.peer} said nothing for {HEARTBEAT_S * HEARTBEATS_MISSED_MAX:g} s"
+                )
+            )
             return
         self._missed += 1
         self._beats += 1

@@ -1,12 +1,13 @@
 """The data plane of one process: a link to each other process that it exchanges partitions with.
 
-The consumer dials, and dials again after a reset; the first frame of a connection says which link it carries on. The side that
-dialled an unused link closes it, and both sides forget it.
+The consumer dials, and dials again after a reset; the first frame of a connection says which link
+it carries on. The side that dialled an unused link closes it, and both sides forget it.
 
-A link that stays without a connection is given up by its consumer: after `GIVE_UP_S` every channel fails with Broken, so the consuming
-tasks fail and the job hears of it. The producer only cleans up: it forgets the consumer after `FORGET_S`, which is later. A consumer that
-comes back even later, because its process stood still, is refused with Broken and fails as well. So no consumer ends without an error
-that the job sees, and no producer drops records of a consumer that goes on.
+A link that stays without a connection is given up by its consumer: after `GIVE_UP_S` every channel
+fails with Broken, so the consuming tasks fail and the job hears of it. The producer only cleans up:
+it forgets the consumer after `FORGET_S`, which is later. A consumer that comes back even later,
+because its process stood still, is refused with Broken and fails as well. So no consumer ends
+without an error that the job sees, and no producer drops records of a consumer that goes on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from typing import TYPE_CHECKING
 
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import Broken, RemoteProtocolError
-from aioflow.network.connection import HANDSHAKE_TIMEOUT_S, AuthenticatedConnection, close_all, fresh_nonce
+from aioflow.network.connection import (
+    HANDSHAKE_TIMEOUT_S,
+    AuthenticatedConnection,
+    close_all,
+    fresh_nonce,
+)
 from aioflow.network.link import HEARTBEAT_S, HEARTBEATS_MISSED_MAX, Link, PartitionLookup
 from aioflow.network.security import check_listen, security_of
 from aioflow.network.waiting_room import WaitingRoom
@@ -37,12 +43,16 @@ RECONNECT_S = (0.0, 0.02, 0.1, 0.3, 0.5)
 """Waits before each try to connect since something was last moved; the last one repeats."""
 
 GIVE_UP_S = 30.0
-"""Time without a connection after which the consumer fails the channels of a link. Longer than a blocking call or a
-swapping machine takes: the control connection reports the end of a process at once."""
+"""Time without a connection after which the consumer fails the channels of a link. Longer than a
+blocking call or a swapping machine takes: the control connection reports the end of a process at
+once.
+"""
 
 FORGET_S = GIVE_UP_S + 1.5 * HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1)
-"""Time without a connection after which the producer releases what the consumers of a link have not read. The consumer may notice silence
-a whole cycle of heartbeats later than the producer; it must have decided by then."""
+"""Time without a connection after which the producer releases what the consumers of a link have not
+read. The consumer may notice silence a whole cycle of heartbeats later than the producer; it must
+have decided by then.
+"""
 
 UNUSED_S = 5.0
 """How long a link without channels is kept: a restart of the job soon uses it again."""
@@ -53,7 +63,9 @@ LINK_NAME_CHARS_MAX = 64
 class DataPlane:
     """Listens for the other processes, and dials those whose partitions are read here."""
 
-    def __init__(self, host: Host, secret: bytes, codec: Codec, partitions: PartitionLookup) -> None:
+    def __init__(
+        self, host: Host, secret: bytes, codec: Codec, partitions: PartitionLookup
+    ) -> None:
         self._host = host
         self._secret = secret
         self.codec = codec
@@ -69,17 +81,25 @@ class DataPlane:
         self._closed = False
 
     async def listen(self, address: str = "127.0.0.1", port: int = 0) -> int:
-        """Accept data connections. Returns the port. Raises NotAuthenticated for an address that is not safe; see `check_listen`."""
+        """Accept data connections.
+
+        Returns the port. Raises NotAuthenticated for an address that is not safe; see
+        `check_listen`.
+        """
         check_listen(self._host, address)
         tls = security_of(self._host).tls
-        self._listener = await self._host.net.listen(self._accept, address, port, ssl=None if tls is None else tls.server)
+        self._listener = await self._host.net.listen(
+            self._accept, address, port, ssl=None if tls is None else tls.server
+        )
         return self._listener.port
 
     def link_to(self, address: tuple[str, int]) -> Link:
         """The link to the process that listens at `address`; dials it if there is none."""
         link = self._dialled.get(address)
         if link is None:
-            link = Link(self._host.ids.new("link"), self.codec, self._partitions, _Dialler(self, address))
+            link = Link(
+                self._host.ids.new("link"), self.codec, self._partitions, _Dialler(self, address)
+            )
             self._dialled[address] = link
             self.dial(address, link)
         return link
@@ -90,7 +110,10 @@ class DataPlane:
         return [*self._dialled.values(), *self._accepted.values()]
 
     async def close(self) -> None:
-        """Close every link and the listener. Returns when all connections are closed. Idempotent."""
+        """Close every link and the listener.
+
+        Returns when all connections are closed. Idempotent.
+        """
         self._closed = True
         if self._listener is not None:
             self._listener.close()
@@ -99,7 +122,13 @@ class DataPlane:
         self._timers.clear()
         await cancel_and_wait(self._dialling.values())
         connections = [link.close() for link in self.links]
-        await close_all([connection for connection in [*connections, *self.waiting.close()] if connection is not None])
+        await close_all(
+            [
+                connection
+                for connection in [*connections, *self.waiting.close()]
+                if connection is not None
+            ]
+        )
         self._dialled.clear()
         self._accepted.clear()
 
@@ -108,7 +137,9 @@ class DataPlane:
     def dial(self, address: tuple[str, int], link: Link) -> None:
         """Connect `link`, unless that is under way."""
         if not self._closed and link not in self._dialling:
-            self._dialling[link] = asyncio.get_running_loop().create_task(self._connect(address, link), name=f"dial {_text(address)}")
+            self._dialling[link] = asyncio.get_running_loop().create_task(
+                self._connect(address, link), name=f"dial {_text(address)}"
+            )
 
     async def _connect(self, address: tuple[str, int], link: Link) -> None:
         """Try until connected; fail the link when it takes too long."""
@@ -119,7 +150,10 @@ class DataPlane:
             while link.connection is None and not link.is_closed:
                 deadline = link.silent_since + GIVE_UP_S
                 if loop.time() >= deadline:
-                    failure = Broken(f"process at {_text(address)} cannot be reached for {GIVE_UP_S:g} s: {error!r}")
+                    failure = Broken(
+                        f"process at {_text(address)} cannot be reached for {GIVE_UP_S:g} s: "
+                        f"{error!r}"
+                    )
                     failure.__cause__ = error
                     logger.warning("%s", failure)
                     link.fail(failure)
@@ -128,9 +162,14 @@ class DataPlane:
                 await asyncio.sleep(RECONNECT_S[min(link.attempts, len(RECONNECT_S) - 1)])
                 link.attempts += 1
                 try:
-                    await self._try_connect(address, link, min(loop.time() + HANDSHAKE_TIMEOUT_S, deadline))
-                except Exception as refused:  # noqa: BLE001  # Whatever it is, another try may do better, and time is limited.
-                    if error is None or loop.time() < deadline:  # A try that was cut short says less than the one before.
+                    await self._try_connect(
+                        address, link, min(loop.time() + HANDSHAKE_TIMEOUT_S, deadline)
+                    )
+                # Whatever it is, another try may do better, and time is limited.
+                except Exception as refused:  # noqa: BLE001
+                    if (
+                        error is None or loop.time() < deadline
+                    ):  # A try that was cut short says less than the one before.
                         error = refused
         finally:
             # Here and not in a callback: from now on a loss has to start the next one.
@@ -144,7 +183,9 @@ class DataPlane:
         try:
             async with asyncio.timeout_at(deadline):
                 _, connection = await self._host.net.connect(
-                    partial(AuthenticatedConnection, handshake, DATA_PLANE, opening), *address, ssl=None if tls is None else tls.client
+                    partial(AuthenticatedConnection, handshake, DATA_PLANE, opening),
+                    *address,
+                    ssl=None if tls is None else tls.client,
                 )
                 await opening.opened
         except BaseException:
@@ -155,7 +196,9 @@ class DataPlane:
     def close_unused(self, address: tuple[str, int], link: Link) -> None:
         """Later, if nobody uses it then."""
         if not self._closed and not link.is_closed and link not in self._timers:
-            timer = asyncio.get_running_loop().call_later(UNUSED_S, self._close_if_unused, address, link)
+            timer = asyncio.get_running_loop().call_later(
+                UNUSED_S, self._close_if_unused, address, link
+            )
             self._timers[link] = timer
 
     def _close_if_unused(self, address: tuple[str, int], link: Link) -> None:
@@ -176,7 +219,9 @@ class DataPlane:
     # Accepting.
 
     def _accept(self) -> asyncio.BaseProtocol:
-        handshake = ServerHandshake(self._secret, fresh_nonce(self._host), frozenset([PeerRole.DATA]))
+        handshake = ServerHandshake(
+            self._secret, fresh_nonce(self._host), frozenset([PeerRole.DATA])
+        )
         return AuthenticatedConnection(handshake, DATA_PLANE, self, self.waiting)
 
     def on_connected(self, connection: AuthenticatedConnection) -> None:
@@ -185,8 +230,15 @@ class DataPlane:
     def on_frames(self, connection: AuthenticatedConnection, frames: list[Frame]) -> None:
         hello, *rest = frames
         name = hello.body.decode("ascii", "replace")
-        if hello.type is not FrameType.HELLO or not name.isalnum() or len(name) > LINK_NAME_CHARS_MAX:
-            raise RemoteProtocolError(f"a data connection began with {hello.type.name}, expected HELLO with the name of a link")
+        if (
+            hello.type is not FrameType.HELLO
+            or not name.isalnum()
+            or len(name) > LINK_NAME_CHARS_MAX
+        ):
+            raise RemoteProtocolError(
+                f"a data connection began with {hello.type.name}, expected HELLO with the name of "
+                "a link"
+            )
         link = self._accepted.get(name)
         if link is None:
             link = self._accepted[name] = Link(name, self.codec, self._partitions, self)
@@ -198,17 +250,24 @@ class DataPlane:
     def on_writable(self, connection: AuthenticatedConnection) -> None:
         """Nothing is written before the peer said HELLO."""
 
-    def on_connection_lost(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
+    def on_connection_lost(
+        self, connection: AuthenticatedConnection, error: Exception | None
+    ) -> None:
         """It was in the waiting room, which knows."""
 
     # LinkOwner of accepted links.
 
     def on_link_lost(self, link: Link) -> None:
-        """The peer dialled, so the peer dials again. Without channels there is nothing to wait for."""
+        """The peer dialled, so the peer dials again.
+
+        Without channels there is nothing to wait for.
+        """
         if link.is_closed or not link.has_channels:
             self._forget_accepted(link)
         elif not self._closed:
-            self._timers[link] = asyncio.get_running_loop().call_later(FORGET_S, self._give_up, link)
+            self._timers[link] = asyncio.get_running_loop().call_later(
+                FORGET_S, self._give_up, link
+            )
 
     def on_link_unused(self, link: Link) -> None:
         """Closing it is the business of the peer, which dialled."""
@@ -248,7 +307,9 @@ class _Dialler:
 
 
 class _Opening:
-    """Owner of a connection until it is open; then it is the link's, in the same call, so that its end cannot be missed."""
+    """Owner of a connection until it is open; then it is the link's, in the same call, so that
+    its end cannot be missed.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -259,7 +320,9 @@ class _Opening:
             connection.abort()
             return
         assert connection.encoder is not None, "it is open"
-        connection.write([connection.encoder.encode(FrameType.HELLO, NO_CHANNEL, 0, self._link.name.encode())])
+        connection.write(
+            [connection.encoder.encode(FrameType.HELLO, NO_CHANNEL, 0, self._link.name.encode())]
+        )
         self._link.carry_on(connection)
         self.opened.set_result(None)
 
@@ -269,7 +332,9 @@ class _Opening:
     def on_writable(self, connection: AuthenticatedConnection) -> None:
         """Nothing waits yet."""
 
-    def on_connection_lost(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
+    def on_connection_lost(
+        self, connection: AuthenticatedConnection, error: Exception | None
+    ) -> None:
         if not self.opened.done():
             self.opened.set_exception(Broken(f"the connection ended in the handshake: {error!r}"))
             self.opened.exception()  # Whoever waits has it; nobody may.

@@ -1,14 +1,16 @@
-"""The pool of one partition or gate: how many sealed batches may wait in it, and whether there is room for one more.
+"""The pool of one partition or gate: how many sealed batches may wait in it, and whether there is
+room for one more.
 
-A *permit* is the right to one queued batch (or one frame). It is a count: a local edge touches no memory. A permit that
-needs bytes takes a page with it (`request_buffer`). Invariants:
+A *permit* is the right to one queued batch (or one frame). It is a count: a local edge touches no
+memory. A permit that needs bytes takes a page with it (`request_buffer`). Invariants:
 
-* `requested` permits are held from the global pool, of which `idle` are unused; `requested <= size`, except after a
-  shrink, when the surplus goes back one by one as permits are recycled (nothing in use is ever revoked);
+* `requested` permits are held from the global pool, of which `idle` are unused; `requested <=
+  size`, except after a shrink, when the surplus goes back one by one as permits are recycled
+  (nothing in use is ever revoked);
 * one permit is fetched ahead, so that available means: the next request succeeds within the size;
-* the pool is available iff a permit is idle and no channel has reached its quota. Requests past that still succeed
-  while the overdraft lasts, so that one record can be finished; `take_permit` succeeds always, and is what a record's
-  own output uses.
+* the pool is available iff a permit is idle and no channel has reached its quota. Requests past
+  that still succeed while the overdraft lasts, so that one record can be finished; `take_permit`
+  succeeds always, and is what a record's own output uses.
 
 After Flink's LocalBufferPool. Everything happens on one loop, so there is no lock.
 """
@@ -36,7 +38,8 @@ class PermitListener(Protocol):
     def on_permit(self) -> bool:
         """A permit is free: True takes it (recycle it later), False leaves it for the next.
 
-        Called once a registration. Who takes it and wants more registers again from here, behind the others.
+        Called once a registration. Who takes it and wants more registers again from here, behind
+        the others.
         """
         ...
 
@@ -57,7 +60,9 @@ class PermitSource(Protocol):
 
 
 class LocalBufferPool:
-    """Between `min_segments` and `max_segments` permits; the global pool, which makes it, sets the size in between."""
+    """Between `min_segments` and `max_segments` permits; the global pool, which makes it, sets
+    the size in between.
+    """
 
     __slots__ = (
         "_beyond_size",
@@ -106,7 +111,10 @@ class LocalBufferPool:
         self._listeners: deque[PermitListener] = deque()
 
     def try_request_permit(self, channel: int = 0) -> bool:
-        """One permit for `channel`: idle, then overdraft; False when both are used up. Closed after `destroy`."""
+        """One permit for `channel`: idle, then overdraft; False when both are used up.
+
+        Closed after `destroy`.
+        """
         idle = self._idle
         if idle > 1:
             self._idle = idle - 1
@@ -120,7 +128,10 @@ class LocalBufferPool:
         return True
 
     def take_permit(self, channel: int = 0) -> None:
-        """One permit without a limit: for the rest of a record's own output. What is beyond the size returns first."""
+        """One permit without a limit: for the rest of a record's own output.
+
+        What is beyond the size returns first.
+        """
         if self._idle > 1 and self.max_per_channel is None:
             self._idle -= 1
         elif not self.try_request_permit(channel):
@@ -144,7 +155,10 @@ class LocalBufferPool:
             self._raise_availability()
 
     def request_buffer(self, channel: int = 0) -> Buffer | None:
-        """A permit with a page; the buffer returns both when its last holder recycles it. None if there is none."""
+        """A permit with a page; the buffer returns both when its last holder recycles it.
+
+        None if there is none.
+        """
         if not self.try_request_permit(channel):
             return None
 
@@ -155,13 +169,19 @@ class LocalBufferPool:
         return Buffer(self._parent.take_segment(), give_back)
 
     async def request_permit(self, channel: int = 0) -> None:
-        """Wait until a permit is there without overdraft. Closed when the pool is destroyed meanwhile."""
+        """Wait until a permit is there without overdraft.
+
+        Closed when the pool is destroyed meanwhile.
+        """
         while not self.availability.is_available:
             await self.availability.get_available_future()
         self.try_request_permit(channel)
 
     def add_listener(self, listener: PermitListener) -> bool:
-        """Offer `listener` a recycled permit, in order of registration. False if one is idle: request it instead."""
+        """Offer `listener` a recycled permit, in order of registration.
+
+        False if one is idle: request it instead.
+        """
         self._check_live()
         if self._idle > 0:
             return False
@@ -190,7 +210,9 @@ class LocalBufferPool:
 
     @property
     def in_use(self) -> int:
-        """Permits that somebody holds, overdraft included: `in_use / size` is the usage, above 1 with overdraft."""
+        """Permits that somebody holds, overdraft included: `in_use / size` is the usage, above 1
+        with overdraft.
+        """
         return self._requested - self._idle + self._beyond_size
 
     @property
@@ -199,7 +221,10 @@ class LocalBufferPool:
         return self._beyond_size
 
     def set_num_buffers(self, size: int) -> None:
-        """Grow or shrink to `size`: idle surplus returns now, the rest when recycled. ValueError below the minimum."""
+        """Grow or shrink to `size`: idle surplus returns now, the rest when recycled.
+
+        ValueError below the minimum.
+        """
         if size < self.min_segments:
             raise ValueError(f"pool size {size} is below its minimum of {self.min_segments}")
         if self.is_destroyed:
@@ -252,7 +277,8 @@ class LocalBufferPool:
 
     def _request_beyond(self) -> bool:
         self._check_live()
-        # Within the size there is nothing to be had: a pool with room and nothing idle waits for the global one already.
+        # Within the size there is nothing to be had: a pool with room and nothing idle waits for
+        # the global one already.
         if self._overdraft < self.max_overdraft and self._parent.take_permit():
             self._overdraft += 1
             self._beyond_size += 1
@@ -289,7 +315,9 @@ class LocalBufferPool:
             self._raise_availability()
 
     def _serve_listeners(self) -> None:
-        """Hand idle permits to the listeners, first come first served; who wants more registers again, at the end."""
+        """Hand idle permits to the listeners, first come first served; who wants more registers
+        again, at the end.
+        """
         for _ in range(len(self._listeners)):
             if self._idle == 0:
                 break
@@ -299,7 +327,9 @@ class LocalBufferPool:
                 self._idle += 1
 
     def _raise_availability(self) -> None:
-        """It falls where the last idle permit is taken, or a channel reaches its quota; here it rises again."""
+        """It falls where the last idle permit is taken, or a channel reaches its quota; here it
+        rises again.
+        """
         if self._idle > 0 and self._unavailable_channels == 0:
             self.availability.set_available()
 

@@ -1,9 +1,10 @@
-"""The output of one subtask: one subpartition for each consumer, and one budget of permits over all of them.
+"""The output of one subtask: one subpartition for each consumer, and one budget of permits over all
+of them.
 
-The budget is the pool: `availability` is the pool's own, so it falls when the queued batches reach the pool's size (or
-a subpartition its quota) and rises when consumers took enough. It is advice: a record's own output is always accepted,
-counted as overdraft, and the task looks at `availability` before it takes the next input. Events take no permit. After
-Flink's PipelinedResultPartition.
+The budget is the pool: `availability` is the pool's own, so it falls when the queued batches reach
+the pool's size (or a subpartition its quota) and rises when consumers took enough. It is advice: a
+record's own output is always accepted, counted as overdraft, and the task looks at `availability`
+before it takes the next input. Events take no permit. After Flink's PipelinedResultPartition.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ __all__ = ["ResultPartition"]
 
 
 class ResultPartition:
-    """`subpartition_count` queues over one `pool`, which the partition owns: `release` destroys it."""
+    """`subpartition_count` queues over one `pool`, which the partition owns: `release` destroys
+    it.
+    """
 
     __slots__ = (
         "_unprocessed",
@@ -55,13 +58,17 @@ class ResultPartition:
         self.on_resized: Callable[[], None] | None = None
         """Called when a consumer has asked for batches of another size."""
         self.subpartitions = [
-            PipelinedSubpartition(i, pool, batch_records_max, self._on_processed, self._on_released, self._on_resized)
+            PipelinedSubpartition(
+                i, pool, batch_records_max, self._on_processed, self._on_released, self._on_resized
+            )
             for i in range(subpartition_count)
         ]
         self._unreleased = subpartition_count
         self._unprocessed = dict.fromkeys(range(subpartition_count))
         self.all_data_processed = Availability(subpartition_count == 0)
-        """Raised once every consumer acknowledged that it processed all records up to EndOfData, or released its subpartition."""
+        """Raised once every consumer acknowledged that it processed all records up to EndOfData,
+        or released its subpartition.
+        """
 
     @property
     def availability(self) -> Availability:
@@ -69,11 +76,18 @@ class ResultPartition:
         return self.pool.availability
 
     def add_batch(self, index: int, batch: RecordBatch) -> bool:
-        """Queue a sealed batch for consumer `index`, by reference. False if the consumer is gone, or after `finish`."""
+        """Queue a sealed batch for consumer `index`, by reference.
+
+        False if the consumer is gone, or after `finish`.
+        """
         return self.subpartitions[index].add(batch)
 
-    def add_event(self, index: int, event: Event, blocking: bool = False, priority: bool = False) -> bool:
-        """Queue an event for consumer `index` behind everything written to it, or in front of it with `priority`."""
+    def add_event(
+        self, index: int, event: Event, blocking: bool = False, priority: bool = False
+    ) -> bool:
+        """Queue an event for consumer `index` behind everything written to it, or in front of it
+        with `priority`.
+        """
         return self.subpartitions[index].add_event(event, blocking, priority)
 
     def broadcast_event(self, event: Event, blocking: bool = False, priority: bool = False) -> None:
@@ -82,7 +96,9 @@ class ResultPartition:
             subpartition.add_event(event, blocking, priority)
 
     def flush(self) -> None:
-        """Make what was appended to the builders visible; what cannot be read yet goes on growing."""
+        """Make what was appended to the builders visible; what cannot be read yet goes on
+        growing.
+        """
         for subpartition in self.subpartitions:
             subpartition.flush()
 
@@ -93,16 +109,19 @@ class ResultPartition:
             subpartition.finish()
 
     def fail(self, error: BaseException) -> None:
-        """The producing task failed: consumers see ProducerFailed at their next poll, whatever was queued."""
+        """The producing task failed: consumers see ProducerFailed at their next poll, whatever
+        was queued.
+        """
         self.is_finished = True
         for subpartition in self.subpartitions:
             subpartition.fail(error)
 
     def release(self) -> None:
-        """Drop everything and give the pool back. Idempotent; happens by itself once all consumers released.
+        """Drop everything and give the pool back. Idempotent; happens by itself once all consumers
+        released.
 
-        A consumer that had not read to the end sees ProducerFailed: a producer that finished leaves its partition
-        alone.
+        A consumer that had not read to the end sees ProducerFailed: a producer that finished leaves
+        its partition alone.
         """
         if self.is_released:
             return
@@ -137,13 +156,16 @@ class ResultPartition:
 
     @property
     def slice_records(self) -> int:
-        """Records that make about one batch for each consumer: more at a time would fill the queues beyond what they asked for.
+        """Records that make about one batch for each consumer: more at a time would fill the queues
+        beyond what they asked for.
 
-        While the first batches are small, only as long as one of them waits: how an exchange starts that gets little, or whose consumers
-        keep up, is not to hold up the task.
+        While the first batches are small, only as long as one of them waits: how an exchange starts
+        that gets little, or whose consumers keep up, is not to hold up the task.
         """
         if self._is_awaited:
-            return sum(subpartition.builder.batch_records_max for subpartition in self.subpartitions)
+            return sum(
+                subpartition.builder.batch_records_max for subpartition in self.subpartitions
+            )
         return sum(subpartition.wanted_records for subpartition in self.subpartitions)
 
     @property

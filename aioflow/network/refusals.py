@@ -1,4 +1,5 @@
-"""Warnings about refused connections: the first one at once, then one line a minute with their number.
+"""Warnings about refused connections: the first one at once, then one line a minute with their
+number.
 
 A flood of connections must show in the log, and must not flood it.
 """
@@ -14,7 +15,10 @@ EVERY_S = 60.0
 
 
 class Refusals:
-    """Refused connections of one listener. `subject` names what is listened for, as in "the monitoring endpoint"."""
+    """Refused connections of one listener.
+
+    `subject` names what is listened for, as in "the monitoring endpoint".
+    """
 
     __slots__ = ("_logger", "_silent", "_silent_until_s", "_subject", "total")
 
@@ -27,7 +31,10 @@ class Refusals:
         """Number of connections refused so far."""
 
     def add(self, peer: str, reason: object) -> None:
-        """Count a refused connection. Logs it, with those since the last line, unless that was less than a minute ago."""
+        """Count a refused connection.
+
+        Logs it, with those since the last line, unless that was less than a minute ago.
+        """
         self.total += 1
         now = asyncio.get_running_loop().time()
         if now < self._silent_until_s:
@@ -36,14 +43,20 @@ class Refusals:
         self._silent_until_s = now + EVERY_S
         more, self._silent = self._silent, 0
         self._logger.warning(
-            "%s refused a connection from %s: %s%s", self._subject, peer, reason, _since(more, self.total)
+            "%s refused a connection from %s: %s%s",
+            self._subject,
+            peer,
+            reason,
+            _since(more, self.total),
         )
 
     def close(self) -> None:
         """Log the number of refused connections that are not logged yet."""
         more, self._silent = self._silent, 0
         if more:
-            self._logger.warning("%s refused %d more connections, %d in all", self._subject, more, self.total)
+            self._logger.warning(
+                "%s refused %d more connections, %d in all", self._subject, more, self.total
+            )
 
 
 def _since(more: int, total: int) -> str:

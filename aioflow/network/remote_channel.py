@@ -1,6 +1,8 @@
-"""One input of a gate whose producer is in another process. Bytes wait here until the task polls; it decodes them on its own time.
+"""One input of a gate whose producer is in another process. Bytes wait here until the task polls;
+it decodes them on its own time.
 
-After Flink's RemoteInputChannel. Order, credit and what happens after a reset are the exchange's business.
+After Flink's RemoteInputChannel. Order, credit and what happens after a reset are the exchange's
+business.
 """
 
 from __future__ import annotations
@@ -17,14 +19,21 @@ from aioflow.core.entry_tables import EntryTables
 from aioflow.core.serializers import Codec
 from aioflow.network.gate import ChannelTraffic
 from aioflow.network.subpartition import Polled
-from aioflow.protocol.consumer import ConsumerExchange, Delivered, PriorityEvent, partition_request_backoff
+from aioflow.protocol.consumer import (
+    ConsumerExchange,
+    Delivered,
+    PriorityEvent,
+    partition_request_backoff,
+)
 from aioflow.protocol.errors import PartitionNotFound
 
 __all__ = ["EXCLUSIVE_BUFFERS", "ChannelLink", "RemoteInputChannel"]
 
 EXCLUSIVE_BUFFERS = 32
-"""Segments of each channel that are its own: some batches of columns, one of which takes a dozen, so that none waits in its midst for the
-credit of its beginning while both processes are idle. How many batches are on the way is bounded by the permits of their producer."""
+"""Segments of each channel that are its own: some batches of columns, one of which takes a dozen,
+so that none waits in its midst for the credit of its beginning while both processes are idle. How
+many batches are on the way is bounded by the permits of their producer.
+"""
 
 REQUEST_BACKOFF_MS = partition_request_backoff(50, 3_000)
 """Delays before each request for a partition that the producer does not have yet."""
@@ -44,7 +53,14 @@ class ChannelLink(Protocol):
 class RemoteInputChannel:
     """Channel `index` of its gate, reading `subpartition_index` of `partition_id` over `link`."""
 
-    def __init__(self, index: int, partition_id: str, subpartition_index: int, link: ChannelLink, codec: Codec) -> None:
+    def __init__(
+        self,
+        index: int,
+        partition_id: str,
+        subpartition_index: int,
+        link: ChannelLink,
+        codec: Codec,
+    ) -> None:
         self.index = index
         self._partition_id = partition_id
         self._subpartition_index = subpartition_index
@@ -53,9 +69,13 @@ class RemoteInputChannel:
         self._tables = EntryTables()
         self._number: int | None = None
         self._received: deque[bytes | Event | None] = deque()
-        """In the order in which it came; None holds the place of an event that overtook what is in front of it."""
+        """In the order in which it came; None holds the place of an event that overtook what is
+        in front of it.
+        """
         self._priority: deque[tuple[Event, list[bytes | Event]]] = deque()
-        """Each with all that it has overtaken here: a second barrier that waits has overtaken what the first one has, too."""
+        """Each with all that it has overtaken here: a second barrier that waits has overtaken
+        what the first one has, too.
+        """
         self._overtaken: list[bytes | Event] = []
         self._on_announced: Callable[[CheckpointBarrier], None] | None = None
         self._error: Exception | None = None
@@ -76,7 +96,9 @@ class RemoteInputChannel:
             self._notify = on_data_available
             number = self._number = self._link.add_channel(self)
             if self._error is None:  # The link may have failed already.
-                self._link.consumer.open_channel(number, self._partition_id, self._subpartition_index, EXCLUSIVE_BUFFERS)
+                self._link.consumer.open_channel(
+                    number, self._partition_id, self._subpartition_index, EXCLUSIVE_BUFFERS
+                )
         return True
 
     def poll(self) -> Polled | None:
@@ -90,7 +112,8 @@ class RemoteInputChannel:
             return None
         content = received.popleft()
         assert self._number is not None and content is not None
-        # Taken over before it is decoded: a batch that cannot be decoded must not hold its permit for ever.
+        # Taken over before it is decoded: a batch that cannot be decoded must not hold its permit
+        # for ever.
         self._link.consumer.taken_over(self._number)
         if received and received[0] is None:
             self._take_over_places()
@@ -100,8 +123,14 @@ class RemoteInputChannel:
             self._batches -= 1
             self._batches_taken += 1
             self._bytes_taken += len(content)
-            return decode_batch(content, self._codec, str(self), self._tables), self._batches, more, number
-        return content, self._batches, more, number  # type: ignore[return-value]  # By exclusion an Event.
+            return (
+                decode_batch(content, self._codec, str(self), self._tables),
+                self._batches,
+                more,
+                number,
+            )
+        # By exclusion an Event.
+        return content, self._batches, more, number  # type: ignore[return-value]
 
     def _poll_priority(self) -> Polled:
         event, self._overtaken = self._priority.popleft()
@@ -127,7 +156,9 @@ class RemoteInputChannel:
     def overtaken(self) -> list[bytes | Event]:
         overtaken, self._overtaken = self._overtaken, []
         return [
-            standing_alone(element, self._codec, str(self), self._tables) if isinstance(element, bytes) else element
+            standing_alone(element, self._codec, str(self), self._tables)
+            if isinstance(element, bytes)
+            else element
             for element in overtaken
         ]
 
@@ -145,8 +176,13 @@ class RemoteInputChannel:
                 on_announced(element)
 
     def _put_first(self, event: Event, place: int) -> None:
-        """`event`, whose place in the order is `place`, comes out next. Taken over it is in its turn: nothing is told out of order."""
-        self._priority.append((event, [element for element in islice(self._received, place) if element is not None]))
+        """`event`, whose place in the order is `place`, comes out next.
+
+        Taken over it is in its turn: nothing is told out of order.
+        """
+        self._priority.append(
+            (event, [element for element in islice(self._received, place) if element is not None])
+        )
         self._take_over_places()
         if self._notify is not None:
             self._notify(True)
@@ -164,9 +200,20 @@ class RemoteInputChannel:
 
     @property
     def traffic(self) -> ChannelTraffic:
-        buffers, ready, known = (0, 0, 0) if self._number is None else self._link.consumer.buffers(self._number)
+        buffers, ready, known = (
+            (0, 0, 0) if self._number is None else self._link.consumer.buffers(self._number)
+        )
         waiting = sum(len(element) for element in self._received if type(element) is bytes)
-        return ChannelTraffic(True, self._batches_taken, self._bytes_taken, self._batches, waiting, buffers, buffers - ready, known)
+        return ChannelTraffic(
+            True,
+            self._batches_taken,
+            self._bytes_taken,
+            self._batches,
+            waiting,
+            buffers,
+            buffers - ready,
+            known,
+        )
 
     def release(self) -> None:
         if self.is_released:
@@ -182,7 +229,10 @@ class RemoteInputChannel:
             self._link.remove_channel(self._number)
 
     def __str__(self) -> str:
-        return f"channel {self.index} (subpartition {self._subpartition_index} of {self._partition_id})"
+        return (
+            f"channel {self.index} (subpartition {self._subpartition_index} of "
+            f"{self._partition_id})"
+        )
 
     # From the link.
 
@@ -192,11 +242,14 @@ class RemoteInputChannel:
             return
         if isinstance(what, PartitionNotFound) and self._attempt + 1 < len(REQUEST_BACKOFF_MS):
             self._attempt += 1
-            self._retry = asyncio.get_running_loop().call_later(REQUEST_BACKOFF_MS[self._attempt] / 1000, self._request_again)
+            self._retry = asyncio.get_running_loop().call_later(
+                REQUEST_BACKOFF_MS[self._attempt] / 1000, self._request_again
+            )
             return
         was_empty = not self._received and not self._priority and self._error is None
         if isinstance(what, Exception):
-            # It comes out at the next poll: what was received before it is of no use to a task that ends now.
+            # It comes out at the next poll: what was received before it is of no use to a task that
+            # ends now.
             self._error = what
             self._received.clear()
             self._priority.clear()
@@ -208,7 +261,11 @@ class RemoteInputChannel:
         else:
             self._received.append(what)
             self._batches += type(what) is bytes
-            if type(what) is CheckpointBarrier and what.aligned_timeout_ms is not None and self._on_announced is not None:
+            if (
+                type(what) is CheckpointBarrier
+                and what.aligned_timeout_ms is not None
+                and self._on_announced is not None
+            ):
                 self._on_announced(what)
         if was_empty and self._notify is not None:
             self._notify(False)

@@ -1,12 +1,16 @@
-"""What the connections of a cluster's own processes need beyond the secret, once they leave the machine: TLS, or a yes to do without.
+"""What the connections of a cluster's own processes need beyond the secret, once they leave the
+machine: TLS, or a yes to do without.
 
-`SecuredHost` is the host of such a process. Its listeners and dialling, those of the data plane and of RPC, read `security_of(host)`; the
-connections of sources and sinks are their own business and are not touched. Invariants:
+`SecuredHost` is the host of such a process. Its listeners and dialling, those of the data plane and
+of RPC, read `security_of(host)`; the connections of sources and sinks are their own business and
+are not touched. Invariants:
 
-* both sides show a certificate that the cluster's authority has signed (`CERT_REQUIRED`), over TLS 1.3; names are not compared: who the
-  peer is, is what the authority says, and the handshake with the secret still follows inside;
-* nobody listens off loopback in plain text unless `allow_plaintext` says so. Then the handshake and a MAC over each frame keep out who
-  does not know the secret; but who listens on the way reads every record.
+* both sides show a certificate that the cluster's authority has signed (`CERT_REQUIRED`), over TLS
+  1.3; names are not compared: who the peer is, is what the authority says, and the handshake with
+  the secret still follows inside;
+* nobody listens off loopback in plain text unless `allow_plaintext` says so. Then the handshake and
+  a MAC over each frame keep out who does not know the secret; but who listens on the way reads
+  every record.
 """
 
 from __future__ import annotations
@@ -22,7 +26,15 @@ from aioflow.core.errors import NotAuthenticated
 if TYPE_CHECKING:
     from aioflow.core.host import Clock, FileSystem, Host, Ids, Network, Processes, Rng
 
-__all__ = ["SecuredHost", "Security", "TlsContexts", "TlsFiles", "check_listen", "is_loopback", "security_of"]
+__all__ = [
+    "SecuredHost",
+    "Security",
+    "TlsContexts",
+    "TlsFiles",
+    "check_listen",
+    "is_loopback",
+    "security_of",
+]
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -38,26 +50,38 @@ class TlsContexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files: the certificate of this process with its private key, and the authority that signs those of the whole cluster."""
+    """PEM files: the certificate of this process with its private key, and the authority that
+    signs those of the whole cluster.
+    """
 
     certificate: str
     key: str
     authority: str
 
     @staticmethod
-    def of(certificate: str | None, key: str | None, authority: str | None, names: tuple[str, str, str]) -> TlsFiles | None:
-        """All three or none; `names` are those of the settings, for the error. Raises NotAuthenticated."""
+    def of(
+        certificate: str | None, key: str | None, authority: str | None, names: tuple[str, str, str]
+    ) -> TlsFiles | None:
+        """All three or none; `names` are those of the settings, for the error.
+
+        Raises NotAuthenticated.
+        """
         given = (certificate, key, authority)
         missing = [name for name, value in zip(names, given, strict=True) if not value]
         if len(missing) == len(given):
             return None
         if certificate and key and authority:
             return TlsFiles(certificate=certificate, key=key, authority=authority)
-        raise NotAuthenticated(f"TLS is configured by halves: {' and '.join(missing)} is missing, expected {', '.join(names)} together")
+        raise NotAuthenticated(
+            f"TLS is configured by halves: {' and '.join(missing)} is missing, expected "
+            f"{', '.join(names)} together"
+        )
 
     def load(self) -> TlsContexts:
         """Read the files. Raises NotAuthenticated, which says which of them is wrong."""
-        return TlsContexts(self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER))
+        return TlsContexts(
+            self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)
+        )
 
     def _context(self, side: int) -> ssl.SSLContext:
         context = ssl.SSLContext(side)
@@ -71,7 +95,10 @@ class TlsFiles:
             # A key that asks for a password would wait for somebody to type it.
             context.load_cert_chain(self.certificate, self.key, password=_no_password)
         except (OSError, ValueError) as error:  # SSLError is an OSError.
-            raise NotAuthenticated(f"TLS cannot use the {what}: {_reason(error)}; expected PEM files that belong together") from error
+            raise NotAuthenticated(
+                f"TLS cannot use the {what}: {_reason(error)}; expected PEM files that belong "
+                "together"
+            ) from error
         return context
 
 
@@ -85,8 +112,13 @@ class Security:
 
     @staticmethod
     def of(files: TlsFiles | None, *, allow_plaintext: bool) -> Security:
-        """As a user gives it. Reads the files: raises NotAuthenticated, which says which of them is wrong."""
-        return Security(tls=None if files is None else files.load(), allow_plaintext=allow_plaintext)
+        """As a user gives it.
+
+        Reads the files: raises NotAuthenticated, which says which of them is wrong.
+        """
+        return Security(
+            tls=None if files is None else files.load(), allow_plaintext=allow_plaintext
+        )
 
 
 class SecuredHost:
@@ -123,7 +155,11 @@ class SecuredHost:
         return self._host.procs
 
     def blocking(
-        self, fn: Callable[[*Args], T], *args: *Args, dedicated: bool = False, name: str | None = None
+        self,
+        fn: Callable[[*Args], T],
+        *args: *Args,
+        dedicated: bool = False,
+        name: str | None = None,
     ) -> asyncio.Future[T]:
         return self._host.blocking(fn, *args, dedicated=dedicated, name=name)
 
@@ -140,11 +176,14 @@ def security_of(host: Host) -> Security:
 
 
 def check_listen(host: Host, address: str) -> None:
-    """Raises NotAuthenticated if others could read along at `address`, and nobody has allowed that."""
+    """Raises NotAuthenticated if others could read along at `address`, and nobody has allowed
+    that.
+    """
     security = security_of(host)
     if security.tls is None and not security.allow_plaintext and not is_loopback(address):
         raise NotAuthenticated(
-            f"{address} can be reached from other machines, in plain text: configure TLS (--tls-cert, --tls-key, --tls-ca), "
+            f"{address} can be reached from other machines, in plain text: configure TLS "
+            "(--tls-cert, --tls-key, --tls-ca), "
             "or say that the network may be trusted (--allow-plaintext)"
         )
 

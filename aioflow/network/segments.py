@@ -1,8 +1,8 @@
 """Memory that travels: a fixed page, and a reference-counted buffer over it.
 
-Only bytes need memory: a remote subpartition's encoded batch, a frame that arrived. A local edge hands lists on and
-takes a permit, which is a count. A page is freed once; a buffer goes back to its recycler when its count falls to zero,
-exactly once.
+Only bytes need memory: a remote subpartition's encoded batch, a frame that arrived. A local edge
+hands lists on and takes a permit, which is a count. A page is freed once; a buffer goes back to its
+recycler when its count falls to zero, exactly once.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ from aioflow.core.errors import Closed
 __all__ = ["SEGMENT_BYTES", "Buffer", "MemorySegment"]
 
 SEGMENT_BYTES = 32768
-"""Flink's page: large enough to hide a frame's header, small enough that a slow channel holds little."""
+"""Flink's page: large enough to hide a frame's header, small enough that a slow channel holds
+little.
+"""
 
 
 class MemorySegment:
-    """A page of `size` bytes. Every access is checked against the page; after `free` every access raises Closed."""
+    """A page of `size` bytes.
+
+    Every access is checked against the page; after `free` every access raises Closed.
+    """
 
     __slots__ = ("_memory", "size")
 
@@ -28,7 +33,10 @@ class MemorySegment:
         self._memory: bytearray | None = bytearray(size)
 
     def put(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write all of `data` at `offset`. IndexError if it does not fit: a bytearray would silently grow."""
+        """Write all of `data` at `offset`.
+
+        IndexError if it does not fit: a bytearray would silently grow.
+        """
         memory = self._checked(offset, len(data))
         memory[offset : offset + len(data)] = data
 
@@ -56,17 +64,21 @@ class MemorySegment:
         if memory is None:
             raise Closed("memory segment was accessed after it was freed")
         if offset < 0 or length < 0 or offset + length > self.size:
-            raise IndexError(f"bytes [{offset}, {offset + length}) are outside of a segment of {self.size} bytes")
+            raise IndexError(
+                f"bytes [{offset}, {offset + length}) are outside of a segment of {self.size} bytes"
+            )
         return memory
 
 
 class Buffer:
-    """`length` filled bytes of a segment, shared by count. Born with a count of one; at zero the recycler gets the
-    segment."""
+    """`length` filled bytes of a segment, shared by count. Born with a count of one; at zero the
+    recycler gets the segment."""
 
     __slots__ = ("_recycler", "_references", "_segment", "length")
 
-    def __init__(self, segment: MemorySegment, recycler: Callable[[MemorySegment], None], length: int = 0) -> None:
+    def __init__(
+        self, segment: MemorySegment, recycler: Callable[[MemorySegment], None], length: int = 0
+    ) -> None:
         self._segment = segment
         self._recycler = recycler
         self._references = 1
@@ -87,7 +99,10 @@ class Buffer:
         return self._references == 0
 
     def view(self) -> memoryview:
-        """The filled bytes, read-only. Keep a reference (`retain`) for as long as the view is used."""
+        """The filled bytes, read-only.
+
+        Keep a reference (`retain`) for as long as the view is used.
+        """
         self._check_live()
         return self._segment.view(0, self.length).toreadonly()
 

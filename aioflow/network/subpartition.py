@@ -1,15 +1,18 @@
-"""The queue between one producing subtask and one consuming subtask; read once, in order, by one reader.
+"""The queue between one producing subtask and one consuming subtask; read once, in order, by one
+reader.
 
-Queued are sealed batches, each with one permit of the partition's pool, and events, without. The open batch (`builder`)
-is not queued: it is sealed when it is full, before any event, so that none overtakes records that were written before
-it, and when the reader is to have it: `flush` makes it visible, which means at once if the reader has nothing else, and
-otherwise when it has taken all that it has, on the way to it too. Until then it grows: a reader that is behind gets
-large batches, one that waits gets each record as it comes, and nobody has to choose between the two.
+Queued are sealed batches, each with one permit of the partition's pool, and events, without. The
+open batch (`builder`) is not queued: it is sealed when it is full, before any event, so that none
+overtakes records that were written before it, and when the reader is to have it: `flush` makes it
+visible, which means at once if the reader has nothing else, and otherwise when it has taken all
+that it has, on the way to it too. Until then it grows: a reader that is behind gets large batches,
+one that waits gets each record as it comes, and nobody has to choose between the two.
 
-Invariants: the reader is notified only when the queue turns from empty to not empty (or unblocked, failed, released),
-so one notification stands for all that follows until the queue was drained; after a blocking event nothing more comes
-out until `resume_consumption`; every permit goes back exactly once, when its batch is polled or dropped.
-After Flink's PipelinedSubpartition; what an event means is not known here.
+Invariants: the reader is notified only when the queue turns from empty to not empty (or unblocked,
+failed, released), so one notification stands for all that follows until the queue was drained;
+after a blocking event nothing more comes out until `resume_consumption`; every permit goes back
+exactly once, when its batch is polled or dropped. After Flink's PipelinedSubpartition; what an
+event means is not known here.
 """
 
 from __future__ import annotations
@@ -19,14 +22,24 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
-from aioflow.core.elements import BATCH_RECORDS_MAX, CheckpointBarrier, EndOfPartition, Event, RecordBatch, Watermark
+from aioflow.core.elements import (
+    BATCH_RECORDS_MAX,
+    CheckpointBarrier,
+    EndOfPartition,
+    Event,
+    RecordBatch,
+    Watermark,
+)
 from aioflow.core.errors import Closed, ProducerFailed
 from aioflow.network.builder import COLUMN_RECORDS_PER_ROW, BatchBuilder
 
 __all__ = ["Permits", "PipelinedSubpartition", "Polled"]
 
 Polled = tuple[RecordBatch | Event, int, bool, int]
-"""(element, backlog after it, is more available now, sequence number). A plain tuple: a named one would cost more."""
+"""(element, backlog after it, is more available now, sequence number).
+
+A plain tuple: a named one would cost more.
+"""
 
 NO_EVENT = 0
 PLAIN_EVENT = 1
@@ -44,13 +57,15 @@ START_RECORDS = 16
 """Of the first batches of an exchange."""
 
 START_QUEUED = 6
-"""So many more sealed ones than were needed say that the consumer takes them, though some always wait."""
+"""So many more sealed ones than were needed say that the consumer takes them, though some always
+wait.
+"""
 
 START_GROWTH = 4
 
 BATCH_BYTES = 4 << 20
-"""Of a batch on its way to another process, about at most: as many records as are in one otherwise may be gigabytes, and a consumer takes
-no batch of more than 64 MiB."""
+"""Of a batch on its way to another process, about at most: as many records as are in one otherwise
+may be gigabytes, and a consumer takes no batch of more than 64 MiB."""
 
 
 class PipelinedSubpartition:
@@ -100,7 +115,9 @@ class PipelinedSubpartition:
         self.index = index
         self.builder = BatchBuilder(batch_records_max)
         self.batch_records_max = batch_records_max
-        """Of any batch of rows: `builder.batch_records_max` is what the consumer wants of it, or how it starts."""
+        """Of any batch of rows: `builder.batch_records_max` is what the consumer wants of it, or
+        how it starts.
+        """
         self.column_records_max = batch_records_max * COLUMN_RECORDS_PER_ROW
         self._made_for = batch_records_max
         self._wanted = self.column_records_max
@@ -109,7 +126,9 @@ class PipelinedSubpartition:
         """Of a batch of columns, where `builder.batch_records_max` is that of one of rows."""
         self._on_resized = on_resized
         self.is_starting = False
-        """Whether its batches are small as long as nobody knows what a record costs the consumer."""
+        """Whether its batches are small as long as nobody knows what a record costs the
+        consumer.
+        """
         self._grows_at = 0
         self.is_finished = False
         self.is_released = False
@@ -138,7 +157,10 @@ class PipelinedSubpartition:
     # The producer's side.
 
     def add(self, batch: RecordBatch) -> bool:
-        """Queue a sealed batch; the consumer owns it from here on. False, without a permit, after finish or release."""
+        """Queue a sealed batch; the consumer owns it from here on.
+
+        False, without a permit, after finish or release.
+        """
         if self.is_finished or self.is_released:
             return False
         if self._flush_when_drained:
@@ -153,10 +175,11 @@ class PipelinedSubpartition:
         return True
 
     def add_event(self, event: Event, blocking: bool = False, priority: bool = False) -> bool:
-        """Queue an event behind everything written so far; a `priority` one in front of it, behind earlier priority
-        events.
+        """Queue an event behind everything written so far; a `priority` one in front of it, behind
+        earlier priority events.
 
-        A `blocking` event stops the reader until `resume_consumption`. False after finish or release.
+        A `blocking` event stops the reader until `resume_consumption`. False after finish or
+        release.
         """
         if self.is_finished or self.is_released:
             return False
@@ -175,14 +198,17 @@ class PipelinedSubpartition:
         return True
 
     def overtake(self, barrier: CheckpointBarrier) -> list[RecordBatch | bytes | Event]:
-        """Send `barrier` ahead of everything that was written so far, but for earlier ones of its kind. Returns what it overtook, oldest
-        first: batches, those that a remote reader could not send as bytes, and events. Nothing of it is dropped: it is read as usual,
-        behind the barrier.
+        """Send `barrier` ahead of everything that was written so far, but for earlier ones of its
+        kind. Returns what it overtook, oldest first: batches, those that a remote reader could not
+        send as bytes, and events. Nothing of it is dropped: it is read as usual, behind the
+        barrier.
         """
         self.seal()
         if self.is_finished or self.is_released:
             return []
-        overtaken = [] if self._unsent is None else list[RecordBatch | bytes | Event](self._unsent())
+        overtaken = (
+            [] if self._unsent is None else list[RecordBatch | bytes | Event](self._unsent())
+        )
         overtaken += [element for element, _ in islice(self._queue, self._priority_events, None)]
         self.add_event(barrier, priority=True)
         return overtaken
@@ -192,26 +218,31 @@ class PipelinedSubpartition:
         return self._place_of(checkpoint_id) is not None
 
     def hurry(self, barrier: CheckpointBarrier) -> list[RecordBatch | bytes | Event] | None:
-        """Like `overtake`, for a barrier that waits in its turn: `barrier` takes its place, ahead of what was written before it, which is
-        returned. None: it was read already.
+        """Like `overtake`, for a barrier that waits in its turn: `barrier` takes its place, ahead
+        of what was written before it, which is returned. None: it was read already.
         """
         place = self._place_of(barrier.checkpoint_id)
         if place is None:
             return None
         del self._queue[place]
-        overtaken = [] if self._unsent is None else list[RecordBatch | bytes | Event](self._unsent())
+        overtaken = (
+            [] if self._unsent is None else list[RecordBatch | bytes | Event](self._unsent())
+        )
         overtaken += [element for element, _ in islice(self._queue, self._priority_events, place)]
         self.add_event(barrier, priority=True)
         return overtaken
 
     def tell_passed(self, on_passed: Callable[[int], None] | None) -> None:
-        """Call `on_passed(index)` when a blocking event was read, or all that waits was dropped; None: no more."""
+        """Call `on_passed(index)` when a blocking event was read, or all that waits was dropped;
+        None: no more.
+        """
         self._on_passed = on_passed
 
     def flush(self) -> bool:
         """Make the open batch visible, a watermark without records too. Was there anything?
 
-        While the reader has something else, it stays open: it would not be read earlier, only smaller.
+        While the reader has something else, it stays open: it would not be read earlier, only
+        smaller.
         """
         if not self._queue and not self._unread:
             return self.seal()
@@ -219,7 +250,10 @@ class PipelinedSubpartition:
         return self._flush_when_drained
 
     def seal(self) -> bool:
-        """Queue the open batch now; a watermark without records goes as an event. Was there anything?"""
+        """Queue the open batch now; a watermark without records goes as an event.
+
+        Was there anything?
+        """
         self._flush_when_drained = False
         builder = self.builder
         if builder.values:
@@ -238,7 +272,9 @@ class PipelinedSubpartition:
         self.is_finished = True
 
     def fail(self, error: BaseException) -> None:
-        """The producer failed: what is queued is dropped, and every poll from now on raises ProducerFailed."""
+        """The producer failed: what is queued is dropped, and every poll from now on raises
+        ProducerFailed.
+        """
         if self.is_released or self._error is not None:
             return
         self._error = error
@@ -266,17 +302,23 @@ class PipelinedSubpartition:
         acknowledges: bool = False,
         unsent: Callable[[], list[bytes | Event]] | None = None,
     ) -> None:
-        """Become the reader; called back at once if there is something already. Closed for a second one: data is read
-        once.
+        """Become the reader; called back at once if there is something already. Closed for a second
+        one: data is read once.
 
-        The callback gets True when a priority event arrived, which should be read before other channels. A reader that
-        `acknowledges` polls for a consumer elsewhere, and calls `taken_over` for each batch; `unsent` gives what it polled
-        and could not send, which a priority event overtakes too.
+        The callback gets True when a priority event arrived, which should be read before other
+        channels. A reader that `acknowledges` polls for a consumer elsewhere, and calls
+        `taken_over` for each batch; `unsent` gives what it polled and could not send, which a
+        priority event overtakes too.
         """
         if self._notify is not None:
-            raise Closed(f"subpartition {self.index} has a reader already; what is pipelined can be read once")
+            raise Closed(
+                f"subpartition {self.index} has a reader already; what is pipelined can be read "
+                "once"
+            )
         if self.is_released:
-            raise Closed(f"subpartition {self.index} is released; its partition was consumed or dropped")
+            raise Closed(
+                f"subpartition {self.index} is released; its partition was consumed or dropped"
+            )
         self._notify = on_data_available
         self._acknowledges = acknowledges
         self._unsent = unsent
@@ -284,7 +326,8 @@ class PipelinedSubpartition:
             on_data_available(self._priority_events > 0)
 
     def poll(self) -> Polled | None:
-        """The next element, or None if there is none, the view is blocked, or it was released. Never blocks.
+        """The next element, or None if there is none, the view is blocked, or it was released.
+        Never blocks.
 
         Raises ProducerFailed once the producer failed.
         """
@@ -316,7 +359,9 @@ class PipelinedSubpartition:
         return element, self._backlog, bool(queue), number
 
     def taken_over(self) -> None:
-        """The consumer has taken the oldest batch that was polled for it: only from a reader that `acknowledges`."""
+        """The consumer has taken the oldest batch that was polled for it: only from a reader
+        that `acknowledges`.
+        """
         self._unread -= 1
         if self._flush_when_drained and not self._unread and not self._queue and not self._blocked:
             self.seal()
@@ -331,16 +376,27 @@ class PipelinedSubpartition:
                 self.seal()
 
     def start_small(self) -> None:
-        """Begin with small batches: all that is sealed before the consumer is known to be slow stands before the next barrier."""
+        """Begin with small batches: all that is sealed before the consumer is known to be slow
+        stands before the next barrier.
+        """
         self.is_starting = True
         self._grows_at = 2
         self._wanted = START_RECORDS
-        self.builder.batch_records_max = self.column_records = min(START_RECORDS, self.batch_records_max)
+        self.builder.batch_records_max = self.column_records = min(
+            START_RECORDS, self.batch_records_max
+        )
 
     def grow(self) -> None:
-        """Make them larger, if the consumer keeps up. Until it says itself what it wants, or they are as large as they may be."""
-        # It takes a batch when it is through with the one before: one that was taken says nothing yet.
-        if self.batches_added < self._grows_at + (START_QUEUED if self._backlog else 0) or not self.is_starting:
+        """Make them larger, if the consumer keeps up.
+
+        Until it says itself what it wants, or they are as large as they may be.
+        """
+        # It takes a batch when it is through with the one before: one that was taken says nothing
+        # yet.
+        if (
+            self.batches_added < self._grows_at + (START_QUEUED if self._backlog else 0)
+            or not self.is_starting
+        ):
             return
         self._grows_at = self.batches_added + 2
         records = START_GROWTH * self.column_records
@@ -348,12 +404,16 @@ class PipelinedSubpartition:
         self._limit(records)
 
     def resize(self, records: int) -> None:
-        """The consumer wants batches of up to so many records: taken as far as the producer's own limit allows."""
+        """The consumer wants batches of up to so many records: taken as far as the producer's
+        own limit allows.
+        """
         self.is_starting = False
         self._limit(records)
 
     def fit(self, batch: RecordBatch, size: int) -> None:
-        """`batch` took `size` bytes: later ones are to take about `BATCH_BYTES` at most, as far as their records are alike."""
+        """`batch` took `size` bytes: later ones are to take about `BATCH_BYTES` at most, as far
+        as their records are alike.
+        """
         made_for = self._made_for * (1 if type(batch.values) is list else COLUMN_RECORDS_PER_ROW)
         before = self.batch_records_max if type(batch.values) is list else self.column_records_max
         # Down at once, and up by and by: there may be large ones among many small ones.
@@ -369,7 +429,10 @@ class PipelinedSubpartition:
     @property
     def is_bounded_by_bytes(self) -> bool:
         """Whether its batches have fewer records than they might, for their size."""
-        return self.batch_records_max < self._made_for or self.column_records_max < self._made_for * COLUMN_RECORDS_PER_ROW
+        return (
+            self.batch_records_max < self._made_for
+            or self.column_records_max < self._made_for * COLUMN_RECORDS_PER_ROW
+        )
 
     def _limit(self, records: int) -> None:
         self._wanted = records
@@ -386,7 +449,9 @@ class PipelinedSubpartition:
 
     @property
     def wanted_records(self) -> int:
-        """Of a batch, as far as the consumer has said: a task that writes nothing here is not to be held up by how it starts."""
+        """Of a batch, as far as the consumer has said: a task that writes nothing here is not to
+        be held up by how it starts.
+        """
         return self.batch_records_max if self.is_starting else self.builder.batch_records_max
 
     @property
@@ -401,7 +466,9 @@ class PipelinedSubpartition:
 
     @property
     def backlog(self) -> int:
-        """Queued batches that may be read; events do not count, and nothing may be read while blocked."""
+        """Queued batches that may be read; events do not count, and nothing may be read while
+        blocked.
+        """
         return 0 if self._blocked else self._backlog
 
     @property
@@ -411,8 +478,15 @@ class PipelinedSubpartition:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of batches that were encoded for a consumer elsewhere and wait for its credit. What waits to be encoded has no size."""
-        return 0 if self._unsent is None else sum(len(element) for element in self._unsent() if isinstance(element, bytes))
+        """Bytes of batches that were encoded for a consumer elsewhere and wait for its credit.
+
+        What waits to be encoded has no size.
+        """
+        return (
+            0
+            if self._unsent is None
+            else sum(len(element) for element in self._unsent() if isinstance(element, bytes))
+        )
 
     @property
     def has_priority_event(self) -> bool:
@@ -430,8 +504,8 @@ class PipelinedSubpartition:
 
     @property
     def should_gather(self) -> bool:
-        """Whether a batch is better made full than queued as it is: it travels, which costs as much as hundreds of its records, and who
-        reads it elsewhere has another one to read first.
+        """Whether a batch is better made full than queued as it is: it travels, which costs as much
+        as hundreds of its records, and who reads it elsewhere has another one to read first.
         """
         return self._unread > 0
 

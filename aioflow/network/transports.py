@@ -24,9 +24,11 @@ def peer_of(transport: asyncio.BaseTransport | None) -> str:
 
 
 def tune(transport: asyncio.Transport) -> None:
-    """No Nagle, and what was sent over a network is acknowledged in time or the connection ends. A simulated transport has no socket.
+    """No Nagle, and what was sent over a network is acknowledged in time or the connection ends. A
+    simulated transport has no socket.
 
-    On one machine nothing is lost on the way: what waits there waits for a program that does not read now, and a dead one ends its sockets.
+    On one machine nothing is lost on the way: what waits there waits for a program that does not
+    read now, and a dead one ends its sockets.
     """
     transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
     sock = transport.get_extra_info("socket")

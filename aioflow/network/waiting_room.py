@@ -1,4 +1,6 @@
-"""Where connections stand until they have proved themselves: few places, so that strangers cost little."""
+"""Where connections stand until they have proved themselves: few places, so that strangers cost
+little.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,11 @@ GuestT = TypeVar("GuestT", bound=Guest)
 
 
 class WaitingRoom(Generic[GuestT]):
-    """Accepted connections that have not said their first frame. If there are too many, the one that waits longest has to go.
+    """Accepted connections that have not said their first frame. If there are too many, the one
+    that waits longest has to go.
 
-    It is that one because an honest peer is through in milliseconds: who fills the places keeps nobody out for longer.
+    It is that one because an honest peer is through in milliseconds: who fills the places keeps
+    nobody out for longer.
     """
 
     __slots__ = ("_is_closed", "_refusals", "_waiting")
@@ -55,8 +59,14 @@ class WaitingRoom(Generic[GuestT]):
             connection.abort(NotAuthenticated("the listener was closed"))
         elif len(self._waiting) > WAITING_MAX:
             oldest = next(iter(self._waiting))
-            # It leaves now: its end comes with the next turn of the loop, and more may have come until then.
-            self.reject(oldest, NotAuthenticated(f"it had to make room: {WAITING_MAX} newer connections were waiting"))
+            # It leaves now: its end comes with the next turn of the loop, and more may have come
+            # until then.
+            self.reject(
+                oldest,
+                NotAuthenticated(
+                    f"it had to make room: {WAITING_MAX} newer connections were waiting"
+                ),
+            )
             oldest.abort()
 
     def leave(self, connection: GuestT) -> None:

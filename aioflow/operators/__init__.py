@@ -1,1 +1,4 @@
-"""Operators: pure Python over batches. They never see the mailbox, a channel or a checkpoint's coordinator."""
+"""Operators: pure Python over batches.
+
+They never see the mailbox, a channel or a checkpoint's coordinator.
+"""

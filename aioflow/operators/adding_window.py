@@ -1,6 +1,8 @@
-"""What windows have in common that add a record once, when it comes, and not to each window that it belongs to.
+"""What windows have in common that add a record once, when it comes, and not to each window that it
+belongs to.
 
-They have an aggregate and no other function that needs the elements: `slice_window` and `session_window` say how each adds and fires.
+They have an aggregate and no other function that needs the elements: `slice_window` and
+`session_window` say how each adds and fires.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ __all__ = ["AddingWindowOperator"]
 
 
 class AddingWindowOperator(Operator):
-    """Owns the aggregate, the window function, the output and what is late; subclasses own the state."""
+    """Owns the aggregate, the window function, the output and what is late; subclasses own the
+    state.
+    """
 
     _state: KeyedStateBackend
     _out: ResumableOutput
@@ -77,17 +81,29 @@ class AddingWindowOperator(Operator):
         """What follows is of `batch`: whole elements, or what the aggregate takes of them."""
         if batch.taken and self._of_taken is None:
             self._of_taken = of_taken(self._aggregate)
-        self._folding = self._of_taken if batch.taken and self._of_taken is not None else self._aggregate
+        self._folding = (
+            self._of_taken if batch.taken and self._of_taken is not None else self._aggregate
+        )
 
     def _unfit(self, batch: RecordBatch) -> StateError:
         """The error for records without timestamps or keys."""
         return StateError(
-            f"window {self.ctx.name!r}: a batch without {'keys' if batch.timestamps else 'timestamps'}; event-time "
+            f"window {self.ctx.name!r}: a batch without "
+            f"{'keys' if batch.timestamps else 'timestamps'}; event-time "
             "windows stand after key_by, with a watermark strategy upstream"
         )
 
-    def _emit_made(self, call: Callable[..., Any], window: TimeWindow, watermark: int, keys: Sequence[Any], results: Sequence[Any]) -> None:
-        """Emit what the window function, by `call`, makes of each key's result, at the last instant of `window`."""
+    def _emit_made(
+        self,
+        call: Callable[..., Any],
+        window: TimeWindow,
+        watermark: int,
+        keys: Sequence[Any],
+        results: Sequence[Any],
+    ) -> None:
+        """Emit what the window function, by `call`, makes of each key's result, at the last
+        instant of `window`.
+        """
         add, time = self._out.add, window.max_timestamp
         key = None
         try:
@@ -95,11 +111,17 @@ class AddingWindowOperator(Operator):
                 for made in window_fn_results(call(key, window, result)):
                     add(made, time, watermark)
         except BaseException as error:
-            note_once(error, f"in {describe_place(self.ctx)}, window {tuple(window)} of key {describe_record(key)}")
+            note_once(
+                error,
+                f"in {describe_place(self.ctx)}, window {tuple(window)} of key "
+                f"{describe_record(key)}",
+            )
             raise
 
     def _drop_late(self, value: Any, timestamp: int, watermark: int) -> None:
         """A record that is late for all its windows."""
         self._late_dropped.inc(1)
-        if self._late_tag is not None and self._folding is self._aggregate:  # Nobody reads them where no whole ones are sent.
+        if (
+            self._late_tag is not None and self._folding is self._aggregate
+        ):  # Nobody reads them where no whole ones are sent.
             self.ctx.side_output(self._late_tag, value, timestamp, watermark)

@@ -1,11 +1,14 @@
-"""The built-in aggregates: `count sum min max mean collect top min_by max_by first last distinct`, and `agg` of several.
+"""The built-in aggregates: `count sum min max mean collect top min_by max_by first last distinct`,
+and `agg` of several.
 
-Each takes `fn`, a function or expression of the element (None: the element itself), and `where`, which elements count.
-Rules that all share, so that any split of the input merges to the same result:
+Each takes `fn`, a function or expression of the element (None: the element itself), and `where`,
+which elements count. Rules that all share, so that any split of the input merges to the same
+result:
 
-* None is no value: `sum min max mean distinct top min_by max_by` pass over an element for which `fn` gives None;
-  `collect first last` keep it, `count` counts elements;
-* NaN is greater than every number (as in Spark), so `max` of it is NaN and `min` avoids it; as one value of `distinct`;
+* None is no value: `sum min max mean distinct top min_by max_by` pass over an element for which
+  `fn` gives None; `collect first last` keep it, `count` counts elements;
+* NaN is greater than every number (as in Spark), so `max` of it is NaN and `min` avoids it; as one
+  value of `distinct`;
 * among equals the first to arrive wins;
 * nothing at all gives 0 for `count sum distinct`, [] for `collect top`, None for the others.
 
@@ -22,7 +25,13 @@ from aioflow.core.errors import GraphError, with_article
 from aioflow.core.explained_calls import explained
 from aioflow.core.expressions import is_expression
 from aioflow.core.functions import AggregateFunction, OrNone
-from aioflow.operators.folding import FoldingAggregate, LoopWriter, Selector, UserAggregate, as_selector
+from aioflow.operators.folding import (
+    FoldingAggregate,
+    LoopWriter,
+    Selector,
+    UserAggregate,
+    as_selector,
+)
 from aioflow.operators.function_classes import check_function_class
 from aioflow.operators.plain_functions import check_without_state
 
@@ -62,10 +71,19 @@ T = TypeVar("T")
 
 
 def agg(*unnamed: Never, **named: Any) -> AggregateFunction[Any, Any, dict[str, Any]]:
-    """Several aggregates at once: a dict of their results, in the given order. `agg(n=count(), total=sum(col.cents))`."""
+    """Several aggregates at once: a dict of their results, in the given order.
+
+    `agg(n=count(), total=sum(col.cents))`.
+    """
     if unnamed:
-        names = ", ".join(f"{getattr(one, 'name', '') or 'result'}=af.{one!r}" for one in map(resolve_aggregate, unnamed))
-        raise GraphError(f"agg: each aggregate needs a name, under which its result stands: write af.agg({names})")
+        names = ", ".join(
+            f"{getattr(one, 'name', '') or 'result'}=af.{one!r}"
+            for one in map(resolve_aggregate, unnamed)
+        )
+        raise GraphError(
+            "agg: each aggregate needs a name, under which its result stands: write "
+            f"af.agg({names})"
+        )
     return Agg({name: resolve_aggregate(part) for name, part in named.items()})
 
 
@@ -76,7 +94,8 @@ def count(*of: Never, where: Selector = None) -> AggregateFunction[Any, Any, int
         given = f"af.{of[0]!r}" if is_expression(of[0]) else "fn"
         some = f"where=~{given}.is_null()" if is_expression(of[0]) else "where=fn"
         raise GraphError(
-            f"count: it counts elements, and takes no {given}: write af.count(), af.count({some}) for some of them, or "
+            f"count: it counts elements, and takes no {given}: write af.count(), af.count({some}) "
+            "for some of them, or "
             f"af.distinct({given}) for how many different values there are"
         )
     return Count(None, where)
@@ -101,19 +120,25 @@ def max(fn: Selector = None, *, where: Selector = None) -> Max:
 
 
 @explained
-def mean(fn: Selector = None, *, where: Selector = None) -> AggregateFunction[Any, Any, float | OrNone]:
+def mean(
+    fn: Selector = None, *, where: Selector = None
+) -> AggregateFunction[Any, Any, float | OrNone]:
     """The arithmetic mean; None of nothing."""
     return Mean(fn, where)
 
 
 @explained
-def collect(fn: Selector = None, *, where: Selector = None) -> AggregateFunction[Any, Any, list[Any]]:
+def collect(
+    fn: Selector = None, *, where: Selector = None
+) -> AggregateFunction[Any, Any, list[Any]]:
     """The list of `fn(x)`, in order of arrival."""
     return Collect(fn, where)
 
 
 @explained
-def top(n: int, by: Selector = None, *, where: Selector = None) -> AggregateFunction[Any, Any, list[Any]]:
+def top(
+    n: int, by: Selector = None, *, where: Selector = None
+) -> AggregateFunction[Any, Any, list[Any]]:
     """The list of the `n` elements of greatest `by(x)`, best first, ties by arrival."""
     return Top(n, by, where)
 
@@ -149,14 +174,19 @@ def distinct(fn: Selector = None, *, where: Selector = None) -> AggregateFunctio
 
 
 def resolve_aggregate(x: Any) -> FoldingAggregate:
-    """`x`, an `AggregateFunction` or the class of one, with `fold`, `running` and `mergeable`. Raises GraphError."""
+    """`x`, an `AggregateFunction` or the class of one, with `fold`, `running` and `mergeable`.
+
+    Raises GraphError.
+    """
     if isinstance(x, FoldingAggregate):
         return x
     if isinstance(x, type) and issubclass(x, AggregateFunction):
         try:
             x = x()
         except TypeError as error:
-            raise GraphError(f"the aggregate class {x.__name__} needs arguments ({error}); pass an instance") from error
+            raise GraphError(
+                f"the aggregate class {x.__name__} needs arguments ({error}); pass an instance"
+            ) from error
         return resolve_aggregate(x)
     if isinstance(x, AggregateFunction):
         check_without_state(x, "an aggregate")
@@ -164,15 +194,22 @@ def resolve_aggregate(x: Any) -> FoldingAggregate:
         return UserAggregate(x)
     if callable(x):
         ours = getattr(x, "__module__", None) == __name__
-        hint = f"call it, af.{x.__name__}(...)" if ours else "a function of two values goes to reduce(fn)"
+        hint = (
+            f"call it, af.{x.__name__}(...)"
+            if ours
+            else "a function of two values goes to reduce(fn)"
+        )
         raise GraphError(f"{x!r} is a function, expected an aggregate: {hint}")
     raise GraphError(
-        f"{x!r} is {with_article(type(x).__name__)}, expected an aggregate: af.count(), af.agg(...), or an AggregateFunction of your own"
+        f"{x!r} is {with_article(type(x).__name__)}, expected an aggregate: af.count(), "
+        "af.agg(...), or an AggregateFunction of your own"
     )
 
 
 def explain_failure(aggregate: object, error: BaseException, value: Any) -> None:
-    """Add to `error`, which adding the element `value` raised, what the aggregate knows of it: that a field is text, say."""
+    """Add to `error`, which adding the element `value` raised, what the aggregate knows of it:
+    that a field is text, say.
+    """
     from aioflow.core.expression_hints import note_text
 
     for part in aggregate.parts.values() if isinstance(aggregate, Agg) else [aggregate]:
@@ -217,7 +254,9 @@ class Count(BuiltIn):
     initial = "0"
     regroups = True
 
-    def fold(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> None:
+    def fold(
+        self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]
+    ) -> None:
         # A Counter adds up in C, and asks no more of what it adds to than that it is a dict.
         if self.where is None and table.__class__ is dict:
             Counter.update(table, keys)  # type: ignore[call-overload]
@@ -258,7 +297,10 @@ class Min(BuiltIn):
     def _write(self, writer: LoopWriter, slot: str) -> None:
         # The last test lets any value replace a NaN.
         value = writer.value(self.fn)
-        writer.line(f"if (x := {value}) is not None and ({slot} is None or x < {slot} or {slot} != {slot}): {slot} = x")
+        writer.line(
+            f"if (x := {value}) is not None and ({slot} is None or x < {slot} or {slot} != "
+            f"{slot}): {slot} = x"
+        )
 
     def write_merge(self, a: str, b: str) -> str:
         return f"({b} if {a} is None or ({b} is not None and ({b} < {a} or {a} != {a})) else {a})"
@@ -274,7 +316,10 @@ class Max(BuiltIn):
 
     def _write(self, writer: LoopWriter, slot: str) -> None:
         value = writer.value(self.fn)
-        writer.line(f"if (x := {value}) is not None and ({slot} is None or x > {slot} or x != x): {slot} = x")
+        writer.line(
+            f"if (x := {value}) is not None and ({slot} is None or x > {slot} or x != x): {slot} "
+            "= x"
+        )
 
     def write_merge(self, a: str, b: str) -> str:
         return f"({b} if {a} is None or ({b} is not None and ({b} > {a} or {b} != {b})) else {a})"
@@ -343,7 +388,10 @@ class Top(BuiltIn):
     def _write(self, writer: LoopWriter, slot: str) -> None:
         # Most elements are not among the best: one comparison with the last of them.
         insert, n = writer.constant(_insert), self.n
-        test = f"(x := {writer.value(self.fn)}) is not None and not (len({slot}) == {n} and x <= {slot}[-1][0])"
+        test = (
+            f"(x := {writer.value(self.fn)}) is not None and not (len({slot}) == {n} and x <= "
+            f"{slot}[-1][0])"
+        )
         writer.line(f"if {test}: {insert}({slot}, {n}, (x, value))")
 
     def write_result(self, writer: LoopWriter, slot: str) -> str:
@@ -365,7 +413,9 @@ class MinBy(BuiltIn):
 
     def _write(self, writer: LoopWriter, slot: str) -> None:
         better = f"{slot} is None or x < {slot}[0] or ({slot}[0] != {slot}[0] and x == x)"
-        writer.line(f"if (x := {writer.value(self.fn)}) is not None and ({better}): {slot} = (x, value)")
+        writer.line(
+            f"if (x := {writer.value(self.fn)}) is not None and ({better}): {slot} = (x, value)"
+        )
 
     def write_result(self, writer: LoopWriter, slot: str) -> str:
         return f"(None if {slot} is None else {slot}[1])"
@@ -381,7 +431,9 @@ class MaxBy(BuiltIn):
 
     def _write(self, writer: LoopWriter, slot: str) -> None:
         better = f"{slot} is None or x > {slot}[0] or (x != x and {slot}[0] == {slot}[0])"
-        writer.line(f"if (x := {writer.value(self.fn)}) is not None and ({better}): {slot} = (x, value)")
+        writer.line(
+            f"if (x := {writer.value(self.fn)}) is not None and ({better}): {slot} = (x, value)"
+        )
 
     def write_result(self, writer: LoopWriter, slot: str) -> str:
         return f"(None if {slot} is None else {slot}[1])"
@@ -426,14 +478,19 @@ class Last(BuiltIn):
 
 
 class Distinct(BuiltIn):
-    """Accumulator: set of the values. None, which is no value, stands for NaN, which does not equal itself."""
+    """Accumulator: set of the values.
+
+    None, which is no value, stands for NaN, which does not equal itself.
+    """
 
     name = "distinct"
     initial = "set()"
     in_place = True
 
     def _write(self, writer: LoopWriter, slot: str) -> None:
-        writer.line(f"if (x := {writer.value(self.fn)}) is not None: {slot}.add(x if x == x else None)")
+        writer.line(
+            f"if (x := {writer.value(self.fn)}) is not None: {slot}.add(x if x == x else None)"
+        )
 
     def write_result(self, writer: LoopWriter, slot: str) -> str:
         return f"len({slot})"
@@ -463,11 +520,16 @@ class Agg(FoldingAggregate):
             part.write_add(writer, f"{slot}[{i}]")
 
     def write_result(self, writer: LoopWriter, slot: str) -> str:
-        items = (f"{name!r}: {part.write_result(writer, f'{slot}[{i}]')}" for i, (name, part) in enumerate(self.parts.items()))
+        items = (
+            f"{name!r}: {part.write_result(writer, f'{slot}[{i}]')}"
+            for i, (name, part) in enumerate(self.parts.items())
+        )
         return f"{{{', '.join(items)}}}"
 
     def write_merge(self, a: str, b: str) -> str | None:
-        merged = [part.write_merge(f"{a}[{i}]", f"{b}[{i}]") for i, part in enumerate(self.parts.values())]
+        merged = [
+            part.write_merge(f"{a}[{i}]", f"{b}[{i}]") for i, part in enumerate(self.parts.values())
+        ]
         return None if None in merged else f"[{', '.join(map(str, merged))}]"
 
     def merge(self, a: Any, b: Any) -> Any:

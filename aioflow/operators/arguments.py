@@ -1,4 +1,7 @@
-"""Checks of what users give to windows, triggers and joins: durations and time domains. Wrong ones are build errors."""
+"""Checks of what users give to windows, triggers and joins: durations and time domains.
+
+Wrong ones are build errors.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ def signed_ms(duration: Duration | int, function: str, argument: str) -> int:
 
 def _ms(duration: Duration | int, function: str, argument: str) -> int:
     try:
-        return to_ms(duration, argument)  # type: ignore[arg-type]  # Refuses numbers itself, saying why.
+        # Refuses numbers itself, saying why.
+        return to_ms(duration, argument)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise GraphError(f"{function}: {error}") from error
 

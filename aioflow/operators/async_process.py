@@ -1,10 +1,13 @@
-"""Process functions whose methods are `async def`: one element at a time, and nothing else of the subtask while it awaits.
+"""Process functions whose methods are `async def`: one element at a time, and nothing else of the
+subtask while it awaits.
 
-The element is taken, and a mail is written whose action is the coroutine: the mailbox awaits it before it runs any other mail or takes
-more input. So no other element, timer, query or checkpoint sees the state half-way and the current key stays what it is, while control
-mail (fail, cancel) still gets through. It heads its chain: what follows runs when the element is done.
+The element is taken, and a mail is written whose action is the coroutine: the mailbox awaits it
+before it runs any other mail or takes more input. So no other element, timer, query or checkpoint
+sees the state half-way and the current key stays what it is, while control mail (fail, cancel)
+still gets through. It heads its chain: what follows runs when the element is done.
 
-What was taken and has not begun when a checkpoint is taken goes into the checkpoint, by its key, and is processed first after a restore.
+What was taken and has not begun when a checkpoint is taken goes into the checkpoint, by its key,
+and is processed first after a restore.
 """
 
 from __future__ import annotations
@@ -38,7 +41,12 @@ from aioflow.operators.userfunction import describe_record
 from aioflow.operators.valve import mark_after_restore
 from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY, require_keyed
 
-__all__ = ["AsyncBroadcastProcessOperator", "AsyncCoProcessOperator", "AsyncProcessOperator", "is_async_process"]
+__all__ = [
+    "AsyncBroadcastProcessOperator",
+    "AsyncCoProcessOperator",
+    "AsyncProcessOperator",
+    "is_async_process",
+]
 
 PENDING = f"{INTERNAL_PREFIX}async-process-input"
 """Name of the state of elements that were taken and not begun.
@@ -49,14 +57,32 @@ the last two.
 
 PENDING_UNKEYED: ListStateDescriptor[Any] = ListStateDescriptor(PENDING)
 
-METHODS = ("process_element", "process_element1", "process_element2", "process_broadcast_element", "on_timer", "finish")
+METHODS = (
+    "process_element",
+    "process_element1",
+    "process_element2",
+    "process_broadcast_element",
+    "on_timer",
+    "finish",
+)
 
 
 def is_async_process(function: Any) -> bool:
-    """Whether `function` (a plain one, or a process function as class or object) has an `async def` method, generators included."""
-    is_class = isinstance(function, Function) or (isinstance(function, type) and issubclass(function, Function))
-    methods = [getattr(function, name, None) for name in METHODS] if is_class else [function, getattr(function, "__call__", None)]  # noqa: B004
-    return any(inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method) for method in methods)
+    """Whether `function` (a plain one, or a process function as class or object) has an `async
+    def` method, generators included.
+    """
+    is_class = isinstance(function, Function) or (
+        isinstance(function, type) and issubclass(function, Function)
+    )
+    methods = (
+        [getattr(function, name, None) for name in METHODS]
+        if is_class
+        else [function, getattr(function, "__call__", None)]  # noqa: B004
+    )
+    return any(
+        inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+        for method in methods
+    )
 
 
 class AsyncProcessOperator(ProcessOperator):
@@ -65,7 +91,9 @@ class AsyncProcessOperator(ProcessOperator):
     def __init__(self, function: Any, *, keyed: bool = False) -> None:
         super().__init__(function)
         self._is_keyed = keyed
-        self._due: deque[tuple[int, Any]] = deque()  # Processing-time timers that wait for a mail of their own.
+        self._due: deque[tuple[int, Any]] = (
+            deque()
+        )  # Processing-time timers that wait for a mail of their own.
         self._is_firing = False  # It is on its way.
         self._backlog: deque[tuple[int, RecordBatch]] = deque()  # Restored elements.
         self.availability = Availability(available=True)
@@ -89,7 +117,9 @@ class AsyncProcessOperator(ProcessOperator):
 
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
         watermark = max(batch.watermark, self._context.watermark)
-        if not batch.values and (self._timers is None or self._context.timer_service.next_due > watermark):
+        if not batch.values and (
+            self._timers is None or self._context.timer_service.next_due > watermark
+        ):
             self._context.watermark = self._mark = watermark
             if self._timers is not None:
                 self._timers.current_watermark = watermark
@@ -110,9 +140,16 @@ class AsyncProcessOperator(ProcessOperator):
         unkeyed: list[Any] = []
         keyed: dict[Any, list[Any]] = {}
         parallelism, mark = self.ctx.runtime.parallelism, self._context.watermark
-        for index, batch, first in [*in_hand, *((index, batch, 0) for index, batch in self._backlog)]:
+        for index, batch, first in [
+            *in_hand,
+            *((index, batch, 0) for index, batch in self._backlog),
+        ]:
             for i in range(first, len(batch.values)):
-                place = unkeyed if batch.keys is None or self._keyed is None else keyed.setdefault(batch.keys[i], [])
+                place = (
+                    unkeyed
+                    if batch.keys is None or self._keyed is None
+                    else keyed.setdefault(batch.keys[i], [])
+                )
                 if batch.watermarks is not None:
                     mark = max(mark, batch.watermarks[i])
                 stamp = None if batch.timestamps is None else batch.timestamps[i]
@@ -123,14 +160,16 @@ class AsyncProcessOperator(ProcessOperator):
             table = self._keyed.table(PENDING)
             table.drop(None)
             table.of(None).update(keyed)
-            # A processing-time timer was popped when its mail came; until it has run it is still owed.
+            # A processing-time timer was popped when its mail came; until it has run it is still
+            # owed.
             assert self._timers is not None
             for timestamp, key in self._due:
                 self._timers.register_processing_time_timer(key, None, timestamp)
             self._due.clear()
         return of_function
 
-    # --------------------------------------------------------------------------------------------------------------- mail
+    # ----------------------------------------------------------------------------------------------
+    # mail
 
     def _begin(self, index: int, batch: RecordBatch) -> None:
         assert self._batch is None, "room() is 0 until the element before it is done"
@@ -139,7 +178,10 @@ class AsyncProcessOperator(ProcessOperator):
         self.ctx.execute(self._step, "async process")
 
     async def _step(self) -> None:
-        """Mail: process what was taken. A long drain of timers goes on in a mail of its own, so that others get their turn."""
+        """Mail: process what was taken.
+
+        A long drain of timers goes on in a mail of its own, so that others get their turn.
+        """
         rows, before = Rows(), self._mark
         try:
             is_done = await self._go_on(rows)
@@ -164,7 +206,12 @@ class AsyncProcessOperator(ProcessOperator):
     async def _go_on(self, rows: Rows) -> bool:
         batch, context, keyed = self._batch, self._context, self._keyed
         assert batch is not None
-        values, keys, stamps, watermarks = batch.values, batch.keys, batch.timestamps, batch.watermarks
+        values, keys, stamps, watermarks = (
+            batch.values,
+            batch.keys,
+            batch.timestamps,
+            batch.watermarks,
+        )
         call, side = self._calls[self._input], self.sides[self._input]
         deadline = self._perf_ns() + DRAIN_NS
         count = len(values)
@@ -188,17 +235,24 @@ class AsyncProcessOperator(ProcessOperator):
                 keyed.current_key = NO_KEY if keys is None else keys[i]
             stamp = context.timestamp = None if stamps is None else stamps[i]
             try:
-                await _collect(call(values[i], context), rows, stamp, current, self._described(self._input))
+                await _collect(
+                    call(values[i], context), rows, stamp, current, self._described(self._input)
+                )
                 check_own_task()
             except BaseException as error:
                 note_no_time(error, self.ctx)
-                note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}")
+                note_once(
+                    error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}"
+                )
                 raise
             self._position = i + 1
         return not self._ending or await self._end(rows, deadline)
 
     async def _fire_until(self, watermark: int, rows: Rows, deadline: int) -> bool:
-        """Fire event-time timers up to `watermark`. False when the slice is spent before: some may be left."""
+        """Fire event-time timers up to `watermark`.
+
+        False when the slice is spent before: some may be left.
+        """
         timers, context = self._timers, self._context
         service = context.timer_service
         if timers is None or service.next_due > watermark:
@@ -209,7 +263,9 @@ class AsyncProcessOperator(ProcessOperator):
             self._mark = max(self._mark, timer[0] - 1)
             context.watermark = timers.current_watermark
             await self._await_on_timer(timer[0], timer[1], rows)
-            if (self._perf_ns() >= deadline or len(rows.values) >= DRAIN_RECORDS_MAX) and timers.next_event_time <= watermark:
+            if (
+                self._perf_ns() >= deadline or len(rows.values) >= DRAIN_RECORDS_MAX
+            ) and timers.next_event_time <= watermark:
                 return False
         service.next_due = timers.next_event_time
         return True
@@ -218,10 +274,20 @@ class AsyncProcessOperator(ProcessOperator):
         stamp = self._context.timestamp = timestamp if self.ctx.has_event_time else None
         self._context.mark = self._mark
         try:
-            await _collect(self._timer_function()(timestamp, self._context), rows, stamp, self._mark, "on_timer")
+            await _collect(
+                self._timer_function()(timestamp, self._context),
+                rows,
+                stamp,
+                self._mark,
+                "on_timer",
+            )
             check_own_task()
         except BaseException as error:
-            note_once(error, f"in {describe_place(self.ctx)}, at the timer {timestamp} of key {describe_record(key)}")
+            note_once(
+                error,
+                f"in {describe_place(self.ctx)}, at the timer {timestamp} of key "
+                f"{describe_record(key)}",
+            )
             raise
         finally:
             self._context.mark = None
@@ -238,7 +304,10 @@ class AsyncProcessOperator(ProcessOperator):
             self.ctx.execute(self._fire_processing, "async timers")
 
     async def _fire_processing(self) -> None:
-        """Mail: fire those that the clock has passed. What is more than a slice goes on in the next one."""
+        """Mail: fire those that the clock has passed.
+
+        What is more than a slice goes on in the next one.
+        """
         rows, before, keyed = Rows(), self._mark, self._keyed
         assert keyed is not None
         deadline = self._perf_ns() + DRAIN_NS
@@ -247,7 +316,9 @@ class AsyncProcessOperator(ProcessOperator):
                 timestamp, key = self._due.popleft()
                 keyed.current_key = key
                 await self._await_on_timer(timestamp, key, rows)
-                if self._batch is None:  # Else what it registered fires on the way of the element that waits.
+                if (
+                    self._batch is None
+                ):  # Else what it registered fires on the way of the element that waits.
                     await self._fire_until(self._context.watermark, rows, 1 << 63)
                 if self._perf_ns() >= deadline or len(rows.values) >= DRAIN_RECORDS_MAX:
                     break
@@ -263,7 +334,10 @@ class AsyncProcessOperator(ProcessOperator):
             self.availability.set_available()
 
     async def _end(self, rows: Rows, deadline: int) -> bool:
-        """Fire what waits for processing time, then the function's `finish`. False when the slice is spent before."""
+        """Fire what waits for processing time, then the function's `finish`.
+
+        False when the slice is spent before.
+        """
         service = self._context.timer_service
         while (timer := service.pop_ending()) is not None:
             await self._await_on_timer(timer[0], timer[1], rows)
@@ -288,17 +362,26 @@ class AsyncProcessOperator(ProcessOperator):
         unkeyed.clear()
         if self._keyed is not None:
             table = self._keyed.table(PENDING)
-            elements += [(key, *element) for key, found in table.peek(None).items() for element in found]
+            elements += [
+                (key, *element) for key, found in table.peek(None).items() for element in found
+            ]
             table.drop(None)
         parallelism = self.ctx.runtime.parallelism
         found = []
         for key, index, value, stamp, *kept in elements:
             found.append((mark_after_restore(kept, parallelism), index, key, value, stamp))
-        # Elements of one key are in the order of their watermarks. Elements of several keys meet here.
+        # Elements of one key are in the order of their watermarks. Elements of several keys meet
+        # here.
         for index, run in groupby(sorted(found, key=itemgetter(0, 1)), key=itemgetter(1)):
             marks, _, keys, values, stamps = (list(column) for column in zip(*run, strict=True))
             known = None if marks[-1] == MIN_WATERMARK else marks
-            batch = RecordBatch(values, None if None in stamps else stamps, None if None in keys else keys, known, marks[-1])
+            batch = RecordBatch(
+                values,
+                None if None in stamps else stamps,
+                None if None in keys else keys,
+                known,
+                marks[-1],
+            )
             self._backlog.append((index, batch))
         if self._backlog:
             self._begin(*self._backlog.popleft())
@@ -317,7 +400,10 @@ class AsyncBroadcastProcessOperator(AsyncProcessOperator):
 
 
 async def _collect(result: Any, rows: Rows, stamp: int | None, mark: int, what: str) -> None:
-    """Wait for what a method returned, and keep its elements. An async generator that is left early is closed in order."""
+    """Wait for what a method returned, and keep its elements.
+
+    An async generator that is left early is closed in order.
+    """
     if inspect.isawaitable(result):
         result = await result
     if inspect.isasyncgen(result):

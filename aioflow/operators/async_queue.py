@@ -1,7 +1,8 @@
 """Elements whose results are on their way, and the order in which the results may go on.
 
-Ordered: in the order of input. Unordered: in the order of completion, but only among elements that saw the same watermark, an epoch:
-no element overtakes a watermark, and no watermark an element before it. After Flink's StreamElementQueue. No I/O, no clock.
+Ordered: in the order of input. Unordered: in the order of completion, but only among elements that
+saw the same watermark, an epoch: no element overtakes a watermark, and no watermark an element
+before it. After Flink's StreamElementQueue. No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ __all__ = ["CompletionQueue", "Entry", "OrderedQueue", "UnorderedQueue"]
 
 
 class Entry:
-    """One element. `mark` is the watermark in force before it; `results` or `error` is set before it is completed."""
+    """One element.
+
+    `mark` is the watermark in force before it; `results` or `error` is set before it is completed.
+    """
 
     __slots__ = ("done", "epoch", "error", "mark", "results", "timestamp", "value")
 
@@ -46,7 +50,9 @@ class CompletionQueue(Protocol):
 
     @property
     def oldest_mark(self) -> int:
-        """The watermark that may go on while the queue is not empty: the one in force for the oldest element."""
+        """The watermark that may go on while the queue is not empty: the one in force for the
+        oldest element.
+        """
 
 
 class OrderedQueue:

@@ -1,10 +1,13 @@
-"""Calls that take their time: `map`, `filter` and `flat_map` by coroutines, or by blocking functions in threads, many at once.
+"""Calls that take their time: `map`, `filter` and `flat_map` by coroutines, or by blocking
+functions in threads, many at once.
 
-After Flink's AsyncWaitOperator, but `process_batch` never waits: `room` is what the queue still takes, the rest of a batch stays in the
-chain. Each element's call is a task of its own in the task's group; whatever has completed when the mail runs goes on as one batch.
+After Flink's AsyncWaitOperator, but `process_batch` never waits: `room` is what the queue still
+takes, the rest of a batch stays in the chain. Each element's call is a task of its own in the
+task's group; whatever has completed when the mail runs goes on as one batch.
 
-Invariants: the queue holds at most `concurrency` elements; the watermark that goes on is never above the one that was in force for the
-oldest element in it; elements that did not go on yet are in every checkpoint, and are called again after a restore.
+Invariants: the queue holds at most `concurrency` elements; the watermark that goes on is never
+above the one that was in force for the oldest element in it; elements that did not go on yet are in
+every checkpoint, and are called again after a restore.
 """
 
 from __future__ import annotations
@@ -52,10 +55,12 @@ last two.
 
 
 class AsyncWaitOperator(Operator):
-    """One coroutine function (or, with `blocking`, one plain function in a thread) for each element.
+    """One coroutine function (or, with `blocking`, one plain function in a thread) for each
+    element.
 
-    `timeout_s` bounds all tries of one element together; then `on_timeout(element)` gives the result, or TimeoutError is raised. An error
-    goes to the side output `on_error` as `Failed`, or fails the task.
+    `timeout_s` bounds all tries of one element together; then `on_timeout(element)` gives the
+    result, or TimeoutError is raised. An error goes to the side output `on_error` as `Failed`, or
+    fails the task.
     """
 
     def __init__(
@@ -144,16 +149,22 @@ class AsyncWaitOperator(Operator):
         return RecordBatch([], None, None, None, self._reached())
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        """The checkpoint holds the inputs of what is in flight: their results come behind the barrier."""
+        """The checkpoint holds the inputs of what is in flight: their results come behind the
+        barrier.
+        """
         parallelism = self.ctx.runtime.parallelism
-        in_flight = [(entry.value, entry.timestamp, entry.mark, parallelism) for entry in self._queue.entries()]
+        in_flight = [
+            (entry.value, entry.timestamp, entry.mark, parallelism)
+            for entry in self._queue.entries()
+        ]
         self.ctx.operator_state.get_list_state(IN_FLIGHT).update(in_flight)
         return self._user.snapshot_state(self.ctx)
 
     async def close(self) -> None:
         await self._user.close()
 
-    # --------------------------------------------------------------------------------------------------------------- calls
+    # ----------------------------------------------------------------------------------------------
+    # calls
 
     def _prepare(self, call: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
         """One try as something to await."""
@@ -162,9 +173,13 @@ class AsyncWaitOperator(Operator):
             if self._kind is StatelessKind.FLAT_MAP:
                 whole = _collecting(call)  # A generator must run in the thread, not here.
                 return lambda value: blocking(whole, value)
-            plain = FirstResult(call, f"operator {self.ctx.name!r}: the function of {self._kind.value}")
+            plain = FirstResult(
+                call, f"operator {self.ctx.name!r}: the function of {self._kind.value}"
+            )
             return lambda value: blocking(plain, value)
-        if inspect.isasyncgenfunction(call) or inspect.isasyncgenfunction(getattr(call, "__call__", None)):  # noqa: B004
+        if inspect.isasyncgenfunction(call) or inspect.isasyncgenfunction(
+            getattr(call, "__call__", None)  # noqa: B004
+        ):
 
             async def collect(value: Any) -> list[Any]:
                 return [result async for result in call(value)]
@@ -181,12 +196,17 @@ class AsyncWaitOperator(Operator):
             self._start(self._waiting.popleft())
 
     async def _run(self, entry: Entry) -> None:
-        """The task of one element. Raises the cancellation of the engine, SystemExit and KeyboardInterrupt."""
+        """The task of one element.
+
+        Raises the cancellation of the engine, SystemExit and KeyboardInterrupt.
+        """
         value = entry.value
         if self._scope is not None:
             enter_scope(self._scope)
         try:
-            result = await (self._call(value) if self._timeout_s is None else self._call_in_time(value))
+            result = await (
+                self._call(value) if self._timeout_s is None else self._call_in_time(value)
+            )
             check_own_task()
             if self._kind is StatelessKind.MAP:
                 entry.results = (result,)
@@ -222,9 +242,12 @@ class AsyncWaitOperator(Operator):
                 raise  # One of the function's own.
         if not scope.expired():
             return result
-        # A function that swallowed its cancellation and gave a result all the same is too late, too.
+        # A function that swallowed its cancellation and gave a result all the same is too late,
+        # too.
         if self._on_timeout is None:
-            raise TimeoutError(f"no result within {self._timeout_s:g} s (timeout= bounds all tries together)")
+            raise TimeoutError(
+                f"no result within {self._timeout_s:g} s (timeout= bounds all tries together)"
+            )
         result = self._on_timeout(value)
         return await result if inspect.isawaitable(result) else result
 
@@ -237,8 +260,11 @@ class AsyncWaitOperator(Operator):
             except BaseException as raised:
                 task = asyncio.current_task()
                 assert task is not None
-                # The function may have turned its cancellation into another error. timeout= cancels, too.
-                if is_asked_to_end(task) or (isinstance(raised, asyncio.CancelledError) and task.cancelling()):
+                # The function may have turned its cancellation into another error. timeout=
+                # cancels, too.
+                if is_asked_to_end(task) or (
+                    isinstance(raised, asyncio.CancelledError) and task.cancelling()
+                ):
                     raise
                 error = user_error(raised)
                 if not isinstance(error, retry.on):
@@ -249,7 +275,8 @@ class AsyncWaitOperator(Operator):
             await asyncio.sleep(retry.delay_s(tries))
             tries += 1
 
-    # ---------------------------------------------------------------------------------------------------------------- mail
+    # ----------------------------------------------------------------------------------------------
+    # mail
 
     def _deliver(self) -> None:
         """Mail: everything that may go on now goes on, as one batch."""
@@ -260,7 +287,9 @@ class AsyncWaitOperator(Operator):
         for entry in self._queue.take():
             if entry.error is not None:
                 assert self._on_error is not None
-                self.ctx.side_output(self._on_error, failed(entry, self.ctx.name), entry.timestamp, entry.mark)
+                self.ctx.side_output(
+                    self._on_error, failed(entry, self.ctx.name), entry.timestamp, entry.mark
+                )
             else:
                 values += entry.results
                 count = len(entry.results)
@@ -268,18 +297,29 @@ class AsyncWaitOperator(Operator):
                 marks += [entry.mark] * count
         before, watermark = self._sent, self._reached()
         self._emit(values, stamps, marks, before, watermark)
-        # Whoever waits for room looks again at each delivery; up it stays only when nothing is in flight, as `busy` is waited for too.
+        # Whoever waits for room looks again at each delivery; up it stays only when nothing is in
+        # flight, as `busy` is waited for too.
         self.availability.set_available()
         if self.busy:
             self.availability.set_unavailable()
 
-    def _emit(self, values: list[Any], stamps: list[Any], marks: list[int], before: int, watermark: int) -> None:
+    def _emit(
+        self, values: list[Any], stamps: list[Any], marks: list[int], before: int, watermark: int
+    ) -> None:
         if not values:
             if watermark > before:
                 self.ctx.emit(empty_batch(watermark))
             return
         moved = marks[-1] != before
-        self.ctx.emit(RecordBatch(values, None if None in stamps else stamps, None, marks if moved else None, watermark))
+        self.ctx.emit(
+            RecordBatch(
+                values,
+                None if None in stamps else stamps,
+                None,
+                marks if moved else None,
+                watermark,
+            )
+        )
 
     def _reached(self) -> int:
         """The watermark that may go on now; MIN_WATERMARK when it is no news."""
@@ -300,9 +340,11 @@ class AsyncWaitOperator(Operator):
 
 
 class GuardedRowsOperator(Operator):
-    """`on_error=` for a plain function: an element that fails goes to the side output, with what it would have given; the rest goes on.
+    """`on_error=` for a plain function: an element that fails goes to the side output, with what it
+    would have given; the rest goes on.
 
-    Directly after `key_by` a function class has keyed state here, too; what a call wrote before it failed stays.
+    Directly after `key_by` a function class has keyed state here, too; what a call wrote before it
+    failed stays.
     """
 
     slow_remedy = CHEAPER_ASYNC_OR_BLOCKING
@@ -319,8 +361,13 @@ class GuardedRowsOperator(Operator):
 
     async def open(self) -> None:
         await self._user.open(self.ctx)
-        call, what = self._user.call, f"operator {self.ctx.name!r}: the function of {self._kind.value}"
-        self._call = _collecting(call) if self._kind is StatelessKind.FLAT_MAP else FirstResult(call, what)
+        call, what = (
+            self._user.call,
+            f"operator {self.ctx.name!r}: the function of {self._kind.value}",
+        )
+        self._call = (
+            _collecting(call) if self._kind is StatelessKind.FLAT_MAP else FirstResult(call, what)
+        )
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         call, kind, keys = self._call, self._kind, batch.keys
@@ -360,7 +407,11 @@ class GuardedRowsOperator(Operator):
 
     def _divert(self, batch: RecordBatch, index: int, error: Exception) -> None:
         timestamp = None if batch.timestamps is None else batch.timestamps[index]
-        entry = Entry(batch.values[index], timestamp, self._watermark if batch.watermarks is None else batch.watermarks[index])
+        entry = Entry(
+            batch.values[index],
+            timestamp,
+            self._watermark if batch.watermarks is None else batch.watermarks[index],
+        )
         entry.error = error
         self.ctx.side_output(self._on_error, failed(entry, self.ctx.name), timestamp, entry.mark)
 
@@ -368,11 +419,15 @@ class GuardedRowsOperator(Operator):
 def failed(entry: Entry, operator: str) -> Failed[Any]:
     """What the side output gets of an element whose call failed."""
     assert entry.error is not None, "its call has failed"
-    return Failed(entry.value, message_of(entry.error), type(entry.error).__name__, operator, entry.timestamp)
+    return Failed(
+        entry.value, message_of(entry.error), type(entry.error).__name__, operator, entry.timestamp
+    )
 
 
 def _collecting(call: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    """A flat_map function whose results are taken all at once: none goes on when a later one fails."""
+    """A flat_map function whose results are taken all at once: none goes on when a later one
+    fails.
+    """
 
     def collect(value: Any) -> list[Any]:
         return list(elements_of(call(value), getattr(call, "__qualname__", repr(call))))

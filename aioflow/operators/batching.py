@@ -1,7 +1,9 @@
-"""Operators about how many at a time: `map_batches` gathers elements for one call, `throttle` lets so many pass in a stretch of time.
+"""Operators about how many at a time: `map_batches` gathers elements for one call, `throttle` lets
+so many pass in a stretch of time.
 
-Both bound what they hold: a gathered batch by its size and by the wait of its first element, a throttle by holding nothing at all (the
-chain keeps what there is no room for). Both hold the watermark back with the elements that it belongs behind.
+Both bound what they hold: a gathered batch by its size and by the wait of its first element, a
+throttle by holding nothing at all (the chain keeps what there is no room for). Both hold the
+watermark back with the elements that it belongs behind.
 """
 
 from __future__ import annotations
@@ -67,22 +69,36 @@ class _Gathered:
 
 
 class MapBatchesOperator(Operator):
-    """Calls `function` with a list of up to `max_size` elements; it gives one result for each, in order.
+    """Calls `function` with a list of up to `max_size` elements; it gives one result for each, in
+    order.
 
-    The first element of a list waits for at most `max_wait` (None: a list is what came at once). A plain function runs inline, with
-    `blocking` in a thread, an `async def` is awaited; of the latter two one call is under way while the next list is gathered.
+    The first element of a list waits for at most `max_wait` (None: a list is what came at once). A
+    plain function runs inline, with `blocking` in a thread, an `async def` is awaited; of the
+    latter two one call is under way while the next list is gathered.
     """
 
     slow_remedy = CHEAPER_ASYNC_OR_BLOCKING
 
-    def __init__(self, function: Any, max_size: int = 256, max_wait: Duration | None = "10ms", *, blocking: bool = False) -> None:
+    def __init__(
+        self,
+        function: Any,
+        max_size: int = 256,
+        max_wait: Duration | None = "10ms",
+        *,
+        blocking: bool = False,
+    ) -> None:
         if type(max_size) is not int or max_size < 1:
-            raise GraphError(f"map_batches: max_size is {max_size!r}, expected an int of at least 1")
+            raise GraphError(
+                f"map_batches: max_size is {max_size!r}, expected an int of at least 1"
+            )
         self._wait_ms = 0 if max_wait is None else to_ms(max_wait, "map_batches: max_wait")
         if self._wait_ms < 0:
             raise GraphError(f"map_batches: max_wait is {max_wait!r}, expected 0 or more")
         if not callable(function):
-            raise GraphError(f"map_batches needs a function of a list, got {type(function).__name__}: {function!r}")
+            raise GraphError(
+                f"map_batches needs a function of a list, got {type(function).__name__}: "
+                f"{function!r}"
+            )
         check_takes(function, "map_batches", "values")
         self._user = UserFunction(function, "map_batches")
         self._max_size = max_size
@@ -103,9 +119,14 @@ class MapBatchesOperator(Operator):
     async def open(self) -> None:
         await self._user.open(self.ctx)
         call = self._user.call
-        is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004
+        is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+            getattr(call, "__call__", None)  # noqa: B004
+        )
         if is_async and self._blocking:
-            raise GraphError(f"operator {self.ctx.name!r}: blocking=True is for plain functions, this one is async")
+            raise GraphError(
+                f"operator {self.ctx.name!r}: blocking=True is for plain functions, this one is "
+                "async"
+            )
         self._is_inline = not is_async and not self._blocking
         scope = current_scope()
         self._scope = None if scope is None else scope.at(self.ctx)
@@ -120,7 +141,11 @@ class MapBatchesOperator(Operator):
             self.ctx.execute(self._on_wait_over, "restored batch", 0)
 
     def room(self) -> int:
-        return UNBOUNDED_ROOM if self._is_inline else max(0, self._max_size - len(self._gathered.values))
+        return (
+            UNBOUNDED_ROOM
+            if self._is_inline
+            else max(0, self._max_size - len(self._gathered.values))
+        )
 
     @property
     def busy(self) -> bool:
@@ -149,7 +174,11 @@ class MapBatchesOperator(Operator):
         """The checkpoint holds the inputs: their results come behind the barrier."""
         held = [part for part in (self._in_flight, self._gathered) if part is not None]
         former = repeat(self.ctx.runtime.parallelism)
-        elements = [one for part in held for one in zip(part.values, part.stamps, part.marks, former, strict=False)]
+        elements = [
+            one
+            for part in held
+            for one in zip(part.values, part.stamps, part.marks, former, strict=False)
+        ]
         self.ctx.operator_state.get_list_state(GATHERED).update(elements)
         return self._user.snapshot_state(self.ctx)
 
@@ -158,9 +187,15 @@ class MapBatchesOperator(Operator):
         await self._user.close()
 
     def _go_on(self) -> RecordBatch:
-        """Call for all lists that are full or due, as far as that is possible now; what inline calls gave."""
+        """Call for all lists that are full or due, as far as that is possible now; what inline
+        calls gave.
+        """
         gathered, rows, before = self._gathered, Rows(), self._sent
-        while self._in_flight is None and gathered.values and (self._is_due or len(gathered.values) >= self._max_size):
+        while (
+            self._in_flight is None
+            and gathered.values
+            and (self._is_due or len(gathered.values) >= self._max_size)
+        ):
             part = gathered.take(self._max_size)
             self._disarm()
             if self._is_inline:
@@ -171,8 +206,11 @@ class MapBatchesOperator(Operator):
         if not gathered.values:
             self._is_due = self._is_ending
         elif self._timer is None and not self._is_due:
-            self._timer = self.ctx.register_processing_timer(self.ctx.processing_time() + self._wait_ms, self._on_wait_over)
-        # Whoever waits looks again at each change; up it stays only when nothing is held, as `busy` is waited for too.
+            self._timer = self.ctx.register_processing_timer(
+                self.ctx.processing_time() + self._wait_ms, self._on_wait_over
+            )
+        # Whoever waits looks again at each change; up it stays only when nothing is held, as `busy`
+        # is waited for too.
         self.availability.set_available()
         if self.busy:
             self.availability.set_unavailable()
@@ -202,7 +240,8 @@ class MapBatchesOperator(Operator):
         self._sent = reached
         return reached
 
-    # --------------------------------------------------------------------------------------------------------------- calls
+    # ----------------------------------------------------------------------------------------------
+    # calls
 
     def _call_inline(self, part: _Gathered) -> list[Any]:
         try:
@@ -217,9 +256,15 @@ class MapBatchesOperator(Operator):
         values = list(part.values)
         call: Callable[[list[Any]], Awaitable[Any]] = self._user.call
         try:
-            results = self._checked(part, await (self.ctx.blocking(self._in_thread, values) if self._blocking else call(values)))
+            results = self._checked(
+                part,
+                await (
+                    self.ctx.blocking(self._in_thread, values) if self._blocking else call(values)
+                ),
+            )
             check_own_task()
-        except BaseException as raised:  # noqa: BLE001  # Raised by mail, where it fails the task in its order.
+        # Raised by mail, where it fails the task in its order.
+        except BaseException as raised:  # noqa: BLE001
             error = user_error(raised)
             self._name_culprit(error, part)
             await take_back_cancellation()
@@ -228,7 +273,9 @@ class MapBatchesOperator(Operator):
             self.ctx.execute(self._deliver, "map_batches results", part, results)
 
     def _in_thread(self, values: list[Any]) -> list[Any]:
-        return list(elements_of(self._user.call(values), "the function of map_batches"))  # A generator runs here, too.
+        return list(
+            elements_of(self._user.call(values), "the function of map_batches")
+        )  # A generator runs here, too.
 
     def _deliver(self, part: _Gathered, results: list[Any]) -> None:
         """Mail: the call under way has ended."""
@@ -251,18 +298,25 @@ class MapBatchesOperator(Operator):
         results = list(elements_of(result, "the function of map_batches"))
         if len(results) != len(part.values):
             raise ValueError(
-                f"the function of map_batches returned {len(results)} results for {len(part.values)} elements, expected one for each, "
+                f"the function of map_batches returned {len(results)} results for "
+                f"{len(part.values)} elements, expected one for each, "
                 "in their order"
             )
         return results
 
     def _name_culprit(self, error: BaseException, part: _Gathered) -> None:
         first, last = describe_record(part.values[0]), describe_record(part.values[-1])
-        note_once(error, f"in {describe_place(self.ctx)}, at the {len(part.values)} records from {first} to {last}")
+        note_once(
+            error,
+            f"in {describe_place(self.ctx)}, at the {len(part.values)} records from {first} to "
+            f"{last}",
+        )
 
 
 class ThrottleOperator(Operator):
-    """Lets at most `n` elements pass in any stretch of time of length `per`, by each subtask; holds nothing itself."""
+    """Lets at most `n` elements pass in any stretch of time of length `per`, by each subtask;
+    holds nothing itself.
+    """
 
     def __init__(self, n: int, per: Duration = "1s") -> None:
         if type(n) is not int or n < 1:
@@ -286,7 +340,9 @@ class ThrottleOperator(Operator):
             self.availability.set_unavailable()
             if self._timer is None:
                 wait_ms = math.ceil(passed[0][0] + self._per_ms - now)
-                self._timer = self.ctx.register_processing_timer(self.ctx.processing_time() + wait_ms - 1, self._on_time)
+                self._timer = self.ctx.register_processing_timer(
+                    self.ctx.processing_time() + wait_ms - 1, self._on_time
+                )
         return max(0, room)
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:

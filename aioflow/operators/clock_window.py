@@ -1,11 +1,13 @@
-"""Tumbling and sliding windows of processing time, in the slices of `slice_window`: a batch is one fold, whoever its keys are.
+"""Tumbling and sliding windows of processing time, in the slices of `slice_window`: a batch is one
+fold, whoever its keys are.
 
-What event time is there, the clock is here: all records of a batch come at one instant, and nothing is ever late. One timer of the
-operator stands for all keys; it fires every window that has ended. Results have the time `end - 1`, and the watermark that the
-records brought is in force for them.
+What event time is there, the clock is here: all records of a batch come at one instant, and nothing
+is ever late. One timer of the operator stands for all keys; it fires every window that has ended.
+Results have the time `end - 1`, and the watermark that the records brought is in force for them.
 
-The clock may be behind after a restore, on another machine or because it had been wrong. A window that has fired stays closed, and
-none is to wait for a time that may be years away. So the operator's own time continues where it was, at the pace of the clock.
+The clock may be behind after a restore, on another machine or because it had been wrong. A window
+that has fired stays closed, and none is to wait for a time that may be years away. So the
+operator's own time continues where it was, at the pace of the clock.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ logger = logging.getLogger(__name__)
 
 
 class ClockWindowOperator(SliceWindowOperator):
-    """Emits `WindowResult(key, start, end, result)` once the clock has reached `end`, or what `window_fn` makes of it."""
+    """Emits `WindowResult(key, start, end, result)` once the clock has reached `end`, or what
+    `window_fn` makes of it.
+    """
 
     _timer: ProcessingTimeTimer | None = None
     _event_time = MIN_WATERMARK
@@ -49,7 +53,10 @@ class ClockWindowOperator(SliceWindowOperator):
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         if batch.values:
             if batch.keys is None:
-                raise StateError(f"window {self.ctx.name!r}: a batch without keys; put key_by directly before window")
+                raise StateError(
+                    f"window {self.ctx.name!r}: a batch without keys; put key_by directly before "
+                    "window"
+                )
             self._fold_by(batch)
             self._fold(self._grid.slice_start(self._now()), list(batch.keys), list(batch.values))
             if self._timer is None:
@@ -60,7 +67,10 @@ class ClockWindowOperator(SliceWindowOperator):
         return empty_batch(self._out.watermark)
 
     def finish(self) -> RecordBatch:
-        """Windows whose end no clock will reach any more fire now, in their order. What does not fit at once is pending."""
+        """Windows whose end no clock will reach any more fire now, in their order.
+
+        What does not fit at once is pending.
+        """
         return self._out.start(self._advance(MAX_WATERMARK), self._event_time)
 
     async def close(self) -> None:
@@ -69,7 +79,10 @@ class ClockWindowOperator(SliceWindowOperator):
         await super().close()
 
     def _now(self) -> int:
-        """Time of the operator. It lies in no window that has fired, even if the clock was put back a little."""
+        """Time of the operator.
+
+        It lies in no window that has fired, even if the clock was put back a little.
+        """
         now = self.ctx.processing_time() + self._lead
         return max([now, self._watermark + 1, *(reached + 1 for _, reached in self._ahead)])
 
@@ -80,7 +93,8 @@ class ClockWindowOperator(SliceWindowOperator):
         self._lead = max(0, max(reached) - self.ctx.processing_time())
         if self._lead > 0:
             logger.warning(
-                "window %r: the clock is %.1f s behind what the checkpoint had reached: its windows continue from there, at the "
+                "window %r: the clock is %.1f s behind what the checkpoint had reached: its "
+                "windows continue from there, at the "
                 "pace of the clock, so that none waits for it",
                 self.ctx.name,
                 self._lead / 1000.0,
@@ -95,7 +109,8 @@ class ClockWindowOperator(SliceWindowOperator):
             self._timer = self.ctx.register_processing_timer(end - 1 - self._lead, self._on_time)
 
     def _on_time(self, timestamp: int) -> None:
-        # While the windows before still give out their results, the timer after theirs is not registered.
+        # While the windows before still give out their results, the timer after theirs is not
+        # registered.
         self._due = timestamp + self._lead
         batch = self._out.start(self._fire_due(), self._event_time)
         if batch.values or self.has_pending:  # What gives nothing has to go on, too.

@@ -1,4 +1,7 @@
-"""Which aggregates run on columns: `count sum mean min max` of expressions, and `agg` of these. Loads no numpy before it has to."""
+"""Which aggregates run on columns: `count sum mean min max` of expressions, and `agg` of these.
+
+Loads no numpy before it has to.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,17 @@ def why_rows(aggregate: FoldingAggregate) -> str | None:
     """Why it has to see rows, as `explain()` says it; None if columns will do."""
     for part in _parts(aggregate):
         if type(part) not in _KINDS:
-            return f"{part!r} works on Python values: count sum mean min max of expressions work on columns"
+            return (
+                f"{part!r} works on Python values: count sum mean min max of expressions work on "
+                "columns"
+            )
         assert isinstance(part, BuiltIn)
         if type(part) is not Count and not is_expression(part.fn):
             of = "a function" if part.fn is not None else "whole elements"
-            return f"{part.name} is of {of}: {part.name}(af.col.<field>), or of another expression, works on columns"
+            return (
+                f"{part.name} is of {of}: {part.name}(af.col.<field>), or of another expression, "
+                "works on columns"
+            )
         if part.where is not None and not is_expression(part.where):
             return f"where= of {part.name} is a function: an expression works on columns"
     return None
@@ -39,14 +48,22 @@ def plan_columns(aggregate: FoldingAggregate) -> Plan:
     for part in _parts(aggregate):
         assert isinstance(part, BuiltIn)
         fn, where = part.fn, part.where
-        leaves.append(LeafSpec(LeafKind(_KINDS[type(part)]), fn if is_expression(fn) else None, where if is_expression(where) else None))
+        leaves.append(
+            LeafSpec(
+                LeafKind(_KINDS[type(part)]),
+                fn if is_expression(fn) else None,
+                where if is_expression(where) else None,
+            )
+        )
     return Plan(leaves, list(aggregate.parts) if isinstance(aggregate, Agg) else None)
 
 
 def fields_read(aggregate: FoldingAggregate) -> tuple[str | int, ...]:
     """The fields of an element that it reads; `why_rows` has given None."""
     parts = [part for part in _parts(aggregate) if isinstance(part, BuiltIn)]
-    return column_names(*(one for part in parts for one in (part.fn, part.where) if is_expression(one)))
+    return column_names(
+        *(one for part in parts for one in (part.fn, part.where) if is_expression(one))
+    )
 
 
 def _parts(aggregate: FoldingAggregate) -> list[FoldingAggregate]:

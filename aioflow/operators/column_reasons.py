@@ -1,4 +1,5 @@
-"""Why a step makes rows of columns, and what to write so that it does not: for `explain()`, and for who decides what a source gives.
+"""Why a step makes rows of columns, and what to write so that it does not: for `explain()`, and for
+who decides what a source gives.
 
 A reason is one clause, with the advice behind a colon. None says that columns stay columns.
 """
@@ -26,13 +27,22 @@ if TYPE_CHECKING:
 
 __all__ = ["BY_FUNCTION", "ONE_BY_ONE", "why_rows", "why_rows_for_times"]
 
-BY_FUNCTION = "the keys are given by a function: key_by(af.col.<field>), or another expression, keeps columns"
+BY_FUNCTION = (
+    "the keys are given by a function: key_by(af.col.<field>), or another expression, keeps columns"
+)
 ONE_BY_ONE = "the exchange deals records out one by one: rebalance() or rescale() keep columns"
 
 _CALLS = {
-    StatelessKind.MAP: "map calls a function: select(<name>=af.col.<field>, ...) computes on columns",
-    StatelessKind.FILTER: "filter calls a function: an expression, as filter(af.col.<field> > 0), computes on columns",
-    StatelessKind.FLAT_MAP: "flat_map gives any number of records: a union of two selects, or a filter, stays on columns",
+    StatelessKind.MAP: (
+        "map calls a function: select(<name>=af.col.<field>, ...) computes on columns"
+    ),
+    StatelessKind.FILTER: (
+        "filter calls a function: an expression, as filter(af.col.<field> > 0), computes on columns"
+    ),
+    StatelessKind.FLAT_MAP: (
+        "flat_map gives any number of records: a union of two selects, or a filter, stays on "
+        "columns"
+    ),
 }
 
 _BY_EXPRESSION = (WatermarkKind.BOUNDED, WatermarkKind.NONE)
@@ -46,12 +56,18 @@ def why_rows(operator: Operator, *, keyed_by_function: bool = False) -> str | No
     if isinstance(operator, TimestampsAndWatermarksOperator):
         return why_rows_for_times(operator.strategy)
     if isinstance(operator, SinkOperator):
-        return None if operator.sink_reads_columns else "the sink takes records: sinks of parquet and arrow take columns"
+        return (
+            None
+            if operator.sink_reads_columns
+            else "the sink takes records: sinks of parquet and arrow take columns"
+        )
     if isinstance(operator, SessionWindowOperator):
         return "sessions have no columnar form: tumbling and sliding windows of event time have"
     if isinstance(operator, ClockWindowOperator):
         return "windows of processing time have no columnar form: those of event time have"
-    if isinstance(operator, (RunningAggregateOperator, SliceWindowOperator)) and isinstance(operator.aggregate, FoldingAggregate):
+    if isinstance(operator, (RunningAggregateOperator, SliceWindowOperator)) and isinstance(
+        operator.aggregate, FoldingAggregate
+    ):
         return BY_FUNCTION if keyed_by_function else column_aggregates.why_rows(operator.aggregate)
     if isinstance(operator, WindowJoinOperator):
         return BY_FUNCTION if keyed_by_function and operator.why_rows is None else operator.why_rows
@@ -67,7 +83,10 @@ def _of_steps(operator: StatelessOperator) -> str | None:
         return None
     step = operator.steps[operator.column_steps]
     if step.kind is StatelessKind.MAP and is_expression(step.function):
-        return "map by an expression gives values, not records: select(<name>=...) gives records of columns"
+        return (
+            "map by an expression gives values, not records: select(<name>=...) gives records of "
+            "columns"
+        )
     return _CALLS[step.kind]
 
 
@@ -76,7 +95,10 @@ def why_rows_for_times(strategy: WatermarkStrategy[Any] | None) -> str | None:
     if strategy is None:
         return None
     if strategy.kind not in _BY_EXPRESSION:
-        return "its watermarks look at each record: bounded_out_of_orderness and monotonous_timestamps read columns"
+        return (
+            "its watermarks look at each record: bounded_out_of_orderness and "
+            "monotonous_timestamps read columns"
+        )
     if strategy.timestamp is not None and not is_expression(strategy.timestamp):
         return "timestamp= is a function: an expression, as af.col.<field>, reads columns"
     return None

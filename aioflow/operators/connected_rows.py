@@ -24,7 +24,9 @@ class ConnectedRowsOperator(Operator):
     inputs = 2
 
     def __init__(self, kind: StatelessKind, first: Any, second: Any) -> None:
-        self._sides = tuple(StatelessOperator([StatelessStep(kind, function)]) for function in (first, second))
+        self._sides = tuple(
+            StatelessOperator([StatelessStep(kind, function)]) for function in (first, second)
+        )
 
     def setup(self, ctx: OperatorContext) -> None:
         super().setup(ctx)

@@ -1,11 +1,14 @@
-"""The bulk form of an aggregate: one generated loop that adds a batch of records to the accumulators of their keys.
+"""The bulk form of an aggregate: one generated loop that adds a batch of records to the
+accumulators of their keys.
 
-A running or windowed aggregate spends its time in "find the accumulator of this key, change it". Here that is one Python
-loop: parts of an `agg` change the slots of one list, expressions stand in the loop as source, and so do functions that only take a
-field or the like (`operators.inlining`); others are called from it. A record costs what its functions cost and some 60 ns.
+A running or windowed aggregate spends its time in "find the accumulator of this key, change it".
+Here that is one Python loop: parts of an `agg` change the slots of one list, expressions stand in
+the loop as source, and so do functions that only take a field or the like (`operators.inlining`);
+others are called from it. A record costs what its functions cost and some 60 ns.
 
-Accumulators are plain values that the codec carries. Ownership: `add` and `fold` may change the accumulator that is in the
-table; `merge(a, b)` may change `a`, never `b`; results never share what an accumulator holds.
+Accumulators are plain values that the codec carries. Ownership: `add` and `fold` may change the
+accumulator that is in the table; `merge(a, b)` may change `a`, never `b`; results never share what
+an accumulator holds.
 """
 
 from __future__ import annotations
@@ -31,24 +34,45 @@ from aioflow.core.signatures import check_takes
 from aioflow.operators.inlining import body_of, call_again
 from aioflow.operators.plain_functions import check_without_resources, check_without_state
 
-__all__ = ["FoldingAggregate", "LoopWriter", "Selector", "UserAggregate", "as_selector", "is_mergeable"]
+__all__ = [
+    "FoldingAggregate",
+    "LoopWriter",
+    "Selector",
+    "UserAggregate",
+    "as_selector",
+    "is_mergeable",
+]
 
 Selector = Callable[[Any], Any] | Expr[Any] | None
-"""What an aggregate takes of an element: a function, an expression, or None for the element itself."""
+"""What an aggregate takes of an element: a function, an expression, or None for the element
+itself.
+"""
 
 _ABSENT: Any = object()
 
 
 def as_selector(x: Any, aggregate: str, argument: str) -> Selector:
-    """`x` if it is a function, an expression or None. Raises GraphError naming `aggregate` and `argument`."""
+    """`x` if it is a function, an expression or None.
+
+    Raises GraphError naming `aggregate` and `argument`.
+    """
     if x is None or is_expression(x):
         return x
     if isinstance(x, str):
-        raise GraphError(f"{aggregate}: {argument} is the text {x!r}; a field is named by an expression, af.col({x!r})")
+        raise GraphError(
+            f"{aggregate}: {argument} is the text {x!r}; a field is named by an expression, "
+            f"af.col({x!r})"
+        )
     if not callable(x):
-        raise GraphError(f"{aggregate}: {argument} is {with_article(type(x).__name__)}, expected a function or an expression")
+        raise GraphError(
+            f"{aggregate}: {argument} is {with_article(type(x).__name__)}, expected a function or "
+            "an expression"
+        )
     if inspect.iscoroutinefunction(x):
-        raise GraphError(f"{aggregate}: {argument} is an async function; await in a map before, and aggregate what it gives")
+        raise GraphError(
+            f"{aggregate}: {argument} is an async function; await in a map before, and aggregate "
+            "what it gives"
+        )
     check_takes(x, f"{aggregate}: {argument}", "value")
     check_without_resources(x, f"{aggregate}: {argument}")
     check_without_state(x, f"{aggregate}: {argument}")
@@ -122,9 +146,14 @@ class LoopWriter:
         return name
 
     def _guarded(
-        self, e: Expr[Any], emit: Callable[[Expr[Any]], str], slow: Callable[[Expr[Any]], Callable[[Any], Any]]
+        self,
+        e: Expr[Any],
+        emit: Callable[[Expr[Any]], str],
+        slow: Callable[[Expr[Any]], Callable[[Any], Any]],
     ) -> str:
-        """An expression in the loop, and what to do with a row of another kind or without the field."""
+        """An expression in the loop, and what to do with a row of another kind or without the
+        field.
+        """
         function = self.constant(slow(e))
         if self._kind is RowKind.ATTRIBUTES and shadowed(e):
             return f"{function}(value)"  # It looks at the class of each row.
@@ -149,8 +178,9 @@ class _Program:
 class FoldingAggregate(AggregateFunction[Any, Any, Any]):
     """Base of the aggregates that write their own loop. Subclasses say how, as source.
 
-    `initial` is the source of a new accumulator; `in_place` says that it is a container, which is changed, not replaced; `regroups`
-    that parts in one order merge to the very same in whatever grouping, which rounding forbids to sums.
+    `initial` is the source of a new accumulator; `in_place` says that it is a container, which is
+    changed, not replaced; `regroups` that parts in one order merge to the very same in whatever
+    grouping, which rounding forbids to sums.
     """
 
     initial = "None"
@@ -167,23 +197,34 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         raise AssertionError(f"{type(self).__name__} does not say how to add")
 
     def write_result(self, writer: LoopWriter, slot: str) -> str:
-        """Source of the result of the accumulator in `slot`, sharing nothing with it that can change."""
+        """Source of the result of the accumulator in `slot`, sharing nothing with it that can
+        change.
+        """
         return slot
 
     def write_merge(self, a: str, b: str) -> str | None:
-        """Source of a new accumulator: those in `a` and `b` merged, and neither changed. None: `merge` has to be called.
+        """Source of a new accumulator: those in `a` and `b` merged, and neither changed. None:
+        `merge` has to be called.
 
         `a` and `b` may stand in it more than once.
         """
         return None
 
-    def fold(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Add `values[i]` to the accumulator of `keys[i]` in `table`, in order; keys that are new get one."""
+    def fold(
+        self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]
+    ) -> None:
+        """Add `values[i]` to the accumulator of `keys[i]` in `table`, in order; keys that are
+        new get one.
+        """
         if values:
             self._program(values[0], table).fold(table, keys, values)
 
-    def running(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
-        """Like `fold`; gives `(keys[i], its result right after values[i])`: to pair them in a pass of its own would take a third more."""
+    def running(
+        self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]
+    ) -> list[tuple[Any, Any]]:
+        """Like `fold`; gives `(keys[i], its result right after values[i])`: to pair them in a
+        pass of its own would take a third more.
+        """
         if not values:
             return []
         return self._program(values[0], table).running(table, keys, values)
@@ -200,14 +241,17 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
 
     @property
     def merger(self) -> Callable[[dict[Any, Any], Iterable[tuple[Any, Any]]], None] | None:
-        """`merger(merged, items)` merges each (key, accumulator) of `items` into `merged`, behind what it holds. It changes no accumulator.
+        """`merger(merged, items)` merges each (key, accumulator) of `items` into `merged`, behind
+        what it holds. It changes no accumulator.
 
         None: they have to be merged one by one.
         """
         if "merger" not in self._cache:
             merging = self.write_merge("a", "b")
             self._cache["merger"] = None if merging is None else _make_merger(merging, repr(self))
-        made: Callable[[dict[Any, Any], Iterable[tuple[Any, Any]]], None] | None = self._cache["merger"]
+        made: Callable[[dict[Any, Any], Iterable[tuple[Any, Any]]], None] | None = self._cache[
+            "merger"
+        ]
         return made
 
     def results(self, accumulators: Iterable[Any]) -> list[Any]:
@@ -225,7 +269,11 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
     # Generated functions are made when first used and do not travel.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_functions", "_result")}
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("_functions", "_result")
+        }
 
     @property
     def _cache(self) -> dict[Any, Any]:
@@ -239,7 +287,10 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
             if name == "create":
                 source = f"def create():\n return {self.write_initial(writer)}\n"
             elif name == "results":
-                source = f"def results(accs):\n return [{self.write_result(writer, 'acc')} for acc in accs]\n"
+                source = (
+                    f"def results(accs):\n return [{self.write_result(writer, 'acc')} for acc in "
+                    "accs]\n"
+                )
             else:
                 source = f"def result(acc):\n return {self.write_result(writer, 'acc')}\n"
             function = self._cache[name] = build_function(source, name, writer.names, repr(self))
@@ -264,7 +315,11 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
             load = [f"  acc = get(key, {initial})"]
         # A dict holds what was changed; another mapping may write through, and must hear of it.
         store = [] if self.in_place and plain else ["  table[key] = acc"]
-        loop = " for key, value in zip(keys, values, strict=True):" if writer.reads_value else " for key in keys:"
+        loop = (
+            " for key, value in zip(keys, values, strict=True):"
+            if writer.reads_value
+            else " for key in keys:"
+        )
         body = [*load, *("  " + line for line in writer.lines), *store]
         source = "\n".join([
             "def fold(table, keys, values):", " get = table.get", loop, *body, "",
@@ -286,7 +341,9 @@ def _make_merger(merging: str, what: str) -> Callable[..., None]:
 
 
 class UserAggregate(FoldingAggregate):
-    """An `AggregateFunction` that a user wrote, with the same bulk form: a loop that calls its methods."""
+    """An `AggregateFunction` that a user wrote, with the same bulk form: a loop that calls its
+    methods.
+    """
 
     def __init__(self, function: AggregateFunction[Any, Any, Any]) -> None:
         self.function = function
@@ -298,7 +355,9 @@ class UserAggregate(FoldingAggregate):
     def add(self, value: Any, accumulator: Any) -> Any:
         changed = self.function.add(value, accumulator)
         if changed is None and accumulator is not None:
-            raise TypeError(f"{type(self.function).__name__}.add gave None; it must return the accumulator")
+            raise TypeError(
+                f"{type(self.function).__name__}.add gave None; it must return the accumulator"
+            )
         return changed
 
     def adder(self, value: Any) -> Callable[[Any, Any], Any]:
@@ -319,19 +378,25 @@ class UserAggregate(FoldingAggregate):
     def write_result(self, writer: LoopWriter, slot: str) -> str:
         return f"{writer.constant(self.get_result)}({slot})"
 
-    def fold(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> None:
+    def fold(
+        self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]
+    ) -> None:
         get, create, add = table.get, self.function.create_accumulator, self.add
         for key, value in zip(keys, values, strict=True):
             accumulator = get(key, _ABSENT)
             table[key] = add(value, create() if accumulator is _ABSENT else accumulator)
 
-    def running(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
+    def running(
+        self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]
+    ) -> list[tuple[Any, Any]]:
         get, create, add = table.get, self.function.create_accumulator, self.add
         get_result = self.function.get_result
         out: list[tuple[Any, Any]] = []
         for key, value in zip(keys, values, strict=True):
             accumulator = get(key, _ABSENT)
-            table[key] = accumulator = add(value, create() if accumulator is _ABSENT else accumulator)
+            table[key] = accumulator = add(
+                value, create() if accumulator is _ABSENT else accumulator
+            )
             out.append((key, get_result(accumulator)))
         return out
 
@@ -344,6 +409,8 @@ _PLAIN: dict[Any, Any] = {}
 
 
 def is_mergeable(function: AggregateFunction[Any, Any, Any]) -> bool:
-    """Whether two accumulators of `function` can be merged: `mergeable` if it says so, else whether it defines `merge`."""
+    """Whether two accumulators of `function` can be merged: `mergeable` if it says so, else
+    whether it defines `merge`.
+    """
     said = getattr(function, "mergeable", None)
     return type(function).merge is not AggregateFunction.merge if said is None else bool(said)

@@ -1,7 +1,9 @@
-"""What is wrong with a function class for all to see: a method that nobody calls, as its name is nearly that of one, or takes too little.
+"""What is wrong with a function class for all to see: a method that nobody calls, as its name is
+nearly that of one, or takes too little.
 
-A class that derives from `af.ProcessFunction` and spells `on_timer` as Flink does is a class like any other: its timers would go by in
-silence. It is an error where the method is one that must be defined, and otherwise a warning: it may be a helper of the others.
+A class that derives from `af.ProcessFunction` and spells `on_timer` as Flink does is a class like
+any other: its timers would go by in silence. It is an error where the method is one that must be
+defined, and otherwise a warning: it may be a helper of the others.
 """
 
 from __future__ import annotations
@@ -47,47 +49,82 @@ REQUIRED: dict[type, tuple[str, ...]] = {
 CHECKPOINTED: Final = ("initialize_state", "snapshot_state")
 
 NEARLY = 0.92
-"""How much of two names has to be the same, from 0 to 1: `on_timers` is nearly `on_timer`, `closed` is not nearly `close`."""
+"""How much of two names has to be the same, from 0 to 1: `on_timers` is nearly `on_timer`,
+`closed` is not nearly `close`.
+"""
 
 
 def check_function_class(function: Any) -> None:
-    """Raises GraphError for a function class, or an object of one, that cannot do what it is for, and warns of what it seems to mean.
+    """Raises GraphError for a function class, or an object of one, that cannot do what it is for,
+    and warns of what it seems to mean.
 
     What is no function class passes.
     """
     cls = function if isinstance(function, type) else type(function)
     contract = _contract(cls)
-    own = {name: method for one in reversed(cls.__mro__) if not _is_ours(one) for name, method in vars(one).items()}
+    own = {
+        name: method
+        for one in reversed(cls.__mro__)
+        if not _is_ours(one)
+        for name, method in vars(one).items()
+    }
     for name, method in own.items():
         called = contract.get(name)
-        if called and type(method) is FunctionType and (wrong := wrong_signature(method, called.__code__.co_argcount)):
+        if (
+            called
+            and type(method) is FunctionType
+            and (wrong := wrong_signature(method, called.__code__.co_argcount))
+        ):
             raise GraphError(f"{cls.__name__} has {name}{wrong}, expected {_head(called)}")
-    missing = [name for name in contract if name not in own and name not in getattr(function, "__dict__", ())]
+    missing = [
+        name
+        for name in contract
+        if name not in own and name not in getattr(function, "__dict__", ())
+    ]
     required = {name for kind, names in REQUIRED.items() if issubclass(cls, kind) for name in names}
-    # Of a class the constructor, which nobody has called so far, may yet give the object what is missing.
+    # Of a class the constructor, which nobody has called so far, may yet give the object what is
+    # missing.
     certain = not isinstance(function, type) or "__init__" not in own
     for name, method in own.items():
         if name in contract or name.startswith("_") or type(method) is not FunctionType:
             continue
         meant = _meant(name, missing)
         if meant in required and certain:
-            raise GraphError(f"{cls.__name__} must define {_head(contract[meant])}; did you mean that by {name}?")
+            raise GraphError(
+                f"{cls.__name__} must define {_head(contract[meant])}; did you mean that by {name}?"
+            )
         if meant:
-            logger.warning("%s has a method %s, which nobody calls: did you mean %s?", cls.__name__, name, _head(contract[meant]))
+            logger.warning(
+                "%s has a method %s, which nobody calls: did you mean %s?",
+                cls.__name__,
+                name,
+                _head(contract[meant]),
+            )
             missing.remove(meant)
     half = [name for name in CHECKPOINTED if name in contract and name not in missing]
     if len(half) == 1:
         (other,) = {*CHECKPOINTED} - {*half}
-        logger.warning("%s has %s and no %s: nobody calls it, and nothing of it is kept in checkpoints", cls.__name__, *half, other)
+        logger.warning(
+            "%s has %s and no %s: nobody calls it, and nothing of it is kept in checkpoints",
+            cls.__name__,
+            *half,
+            other,
+        )
 
 
 def _contract(cls: type) -> dict[str, FunctionType]:
-    """The methods that the engine calls of what derives from the classes of its own that `cls` derives from."""
+    """The methods that the engine calls of what derives from the classes of its own that `cls`
+    derives from.
+    """
     ours = [one for one in cls.__mro__ if _is_ours(one)]
     if any(issubclass(one, Function) for one in ours):
         ours.append(CheckpointedFunction)
     methods = {name: method for one in reversed(ours) for name, method in vars(one).items()}
-    return {name: method for name, method in methods.items() if type(method) is FunctionType and not name.startswith("_")}
+    return {
+        name: method
+        for name, method in methods.items()
+        if type(method) is FunctionType and not name.startswith("_")
+    }
 
 
 def _is_ours(cls: type) -> bool:
@@ -95,7 +132,9 @@ def _is_ours(cls: type) -> bool:
 
 
 def _meant(name: str, missing: list[str]) -> str:
-    """The one of `missing` that is spelled like `name` but for underscores and case, or with a letter more or less; empty if none is."""
+    """The one of `missing` that is spelled like `name` but for underscores and case, or with a
+    letter more or less; empty if none is.
+    """
     for one in missing:
         if _letters(one) == _letters(name):
             return one

@@ -1,4 +1,7 @@
-"""A function of one element as a sink: at-least-once, in order. A coroutine function is awaited one element at a time."""
+"""A function of one element as a sink: at-least-once, in order.
+
+A coroutine function is awaited one element at a time.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +28,39 @@ __all__ = ["FunctionSink", "as_sink", "calling"]
 
 
 def as_sink(what: Any) -> Sink[Any]:
-    """What `stream.sink(what)` writes to. Raises GraphError for what is neither a Sink nor a function."""
+    """What `stream.sink(what)` writes to.
+
+    Raises GraphError for what is neither a Sink nor a function.
+    """
     called = isinstance(what, type) and any("__call__" in vars(base) for base in what.__mro__)
     by_class = isinstance(what, type) and _is_function_class(what)
     # It has the methods, but of no instance: an element would be given to the constructor.
     if isinstance(what, type) and (isinstance(what, Sink) or (called and not by_class)):
-        raise GraphError(f"sink() got the class {what.__name__}, expected an instance: add the parentheses, {what.__name__}(...)")
+        raise GraphError(
+            f"sink() got the class {what.__name__}, expected an instance: add the parentheses, "
+            f"{what.__name__}(...)"
+        )
     if isinstance(what, Sink):
         check_without_state(what, "sink(): the writers of a Sink have its state")
         return what
-    if inspect.isfunction(what) and what.__module__.startswith("aioflow.io."):  # It would be called with each element, and make a sink.
-        raise GraphError(f"sink() got the function {what.__name__}, expected what it makes: add the parentheses, {what.__name__}(...)")
+    if inspect.isfunction(what) and what.__module__.startswith(
+        "aioflow.io."
+    ):  # It would be called with each element, and make a sink.
+        raise GraphError(
+            f"sink() got the function {what.__name__}, expected what it makes: add the "
+            f"parentheses, {what.__name__}(...)"
+        )
     if by_class and not called:
-        raise GraphError(f"sink() got the class {what.__name__}, which has no method __call__(self, value)")
+        raise GraphError(
+            f"sink() got the class {what.__name__}, which has no method __call__(self, value)"
+        )
     if callable(what):
         if not by_class:
             check_takes(what, "sink()", "value")
         return FunctionSink(what)
-    raise GraphError(f"sink() takes a Sink or a function of one element, got {type(what).__name__}: {what!r}")
+    raise GraphError(
+        f"sink() takes a Sink or a function of one element, got {type(what).__name__}: {what!r}"
+    )
 
 
 def calling(function: Callable[[Any], Any]) -> SinkOperator:
@@ -56,7 +74,9 @@ def _is_function_class(given: type) -> bool:
 
 
 class FunctionSink:
-    """Calls `function(value)` for each element, in the process that runs the flow: it may close over what the program looks at."""
+    """Calls `function(value)` for each element, in the process that runs the flow: it may close
+    over what the program looks at.
+    """
 
     stays_here = True
     slow_remedy = CHEAPER_OR_ASYNC
@@ -72,9 +92,14 @@ class FunctionSink:
 
     def writer(self, ctx: OperatorContext) -> SinkWriter[Any]:
         asynchronous = inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(
-            getattr(self._function, "__call__", None)  # noqa: B004  # Not whether it can be called, but how.
+            # Not whether it can be called, but how.
+            getattr(self._function, "__call__", None)  # noqa: B004
         )
-        return _AwaitingWriter(self._function, ctx) if asynchronous else _CallingWriter(self._function, ctx)
+        return (
+            _AwaitingWriter(self._function, ctx)
+            if asynchronous
+            else _CallingWriter(self._function, ctx)
+        )
 
     def committer(self) -> Committer | None:
         return None
@@ -96,7 +121,9 @@ class _CallingWriter:
 
     async def open(self) -> None:
         await self._function.open(self._ctx)
-        self._first = FirstResult(self._function.call, f"operator {self._ctx.name!r}: the function of sink")
+        self._first = FirstResult(
+            self._function.call, f"operator {self._ctx.name!r}: the function of sink"
+        )
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
         call = self._function.call if self._first.seen else self._first
@@ -120,7 +147,9 @@ class _CallingWriter:
 
 
 class _AwaitingWriter(_CallingWriter):
-    """Keeps the elements of a batch and awaits the function for each in `flush`; takes no more meanwhile."""
+    """Keeps the elements of a batch and awaits the function for each in `flush`; takes no more
+    meanwhile.
+    """
 
     def __init__(self, function: Callable[[Any], Any], ctx: OperatorContext) -> None:
         super().__init__(function, ctx)
@@ -142,5 +171,7 @@ class _AwaitingWriter(_CallingWriter):
                 await call(value)
                 check_own_task()
             except BaseException as error:
-                note_once(error, f"in {describe_place(self._ctx)}, at record {describe_record(value)}")
+                note_once(
+                    error, f"in {describe_place(self._ctx)}, at record {describe_record(value)}"
+                )
                 raise

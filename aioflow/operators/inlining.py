@@ -1,14 +1,17 @@
 """The body of a small user function as source, for the loops that are generated around it.
 
-Half of what `lambda e: e.user` costs a record is the call. `body_of` gives what such a function computes as source over any variable, if
-it is one expression of operators, fields, items, constants and displays of its only parameter: no call, no name from elsewhere, no
-branch. So nothing can change between two records, and nothing but its own operators is run.
+Half of what `lambda e: e.user` costs a record is the call. `body_of` gives what such a function
+computes as source over any variable, if it is one expression of operators, fields, items, constants
+and displays of its only parameter: no call, no name from elsewhere, no branch. So nothing can
+change between two records, and nothing but its own operators is run.
 
-The source is read off the bytecode, and believed only if compiling it gives that very bytecode and those very constants again. So
-what this interpreter compiles otherwise than expected is called as before, and nothing else depends on its version.
+The source is read off the bytecode, and believed only if compiling it gives that very bytecode and
+those very constants again. So what this interpreter compiles otherwise than expected is called as
+before, and nothing else depends on its version.
 
-Where a debugger, a profiler or a coverage tool watches while the loop is made, nothing is inlined: it would not see the function. When a
-loop fails in an inlined body, the function is called after all (`failure_of`, `call_again`), so that its own frame is in the traceback.
+Where a debugger, a profiler or a coverage tool watches while the loop is made, nothing is inlined:
+it would not see the function. When a loop fails in an inlined body, the function is called after
+all (`failure_of`, `call_again`), so that its own frame is in the traceback.
 """
 
 from __future__ import annotations
@@ -40,7 +43,10 @@ _CONSTANTS = (int, float, str, bytes, bool, type(None), tuple)
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """An expression over one variable. `over("v")` is its source, in parentheses where it needs them."""
+    """An expression over one variable.
+
+    `over("v")` is its source, in parentheses where it needs them.
+    """
 
     pieces: tuple[str, ...]
     """The text between the places of the variable."""
@@ -69,7 +75,9 @@ def body_of(function: Any) -> Body | None:
 
 
 def as_getter(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`function`, or one in C that gives the same: for `map`, to which a function of Python is a frame for each element."""
+    """`function`, or one in C that gives the same: for `map`, to which a function of Python is a
+    frame for each element.
+    """
     body = body_of(function)
     if body is None or type(function) is not FunctionType:
         return function
@@ -79,7 +87,9 @@ def as_getter(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def failure_of(function: Callable[[Any], Any], value: Any, error: Exception) -> Exception:
-    """`error`, raised by the body of `function` in a loop, as `function` itself raises it for `value`; else as it is."""
+    """`error`, raised by the body of `function` in a loop, as `function` itself raises it for
+    `value`; else as it is.
+    """
     try:
         function(value)
     except type(error) as again:
@@ -90,7 +100,9 @@ def failure_of(function: Callable[[Any], Any], value: Any, error: Exception) -> 
 
 
 def call_again(function: Callable[[Any], Any], value: Any) -> Any:
-    """What `function` gives, or its own error, to be called where its body has failed: that error is not told as another one."""
+    """What `function` gives, or its own error, to be called where its body has failed: that
+    error is not told as another one.
+    """
     try:
         return function(value)
     except Exception as error:
@@ -99,16 +111,26 @@ def call_again(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _is_watched() -> bool:
-    """Whether a tool looks at what is called. From Python 3.12 on it may do so by `sys.monitoring`."""
+    """Whether a tool looks at what is called.
+
+    From Python 3.12 on it may do so by `sys.monitoring`.
+    """
     if sys.gettrace() is not None or sys.getprofile() is not None:
         return True
     monitoring: Any = getattr(sys, "monitoring", None)
-    return monitoring is not None and any(monitoring.get_tool(number) is not None for number in range(TOOLS))
+    return monitoring is not None and any(
+        monitoring.get_tool(number) is not None for number in range(TOOLS)
+    )
 
 
 def _function_body(function: FunctionType) -> Body | None:
     code = function.__code__
-    if code.co_argcount != 1 or code.co_nlocals != 1 or code.co_kwonlyargcount or code.co_flags & _VARARGS:
+    if (
+        code.co_argcount != 1
+        or code.co_nlocals != 1
+        or code.co_kwonlyargcount
+        or code.co_flags & _VARARGS
+    ):
         return None
     body = _read(code)
     if body is None or not _same(code, body, code.co_varnames[0]):
@@ -144,7 +166,9 @@ def _read(code: CodeType) -> Body | None:
             left = stack.pop()
             if name == "BINARY_SUBSCR":
                 made = _joined("", left, "[", right, "]")
-            elif (name == "BINARY_OP" and shown in _BINARY) or (name == "COMPARE_OP" and shown in _COMPARED):
+            elif (name == "BINARY_OP" and shown in _BINARY) or (
+                name == "COMPARE_OP" and shown in _COMPARED
+            ):
                 made = _joined("(", left, f" {shown} ", right, ")")
             elif name == "IS_OP":
                 made = _joined("(", left, " is not " if given else " is ", right, ")")
@@ -179,14 +203,20 @@ def _display(members: tuple[Body, ...], opening: str) -> Body:
 def _same(code: CodeType, body: Body, parameter: str) -> bool:
     """Whether the source of `body` compiles to what it was read off."""
     try:
-        lambda_of = eval(compile(f"lambda {parameter}: {body.over(parameter)}", "<aioflow inlined body>", "eval"), {})
+        lambda_of = eval(
+            compile(
+                f"lambda {parameter}: {body.over(parameter)}", "<aioflow inlined body>", "eval"
+            ),
+            {},
+        )
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     made: CodeType = lambda_of.__code__
     return (
         made.co_code == code.co_code
         and made.co_names == code.co_names
-        and [(type(one), repr(one)) for one in made.co_consts] == [(type(one), repr(one)) for one in code.co_consts]
+        and [(type(one), repr(one)) for one in made.co_consts]
+        == [(type(one), repr(one)) for one in code.co_consts]
     )
 
 
@@ -202,5 +232,8 @@ def _getter_body(getter: Any) -> Body | None:
 
 
 def _is_attribute(name: str) -> bool:
-    """Whether `.name` is source for that very attribute. A keyword is none, and of other letters Python makes their plain forms."""
+    """Whether `.name` is source for that very attribute.
+
+    A keyword is none, and of other letters Python makes their plain forms.
+    """
     return name.isascii() and name.isidentifier() and not iskeyword(name)

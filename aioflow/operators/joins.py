@@ -1,9 +1,11 @@
-"""Joins of two keyed streams: by window (`join`, `co_group`) and by distance in event time (`interval_join`).
+"""Joins of two keyed streams: by window (`join`, `co_group`) and by distance in event time
+(`interval_join`).
 
-A co-group is a window over the tagged union of both inputs: an element is held as (input, value), in order of arrival. The window join of
-pairs, which may hold columns instead, has a module of its own, `window_join`.
-An interval join holds, for each key and side, the elements that may still find a partner, sorted by time. In both, the
-batches' watermarks are the operator's own, the minimum over its inputs, and late elements are counted, not kept.
+A co-group is a window over the tagged union of both inputs: an element is held as (input, value),
+in order of arrival. The window join of pairs, which may hold columns instead, has a module of its
+own, `window_join`. An interval join holds, for each key and side, the elements that may still find
+a partner, sorted by time. In both, the batches' watermarks are the operator's own, the minimum over
+its inputs, and late elements are counted, not kept.
 """
 
 from __future__ import annotations
@@ -40,10 +42,14 @@ if TYPE_CHECKING:
 __all__ = ["PROGRESS", "CoGroupOperator", "IntervalJoinContext", "IntervalJoinOperator"]
 
 COLUMNS = f"{INTERNAL_PREFIX}join-columns"
-"""Name of the table of chunks, see `columns.join_sides`: bytes under made-up ints, which nobody is to see as keys."""
+"""Name of the table of chunks, see `columns.join_sides`: bytes under made-up ints, which nobody
+is to see as keys.
+"""
 
 PROGRESS = f"{INTERNAL_PREFIX}join-progress"
-"""Name of the union list state of (first key group, last key group, until, records that have come) of each subtask, see `window_join`."""
+"""Name of the union list state of (first key group, last key group, until, records that have
+come) of each subtask, see `window_join`.
+"""
 
 ROWS_MAX = 1_024
 """Windows to which rows made of columns are added before somebody else has a turn."""
@@ -53,7 +59,9 @@ BUFFERS = ("interval-join-left", "interval-join-right")
 
 
 class CoGroupOperator(WindowOperator):
-    """`fn(key, lefts, rights)` gives the results of a key and window in which at least one side has an element."""
+    """`fn(key, lefts, rights)` gives the results of a key and window in which at least one side
+    has an element.
+    """
 
     inputs = 2
 
@@ -71,7 +79,13 @@ class CoGroupOperator(WindowOperator):
     ) -> None:
         if isinstance(assigner, SessionWindows) and callable(assigner.gap):
             assigner = SessionWindows(_UntaggedGap(assigner.gap), assigner.is_event_time)
-        super().__init__(assigner, process=self._join_elements, trigger=trigger, evictor=evictor, lateness_ms=lateness_ms)
+        super().__init__(
+            assigner,
+            process=self._join_elements,
+            trigger=trigger,
+            evictor=evictor,
+            lateness_ms=lateness_ms,
+        )
         self._met = KeysMet()
         self._function = UserFunction(function, "apply")
         self._functions.append(self._function)
@@ -93,7 +107,9 @@ class CoGroupOperator(WindowOperator):
         if self._met.is_open:
             self._met.see(index, batch.keys, self.ctx.name)
         tagged = [(index, value) for value in batch.values]
-        return self.process_batch(RecordBatch(tagged, batch.timestamps, batch.keys, batch.watermarks, batch.watermark))
+        return self.process_batch(
+            RecordBatch(tagged, batch.timestamps, batch.keys, batch.watermarks, batch.watermark)
+        )
 
     def _join_elements(self, key: Any, ctx: Any, elements: list[tuple[int, Any]]) -> Iterable[Any]:
         lefts = [value for index, value in elements if index == 0]
@@ -103,32 +119,48 @@ class CoGroupOperator(WindowOperator):
     def _apply(self, key: Any, lefts: list[Any], rights: list[Any]) -> Iterable[Any]:
         return elements_of(self._function.call(key, lefts, rights), f"co_group {self.ctx.name!r}")
 
-    # What a join has held on columns, see `window_join`: state is that of either, and here it is of rows.
+    # What a join has held on columns, see `window_join`: state is that of either, and here it is of
+    # rows.
 
     def _restore_columns(self) -> None:
         own = self._state.key_group_range
-        found = [(own.intersection(KeyGroupRange(first, last)), until, arrived) for first, last, until, arrived in self._progress.get()]
+        found = [
+            (own.intersection(KeyGroupRange(first, last)), until, arrived)
+            for first, last, until, arrived in self._progress.get()
+        ]
         chunks = self._chunks.namespaces()
         if self._assigner.is_merging and chunks:
             raise StateError(
-                f"join {self.ctx.name!r}: its state is of windows that are no sessions, which session windows cannot go on with: "
+                f"join {self.ctx.name!r}: its state is of windows that are no sessions, which "
+                "session windows cannot go on with: "
                 "give it another uid, or the windows that it had"
             )
         if chunks and find_spec("numpy") is None:
             raise StateError(
-                f"join {self.ctx.name!r}: its state holds columns, and numpy is not installed here: pip install 'aioflow[columns]'"
+                f"join {self.ctx.name!r}: its state holds columns, and numpy is not installed "
+                "here: pip install 'aioflow[columns]'"
             )
         self._arrived = max((arrived for _, _, arrived in found), default=0)
-        self._take_over(chunks, [(groups, until) for groups, until, _ in found if groups is not None])
+        self._take_over(
+            chunks, [(groups, until) for groups, until, _ in found if groups is not None]
+        )
 
     def _take_over(self, chunks: list[Any], shares: list[tuple[KeyGroupRange, int]]) -> None:
-        """Make rows of all `chunks`. `shares`: key groups, and the end up to which their windows are of rows already, or have fired."""
+        """Make rows of all `chunks`.
+
+        `shares`: key groups, and the end up to which their windows are of rows already, or have
+        fired.
+        """
         self._take_as_rows(chunks, shares, MAX_WATERMARK)
         for namespace in chunks:
             self._chunks.drop(namespace)
 
-    def _take_as_rows(self, chunks: list[Any], shares: list[tuple[KeyGroupRange, int]], until: int) -> None:
-        """Chunks of the key groups in `shares` become rows, in windows behind what each group had reached, and not behind `until`."""
+    def _take_as_rows(
+        self, chunks: list[Any], shares: list[tuple[KeyGroupRange, int]], until: int
+    ) -> None:
+        """Chunks of the key groups in `shares` become rows, in windows behind what each group
+        had reached, and not behind `until`.
+        """
         if not chunks:
             return
         from aioflow.columns.join_sides import rows_of
@@ -141,18 +173,25 @@ class CoGroupOperator(WindowOperator):
                 group = key_group(key, state.max_parallelism)
                 reached = [end for groups, end in shares if group in groups]
                 if reached:
-                    rows.setdefault(tuple(windows), []).extend(rows_of(content, state.codec, side, start, max(reached)))
+                    rows.setdefault(tuple(windows), []).extend(
+                        rows_of(content, state.codec, side, start, max(reached))
+                    )
         for windows, found in rows.items():
             found.sort(key=itemgetter(0))
             for _ in self._add_rows(found, SliceGrid(*windows), until):
                 pass
 
     def _add_rows(self, rows: Iterable[Row], grid: SliceGrid, until: int) -> Iterator[None]:
-        """Add records to those of their windows, of `grid`, that end behind what each says, and not behind `until`."""
+        """Add records to those of their windows, of `grid`, that end behind what each says, and
+        not behind `until`.
+        """
         state, rest = self._state, ROWS_MAX
         for _, side, start, key, value, behind in rows:
             state.set_current_key(key)
-            end, last = max(grid.first_end(start), grid.next_end(behind - 1)), min(grid.last_end(start), until)
+            end, last = (
+                max(grid.first_end(start), grid.next_end(behind - 1)),
+                min(grid.last_end(start), until),
+            )
             while end <= last:
                 window = TimeWindow(end - grid.size, end)
                 self._add_to_window(key, (side, value), start, window, tuple(window))
@@ -187,10 +226,12 @@ class IntervalJoinContext(OperatorProcessContext):
 
 
 class IntervalJoinOperator(Operator):
-    """Pairs with `left + lower <= right <= left + upper` of their timestamps, bounds in ms and included.
+    """Pairs with `left + lower <= right <= left + upper` of their timestamps, bounds in ms and
+    included.
 
-    `fn(left, right, ctx)` gives the results of one pair, at the larger of the two timestamps, when the second of them comes.
-    Partners of one element come in order of their time, then of arrival. Event time only.
+    `fn(left, right, ctx)` gives the results of one pair, at the larger of the two timestamps, when
+    the second of them comes. Partners of one element come in order of their time, then of arrival.
+    Event time only.
     """
 
     inputs = 2
@@ -203,10 +244,13 @@ class IntervalJoinOperator(Operator):
 
     def __init__(self, function: Any, lower_ms: int, upper_ms: int) -> None:
         if lower_ms > upper_ms:
-            raise GraphError(f"interval_join: lower is {lower_ms} ms, expected at most upper, {upper_ms} ms")
+            raise GraphError(
+                f"interval_join: lower is {lower_ms} ms, expected at most upper, {upper_ms} ms"
+            )
         self._met = KeysMet()
         self._function = UserFunction(function, "process_element")
-        # Relative to the element that comes: where its partners on the other side are, and how long it may still meet one.
+        # Relative to the element that comes: where its partners on the other side are, and how long
+        # it may still meet one.
         self._bounds = ((lower_ms, upper_ms), (-upper_ms, -lower_ms))
         self._kept_for = (max(0, upper_ms), max(0, -lower_ms))
 
@@ -219,9 +263,13 @@ class IntervalJoinOperator(Operator):
         self._state = require_keyed(ctx.keyed_state, ctx.name)
         if not ctx.has_event_time:
             raise StateError(
-                f"interval_join {ctx.name!r}: no watermark strategy upstream; give watermarks= to the sources: it joins by event time"
+                f"interval_join {ctx.name!r}: no watermark strategy upstream; give watermarks= to "
+                "the sources: it joins by event time"
             )
-        self._buffers = (self._state.table(BUFFERS[0], transient=True), self._state.table(BUFFERS[1], transient=True))
+        self._buffers = (
+            self._state.table(BUFFERS[0], transient=True),
+            self._state.table(BUFFERS[1], transient=True),
+        )
         self._timers = ctx.timer_service(TIMERS, self._clean, self._clean)
         self._join_ctx = IntervalJoinContext(ctx, self._state, self._timers)
         self._late_dropped = ctx.runtime.metrics.counter("numLateRecordsDropped")
@@ -236,7 +284,8 @@ class IntervalJoinOperator(Operator):
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
         if batch.values and (batch.keys is None or batch.timestamps is None):
             raise StateError(
-                f"interval_join {self.ctx.name!r}: a batch without {'timestamps' if batch.keys else 'keys'}; both inputs need "
+                f"interval_join {self.ctx.name!r}: a batch without "
+                f"{'timestamps' if batch.keys else 'keys'}; both inputs need "
                 "key_by directly before it and a watermark strategy upstream"
             )
         if self._met.is_open:
@@ -256,7 +305,12 @@ class IntervalJoinOperator(Operator):
         return self._out.resume(max_records)
 
     def _run(self, index: int, batch: RecordBatch) -> Iterator[None]:
-        keys, timestamps, watermarks, out = batch.keys, batch.timestamps, batch.watermarks, self._out
+        keys, timestamps, watermarks, out = (
+            batch.keys,
+            batch.timestamps,
+            batch.watermarks,
+            self._out,
+        )
         timers, state = self._timers, self._state
         for i, value in enumerate(batch.values):
             assert keys is not None and timestamps is not None  # Checked in process_input.
@@ -266,7 +320,9 @@ class IntervalJoinOperator(Operator):
                 self._late_dropped.inc(1)
                 continue
             state.set_current_key(keys[i])
-            for left, right, left_time, right_time in self._pairs(index, keys[i], value, timestamps[i]):
+            for left, right, left_time, right_time in self._pairs(
+                index, keys[i], value, timestamps[i]
+            ):
                 self._join(left, right, left_time, right_time)
                 out.tried()
                 if out.full:
@@ -278,8 +334,12 @@ class IntervalJoinOperator(Operator):
         if batch.watermark > timers.current_watermark:
             yield from self._advance(batch.watermark)
 
-    def _pairs(self, index: int, key: Any, value: Any, time: int) -> Iterator[tuple[Any, Any, int, int]]:
-        """The pairs that an element makes with what the other side holds, as (left, right, left time, right time)."""
+    def _pairs(
+        self, index: int, key: Any, value: Any, time: int
+    ) -> Iterator[tuple[Any, Any, int, int]]:
+        """The pairs that an element makes with what the other side holds, as (left, right, left
+        time, right time).
+        """
         held = self._buffers[1 - index].peek(None).get(key)
         if held is None:
             return
@@ -298,11 +358,17 @@ class IntervalJoinOperator(Operator):
         ctx.timestamp, ctx.left_timestamp, ctx.right_timestamp = timestamp, left_time, right_time
         ctx.watermark = watermark
         try:
-            for row in elements_of(self._function.call(left, right, ctx), f"interval_join {self.ctx.name!r}"):
+            for row in elements_of(
+                self._function.call(left, right, ctx), f"interval_join {self.ctx.name!r}"
+            ):
                 add(row, timestamp, watermark)
         except BaseException as error:
             pair = f"{describe_record(left)} and {describe_record(right)}"
-            note_once(error, f"in {describe_place(self.ctx)}, at {pair} of key {describe_record(self._state.current_key)}")
+            note_once(
+                error,
+                f"in {describe_place(self.ctx)}, at {pair} of key "
+                f"{describe_record(self._state.current_key)}",
+            )
             raise
 
     def _keep(self, index: int, key: Any, value: Any, time: int) -> None:
@@ -316,7 +382,10 @@ class IntervalJoinOperator(Operator):
         self._timers.register_event_time_timer(key, index, time + self._kept_for[index])
 
     def _advance(self, watermark: int) -> Iterator[None]:
-        """Forget what finds no partner from `watermark` on. It gives no output, however much it is."""
+        """Forget what finds no partner from `watermark` on.
+
+        It gives no output, however much it is.
+        """
         pop_due, out = self._timers.pop_due, self._out
         while (timer := pop_due(watermark)) is not None:
             self._clean(*timer)
@@ -329,8 +398,8 @@ class IntervalJoinOperator(Operator):
     def _clean(self, time: int, key: Any, index: int) -> None:
         """What was kept up to `time` on side `index` can find no partner any more.
 
-        It goes once it is half of what is held, which costs the same for each element however many a key has; no element that comes
-        lies near enough to meet it before.
+        It goes once it is half of what is held, which costs the same for each element however many
+        a key has; no element that comes lies near enough to meet it before.
         """
         buffer = self._buffers[index]
         table = buffer.of_key(None, key)

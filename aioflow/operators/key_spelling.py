@@ -1,9 +1,10 @@
-"""Which spelling of a key is shown: keys that are equal in Python are one key, and the first spelling that came stands for all.
+"""Which spelling of a key is shown: keys that are equal in Python are one key, and the first
+spelling that came stands for all.
 
-True, 1, 1.0 and Decimal(1) are one key. Where the types that were seen have one spelling for each value, as nearly always, there
-is nothing to do but to look at them: about 15 ns a record. Where they have several, the first of each key is remembered for as long
-as state holds the key. A checkpoint says whether there were several, so that restored keys stay as they
-were spelled.
+True, 1, 1.0 and Decimal(1) are one key. Where the types that were seen have one spelling for each
+value, as nearly always, there is nothing to do but to look at them: about 15 ns a record. Where
+they have several, the first of each key is remembered for as long as state holds the key. A
+checkpoint says whether there were several, so that restored keys stay as they were spelled.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ SEVERAL: ListStateDescriptor[bool] = ListStateDescriptor("several-key-spellings"
 may but texts, bytes and ints."""
 
 REMEMBERED_MAX = 100_000
-"""How many keys are remembered before those are forgotten that state holds no more; of twice as many as it held, if that is more."""
+"""How many keys are remembered before those are forgotten that state holds no more; of twice as
+many as it held, if that is more.
+"""
 
 
 class KeySpelling:
@@ -57,10 +60,15 @@ class KeySpelling:
         """Whether `keys`, like all before them, are shown as they are."""
         types = self._types
         types.update(map(type, keys))
-        return self._first is None and types <= _ONE_SPELLING and not (int in types and bool in types)
+        return (
+            self._first is None and types <= _ONE_SPELLING and not (int in types and bool in types)
+        )
 
     def shown(self, keys: list[Any], known: Iterable[Any]) -> list[Any]:
-        """`keys`, each as it was first spelled. `known` gives the keys of all batches before this one, as state holds them."""
+        """`keys`, each as it was first spelled.
+
+        `known` gives the keys of all batches before this one, as state holds them.
+        """
         first = self._first
         if first is None:
             types, found = self._types, list(map(type, keys))
@@ -71,7 +79,9 @@ class KeySpelling:
                 types.update(found)
             if tuple in types:
                 types.discard(tuple)
-                types.update(map(type, chain.from_iterable(key for key in keys if type(key) is tuple)))
+                types.update(
+                    map(type, chain.from_iterable(key for key in keys if type(key) is tuple))
+                )
             if types <= _ONE_SPELLING and not (int in types and bool in types):
                 return keys
             first = self._remember(known)

@@ -1,6 +1,7 @@
 """map, filter and flat_map directly after `key_by`, whose function class uses keyed state.
 
-One step, never fused: the current key is set before each record, so a stateless loop would gain nothing. What goes out is keyed no more.
+One step, never fused: the current key is set before each record, so a stateless loop would gain
+nothing. What goes out is keyed no more.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ __all__ = ["KeyedRowsOperator"]
 
 
 class KeyedRowsOperator(Operator):
-    """A `MapFunction`, `FilterFunction` or `FlatMapFunction` (or a plain function) with the key of each record set."""
+    """A `MapFunction`, `FilterFunction` or `FlatMapFunction` (or a plain function) with the key
+    of each record set.
+    """
 
     def __init__(self, kind: StatelessKind | str, function: Any) -> None:
         self._kind = StatelessKind(kind)
@@ -42,7 +45,10 @@ class KeyedRowsOperator(Operator):
         if not values:
             return RecordBatch([], None, None, None, batch.watermark)
         if keys is None:
-            raise AssertionError(f"operator {self.ctx.name!r} got a batch without keys: the edge before it must be keyed")
+            raise AssertionError(
+                f"operator {self.ctx.name!r} got a batch without keys: the edge before it must be "
+                "keyed"
+            )
         call, keyed, kind = self._user.call, self._keyed, self._kind
         out: list[Any] = []
         origin: list[int] = []
@@ -55,14 +61,22 @@ class KeyedRowsOperator(Operator):
                     out.append(result)
                 elif kind is StatelessKind.FLAT_MAP:
                     before = len(out)
-                    out.extend(result if type(result) in PLAIN_RESULTS else elements_of(result, self._described()))
+                    out.extend(
+                        result
+                        if type(result) in PLAIN_RESULTS
+                        else elements_of(result, self._described())
+                    )
                     origin += [i] * (len(out) - before)
                 elif result:
                     out.append(value)
                     origin.append(i)
         except BaseException as error:
             place = describe_place(self.ctx)
-            note_once(error, f"in {place}, at record {describe_record(values[i])} of key {describe_record(keys[i])}")
+            note_once(
+                error,
+                f"in {place}, at record {describe_record(values[i])} of key "
+                f"{describe_record(keys[i])}",
+            )
             raise
         finally:
             keyed.current_key = NO_KEY

@@ -1,7 +1,8 @@
 """Whether the keys of the two sides of a join can be equal at all.
 
-Numbers that are text on one side meet nothing, and a join of which nothing comes looks like one that has nothing to join. So the first key
-of each side is looked at, and no other. It is a warning and no error: the next keys may be of other types.
+Numbers that are text on one side meet nothing, and a join of which nothing comes looks like one
+that has nothing to join. So the first key of each side is looked at, and no other. It is a warning
+and no error: the next keys may be of other types.
 """
 
 from __future__ import annotations
@@ -28,11 +29,17 @@ KINDS: dict[type, str] = {
     timedelta: "a timedelta",
     UUID: "a UUID",
 }
-"""Types of which no key equals one of another kind. Of others, as those of a program, nobody knows."""
+"""Types of which no key equals one of another kind.
+
+Of others, as those of a program, nobody knows.
+"""
 
 
 class KeysMet:
-    """The first key of each side of one subtask. `is_open` until both are known: ask before each batch."""
+    """The first key of each side of one subtask.
+
+    `is_open` until both are known: ask before each batch.
+    """
 
     __slots__ = ("_first", "is_open")
 
@@ -52,7 +59,8 @@ class KeysMet:
         found = _difference(left, right)
         if found is not None:
             logger.warning(
-                "operator %r: nothing may ever meet: the first key of the left, %s, is %s, and that of the right, %s, is %s; make them "
+                "operator %r: nothing may ever meet: the first key of the left, %s, is %s, and "
+                "that of the right, %s, is %s; make them "
                 "alike, as with af.col.user.cast(str) or str(row.user)",
                 operator,
                 describe_record(left),
@@ -67,6 +75,13 @@ def _difference(left: Any, right: Any) -> tuple[str, str] | None:
     if isinstance(left, tuple) and isinstance(right, tuple):
         if len(left) != len(right):
             return f"a tuple of {len(left)}", f"one of {len(right)}"
-        return next((found for pair in zip(left, right, strict=True) if (found := _difference(*pair)) is not None), None)
+        return next(
+            (
+                found
+                for pair in zip(left, right, strict=True)
+                if (found := _difference(*pair)) is not None
+            ),
+            None,
+        )
     kinds = ["a tuple" if isinstance(one, tuple) else KINDS.get(type(one)) for one in (left, right)]
     return (kinds[0], kinds[1]) if kinds[0] and kinds[1] and kinds[0] != kinds[1] else None

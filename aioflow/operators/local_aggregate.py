@@ -1,22 +1,28 @@
-"""Aggregation before a keyed exchange: of a batch, one record goes to the window for each key, and stands for the others.
+"""Aggregation before a keyed exchange: of a batch, one record goes to the window for each key, and
+stands for the others.
 
-The best element of a window is the best of the best elements of its batches; so with a maximum, and what came first or last. Where
-a batch holds few keys, whoever deals records out folds it by the very aggregate of the window, and sends what the accumulators
-hold: that is written, read and folded again once a key instead of once a record. It is Flink's local aggregation, without a buffer
-and without a second kind of record: what is sent is added as any other record is, and state knows nothing of it.
+The best element of a window is the best of the best elements of its batches; so with a maximum, and
+what came first or last. Where a batch holds few keys, whoever deals records out folds it by the
+very aggregate of the window, and sends what the accumulators hold: that is written, read and folded
+again once a key instead of once a record. It is Flink's local aggregation, without a buffer and
+without a second kind of record: what is sent is added as any other record is, and state knows
+nothing of it.
 
 Invariants: the results are the same, and in the same order.
 
-* A batch is folded only if it lies in one slice and no window of that slice ends within it. So all of its records are live or all
-  are late, wherever the window is, and those that are sent may all see the watermark that was in force before the first of them.
+* A batch is folded only if it lies in one slice and no window of that slice ends within it. So all
+  of its records are live or all are late, wherever the window is, and those that are sent may all
+  see the watermark that was in force before the first of them.
 * Keys come in the order of their first record, as does what the window gives out.
-* The aggregate gives the same wherever batches are cut. A sum does not, not even of a batch of ints: behind a float of another batch
-  each addition rounds.
-* Nothing is left out of which somebody would hear: with allowed lateness each late record would give a result of its own, and late
-  elements may be read. `numLateRecordsDropped` counts what was sent.
-* What is best is compared by a type that is ordered from end to end (`_ORDERED`), as far as what is held shows it.
-* The functions of the aggregate only compute (`inlining`). Where one fails, the records go as they are, and the window names the
-  one to blame.
+* The aggregate gives the same wherever batches are cut. A sum does not, not even of a batch of
+  ints: behind a float of another batch each addition rounds.
+* Nothing is left out of which somebody would hear: with allowed lateness each late record would
+  give a result of its own, and late elements may be read. `numLateRecordsDropped` counts what was
+  sent.
+* What is best is compared by a type that is ordered from end to end (`_ORDERED`), as far as what is
+  held shows it.
+* The functions of the aggregate only compute (`inlining`). Where one fails, the records go as they
+  are, and the window names the one to blame.
 """
 
 from __future__ import annotations
@@ -37,9 +43,13 @@ from aioflow.operators.slice_grid import SliceGrid
 __all__ = ["LocalAggregate", "local_aggregate"]
 
 SAMPLE = 16
-"""Records of a batch that are folded first, to see how many keys it has: 4 ns a record of a batch of 1,024."""
+"""Records of a batch that are folded first, to see how many keys it has: 4 ns a record of a
+batch of 1,024.
+"""
 SAMPLE_KEYS_MAX = 4
-"""With more keys among those the batch goes as it is: folding it costs 90 ns a record, dealing out a record and what follows 150 to 400."""
+"""With more keys among those the batch goes as it is: folding it costs 90 ns a record, dealing
+out a record and what follows 150 to 400.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,9 @@ class LocalAggregate:
     grid: SliceGrid
 
     def fold(self, batch: RecordBatch, key_of: Callable[[Any], Any]) -> RecordBatch | None:
-        """The records, with keys, that stand for those of `batch`; None if all of them have to go."""
+        """The records, with keys, that stand for those of `batch`; None if all of them have to
+        go.
+        """
         values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
         if type(values) is not list or len(values) <= SAMPLE or timestamps is None:
             return None
@@ -71,23 +83,42 @@ class LocalAggregate:
         count = len(sent)
         times = [timestamps[0]] * count  # They may be a column.
         before = None if watermarks is None else [watermarks[0]] * count
-        return RecordBatch(sent, times, list(held), before, batch.watermark, type(self.aggregate) not in _OF_ELEMENTS)
+        return RecordBatch(
+            sent,
+            times,
+            list(held),
+            before,
+            batch.watermark,
+            type(self.aggregate) not in _OF_ELEMENTS,
+        )
 
     def _add(self, held: dict[Any, Any], values: list[Any], key_of: Callable[[Any], Any]) -> bool:
         """Whether the functions of the application take all of `values`."""
         try:
             self.aggregate.fold(held, list(map(key_of, values)), values)
-        except Exception:  # noqa: BLE001  # Of the key it comes again for the record itself; any other is the consumer's.
+        # Of the key it comes again for the record itself; any other is the consumer's.
+        except Exception:  # noqa: BLE001
             return False
         return True
 
 
 def local_aggregate(aggregate: object, grid: SliceGrid) -> LocalAggregate | None:
-    """How batches for a window of `aggregate`, whose late elements nobody reads, are folded before they are sent; None: they are not."""
-    if not isinstance(aggregate, BuiltIn) or type(aggregate) not in _FOLDED or aggregate.where is not None or grid.lateness:
+    """How batches for a window of `aggregate`, whose late elements nobody reads, are folded
+    before they are sent; None: they are not.
+    """
+    if (
+        not isinstance(aggregate, BuiltIn)
+        or type(aggregate) not in _FOLDED
+        or aggregate.where is not None
+        or grid.lateness
+    ):
         return None
     fn = aggregate.fn
-    return LocalAggregate(aggregate, grid) if fn is None or is_expression(fn) or body_of(fn) is not None else None
+    return (
+        LocalAggregate(aggregate, grid)
+        if fn is None or is_expression(fn) or body_of(fn) is not None
+        else None
+    )
 
 
 _OF_ELEMENTS = frozenset((MinBy, MaxBy))
@@ -98,12 +129,14 @@ _OF_ONE = frozenset((First, Last))
 _FOLDED = frozenset((*_OF_ELEMENTS, *_OF_ONE, Min, Max))
 
 _ORDERED = frozenset((int, float, bool, str, bytes, Decimal, date, timedelta))
-"""Scores of which the best is the same wherever batches are cut: they have one order, and aggregates know NaN. Tuples that hold NaN, sets,
-and times of day of several zones have none."""
+"""Scores of which the best is the same wherever batches are cut: they have one order, and
+aggregates know NaN. Tuples that hold NaN, sets, and times of day of several zones have none."""
 
 
 def _sent(aggregate: BuiltIn, held: list[Any]) -> list[Any] | None:
-    """What to add in the place of all that went into each accumulator; None if there is no such thing."""
+    """What to add in the place of all that went into each accumulator; None if there is no such
+    thing.
+    """
     kind = type(aggregate)
     if kind in _OF_ONE:
         return [value for (value,) in held]

@@ -1,8 +1,10 @@
-"""Which session windows of a key are open, and under which namespace each keeps its contents. After Flink's MergingWindowSet.
+"""Which session windows of a key are open, and under which namespace each keeps its contents. After
+Flink's MergingWindowSet.
 
-When windows merge, the contents of the first stay where they are and the others' are moved there: so a window in flight has a
-*state window*, the one it began as, which may differ from what it has grown to. Open windows never overlap or touch, so they are
-kept in order of time: a look-up is a bisection, as a key may have as many open as there are elements, while the watermark waits.
+When windows merge, the contents of the first stay where they are and the others' are moved there:
+so a window in flight has a *state window*, the one it began as, which may differ from what it has
+grown to. Open windows never overlap or touch, so they are kept in order of time: a look-up is a
+bisection, as a key may have as many open as there are elements, while the watermark waits.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ Stored = tuple[list[int], list[int], list[tuple[int, int]]]
 
 
 class Merge(NamedTuple):
-    """Windows that became one: contents of `moved_states` must be merged into `state`, triggers of `merged` into `window`."""
+    """Windows that became one: contents of `moved_states` must be merged into `state`, triggers
+    of `merged` into `window`.
+    """
 
     window: TimeWindow
     merged: list[TimeWindow]
@@ -28,7 +32,9 @@ class Merge(NamedTuple):
 
 
 class MergingWindowSet:
-    """The open windows of one key, made of what is `stored`, which it changes; None: there is none."""
+    """The open windows of one key, made of what is `stored`, which it changes; None: there is
+    none.
+    """
 
     __slots__ = ("_ends", "_starts", "_states", "changed")
 
@@ -46,12 +52,16 @@ class MergingWindowSet:
         return self._starts, self._ends, self._states
 
     def state_window(self, window: tuple[int, int]) -> tuple[int, int] | None:
-        """The namespace of the contents of `window`; None when the window is not open (any more)."""
+        """The namespace of the contents of `window`; None when the window is not open (any
+        more).
+        """
         at = self._find(window)
         return None if at is None else self._states[at]
 
     def add(self, window: TimeWindow) -> tuple[TimeWindow, Merge | None]:
-        """The window that `window` becomes part of, and what has to be merged for that, if anything."""
+        """The window that `window` becomes part of, and what has to be merged for that, if
+        anything.
+        """
         starts, ends, states = self._starts, self._ends, self._states
         start, end = window
         first, behind = bisect_left(ends, start), bisect_right(starts, end)
@@ -59,7 +69,10 @@ class MergingWindowSet:
             self._replace(first, behind, start, end, (start, end))
             return window, None
         grown = TimeWindow(min(start, starts[first]), max(end, ends[behind - 1]))
-        merged = [TimeWindow(*touched) for touched in zip(starts[first:behind], ends[first:behind], strict=True)]
+        merged = [
+            TimeWindow(*touched)
+            for touched in zip(starts[first:behind], ends[first:behind], strict=True)
+        ]
         if merged == [grown]:
             return grown, None
         state, *moved = states[first:behind]
@@ -75,14 +88,26 @@ class MergingWindowSet:
 
     def _find(self, window: tuple[int, int]) -> int | None:
         at = bisect_left(self._starts, window[0])
-        return at if at < len(self._starts) and (self._starts[at], self._ends[at]) == window else None
+        return (
+            at if at < len(self._starts) and (self._starts[at], self._ends[at]) == window else None
+        )
 
-    def _replace(self, first: int, behind: int, start: int, end: int, state: tuple[int, int]) -> None:
-        self._starts[first:behind], self._ends[first:behind], self._states[first:behind] = [start], [end], [state]
+    def _replace(
+        self, first: int, behind: int, start: int, end: int, state: tuple[int, int]
+    ) -> None:
+        self._starts[first:behind], self._ends[first:behind], self._states[first:behind] = (
+            [start],
+            [end],
+            [state],
+        )
         self.changed = True
 
 
 def _in_order(stored: list[tuple[tuple[int, int], tuple[int, int]]]) -> Stored:
     """Of (window, state window) in any order, as state of before has them."""
     stored = sorted(stored)
-    return [start for (start, _), _ in stored], [end for (_, end), _ in stored], [state for _, state in stored]
+    return (
+        [start for (start, _), _ in stored],
+        [end for (_, end), _ in stored],
+        [state for _, state in stored],
+    )

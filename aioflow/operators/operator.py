@@ -1,17 +1,21 @@
 """The contract between an operator and the chain that drives it.
 
-Operators return; the chain moves. An operator takes a batch and returns a batch, synchronously; it never calls the next operator and
-never waits. Three things may happen outside of that call, and all go through the `OperatorContext`:
+Operators return; the chain moves. An operator takes a batch and returns a batch, synchronously; it
+never calls the next operator and never waits. Three things may happen outside of that call, and all
+go through the `OperatorContext`:
 
-* results that come later (async calls, processing-time timers) arrive as mail and are handed to `ctx.emit`;
+* results that come later (async calls, processing-time timers) arrive as mail and are handed to
+  `ctx.emit`;
 * side outputs go by tag to the task's output through `ctx.side_output`;
-* an operator that cannot take more for now lowers `room()`; the chain keeps the rest of the batch and waits on `availability`.
+* an operator that cannot take more for now lowers `room()`; the chain keeps the rest of the batch
+  and waits on `availability`.
 
-Life cycle (after Flink): `setup -> initialize_state -> open -> (process_batch | process_input)* -> end_input -> finish -> end_of_data
--> close`; a job that is stopped has `input_stopped` in place of `end_input -> finish`.
-`initialize_state` and `open` run from the tail of a chain to its head, `finish` from head to tail, `close` and `snapshot_state` from
-tail to head. `close` is called exactly once after `setup`, whatever happened; `finish` only at a normal end, `end_of_data` also when the
-job is stopped.
+Life cycle (after Flink): `setup -> initialize_state -> open -> (process_batch | process_input)* ->
+end_input -> finish -> end_of_data -> close`; a job that is stopped has `input_stopped` in place of
+`end_input -> finish`. `initialize_state` and `open` run from the tail of a chain to its head,
+`finish` from head to tail, `close` and `snapshot_state` from tail to head. `close` is called
+exactly once after `setup`, whatever happened; `finish` only at a normal end, `end_of_data` also
+when the job is stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +34,14 @@ if TYPE_CHECKING:
     from aioflow.state.backend import KeyedStateBackend, OperatorStateBackend
     from aioflow.state.timers import InternalTimerService
 
-__all__ = ["CHEAPER_ASYNC_OR_BLOCKING", "CHEAPER_OR_ASYNC", "UNBOUNDED_ROOM", "Operator", "OperatorContext", "ProcessingTimeTimer"]
+__all__ = [
+    "CHEAPER_ASYNC_OR_BLOCKING",
+    "CHEAPER_OR_ASYNC",
+    "UNBOUNDED_ROOM",
+    "Operator",
+    "OperatorContext",
+    "ProcessingTimeTimer",
+]
 
 T = TypeVar("T")
 
@@ -49,7 +60,10 @@ class ProcessingTimeTimer(Protocol):
 
 
 class OperatorContext(Protocol):
-    """What a task hands each operator of its chain. Bound to that operator: its name, its priority in the mailbox, its state."""
+    """What a task hands each operator of its chain.
+
+    Bound to that operator: its name, its priority in the mailbox, its state.
+    """
 
     @property
     def name(self) -> str:
@@ -85,11 +99,15 @@ class OperatorContext(Protocol):
 
     @property
     def has_event_time(self) -> bool:
-        """Whether a watermark strategy stands upstream: without one an event-time timer can never fire."""
+        """Whether a watermark strategy stands upstream: without one an event-time timer can
+        never fire.
+        """
 
     @property
     def checkpointing(self) -> bool:
-        """Whether completed checkpoints commit what a sink prepared; without them a writer makes its data visible by itself."""
+        """Whether completed checkpoints commit what a sink prepared; without them a writer makes
+        its data visible by itself.
+        """
 
     @property
     def debug(self) -> bool:
@@ -101,28 +119,44 @@ class OperatorContext(Protocol):
         on_event_time: Callable[[int, Any, Any], None],
         on_processing_time: Callable[[int, Any, Any], None],
     ) -> InternalTimerService:
-        """Keyed timers of this operator, restored with its state. Callbacks get (timestamp, key, namespace)."""
+        """Keyed timers of this operator, restored with its state.
 
-    def register_processing_timer(self, timestamp_ms: int, callback: Callable[[int], None]) -> ProcessingTimeTimer:
-        """Run `callback(timestamp_ms)` as mail of this operator once the wall clock has passed `timestamp_ms`."""
+        Callbacks get (timestamp, key, namespace).
+        """
+
+    def register_processing_timer(
+        self, timestamp_ms: int, callback: Callable[[int], None]
+    ) -> ProcessingTimeTimer:
+        """Run `callback(timestamp_ms)` as mail of this operator once the wall clock has passed
+        `timestamp_ms`.
+        """
 
     def processing_time(self) -> int:
         """The wall clock in ms."""
 
     def emit(self, batch: RecordBatch) -> None:
-        """Send `batch` to the next operator. Only from mail (timers, completions), never inside `process_batch`."""
+        """Send `batch` to the next operator.
 
-    def side_output(self, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
+        Only from mail (timers, completions), never inside `process_batch`.
+        """
+
+    def side_output(
+        self, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int
+    ) -> None:
         """Send one record to the side output; `watermark` is the one in force for it."""
 
     def execute(self, action: Callable[..., object], description: str, *args: object) -> None:
         """Enqueue `action(*args)` as mail of this operator."""
 
     def emit_status(self, idle: bool) -> None:
-        """Tell downstream that this stream is idle (does not hold the watermark back), or active again."""
+        """Tell downstream that this stream is idle (does not hold the watermark back), or active
+        again.
+        """
 
     def spawn(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[None]:
-        """Run `coroutine` in the task's group: cancelled with the task; an error of it fails the task."""
+        """Run `coroutine` in the task's group: cancelled with the task; an error of it fails the
+        task.
+        """
 
     async def resource(self, resource: Resource) -> Any:
         """The worker's instance of `resource`, opened by the first task that asks."""
@@ -138,12 +172,19 @@ class Operator:
     """Number of inputs; with more than one, batches arrive through `process_input`."""
 
     reads_columns = False
-    """Whether it has use for a batch of columns; if not, it is given no more of one at a time than of rows."""
+    """Whether it has use for a batch of columns; if not, it is given no more of one at a time
+    than of rows.
+    """
 
     calls_functions = False
-    """Whether it calls functions of the application also where it reads columns: of them nobody knows how long they take."""
+    """Whether it calls functions of the application also where it reads columns: of them nobody
+    knows how long they take.
+    """
 
-    slow_remedy = "keep what it calls cheap, or share its work among more subtasks in other processes (parallelism=, workers=)"
+    slow_remedy = (
+        "keep what it calls cheap, or share its work among more subtasks in other processes "
+        "(parallelism=, workers=)"
+    )
     """What to do where it holds the loop, unless its function could be one that waits."""
 
     availability: Availability = AVAILABLE
@@ -162,15 +203,17 @@ class Operator:
         """Called once, before any element; user functions are opened here."""
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
-        """The records and the watermark that follow from `batch`. The output's watermark is never above what was fully processed.
+        """The records and the watermark that follow from `batch`. The output's watermark is never
+        above what was fully processed.
 
-        Records of the output that were due before a given input record carry the watermark that was in force for them.
+        Records of the output that were due before a given input record carry the watermark that was
+        in force for them.
         """
         raise TypeError(f"{type(self).__name__} takes no single input")
 
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
-        """Like `process_batch` for input `index` (0-based) of an operator with several. `batch`'s watermarks are the operator's,
-        that is, already the minimum over its inputs."""
+        """Like `process_batch` for input `index` (0-based) of an operator with several. `batch`'s
+        watermarks are the operator's, that is, already the minimum over its inputs."""
         if index != 0:
             raise TypeError(f"{type(self).__name__} has one input, got a batch for input {index}")
         return self.process_batch(batch)
@@ -180,12 +223,17 @@ class Operator:
         return None
 
     def room(self) -> int:
-        """How many records the operator takes now. 0: the chain keeps them until `availability` is raised."""
+        """How many records the operator takes now.
+
+        0: the chain keeps them until `availability` is raised.
+        """
         return UNBOUNDED_ROOM
 
     @property
     def has_pending(self) -> bool:
-        """Whether the last batch was not fully processed (a long timer drain): `resume` goes on with it before new input."""
+        """Whether the last batch was not fully processed (a long timer drain): `resume` goes on
+        with it before new input.
+        """
         return False
 
     def resume(self, max_records: int) -> RecordBatch:
@@ -194,7 +242,10 @@ class Operator:
 
     @property
     def busy(self) -> bool:
-        """Whether results are still to come by mail (async calls in flight). `finish` waits until it is False."""
+        """Whether results are still to come by mail (async calls in flight).
+
+        `finish` waits until it is False.
+        """
         return False
 
     def end_input(self, index: int) -> RecordBatch:
@@ -206,29 +257,36 @@ class Operator:
         return empty_batch()
 
     def input_stopped(self) -> None:
-        """The input of the task gives no more, as it has ended or as the job is stopped where it is.
+        """The input of the task gives no more, as it has ended or as the job is stopped where it
+        is.
 
-        What still comes is in the chain already, or comes as operators end. An operator that waits for
-        more elements waits no longer: `has_pending` says so.
+        What still comes is in the chain already, or comes as operators end. An operator that waits
+        for more elements waits no longer: `has_pending` says so.
         """
 
     def end_of_data(self) -> None:
-        """Nothing comes any more, be it that the input ended (after `finish`) or that the job is stopped where it is.
+        """Nothing comes any more, be it that the input ended (after `finish`) or that the job is
+        stopped where it is.
 
         What was taken must get to where it belongs; `busy` until it is there.
         """
 
     def prepare_snapshot_pre_barrier(self, checkpoint_id: int) -> RecordBatch:
-        """A checkpoint is about to be taken: what is given here, and what follows from it, still goes before its barrier."""
+        """A checkpoint is about to be taken: what is given here, and what follows from it, still
+        goes before its barrier.
+        """
         return empty_batch()
 
     def settle_state(self) -> None:
-        """Bring what is held outside of the state backends into them: somebody looks at the state."""
+        """Bring what is held outside of the state backends into them: somebody looks at the
+        state.
+        """
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         """Bring what is held outside of the state backends into them: a consistent view.
 
-        User code may give something to await; the caller does, in the owner of the mailbox, where nothing else runs meanwhile.
+        User code may give something to await; the caller does, in the owner of the mailbox, where
+        nothing else runs meanwhile.
         """
         return None
 
@@ -236,7 +294,10 @@ class Operator:
         """Checkpoint `checkpoint_id` and all before it are durable."""
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Checkpoint `checkpoint_id` will not complete. What was prepared for it goes with the next one that does."""
+        """Checkpoint `checkpoint_id` will not complete.
+
+        What was prepared for it goes with the next one that does.
+        """
 
     async def close(self) -> None:
         """Release everything. Called once, also after a failure."""

@@ -1,9 +1,11 @@
-"""Functions that nothing awaits: keys, reductions, windows and joins call them in the middle of a batch.
+"""Functions that nothing awaits: keys, reductions, windows and joins call them in the middle of a
+batch.
 
-An `async def` there would give coroutines in the place of values, and be noticed far from its line; so it is refused at it, and so is what
-takes other arguments. Where no resource is passed in either, a parameter that wants one is refused too: the function would get the
-declaration in its place. And where nothing of a function is kept in checkpoints, one that brings operator state is refused: it would be
-lost at the first restart.
+An `async def` there would give coroutines in the place of values, and be noticed far from its line;
+so it is refused at it, and so is what takes other arguments. Where no resource is passed in either,
+a parameter that wants one is refused too: the function would get the declaration in its place. And
+where nothing of a function is kept in checkpoints, one that brings operator state is refused: it
+would be lost at the first restart.
 """
 
 from __future__ import annotations
@@ -22,20 +24,29 @@ __all__ = ["check_called", "check_plain", "check_without_resources", "check_with
 
 
 def check_plain(function: Any, what: str, parameters: str, method: str = "__call__") -> None:
-    """Raises GraphError unless `function`, or the `method` of a function class, can be called and gives its result at once.
+    """Raises GraphError unless `function`, or the `method` of a function class, can be called and
+    gives its result at once.
 
     `parameters` are those that it is called with, named as in "value, ctx".
     """
-    is_class = isinstance(function, Function) or (isinstance(function, type) and issubclass(function, Function))
+    is_class = isinstance(function, Function) or (
+        isinstance(function, type) and issubclass(function, Function)
+    )
     if is_class and not hasattr(function, method):
         name = function.__name__ if isinstance(function, type) else type(function).__name__
-        raise GraphError(f"{what}: {name} has no method {method!r}, so it is no function for this place")
+        raise GraphError(
+            f"{what}: {name} has no method {method!r}, so it is no function for this place"
+        )
     target = getattr(function, method) if is_class else function
     if not callable(target):
         raise GraphError(f"{what} needs a function, got {type(function).__name__}: {function!r}")
-    for call in (target, getattr(target, "__call__", None)):  # noqa: B004  # Not whether it can be called, but how.
+    # Not whether it can be called, but how.
+    for call in (target, getattr(target, "__call__", None)):  # noqa: B004
         if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
-            raise GraphError(f"{what} needs a plain function, and this one is async, which nobody awaits here; map(async fn) beside it")
+            raise GraphError(
+                f"{what} needs a plain function, and this one is async, which nobody awaits here; "
+                "map(async fn) beside it"
+            )
     if is_class:
         check_function_class(function)
     else:
@@ -43,10 +54,17 @@ def check_plain(function: Any, what: str, parameters: str, method: str = "__call
 
 
 def check_called(function: Any, what: str, parameters: str) -> None:
-    """Raises GraphError for what is no function of `parameters`, named as in "value, ctx", and no function class either."""
+    """Raises GraphError for what is no function of `parameters`, named as in "value, ctx", and
+    no function class either.
+    """
     if not callable(function):
-        raise GraphError(f"{what} needs a function of ({parameters}), got {type(function).__name__}: {function!r}")
-    if not isinstance(function, type) or not has_operator_state(function):  # Of such a class an instance is called.
+        raise GraphError(
+            f"{what} needs a function of ({parameters}), got {type(function).__name__}: "
+            f"{function!r}"
+        )
+    if not isinstance(function, type) or not has_operator_state(
+        function
+    ):  # Of such a class an instance is called.
         check_takes(function, what, parameters)
 
 
@@ -54,7 +72,8 @@ def check_without_resources(function: Any, what: str) -> None:
     """Raises GraphError if a parameter of `function` is to be filled by a resource."""
     for parameter, resource in injected_parameters(function).items():
         raise GraphError(
-            f"{what}: its parameter {parameter!r} wants the resource {resource.name!r}, and is given none here; use it in a map before"
+            f"{what}: its parameter {parameter!r} wants the resource {resource.name!r}, and is "
+            "given none here; use it in a map before"
         )
 
 
@@ -63,6 +82,7 @@ def check_without_state(function: Any, what: str) -> None:
     if has_operator_state(function):
         name = (function if isinstance(function, type) else type(function)).__name__
         raise GraphError(
-            f"{what}: {name} has initialize_state and snapshot_state, and nothing of it is kept in checkpoints here; keep operator state "
+            f"{what}: {name} has initialize_state and snapshot_state, and nothing of it is kept "
+            "in checkpoints here; keep operator state "
             "in a map or process before, or in the function of a sink"
         )

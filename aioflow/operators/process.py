@@ -1,11 +1,14 @@
-"""Process functions over batches: full access to each element, its time, its key's state and timers.
+"""Process functions over batches: full access to each element, its time, its key's state and
+timers.
 
-Event time is exact per record: a timer fires between the two records where the watermark passes it, so what a function sees and
-emits does not depend on where batches were cut. While timer t fires, the current watermark is t, however far the watermark jumps;
-what it emits stands behind watermark t - 1, so that it is not late downstream.
+Event time is exact per record: a timer fires between the two records where the watermark passes it,
+so what a function sees and emits does not depend on where batches were cut. While timer t fires,
+the current watermark is t, however far the watermark jumps; what it emits stands behind watermark t
+- 1, so that it is not late downstream.
 
-A jump over a million timers is fired in slices: `has_pending` and `resume` give the loop back in between. The unfinished batch
-stays here, and the watermark that was sent on is never above what has fired.
+A jump over a million timers is fired in slices: `has_pending` and `resume` give the loop back in
+between. The unfinished batch stays here, and the watermark that was sent on is never above what has
+fired.
 """
 
 from __future__ import annotations
@@ -27,7 +30,14 @@ if TYPE_CHECKING:
     from aioflow.state.backend import KeyedStateBackend
     from aioflow.state.timers import InternalTimerService
 
-__all__ = ["BroadcastProcessOperator", "CoProcessOperator", "KeyedProcessOperator", "ProcessOperator", "Rows", "TIMERS"]
+__all__ = [
+    "BroadcastProcessOperator",
+    "CoProcessOperator",
+    "KeyedProcessOperator",
+    "ProcessOperator",
+    "Rows",
+    "TIMERS",
+]
 
 TIMERS = "user-timers"
 """Name of the timer service of user functions."""
@@ -42,14 +52,18 @@ NO_DEADLINE = 1 << 63
 
 
 class _Side(NamedTuple):
-    """One input: which method takes its elements, and whether they are broadcast (no key, broadcast state writable)."""
+    """One input: which method takes its elements, and whether they are broadcast (no key,
+    broadcast state writable).
+    """
 
     method: str
     broadcast: bool = False
 
 
 class Rows:
-    """Output under construction: values, their timestamps, and the watermark in force before each."""
+    """Output under construction: values, their timestamps, and the watermark in force before
+    each.
+    """
 
     __slots__ = ("marks", "stamps", "values")
 
@@ -78,7 +92,8 @@ class Rows:
 
 
 class ProcessOperator(Operator):
-    """One input, one function: a `ProcessFunction`, or a plain (generator) function `fn(value, ctx)`.
+    """One input, one function: a `ProcessFunction`, or a plain (generator) function `fn(value,
+    ctx)`.
 
     Keyed state and timers are there when the input is keyed. Subclasses name their sides.
     """
@@ -117,7 +132,9 @@ class ProcessOperator(Operator):
         await self._user.open(ctx)
         self._calls = [self._user.call]
         if isinstance(function, Function):
-            self._calls += [await with_resources(getattr(function, side.method), ctx) for side in self.sides[1:]]
+            self._calls += [
+                await with_resources(getattr(function, side.method), ctx) for side in self.sides[1:]
+            ]
             on_timer = getattr(function, "on_timer", None)
             if on_timer is not None:
                 self._on_timer = await with_resources(on_timer, ctx)
@@ -159,7 +176,8 @@ class ProcessOperator(Operator):
     async def close(self) -> None:
         await self._user.close()
 
-    # ------------------------------------------------------------------------------------------------------ without a key
+    # ----------------------------------------------------------------------------------------------
+    # without a key
 
     def _process_unkeyed(self, index: int, batch: RecordBatch) -> RecordBatch:
         values, watermarks, context = batch.values, batch.watermarks, self._context
@@ -177,13 +195,19 @@ class ProcessOperator(Operator):
                     context.watermark = watermarks[i]
                 result = call(value, context)
                 if result is not None:
-                    extend(result if type(result) in plain else elements_of(result, self._described(index)))
+                    extend(
+                        result
+                        if type(result) in plain
+                        else elements_of(result, self._described(index))
+                    )
                     if len(out) != size:
                         origin += [i] * (len(out) - size)
                         size = len(out)
         except BaseException as error:
             note_no_time(error, self.ctx)
-            note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}")
+            note_once(
+                error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}"
+            )
             raise
         finally:
             context.timestamp = None
@@ -193,16 +217,27 @@ class ProcessOperator(Operator):
         self._mark = context.watermark
         return batch.select(origin, out)
 
-    # --------------------------------------------------------------------------------------------------------- with a key
+    # ----------------------------------------------------------------------------------------------
+    # with a key
 
     def _process_keyed(self, max_records: int) -> RecordBatch:
-        """Go on with the batch at hand, up to its end or until timers have held the loop long enough."""
+        """Go on with the batch at hand, up to its end or until timers have held the loop long
+        enough.
+        """
         batch, context, timers, keyed = self._batch, self._context, self._timers, self._keyed
         assert batch is not None and timers is not None and keyed is not None
-        values, keys, stamps, watermarks = batch.values, batch.keys, batch.timestamps, batch.watermarks
+        values, keys, stamps, watermarks = (
+            batch.values,
+            batch.keys,
+            batch.timestamps,
+            batch.watermarks,
+        )
         call, side = self._calls[self._input], self.sides[self._input]
         if keys is None and values and not side.broadcast:
-            raise AssertionError(f"operator {self.ctx.name!r} got a batch without keys: the edge before it must be keyed")
+            raise AssertionError(
+                f"operator {self.ctx.name!r} got a batch without keys: the edge before it must be "
+                "keyed"
+            )
         service = context.timer_service
         rows, before = Rows(), self._mark
         out, add_stamp, add_mark = rows.values, rows.stamps.append, rows.marks.append
@@ -216,7 +251,8 @@ class ProcessOperator(Operator):
             context.broadcast_writable = side.broadcast
             while True:
                 if i < count:
-                    # Below it after a restore only: event time goes on where the timers were, until the stream is there again.
+                    # Below it after a restore only: event time goes on where the timers were, until
+                    # the stream is there again.
                     if watermarks is not None and watermarks[i] > current:
                         current = watermarks[i]
                 elif batch.watermark > current:
@@ -238,7 +274,11 @@ class ProcessOperator(Operator):
                     context.timestamp = stamp = stamps[i]
                 result = call(values[i], context)
                 if result is not None:
-                    extend(result if type(result) in plain else elements_of(result, self._described(self._input)))
+                    extend(
+                        result
+                        if type(result) in plain
+                        else elements_of(result, self._described(self._input))
+                    )
                     made = len(out) - size
                     if made == 1:
                         add_stamp(stamp)
@@ -251,7 +291,9 @@ class ProcessOperator(Operator):
         except BaseException as error:
             if i < count:
                 note_no_time(error, self.ctx)
-                note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}")
+                note_once(
+                    error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}"
+                )
             raise
         finally:
             keyed.current_key = NO_KEY
@@ -268,7 +310,10 @@ class ProcessOperator(Operator):
         return MIN_WATERMARK if batch.watermark == MIN_WATERMARK else self._mark
 
     def _fire_due(self, watermark: int, rows: Rows, deadline: int, max_records: int) -> bool:
-        """Fire event-time timers up to `watermark`. False when the slice is spent before: some may be left."""
+        """Fire event-time timers up to `watermark`.
+
+        False when the slice is spent before: some may be left.
+        """
         timers, context = self._timers, self._context
         assert timers is not None
         service, perf_ns = context.timer_service, self._perf_ns
@@ -280,7 +325,9 @@ class ProcessOperator(Operator):
                 self._mark = timestamp - 1
             context.watermark = timers.current_watermark
             self._call_on_timer(timestamp, timer[1], rows, self._mark)
-            if (perf_ns() >= deadline or len(rows.values) >= max_records) and timers.next_event_time <= watermark:
+            if (
+                perf_ns() >= deadline or len(rows.values) >= max_records
+            ) and timers.next_event_time <= watermark:
                 return False
         service.next_due = timers.next_event_time
         context.broadcast_writable = writable
@@ -294,7 +341,11 @@ class ProcessOperator(Operator):
             if result is not None:
                 rows.add(elements_of(result, "on_timer"), stamp, mark)
         except BaseException as error:
-            note_once(error, f"in {describe_place(self.ctx)}, at the timer {timestamp} of key {describe_record(key)}")
+            note_once(
+                error,
+                f"in {describe_place(self.ctx)}, at the timer {timestamp} of key "
+                f"{describe_record(key)}",
+            )
             raise
         finally:
             self._context.mark = None
@@ -304,7 +355,9 @@ class ProcessOperator(Operator):
         self._context.timestamp = None
 
     def _emit_fired(self) -> None:
-        """What processing-time timers gave goes out, with what they registered that is due already."""
+        """What processing-time timers gave goes out, with what they registered that is due
+        already.
+        """
         rows, self._fired = self._fired, Rows()
         timers, context = self._timers, self._context
         assert timers is not None and self._keyed is not None
@@ -315,10 +368,14 @@ class ProcessOperator(Operator):
         if rows.values:
             self.ctx.emit(rows.batch(self._mark, MIN_WATERMARK))
 
-    # ------------------------------------------------------------------------------------------------------------ the end
+    # ----------------------------------------------------------------------------------------------
+    # the end
 
     def _finish_keyed(self, rows: Rows, max_records: int) -> bool:
-        """Fire what waits for processing time, then the function's `finish`. False when the slice is spent before."""
+        """Fire what waits for processing time, then the function's `finish`.
+
+        False when the slice is spent before.
+        """
         service, keyed = self._context.timer_service, self._keyed
         assert keyed is not None
         deadline = self._perf_ns() + DRAIN_NS
@@ -350,7 +407,8 @@ class ProcessOperator(Operator):
     def _timer_function(self) -> Callable[..., Any]:
         if self._on_timer is None:
             raise TypeError(
-                f"{describe_record(self._user.function)} registered a timer, but a plain function has no on_timer: make it a "
+                f"{describe_record(self._user.function)} registered a timer, but a plain function "
+                "has no on_timer: make it a "
                 "KeyedProcessFunction"
             )
         return self._on_timer
@@ -376,7 +434,10 @@ class CoProcessOperator(ProcessOperator):
 
 
 class BroadcastProcessOperator(ProcessOperator):
-    """Input 0: elements, keyed or not. Input 1: the broadcast stream; only its elements change broadcast state."""
+    """Input 0: elements, keyed or not.
+
+    Input 1: the broadcast stream; only its elements change broadcast state.
+    """
 
     sides = (_Side("process_element"), _Side("process_broadcast_element", broadcast=True))
 

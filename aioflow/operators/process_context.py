@@ -1,7 +1,9 @@
-"""What process functions are handed: one context an operator, moved from record to record, and its timers.
+"""What process functions are handed: one context an operator, moved from record to record, and its
+timers.
 
-The context is reused: it is valid during the call (for a generator, until it is exhausted), and says nothing afterwards. The
-current key is the keyed backend's, so that state, timers and `current_key` cannot disagree.
+The context is reused: it is valid during the call (for a generator, until it is exhausted), and
+says nothing afterwards. The current key is the keyed backend's, so that state, timers and
+`current_key` cannot disagree.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ __all__ = ["KeyedTimers", "OperatorProcessContext", "no_tag", "note_no_time"]
 
 
 def note_no_time(error: BaseException, ctx: OperatorContext) -> None:
-    """Add to `error` of a function that `ctx.timestamp` is None, if the place that raised it reads one and there is no event time."""
+    """Add to `error` of a function that `ctx.timestamp` is None, if the place that raised it
+    reads one and there is no event time.
+    """
     if ctx.has_event_time or not isinstance(error, TypeError) or "NoneType" not in str(error):
         return
     place = error.__traceback__
@@ -34,17 +38,36 @@ def note_no_time(error: BaseException, ctx: OperatorContext) -> None:
         place = place.tb_next
     if place is not None and "timestamp" in place.tb_frame.f_code.co_names:
         error.add_note(
-            "ctx.timestamp is None where no watermark strategy stands before the operator: give the source watermarks="
+            "ctx.timestamp is None where no watermark strategy stands before the operator: give "
+            "the source watermarks="
             "af.WatermarkStrategy..., or use assign_timestamps_and_watermarks(...)"
         )
 
 
 class OperatorProcessContext:
-    """The `ProcessContext` of one operator. The operator sets the slots without underscore before each call."""
+    """The `ProcessContext` of one operator.
 
-    __slots__ = ("_broadcast", "_ctx", "_keyed", "_metadata", "_timers", "broadcast_writable", "mark", "timestamp", "watermark")
+    The operator sets the slots without underscore before each call.
+    """
 
-    def __init__(self, ctx: OperatorContext, keyed: KeyedStateBackend | None, timers: InternalTimerService | None) -> None:
+    __slots__ = (
+        "_broadcast",
+        "_ctx",
+        "_keyed",
+        "_metadata",
+        "_timers",
+        "broadcast_writable",
+        "mark",
+        "timestamp",
+        "watermark",
+    )
+
+    def __init__(
+        self,
+        ctx: OperatorContext,
+        keyed: KeyedStateBackend | None,
+        timers: InternalTimerService | None,
+    ) -> None:
         self._ctx = ctx
         self._keyed = keyed
         self._timers = KeyedTimers(self, ctx, keyed, timers)
@@ -54,17 +77,29 @@ class OperatorProcessContext:
         """Of the element, or of the timer that fires; None without event time."""
         self.watermark = MIN_WATERMARK
         self.mark: int | None = None
-        """While a timer fires: the watermark that what it emits stands behind. None otherwise: that is `watermark` then."""
+        """While a timer fires: the watermark that what it emits stands behind.
+
+        None otherwise: that is `watermark` then.
+        """
         self.broadcast_writable = False
 
     @property
     def current_key(self) -> Any:
-        """The key of the element or timer. StateError on a stream that is not keyed, and on a broadcast element."""
+        """The key of the element or timer.
+
+        StateError on a stream that is not keyed, and on a broadcast element.
+        """
         if self._keyed is None:
-            raise StateError(f"operator {self._ctx.name!r} has no current key: put key_by(...) directly before it")
+            raise StateError(
+                f"operator {self._ctx.name!r} has no current key: put key_by(...) directly before "
+                "it"
+            )
         key = self._keyed.current_key
         if key is NO_KEY:
-            raise StateError(f"operator {self._ctx.name!r} has no current key here: a broadcast element belongs to no key")
+            raise StateError(
+                f"operator {self._ctx.name!r} has no current key here: a broadcast element "
+                "belongs to no key"
+            )
         return key
 
     @property
@@ -79,7 +114,10 @@ class OperatorProcessContext:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Where this runs: `operator`, `uid`, `subtask_index`, `parallelism`, `attempt`. Read-only."""
+        """Where this runs: `operator`, `uid`, `subtask_index`, `parallelism`, `attempt`.
+
+        Read-only.
+        """
         if self._metadata is None:
             runtime = self._ctx.runtime
             self._metadata = MappingProxyType(
@@ -97,23 +135,30 @@ class OperatorProcessContext:
         """One element for the side output `tag`, at the time of this call."""
         if not isinstance(tag, OutputTag):
             raise no_tag(tag)
-        self._ctx.side_output(tag, value, self.timestamp, self.watermark if self.mark is None else self.mark)
+        self._ctx.side_output(
+            tag, value, self.timestamp, self.watermark if self.mark is None else self.mark
+        )
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor[Any, Any]) -> Any:
-        """The broadcast state that `descriptor` declares; read-only unless a broadcast element is being processed."""
+        """The broadcast state that `descriptor` declares; read-only unless a broadcast element
+        is being processed.
+        """
         if self.broadcast_writable:
             return self._ctx.operator_state.get_broadcast_state(descriptor)
         view = self._broadcast.get(descriptor.name)
         if view is None:
-            view = self._broadcast[descriptor.name] = self._ctx.operator_state.get_broadcast_state(descriptor).read_only()
+            view = self._broadcast[descriptor.name] = self._ctx.operator_state.get_broadcast_state(
+                descriptor
+            ).read_only()
         return view
 
 
 class KeyedTimers:
     """The `TimerService` of the current key.
 
-    `next_due` is never above the timestamp of the first event-time timer; after a deletion it may be below it, then the operator
-    finds nothing due and lifts it. So the hot path asks one attribute.
+    `next_due` is never above the timestamp of the first event-time timer; after a deletion it may
+    be below it, then the operator finds nothing due and lifts it. So the hot path asks one
+    attribute.
     """
 
     __slots__ = ("_context", "_ctx", "_ending", "_keyed", "_timers", "next_due")
@@ -142,12 +187,17 @@ class KeyedTimers:
         return self._ctx.processing_time()
 
     def register_event_time_timer(self, timestamp: int) -> None:
-        """`on_timer` is called once the watermark reaches `timestamp` (ms), for the current key. Registering twice is once."""
+        """`on_timer` is called once the watermark reaches `timestamp` (ms), for the current key.
+
+        Registering twice is once.
+        """
         timers, key = self._of_key()
         if not self._ctx.has_event_time:
             raise GraphError(
-                f"operator {self._ctx.name!r} registered an event-time timer for {timestamp}, which could never fire: no watermark "
-                "strategy stands before it; give the source watermarks=, or use assign_timestamps_and_watermarks(...)"
+                f"operator {self._ctx.name!r} registered an event-time timer for {timestamp}, "
+                "which could never fire: no watermark "
+                "strategy stands before it; give the source watermarks=, or use "
+                "assign_timestamps_and_watermarks(...)"
             )
         timestamp = _checked(timestamp)
         timers.register_event_time_timer(key, None, timestamp)
@@ -160,7 +210,10 @@ class KeyedTimers:
         timers.delete_event_time_timer(key, None, _checked(timestamp))
 
     def register_processing_time_timer(self, timestamp: int) -> None:
-        """`on_timer` is called once the wall clock has passed `timestamp` (ms). After the end of the input it never is."""
+        """`on_timer` is called once the wall clock has passed `timestamp` (ms).
+
+        After the end of the input it never is.
+        """
         timers, key = self._of_key()
         if self._ending is None:
             timers.register_processing_time_timer(key, None, _checked(timestamp))
@@ -171,27 +224,41 @@ class KeyedTimers:
         timers.delete_processing_time_timer(key, None, _checked(timestamp))
 
     def begin_end(self) -> None:
-        """The input has ended: what is pending in processing time is given by `pop_ending`. No new one is accepted."""
+        """The input has ended: what is pending in processing time is given by `pop_ending`.
+
+        No new one is accepted.
+        """
         self._ending = iter(()) if self._timers is None else self._timers.take_waiting()
 
     def pop_ending(self) -> tuple[int, Any] | None:
-        """The next (timestamp, key) that fires because the input has ended; sets the current key."""
+        """The next (timestamp, key) that fires because the input has ended; sets the current
+        key.
+        """
         assert self._ending is not None, "begin_end() comes first"
         timer = next(self._ending, None)
         return None if timer is None else timer[:2]
 
     def _of_key(self) -> tuple[InternalTimerService, Any]:
         if self._timers is None or self._keyed is None:
-            raise StateError(f"operator {self._ctx.name!r} used a timer, but is not keyed: put key_by(...) directly before it")
+            raise StateError(
+                f"operator {self._ctx.name!r} used a timer, but is not keyed: put key_by(...) "
+                "directly before it"
+            )
         key = self._keyed.current_key
         if key is NO_KEY:
-            raise StateError(f"operator {self._ctx.name!r} used a timer without a current key: a broadcast element has none")
+            raise StateError(
+                f"operator {self._ctx.name!r} used a timer without a current key: a broadcast "
+                "element has none"
+            )
         return self._timers, key
 
 
 def no_tag(given: object) -> TypeError:
     """The error for a side output that is named by something else."""
-    return TypeError(f"output() takes a tag, got {type(given).__name__}: {given!r}; expected af.OutputTag({str(given)!r})")
+    return TypeError(
+        f"output() takes a tag, got {type(given).__name__}: {given!r}; expected "
+        f"af.OutputTag({str(given)!r})"
+    )
 
 
 def _checked(timestamp: int) -> int:
@@ -200,7 +267,12 @@ def _checked(timestamp: int) -> int:
             timestamp = operator.index(timestamp)
         except TypeError:
             shown = f"{type(timestamp).__name__} {timestamp!r}"
-            raise TypeError(f"a timer's timestamp is an int of ms since the epoch, got {shown}") from None
+            raise TypeError(
+                f"a timer's timestamp is an int of ms since the epoch, got {shown}"
+            ) from None
     if not MIN_WATERMARK < timestamp <= MAX_WATERMARK:
-        raise ValueError(f"a timer's timestamp is an int of ms since the epoch that fits into 64 bits, got {timestamp}")
+        raise ValueError(
+            "a timer's timestamp is an int of ms since the epoch that fits into 64 bits, got "
+            f"{timestamp}"
+        )
     return timestamp

@@ -1,7 +1,8 @@
 """What a user function that may emit any number of elements is allowed to give back.
 
-None, a generator, or any other iterable but those that are almost always one element: text, bytes, a dict, a NamedTuple. Python
-would take them apart, and the mistake would surface far from here, as single characters.
+None, a generator, or any other iterable but those that are almost always one element: text, bytes,
+a dict, a NamedTuple. Python would take them apart, and the mistake would surface far from here, as
+single characters.
 """
 
 from __future__ import annotations
@@ -23,35 +24,50 @@ _ONE_ELEMENT = (str, bytes, bytearray, memoryview, Mapping)
 
 
 def elements_of(result: Any, what: str) -> Iterable[Any]:
-    """`result` as the elements to emit. `what` names the function in the TypeError for anything that is not some elements."""
+    """`result` as the elements to emit.
+
+    `what` names the function in the TypeError for anything that is not some elements.
+    """
     if type(result) in PLAIN_RESULTS:
         return result  # type: ignore[no-any-return]
     if result is None:
         return ()
-    if isinstance(result, _ONE_ELEMENT) or (isinstance(result, tuple) and hasattr(result, "_fields")):
-        raise TypeError(f"{what} returned {_shown(result)}, which is one element: yield it, or return a list of elements")
+    if isinstance(result, _ONE_ELEMENT) or (
+        isinstance(result, tuple) and hasattr(result, "_fields")
+    ):
+        raise TypeError(
+            f"{what} returned {_shown(result)}, which is one element: yield it, or return a list "
+            "of elements"
+        )
     refuse_awaitable(result, what)
     if not isinstance(result, Iterable):
-        raise TypeError(f"{what} returned {_shown(result)}, expected None, an iterable, or a generator: yield the element")
+        raise TypeError(
+            f"{what} returned {_shown(result)}, expected None, an iterable, or a generator: yield "
+            "the element"
+        )
     return result
 
 
 def refuse_awaitable(result: Any, what: str) -> None:
-    """Raises TypeError if `result` is something to await, which a function that is called like a plain one must not give."""
+    """Raises TypeError if `result` is something to await, which a function that is called like a
+    plain one must not give.
+    """
     if inspect.isawaitable(result) or inspect.isasyncgen(result):
         if inspect.iscoroutine(result):
             result.close()  # Else it is also reported as never awaited.
         raise TypeError(
-            f"{what} returned {type(result).__name__}, which nobody awaits: declare the function itself as `async def`, or pass "
+            f"{what} returned {type(result).__name__}, which nobody awaits: declare the function "
+            "itself as `async def`, or pass "
             "functools.partial of an `async def` in the place of a function or lambda that calls it"
         )
 
 
 class FirstResult:
-    """A function whose first result is looked at; `seen` tells that the function may be called directly from then on.
+    """A function whose first result is looked at; `seen` tells that the function may be called
+    directly from then on.
 
-    Looking at each result would cost as much as a small function does, and a function that gives one coroutine or one expression gives only
-    those.
+    Looking at each result would cost as much as a small function does, and a function that gives
+    one coroutine or one expression gives only those.
     """
 
     __slots__ = ("_what", "call", "seen")
@@ -67,7 +83,8 @@ class FirstResult:
             refuse_awaitable(result, self._what)
             if is_expression(result):
                 raise TypeError(
-                    f"{self._what} returned the expression {result!r} instead of a value: pass the expression itself in the place of the "
+                    f"{self._what} returned the expression {result!r} instead of a value: pass "
+                    "the expression itself in the place of the "
                     "function, or read the field of the element that the function is given"
                 )
             self.seen = True

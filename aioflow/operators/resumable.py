@@ -1,12 +1,15 @@
-"""Work that emits more than one slice may carry: done in pieces, each a batch with the watermarks that were in force.
+"""Work that emits more than one slice may carry: done in pieces, each a batch with the watermarks
+that were in force.
 
-Windows and joins may owe a million results at one instant of event time. They write their work as an iterator that
-yields, between two records or two timers, whenever `full` says so; the chain asks for the next piece once it has moved
-this one on. What may be due in numbers and give nothing, like windows whose function gives no result, says `tried`: it
-counts like a result, or a million of them would hold the loop. How many a piece takes follows from what they have cost:
-a function of a window may take a microsecond, or a millisecond.
+Windows and joins may owe a million results at one instant of event time. They write their work as
+an iterator that yields, between two records or two timers, whenever `full` says so; the chain asks
+for the next piece once it has moved this one on. What may be due in numbers and give nothing, like
+windows whose function gives no result, says `tried`: it counts like a result, or a million of them
+would hold the loop. How many a piece takes follows from what they have cost: a function of a window
+may take a microsecond, or a millisecond.
 
-The watermark in the output never falls, and stands at the last result's while work is left: what follows may still be due.
+The watermark in the output never falls, and stands at the last result's while work is left: what
+follows may still be due.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ _DONE = object()
 
 
 class ResumableOutput:
-    """Results of one operator on their way out, and the work that is still to be done for the last batch."""
+    """Results of one operator on their way out, and the work that is still to be done for the
+    last batch.
+    """
 
     __slots__ = (
         "_affordable", "_final", "_limit", "_perf_ns", "_timed", "_timestamps", "_tried", "_values", "_watermarks", "_work", "watermark",
@@ -74,7 +79,9 @@ class ResumableOutput:
         return len(self._values) >= self._limit or self._tried >= self._limit
 
     def tried(self, count: int = 1) -> None:
-        """So many pieces of work were done for this piece of the output, whether or not they gave something."""
+        """So many pieces of work were done for this piece of the output, whether or not they
+        gave something.
+        """
         self._tried += count
 
     def start(self, work: Iterator[None], final: int) -> RecordBatch:
@@ -127,7 +134,9 @@ class ResumableOutput:
         self._watermarks.extend(repeat(self.watermark, count))
 
     def add_columns(self, values: ColumnBatch, timestamp: int, watermark: int) -> None:
-        """Like `add_all` for a batch of columns, which is a piece of its own: nothing else may be in it."""
+        """Like `add_all` for a batch of columns, which is a piece of its own: nothing else may
+        be in it.
+        """
         assert not self._values, "what was added before goes first"
         if watermark > self.watermark:
             self.watermark = watermark

@@ -1,7 +1,8 @@
-"""Running results of a keyed stream: one element out for each element in, at the time of that element.
+"""Running results of a keyed stream: one element out for each element in, at the time of that
+element.
 
-State is one raw table, key -> accumulator, in namespace None. The whole batch is folded in one call, so what a record costs is
-what the aggregate itself costs, and a tuple.
+State is one raw table, key -> accumulator, in namespace None. The whole batch is folded in one
+call, so what a record costs is what the aggregate itself costs, and a tuple.
 """
 
 from __future__ import annotations
@@ -39,8 +40,12 @@ _ABSENT: Any = object()
 class RunningAggregate(Protocol):
     """What the operator needs of an aggregate: the fold of a batch in one call."""
 
-    def running(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
-        """Add `values[i]` to the accumulator of `keys[i]` in `table`; give that key and its result after each."""
+    def running(
+        self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]
+    ) -> list[tuple[Any, Any]]:
+        """Add `values[i]` to the accumulator of `keys[i]` in `table`; give that key and its
+        result after each.
+        """
 
     def get_result(self, accumulator: Any) -> Any: ...
 
@@ -54,7 +59,9 @@ class _RunningOperator(Operator):
         check_same_aggregate(self.ctx, self._folds())
 
     async def open(self) -> None:
-        self._table = require_keyed(self.ctx.keyed_state, self.ctx.name).table(RUNNING, result=self._shown())
+        self._table = require_keyed(self.ctx.keyed_state, self.ctx.name).table(
+            RUNNING, result=self._shown()
+        )
 
     def _folds(self) -> object:
         """The aggregate; None: it reduces."""
@@ -67,10 +74,15 @@ class _RunningOperator(Operator):
     def _keys(self, batch: RecordBatch) -> list[Any]:
         keys = batch.keys
         if keys is None:
-            raise AssertionError(f"operator {self.ctx.name!r} got a batch without keys: the edge before it must be keyed")
+            raise AssertionError(
+                f"operator {self.ctx.name!r} got a batch without keys: the edge before it must be "
+                "keyed"
+            )
         return keys
 
-    def _name_culprit(self, error: BaseException, key: Any, value: Any, *, taken: bool = False) -> None:
+    def _name_culprit(
+        self, error: BaseException, key: Any, value: Any, *, taken: bool = False
+    ) -> None:
         note_once(error, f"in {describe_place(self.ctx)}, {at_record(value, key, taken=taken)}")
 
 
@@ -112,7 +124,10 @@ class RunningAggregateOperator(_RunningOperator):
             assert isinstance(self._aggregate, FoldingAggregate)
             table = self._table
             columns = self._columns = RunningColumns(
-                plan_columns(self._aggregate), lambda keys: table.of(None, keys), lambda: table.peek(None), self._spelling.is_one
+                plan_columns(self._aggregate),
+                lambda keys: table.of(None, keys),
+                lambda: table.peek(None),
+                self._spelling.is_one,
             )
         try:
             results = columns.process(batch.keys, batch.values)
@@ -125,7 +140,11 @@ class RunningAggregateOperator(_RunningOperator):
         if not values:
             return RecordBatch([], None, None, None, batch.watermark)
         keys = self._keys(batch)
-        if type(values) is not list and self.reads_columns and (done := self._on_columns(batch)) is not None:
+        if (
+            type(values) is not list
+            and self.reads_columns
+            and (done := self._on_columns(batch)) is not None
+        ):
             return done
         if self._columns is not None:
             self._columns.release()  # Rows write to the table.
@@ -144,7 +163,9 @@ class RunningAggregateOperator(_RunningOperator):
 
     def _over_taken(self) -> RunningAggregate:
         if self._of_taken is None:
-            assert isinstance(self._aggregate, FoldingAggregate), "of others it is not known what they take"
+            assert isinstance(self._aggregate, FoldingAggregate), (
+                "of others it is not known what they take"
+            )
             self._of_taken = of_taken(self._aggregate)
         return self._of_taken
 
@@ -154,10 +175,18 @@ class RunningAggregateOperator(_RunningOperator):
     def _shown(self) -> Callable[[Any], Any]:
         return self._aggregate.get_result
 
-    def _find_culprit(self, error: BaseException, aggregate: RunningAggregate, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Name the record that makes the fold fail, found by folding each alone into an empty table.
+    def _find_culprit(
+        self,
+        error: BaseException,
+        aggregate: RunningAggregate,
+        keys: Sequence[Any],
+        values: Sequence[Any],
+    ) -> None:
+        """Name the record that makes the fold fail, found by folding each alone into an empty
+        table.
 
-        An error that needs the accumulator too does not come again so; then the batch's first and last record frame it.
+        An error that needs the accumulator too does not come again so; then the batch's first and
+        last record frame it.
         """
         taken = aggregate is not self._aggregate
         for key, value in zip(keys, values, strict=True):
@@ -167,13 +196,16 @@ class RunningAggregateOperator(_RunningOperator):
                 explain_failure(aggregate, error, value)
                 self._name_culprit(error, key, value, taken=taken)
                 return
-            except Exception:  # noqa: BLE001  # Another error than the one that is reported: not the culprit.
+            # Another error than the one that is reported: not the culprit.
+            except Exception:  # noqa: BLE001
                 continue
         note_once(error, f"in {describe_place(self.ctx)}, {between_records(values, taken=taken)}")
 
 
 class RunningReduceOperator(_RunningOperator):
-    """`reduce(fn)`: emits the reduced value so far, the element itself where it is the first of its key."""
+    """`reduce(fn)`: emits the reduced value so far, the element itself where it is the first of
+    its key.
+    """
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self._user = UserFunction(function, "reduce")

@@ -1,7 +1,9 @@
-"""State of one aggregate is never read as that of another: what an operator folds stands in its operator state, and is compared.
+"""State of one aggregate is never read as that of another: what an operator folds stands in its
+operator state, and is compared.
 
-An accumulator does not say whose it is: the int of a count would go on as a sum, silently. What the functions of users make of their
-accumulators is their business; that they are functions of users is compared too.
+An accumulator does not say whose it is: the int of a count would go on as a sum, silently. What the
+functions of users make of their accumulators is their business; that they are functions of users is
+compared too.
 """
 
 from __future__ import annotations
@@ -26,14 +28,20 @@ OWN = "a function of its own"
 
 
 def check_same_aggregate(ctx: OperatorContext, aggregate: object) -> None:
-    """In `initialize_state`. `aggregate` None: reduce. Raises RestoreError. State that was written before this was kept is believed."""
+    """In `initialize_state`.
+
+    `aggregate` None: reduce. Raises RestoreError. State that was written before this was kept is
+    believed.
+    """
     name = REDUCE if aggregate is None else _name(aggregate)
     state = ctx.operator_state.get_union_list_state(AGGREGATE)
     for before in state.get():
         if before != name:
             raise RestoreError(
-                f"{describe_place(ctx)} computes {name}, and the state that it is given under its uid was computed by {before}: give the "
-                "new operator a uid of its own, and begin it without state with allow_non_restored=True"
+                f"{describe_place(ctx)} computes {name}, and the state that it is given under its "
+                f"uid was computed by {before}: give the "
+                "new operator a uid of its own, and begin it without state with "
+                "allow_non_restored=True"
             )
     state.update([name])
 

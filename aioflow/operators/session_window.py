@@ -1,17 +1,23 @@
-"""Sessions of event time with a fixed gap and an aggregate: a record costs one look-up of its key while its session goes on.
+"""Sessions of event time with a fixed gap and an aggregate: a record costs one look-up of its key
+while its session goes on.
 
-For the default trigger, no evictor and no lateness; every other session is `window.WindowOperator`'s, which gives the same.
+For the default trigger, no evictor and no lateness; every other session is
+`window.WindowOperator`'s, which gives the same.
 
-State: table "sessions", key -> its open sessions. There is nearly always one: `[[start, end, accumulator]]`. Of several, in order of time,
-(their starts, a list of them): while the watermark waits a key may have as many as there are elements, so they are found by bisection.
+State: table "sessions", key -> its open sessions. There is nearly always one: `[[start, end,
+accumulator]]`. Of several, in order of time, (their starts, a list of them): while the watermark
+waits a key may have as many as there are elements, so they are found by bisection.
 
 Invariants:
 
-* no open session of a key overlaps or touches another, and none is over: those that the watermark passes fire and are forgotten;
-* a key with open sessions has a timer at or before the last instant of each of them. A session that grows leaves its timer where it
-  is: when that is due, it is registered anew, for the end that the session has by then. So a session costs a timer for each gap that
-  it lasts, not one for each record;
-* a session fires when the watermark in force reaches `end - 1`, and `end - 2` is in force before its result.
+* no open session of a key overlaps or touches another, and none is over: those that the watermark
+  passes fire and are forgotten;
+* a key with open sessions has a timer at or before the last instant of each of them. A session that
+  grows leaves its timer where it is: when that is due, it is registered anew, for the end that the
+  session has by then. So a session costs a timer for each gap that it lasts, not one for each
+  record;
+* a session fires when the watermark in force reaches `end - 1`, and `end - 2` is in force before
+  its result.
 """
 
 from __future__ import annotations
@@ -51,7 +57,9 @@ _ACCUMULATOR: Callable[[Session], Any] = itemgetter(2)
 
 
 class SessionWindowOperator(AddingWindowOperator):
-    """Emits `WindowResult(key, start, end, result)` at `end - 1`, or what `window_fn(key, window, result)` makes of it."""
+    """Emits `WindowResult(key, start, end, result)` at `end - 1`, or what `window_fn(key,
+    window, result)` makes of it.
+    """
 
     _table: StateTable
     _timers: InternalTimerService
@@ -71,9 +79,12 @@ class SessionWindowOperator(AddingWindowOperator):
     async def open(self) -> None:
         await super().open()
         self._table = self._state.table(SESSIONS, result=self._shown, transient=True)
-        self._timers = self.ctx.timer_service("window-timers", self._on_no_callback, self._on_no_callback)
+        self._timers = self.ctx.timer_service(
+            "window-timers", self._on_no_callback, self._on_no_callback
+        )
 
-    # ------------------------------------------------------------------------------------------------------------- input
+    # ----------------------------------------------------------------------------------------------
+    # input
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         timers, watermarks = self._timers, batch.watermarks
@@ -93,7 +104,10 @@ class SessionWindowOperator(AddingWindowOperator):
         return empty_batch(self._out.watermark)
 
     def _run(self, batch: RecordBatch, begin: int) -> Iterator[None]:
-        """The rest of `batch` from record `begin` on, cut where something is due. Yields whenever enough was emitted."""
+        """The rest of `batch` from record `begin` on, cut where something is due.
+
+        Yields whenever enough was emitted.
+        """
         timers, watermarks = self._timers, batch.watermarks
         count = len(batch.values)
         while begin < count:
@@ -107,8 +121,15 @@ class SessionWindowOperator(AddingWindowOperator):
             yield from self._advance(batch.watermark)
 
     def _add(self, batch: RecordBatch) -> int:
-        """Add records before which nothing is due. How many, as one of them may begin a session that is due before a later one."""
-        values, keys, watermarks = list(batch.values), batch.keys, batch.watermarks  # Columns are read as a list is.
+        """Add records before which nothing is due.
+
+        How many, as one of them may begin a session that is due before a later one.
+        """
+        values, keys, watermarks = (
+            list(batch.values),
+            batch.keys,
+            batch.watermarks,
+        )  # Columns are read as a list is.
         assert keys is not None and batch.timestamps is not None  # Checked in process_batch.
         gap, timers = self._gap, self._timers
         reached = timers.current_watermark if watermarks is None else watermarks[-1]
@@ -116,7 +137,9 @@ class SessionWindowOperator(AddingWindowOperator):
         get, add = table.get, self._aggregate.adder(values[0])
         left = iter(values)
         try:
-            for value, key, timestamp, watermark in zip(left, keys, batch.timestamps, watermarks or repeat(reached), strict=False):
+            for value, key, timestamp, watermark in zip(
+                left, keys, batch.timestamps, watermarks or repeat(reached), strict=False
+            ):
                 sessions = get(key)
                 if sessions is not None and len(sessions) == 1:
                     session = sessions[0]
@@ -125,7 +148,9 @@ class SessionWindowOperator(AddingWindowOperator):
                         session[2] = add(value, held)
                         if timestamp + gap > end:
                             session[1] = timestamp + gap
-                        table[key] = sessions  # A dict holds it already; another mapping writes through.
+                        table[key] = (
+                            sessions  # A dict holds it already; another mapping writes through.
+                        )
                         continue
                 self._place(table, key, value, timestamp, watermark, add)
                 if timers.next_event_time <= reached:
@@ -142,9 +167,17 @@ class SessionWindowOperator(AddingWindowOperator):
         return added
 
     def _place(
-        self, table: MutableMapping[Any, Any], key: Any, value: Any, start: int, watermark: int, add: Callable[[Any, Any], Any]
+        self,
+        table: MutableMapping[Any, Any],
+        key: Any,
+        value: Any,
+        start: int,
+        watermark: int,
+        add: Callable[[Any, Any], Any],
     ) -> None:
-        """An element that no session takes as it is, or one of several: it gets a session of its own, or some become one."""
+        """An element that no session takes as it is, or one of several: it gets a session of its
+        own, or some become one.
+        """
         end, reached = start + self._gap, max(watermark, self._timers.current_watermark)
         starts, sessions = _in_order(table.get(key, []))
         first, behind = bisect_left(sessions, start, key=_END), bisect_right(starts, end)
@@ -162,7 +195,8 @@ class SessionWindowOperator(AddingWindowOperator):
         starts[first:behind], sessions[first:behind] = [grown[0]], [grown]
         table[key] = sessions if len(sessions) == 1 else (starts, sessions)
 
-    # -------------------------------------------------------------------------------------------------------------- fire
+    # ----------------------------------------------------------------------------------------------
+    # fire
 
     def _advance(self, watermark: int) -> Iterator[None]:
         """Fire the sessions that end up to `watermark`, in order."""
@@ -179,7 +213,9 @@ class SessionWindowOperator(AddingWindowOperator):
         """A timer of `key` is due: what is over fires, what goes on gets another timer."""
         table = self._table.of_key(None, key)
         starts, sessions = _in_order(table.get(key, []))
-        over = len(sessions) if time == MAX_WATERMARK else bisect_right(sessions, time + 1, key=_END)
+        over = (
+            len(sessions) if time == MAX_WATERMARK else bisect_right(sessions, time + 1, key=_END)
+        )
         if over < len(sessions):
             self._timers.register_event_time_timer(key, None, last_instant(sessions[over][1]))
         if not over:
@@ -197,20 +233,30 @@ class SessionWindowOperator(AddingWindowOperator):
     def _emit(self, key: Any, start: int, end: int, held: Any) -> None:
         result = self._aggregate.get_result(held)
         if self._window_fn is None:
-            self._out.add(WindowResult(key, start, end, result), last_instant(end), last_instant(end) - 1)
+            self._out.add(
+                WindowResult(key, start, end, result), last_instant(end), last_instant(end) - 1
+            )
             return
-        self._emit_made(self._window_fn.call, TimeWindow(start, end), last_instant(end) - 1, (key,), (result,))
+        self._emit_made(
+            self._window_fn.call, TimeWindow(start, end), last_instant(end) - 1, (key,), (result,)
+        )
 
     def _shown(self, stored: Any) -> list[tuple[int, int, Any]]:
         """What queries show: (start, end, result so far) of each open session."""
-        return [(start, end, self._aggregate.get_result(held)) for start, end, held in _in_order(stored)[1]]
+        return [
+            (start, end, self._aggregate.get_result(held))
+            for start, end, held in _in_order(stored)[1]
+        ]
 
     def _on_no_callback(self, time: int, key: Any, namespace: Any) -> None:
         raise AssertionError("timers of sessions are popped, not called")
 
 
 def _in_order(stored: Any) -> tuple[list[int], list[Session]]:
-    """Starts and sessions in order of time, of what is stored for a key. State of before has several in another order, as a list."""
+    """Starts and sessions in order of time, of what is stored for a key.
+
+    State of before has several in another order, as a list.
+    """
     if type(stored) is tuple:
         return stored
     sessions = stored if len(stored) < 2 else sorted(stored, key=_START)

@@ -1,4 +1,6 @@
-"""What is held in front of the state backends goes into them by turns: a snapshot of much lets the rest of the loop go on."""
+"""What is held in front of the state backends goes into them by turns: a snapshot of much lets
+the rest of the loop go on.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,12 @@ __all__ = ["settled_by_turns"]
 _DONE = object()
 
 
-def settled_by_turns(settling: Iterator[None], written: Awaitable[None] | None = None) -> Awaitable[None] | None:
-    """Begin `settling`, which yields while there is much to do; gives what is left of it, and `written` behind that, to await."""
+def settled_by_turns(
+    settling: Iterator[None], written: Awaitable[None] | None = None
+) -> Awaitable[None] | None:
+    """Begin `settling`, which yields while there is much to do; gives what is left of it, and
+    `written` behind that, to await.
+    """
     return written if next(settling, _DONE) is _DONE else _rest(settling, written)
 
 

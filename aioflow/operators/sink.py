@@ -1,14 +1,16 @@
-"""What a sink is, and the operator that writes to it. Two phases: prepare at the barrier, commit when the checkpoint is complete.
+"""What a sink is, and the operator that writes to it. Two phases: prepare at the barrier, commit
+when the checkpoint is complete.
 
     barrier n        flush, prepare(n): the committables of n go into operator state, beside those not confirmed yet
     n is complete    commit everything prepared up to n, in order, with retries; what is committed leaves the state
     restore of n     commit what the state of n holds, before the writer opens: n is complete, and committing again does nothing
 
-A completed checkpoint subsumes those before it: if the metadata of n was never written and n + 1 is complete, what was prepared for n is
-part of n + 1. Nothing is committed for a checkpoint that is not complete.
+A completed checkpoint subsumes those before it: if the metadata of n was never written and n + 1 is
+complete, what was prepared for n is part of n + 1. Nothing is committed for a checkpoint that is
+not complete.
 
-Without checkpoints everything that was prepared is committed when the input ends (and when the writer rolls by itself). With them the
-last checkpoint does it, which the task waits for.
+Without checkpoints everything that was prepared is committed when the input ends (and when the
+writer rolls by itself). With them the last checkpoint does it, which the task waits for.
 """
 
 from __future__ import annotations
@@ -38,25 +40,32 @@ T_contra = TypeVar("T_contra", contravariant=True)
 logger = logging.getLogger(__name__)
 
 COMMIT_RETRY = Retry(8, backoff="100ms", max_backoff="5s")
-"""About 11 seconds: a database that restarts, a file server that fails over. Then the task fails, and its restart tries again."""
+"""About 11 seconds: a database that restarts, a file server that fails over.
+
+Then the task fails, and its restart tries again.
+"""
 
 COMMITTABLES = "committables"
 """List state: pairs of the checkpoint that something was prepared for, and what was prepared."""
 
 PREPARED = "prepared"
-"""Union list state: the checkpoint itself, so that every subtask knows after a restore which one it was."""
+"""Union list state: the checkpoint itself, so that every subtask knows after a restore which one
+it was.
+"""
 
 
 class SinkWriter(Protocol[T_contra]):
     """Writes the records of one subtask.
 
-    Optional: `full` (bool): set by the writer when it wants `flush` to be awaited before it takes more; `async open()`;
-    `async close()` (also after a failure); `restored(checkpoint_id)`, before `open` after a restore; `reads_columns` (bool): it has
-    use for a `ColumnBatch`, which reads like a list of rows; the methods of a `CheckpointedFunction`: `initialize_state` before all of
-    these, `snapshot_state` behind `prepare`.
+    Optional: `full` (bool): set by the writer when it wants `flush` to be awaited before it takes
+    more; `async open()`; `async close()` (also after a failure); `restored(checkpoint_id)`, before
+    `open` after a restore; `reads_columns` (bool): it has use for a `ColumnBatch`, which reads like
+    a list of rows; the methods of a `CheckpointedFunction`: `initialize_state` before all of these,
+    `snapshot_state` behind `prepare`.
 
-    What was prepared up to the restored checkpoint is committed, by this subtask or by another. What this subtask began after it, in
-    an attempt that is gone, belongs to nobody: `open` removes it, and nothing that a later attempt may have begun.
+    What was prepared up to the restored checkpoint is committed, by this subtask or by another.
+    What this subtask began after it, in an attempt that is gone, belongs to nobody: `open` removes
+    it, and nothing that a later attempt may have begun.
     """
 
     def write_batch(self, values: Sequence[T_contra], timestamps: Sequence[int] | None) -> None:
@@ -66,11 +75,14 @@ class SinkWriter(Protocol[T_contra]):
         """Bring what is buffered to the outside, as far as that is visible without a commit."""
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
-        """Everything written so far becomes committables: plain data that survive this process, and so does what they stand for."""
+        """Everything written so far becomes committables: plain data that survive this process,
+        and so does what they stand for.
+        """
 
 
 class Committer(Protocol):
-    """Makes prepared data visible. Both calls are idempotent, and a copy of them that comes late changes nothing.
+    """Makes prepared data visible. Both calls are idempotent, and a copy of them that comes late
+    changes nothing.
 
     Optional: `async close()`.
     """
@@ -85,13 +97,18 @@ class Sink(Protocol[T_contra]):
 
     def writer(self, ctx: OperatorContext) -> SinkWriter[T_contra]: ...
     def committer(self) -> Committer | None:
-        """None when `flush` is all there is (at-least-once). A `committer(ctx)` gets the operator's context: its host, its name."""
+        """None when `flush` is all there is (at-least-once).
+
+        A `committer(ctx)` gets the operator's context: its host, its name.
+        """
 
 
 class SinkOperator(Operator):
-    """Drives one `SinkWriter` and its `Committer`. Takes no more while a flush is under way; emits nothing but the watermark.
+    """Drives one `SinkWriter` and its `Committer`. Takes no more while a flush is under way; emits
+    nothing but the watermark.
 
-    Commits run beside the records, in a helper task: a slow commit holds back neither them nor the next checkpoint, only the end.
+    Commits run beside the records, in a helper task: a slow commit holds back neither them nor the
+    next checkpoint, only the end.
     """
 
     def __init__(self, sink: Sink[Any], commit_retry: Retry = COMMIT_RETRY) -> None:
@@ -111,12 +128,16 @@ class SinkOperator(Operator):
 
     @property
     def sink_reads_columns(self) -> bool:
-        """Whether the sink says that its writers have use for columns; known before there is one."""
+        """Whether the sink says that its writers have use for columns; known before there is
+        one.
+        """
         return bool(getattr(self._sink, "reads_columns", False))
 
     @property
     def commits(self) -> bool:
-        """Whether what is prepared and not committed yet is state of this operator; known before there is a committer."""
+        """Whether what is prepared and not committed yet is state of this operator; known before
+        there is a committer.
+        """
         committer = self._sink.committer
         return takes_argument(committer) or committer() is not None
 
@@ -128,23 +149,34 @@ class SinkOperator(Operator):
         restored = state.get_list_state(COMMITTABLES).get() if state.is_restored else []
         if restored and self._committer is None:
             raise RestoreError(
-                f"sink {self.ctx.name!r} commits nothing, but its restored state holds {len(restored)} prepared writes that are not "
-                "committed yet: restore with the sink that prepared them, or give this one another uid and allow_non_restored=True"
+                f"sink {self.ctx.name!r} commits nothing, but its restored state holds "
+                f"{len(restored)} prepared writes that are not "
+                "committed yet: restore with the sink that prepared them, or give this one "
+                "another uid and allow_non_restored=True"
             )
         for checkpoint_id, committable in sorted(restored, key=lambda pair: int(pair[0])):
             self._prepared.setdefault(checkpoint_id, []).append(committable)
 
     async def open(self) -> None:
         if self._prepared:
-            # What another subtask had prepared may be among them: only the checkpoint decides, not who wrote.
-            logger.info("%s: commits what was prepared up to the restored checkpoint %d", self.ctx.name, max(self._prepared))
+            # What another subtask had prepared may be among them: only the checkpoint decides, not
+            # who wrote.
+            logger.info(
+                "%s: commits what was prepared up to the restored checkpoint %d",
+                self.ctx.name,
+                max(self._prepared),
+            )
             self._confirmed = max(self._prepared)
             await self._commit_confirmed()
         self._writer = writer = self._sink.writer(self.ctx)
         self.ctx.operator_state.lend()
         if isinstance(writer, CheckpointedFunction):
             writer.initialize_state(self.ctx.runtime)
-        ids = self.ctx.operator_state.get_union_list_state(PREPARED).get() if self._committer is not None else []
+        ids = (
+            self.ctx.operator_state.get_union_list_state(PREPARED).get()
+            if self._committer is not None
+            else []
+        )
         restored, opener = getattr(writer, "restored", None), getattr(writer, "open", None)
         if ids and restored is not None:
             restored(max(ids))
@@ -171,7 +203,9 @@ class SinkOperator(Operator):
         return RecordBatch([], None, None, None, batch.watermark)
 
     def end_of_data(self) -> None:
-        """No more records: without checkpoints what is left becomes visible now, otherwise the last checkpoint takes it."""
+        """No more records: without checkpoints what is left becomes visible now, otherwise the
+        last checkpoint takes it.
+        """
         assert self._writer is not None
         if self.ctx.checkpointing and self._committer is not None:
             self._begin_flush(self._writer.flush, "flush")
@@ -185,7 +219,9 @@ class SinkOperator(Operator):
 
     async def _flush(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work()  # Called only here: a task that is cancelled before it began must not leave a coroutine behind.
+            # Called only here: a task that is cancelled before it began must not leave a coroutine
+            # behind.
+            await work()
             check_own_task()
         except BaseException as error:
             self._flush_failure = error
@@ -195,7 +231,9 @@ class SinkOperator(Operator):
             self._show_state()
 
     def _show_state(self) -> None:
-        """Wake who waits for room or for the end; those who wait for the end alone go on waiting."""
+        """Wake who waits for room or for the end; those who wait for the end alone go on
+        waiting.
+        """
         self.availability.set_available()
         if self.busy:
             self.availability.set_unavailable()
@@ -214,23 +252,31 @@ class SinkOperator(Operator):
         return self._prepare(checkpoint_id)
 
     async def _prepare(self, checkpoint_id: int) -> None:
-        """Everything up to the barrier goes out and is prepared; nothing else of this task runs meanwhile."""
+        """Everything up to the barrier goes out and is prepared; nothing else of this task runs
+        meanwhile.
+        """
         writer = self._writer
         assert writer is not None, "open() comes before the first checkpoint"
         if self._work is not None:
             await wait_all([self._work])
         if self._flush_failure is not None:
-            raise self._flush_failure  # It fails the task too, but must not be overtaken by an acknowledgement.
+            # It fails the task too, but must not be overtaken by an acknowledgement.
+            raise self._flush_failure
         await writer.flush()
         committables = await writer.prepare(checkpoint_id)
-        if isinstance(writer, CheckpointedFunction) and (ongoing := writer.snapshot_state(self.ctx.runtime)) is not None:
+        if (
+            isinstance(writer, CheckpointedFunction)
+            and (ongoing := writer.snapshot_state(self.ctx.runtime)) is not None
+        ):
             await ongoing
         if self._committer is None:
             return
         if committables:
             self._prepared[checkpoint_id] = committables
         state = self.ctx.operator_state
-        state.get_list_state(COMMITTABLES).update([[id_, one] for id_, prepared in self._prepared.items() for one in prepared])
+        state.get_list_state(COMMITTABLES).update(
+            [[id_, one] for id_, prepared in self._prepared.items() for one in prepared]
+        )
         state.get_union_list_state(PREPARED).update([checkpoint_id])
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
@@ -279,7 +325,12 @@ class SinkOperator(Operator):
                     raise
                 delay_s = retry.delay_s(tries) * self.ctx.host.rng.uniform(0.5, 1.0)
                 logger.warning(
-                    "%s: commit failed, try %d of %d follows in %.1f s: %r", self.ctx.name, tries + 1, retry.attempts, delay_s, error
+                    "%s: commit failed, try %d of %d follows in %.1f s: %r",
+                    self.ctx.name,
+                    tries + 1,
+                    retry.attempts,
+                    delay_s,
+                    error,
                 )
                 await asyncio.sleep(delay_s)
 
@@ -299,4 +350,6 @@ async def _close(what: object) -> None:
 
 
 FINAL_COMMIT = 0
-"""The checkpoint id of the commit at the end of input, when no checkpoints are taken (their ids start at 1)."""
+"""The checkpoint id of the commit at the end of input, when no checkpoints are taken (their ids
+start at 1).
+"""

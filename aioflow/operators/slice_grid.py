@@ -1,4 +1,6 @@
-"""Where slices and windows begin and end, what is due next, and what is late: plain arithmetic over int ms."""
+"""Where slices and windows begin and end, what is due next, and what is late: plain arithmetic
+over int ms.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,18 @@ __all__ = ["SliceGrid", "last_instant"]
 
 
 def last_instant(end: int) -> int:
-    """The last instant of a window that ends at `end`. The window fires there. Event time itself ends at MAX_WATERMARK."""
+    """The last instant of a window that ends at `end`.
+
+    The window fires there. Event time itself ends at MAX_WATERMARK.
+    """
     return min(end - 1, MAX_WATERMARK)
 
 
 class SliceGrid:
-    """The arithmetic of slices and windows: no state, any sign. All of it floors, so negative times need no care."""
+    """The arithmetic of slices and windows: no state, any sign.
+
+    All of it floors, so negative times need no care.
+    """
 
     __slots__ = ("lateness", "offset", "size", "slide", "width")
 
@@ -38,12 +46,16 @@ class SliceGrid:
         return slice_start - (slice_start - self.offset) % self.slide + self.size
 
     def next_end(self, watermark: int) -> int:
-        """The first end of a window that the watermark has not passed: the least end with `end - 1 > watermark`."""
+        """The first end of a window that the watermark has not passed: the least end with `end -
+        1 > watermark`.
+        """
         origin = self.offset + self.size
         return watermark + 1 - (watermark + 1 - origin) % self.slide + self.slide
 
     def deadline(self, watermark: int) -> int:
-        """The next watermark at which a window fires or is forgotten, above MAX_WATERMARK behind the end of time."""
+        """The next watermark at which a window fires or is forgotten, above MAX_WATERMARK behind
+        the end of time.
+        """
         if watermark < MAX_WATERMARK:
             return min(self._deadline(watermark), MAX_WATERMARK)
         return self._deadline(watermark)
@@ -55,9 +67,12 @@ class SliceGrid:
         return min(fires, self.next_end(watermark - self.lateness) - 1 + self.lateness)
 
     def live_from(self, watermark: int) -> int:
-        """Records from this timestamp on only add to their slice; earlier ones re-fire windows or are dropped."""
+        """Records from this timestamp on only add to their slice; earlier ones re-fire windows
+        or are dropped.
+        """
         if self.lateness:
-            # None of the windows of the slice may have fired: the slice begins at or after the last end that was passed.
+            # None of the windows of the slice may have fired: the slice begins at or after the last
+            # end that was passed.
             return self.next_end(watermark) - self.slide
         return self.late_below(watermark)
 

@@ -1,9 +1,10 @@
 """Merged runs of slices: a window of many slices fires at the cost of a few.
 
-A run is 2**level slices, begun at a multiple of its length; it is the merge of its two halves, made when a window first needs
-it. So each slice is merged about once on each level, once in all, and a window of n slices is covered by at most 2 log2(n)
-runs instead of n slices. A run is a cache over the slices: it is in no snapshot, and a record that comes late for a slice
-drops the runs above it. They take about as much memory again as the slices.
+A run is 2**level slices, begun at a multiple of its length; it is the merge of its two halves, made
+when a window first needs it. So each slice is merged about once on each level, once in all, and a
+window of n slices is covered by at most 2 log2(n) runs instead of n slices. A run is a cache over
+the slices: it is in no snapshot, and a record that comes late for a slice drops the runs above it.
+They take about as much memory again as the slices.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ MERGES_AT_ONCE = 1_024
 """Keys that are merged before other work gets its turn, where each is a call."""
 
 LOOP_MERGES_AT_ONCE = 4_096
-"""Keys that a generated loop merges before: 0.3 ms of counts, 1.6 of several aggregates together; a turn costs some 15 us more."""
+"""Keys that a generated loop merges before: 0.3 ms of counts, 1.6 of several aggregates
+together; a turn costs some 15 us more.
+"""
 
 COPIED_AT_ONCE = 16_384
 """Keys that are copied before: 1 to 2 ms."""
@@ -37,7 +40,10 @@ _ABSENT: Any = object()
 
 
 def merge_parts(aggregate: FoldingAggregate, copies: bool, parts: list[Any]) -> Any:
-    """The accumulators `parts`, two or more in order of time, as a new one. With `copies`, `merge` may change either argument."""
+    """The accumulators `parts`, two or more in order of time, as a new one.
+
+    With `copies`, `merge` may change either argument.
+    """
     if copies:
         parts = [frozen_copy(part) for part in parts]
     elif aggregate.in_place:
@@ -45,10 +51,14 @@ def merge_parts(aggregate: FoldingAggregate, copies: bool, parts: list[Any]) -> 
     return reduce(aggregate.merge, parts)
 
 
-def merge_tables(aggregate: FoldingAggregate, copies: bool, tables: list[Table]) -> Generator[None, None, Table]:
-    """`tables`, in order of time, as one: what two of them hold for a key is merged, and no accumulator of theirs is changed.
+def merge_tables(
+    aggregate: FoldingAggregate, copies: bool, tables: list[Table]
+) -> Generator[None, None, Table]:
+    """`tables`, in order of time, as one: what two of them hold for a key is merged, and no
+    accumulator of theirs is changed.
 
-    One look-up for each key of each table; key by key over all tables costs three times as much. Yields while there is much to merge.
+    One look-up for each key of each table; key by key over all tables costs three times as much.
+    Yields while there is much to merge.
     """
     merged = yield from _copied(tables[0])
     if not copies and (merger := aggregate.merger) is not None:
@@ -79,9 +89,11 @@ def merge_tables(aggregate: FoldingAggregate, copies: bool, tables: list[Table])
 
 
 def _parts(table: Table) -> Iterator[Iterable[tuple[Any, Any]]]:
-    """The items of `table`, `LOOP_MERGES_AT_ONCE` at a time; each part is to be read before the next is asked for.
+    """The items of `table`, `LOOP_MERGES_AT_ONCE` at a time; each part is to be read before the
+    next is asked for.
 
-    A dict of which no list is made gives the same tuple each time, as long as nobody keeps it: merging then costs 0.6 of the time.
+    A dict of which no list is made gives the same tuple each time, as long as nobody keeps it:
+    merging then costs 0.6 of the time.
     """
     items = iter(table.items())
     if type(table) is dict:
@@ -107,7 +119,8 @@ def _copied(table: Table) -> Generator[None, None, dict[Any, Any]]:
 class SliceRuns:
     """Covers ranges of slice numbers by runs.
 
-    `slice_of(number)` gives key -> accumulator, empty for none; `any_in(first, stop)` whether some slice there holds something.
+    `slice_of(number)` gives key -> accumulator, empty for none; `any_in(first, stop)` whether some
+    slice there holds something.
     """
 
     __slots__ = ("_aggregate", "_any_in", "_copies", "_levels", "_merged", "_runs", "_slice_of")
@@ -129,7 +142,10 @@ class SliceRuns:
         """Keys since others got their turn: hundreds of small tables are as long as a large one."""
 
     def cover(self, first: int, stop: int) -> Generator[None, None, list[Table]]:
-        """The tables that hold slices [first, stop), in order. Yields while there is much to merge."""
+        """The tables that hold slices [first, stop), in order.
+
+        Yields while there is much to merge.
+        """
         tables = []
         while first < stop:
             length = first & -first or 1 << (stop - first).bit_length()

@@ -1,8 +1,10 @@
-"""The slices of one operator: what each holds, as rows in the table or on columns in front of it, and how a window is made of them.
+"""The slices of one operator: what each holds, as rows in the table or on columns in front of it,
+and how a window is made of them.
 
-State is one table, slice start -> key -> accumulator. `starts` are those of the slices that hold something, in order. Batches of columns
-are added to arrays, which go into the table before rows change a slice, and before a snapshot or a query. A window of many slices is
-covered by merged runs of them (`slice_runs`), which a change of a slice drops.
+State is one table, slice start -> key -> accumulator. `starts` are those of the slices that hold
+something, in order. Batches of columns are added to arrays, which go into the table before rows
+change a slice, and before a snapshot or a query. A window of many slices is covered by merged runs
+of them (`slice_runs`), which a change of a slice drops.
 """
 
 from __future__ import annotations
@@ -30,13 +32,16 @@ __all__ = ["SliceStore", "by_slice"]
 BYTE = 256
 
 RUNS_FROM = 8
-"""Slices a window from which on it is covered by runs of them, whatever the aggregate and wherever its state is."""
+"""Slices a window from which on it is covered by runs of them, whatever the aggregate and
+wherever its state is.
+"""
 
 RUNS_FROM_IN_MEMORY = 3
-"""Slices from which on runs pay for an aggregate that may be merged in any grouping: five of 5,000 keys each cost 0.64 as much.
+"""Slices from which on runs pay for an aggregate that may be merged in any grouping: five of 5,000
+keys each cost 0.64 as much.
 
-A run is in memory, where few slices on disk need not be; and what depends on the grouping, like a sum of floats, is the same on columns,
-which are merged in order of time.
+A run is in memory, where few slices on disk need not be; and what depends on the grouping, like a
+sum of floats, is the same on columns, which are merged in order of time.
 """
 
 _ABSENT = object()
@@ -45,13 +50,23 @@ _ABSENT = object()
 class SliceStore:
     """What the windows of `grid` hold."""
 
-    __slots__ = ("_aggregate", "_columns", "_grid", "_merge_copies", "_runs_to", "_table", "runs", "starts")
+    __slots__ = (
+        "_aggregate",
+        "_columns",
+        "_grid",
+        "_merge_copies",
+        "_runs_to",
+        "_table",
+        "runs",
+        "starts",
+    )
 
     def __init__(self, table: StateTable, grid: SliceGrid, aggregate: FoldingAggregate) -> None:
         self._table = table
         self._grid = grid
         self._aggregate = aggregate
-        # `merge` of a user may give back its second argument and change it the next time; the slices are needed again.
+        # `merge` of a user may give back its second argument and change it the next time; the
+        # slices are needed again.
         self._merge_copies = _is_of_user(aggregate)
         self._columns: SliceColumns | None = None  # Made for the first batch of columns.
         self.starts: list[int] = sorted(table.namespaces())
@@ -64,16 +79,23 @@ class SliceStore:
         return self._columns is not None and bool(self._columns.starts)
 
     def settle(self) -> Iterator[None]:
-        """Everything is in the table at the end of this, which yields while there is much to write."""
+        """Everything is in the table at the end of this, which yields while there is much to
+        write.
+        """
         if self._columns is not None:
             yield from self._columns.settle()
 
     def release(self, first: int, last: int) -> Iterator[None]:
-        """Columns give up the slices that begin from `first` to `last`, to which rows are about to be added. Yields like `settle`."""
+        """Columns give up the slices that begin from `first` to `last`, to which rows are about
+        to be added. Yields like `settle`.
+        """
         if self._columns is not None:
-            yield from self._columns.release([start for start in self._columns.starts if first <= start <= last])
+            yield from self._columns.release(
+                [start for start in self._columns.starts if first <= start <= last]
+            )
 
-    # --------------------------------------------------------------------------------------------------------------- add
+    # ----------------------------------------------------------------------------------------------
+    # add
 
     def slice(self, start: int, keys: list[Any]) -> MutableMapping[Any, Any]:
         """What slice `start` holds, which columns have given up, to change `keys` in it."""
@@ -82,9 +104,15 @@ class SliceStore:
         return self._table.of(start, keys)
 
     def fold_columns(
-        self, values: Any, timestamps: Any, keys: Any, fold: Callable[[int, list[Any], list[Any]], None]
+        self,
+        values: Any,
+        timestamps: Any,
+        keys: Any,
+        fold: Callable[[int, list[Any], list[Any]], None],
     ) -> Iterator[None]:
-        """Add a batch of columns, slice by slice; what must be added as rows goes to `fold(start, keys, values)`. Yields like `settle`."""
+        """Add a batch of columns, slice by slice; what must be added as rows goes to
+        `fold(start, keys, values)`. Yields like `settle`.
+        """
         import numpy as np
 
         from aioflow.columns.event_time import taken
@@ -94,7 +122,9 @@ class SliceStore:
         if columns is None:
             from aioflow.columns.slices import SliceColumns
 
-            columns = self._columns = SliceColumns(plan_columns(self._aggregate), self._table.of, self._table.peek)
+            columns = self._columns = SliceColumns(
+                plan_columns(self._aggregate), self._table.of, self._table.peek
+            )
         yield from columns.make_room()
         try:
             codes, inputs = columns.prepare(keys, values)
@@ -104,7 +134,13 @@ class SliceStore:
         for start, which in by_slice(times, grid):
             if codes is not None:
                 try:
-                    columns.fold(start, codes if which is None else codes[which], inputs, which, new=not self._holds(start))
+                    columns.fold(
+                        start,
+                        codes if which is None else codes[which],
+                        inputs,
+                        which,
+                        new=not self._holds(start),
+                    )
                     self._note(start)
                     continue
                 except NotOnColumns:
@@ -140,10 +176,14 @@ class SliceStore:
                 self._columns.drop(start)
             self.runs.drop(self._number(start))
 
-    # -------------------------------------------------------------------------------------------------------------- read
+    # ----------------------------------------------------------------------------------------------
+    # read
 
     def column_results(self, end: int) -> Iterator[ColumnBatch] | None:
-        """The results of the window that ends at `end`, in pieces, if columns have all of it. Runs of slices merge in another order."""
+        """The results of the window that ends at `end`, in pieces, if columns have all of it.
+
+        Runs of slices merge in another order.
+        """
         if self._columns is None:
             return None
         begin = end - self._grid.size
@@ -157,12 +197,18 @@ class SliceStore:
         return [peek(start) for start in starts[begin:stop]]
 
     def cover(self, end: int) -> Generator[None, None, list[Mapping[Any, Any]]]:
-        """What the window that ends at `end` is merged from, in order of time: its slices, or runs of them if they are many."""
+        """What the window that ends at `end` is merged from, in order of time: its slices, or
+        runs of them if they are many.
+        """
         grid, starts = self._grid, self.starts
         yield from self.settle()
         if bisect_left(starts, end) - bisect_left(starts, end - grid.size) < RUNS_FROM:
             tables = self.tables_of(end)
-            if not self._aggregate.regroups or len(tables) < RUNS_FROM_IN_MEMORY or type(tables[0]) is not dict:
+            if (
+                not self._aggregate.regroups
+                or len(tables) < RUNS_FROM_IN_MEMORY
+                or type(tables[0]) is not dict
+            ):
                 return tables
         self._runs_to = end
         stop = self._number(end)
@@ -181,7 +227,9 @@ class SliceStore:
         results = []
         for key in keys:
             parts = [held for get in gets if (held := get(key, _ABSENT)) is not _ABSENT]
-            results.append(get_result(parts[0] if len(parts) == 1 else merge_parts(aggregate, copies, parts)))
+            results.append(
+                get_result(parts[0] if len(parts) == 1 else merge_parts(aggregate, copies, parts))
+            )
         return results
 
     def _number(self, start: int) -> int:
@@ -197,7 +245,9 @@ class SliceStore:
 
 
 def by_slice(times: Any, grid: SliceGrid) -> Iterator[tuple[int, Any]]:
-    """Start of each slice that records at `times` fall into, in order, and their places; None for all of them."""
+    """Start of each slice that records at `times` fall into, in order, and their places; None
+    for all of them.
+    """
     import numpy as np
 
     width = grid.width
@@ -209,7 +259,8 @@ def by_slice(times: Any, grid: SliceGrid) -> Iterator[tuple[int, Any]]:
         yield first, np.flatnonzero(~later)
         yield last, np.flatnonzero(later)
     else:
-        # Comparing bytes costs next to nothing, so each of a few slices is looked for among all records.
+        # Comparing bytes costs next to nothing, so each of a few slices is looked for among all
+        # records.
         numbers = (times - first) // width
         few = last - first < BYTE * width
         found = np.flatnonzero(np.bincount(numbers)) if few else np.unique(numbers)

@@ -1,19 +1,21 @@
 """Tumbling and sliding event-time windows that add each record once: to its slice.
 
-A slice is a stretch of time of the greatest common divisor of size and slide, so every window is a whole number of
-slices. `slice_store` keeps them; a window merges its slices when it fires. For the default
-trigger, no evictor and an aggregate that can merge; `clock_window` has those of processing time, everything else is
-`window.WindowOperator`.
+A slice is a stretch of time of the greatest common divisor of size and slide, so every window is a
+whole number of slices. `slice_store` keeps them; a window merges its slices when it fires. For the
+default trigger, no evictor and an aggregate that can merge; `clock_window` has those of processing
+time, everything else is `window.WindowOperator`.
 
 Invariants:
 
-* what is due is due at fixed instants (ends of windows, and ends plus lateness), whether or not anything is stored there.
-  Between two of them (`_deadline`) no timestamp changes its class: live, late but allowed, dropped. So a batch is cut
-  there and nowhere else, and a batch that lies in one slice and reaches no deadline costs one bulk fold;
-* a window fires when the watermark in force reaches `end - 1`, and its results have `end - 2` in force before them: event
-  time is continuous. Where more was in force already, that stays;
-* keys come out in the order of their first arrival in a slice, earlier slices first. A snapshot keeps that order within
-  each key group only: in a window that was open at a restore, keys that were there before come group by group.
+* what is due is due at fixed instants (ends of windows, and ends plus lateness), whether or not
+  anything is stored there. Between two of them (`_deadline`) no timestamp changes its class: live,
+  late but allowed, dropped. So a batch is cut there and nowhere else, and a batch that lies in one
+  slice and reaches no deadline costs one bulk fold;
+* a window fires when the watermark in force reaches `end - 1`, and its results have `end - 2` in
+  force before them: event time is continuous. Where more was in force already, that stays;
+* keys come out in the order of their first arrival in a slice, earlier slices first. A snapshot
+  keeps that order within each key group only: in a window that was open at a restore, keys that
+  were there before come group by group.
 """
 
 from __future__ import annotations
@@ -50,13 +52,17 @@ SLICES = "window-slices"
 """Name of the table slice start -> key -> accumulator."""
 
 PROGRESS = "window-progress"
-"""Name of the union list state of (first key group, last key group, watermark reached) of each subtask."""
+"""Name of the union list state of (first key group, last key group, watermark reached) of each
+subtask.
+"""
 
 _RESULTS = list[WindowResult[Any, Any]]
 
 
 class SliceWindowOperator(AddingWindowOperator):
-    """Emits `WindowResult(key, start, end, result)` at `end - 1`, or what `window_fn(key, window, result)` makes of it."""
+    """Emits `WindowResult(key, start, end, result)` at `end - 1`, or what `window_fn(key,
+    window, result)` makes of it.
+    """
 
     _progress: ListState[Any]
     _slices: SliceStore
@@ -91,9 +97,15 @@ class SliceWindowOperator(AddingWindowOperator):
 
     @property
     def next_due(self) -> int:
-        """The watermark from which on it has something to do, whatever comes; above all of them when it holds nothing."""
+        """The watermark from which on it has something to do, whatever comes; above all of them
+        when it holds nothing.
+        """
         starts = self._slices.starts
-        return max(self._deadline, last_instant(self._grid.first_end(starts[0]))) if starts else MAX_WATERMARK
+        return (
+            max(self._deadline, last_instant(self._grid.first_end(starts[0])))
+            if starts
+            else MAX_WATERMARK
+        )
 
     def settle_state(self) -> None:
         for _ in self._slices.settle():
@@ -110,7 +122,8 @@ class SliceWindowOperator(AddingWindowOperator):
         self._slices = SliceStore(table, self._grid, self._aggregate)
         self._restore_progress()
 
-    # ------------------------------------------------------------------------------------------------------------- input
+    # ----------------------------------------------------------------------------------------------
+    # input
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         values = batch.values
@@ -122,8 +135,16 @@ class SliceWindowOperator(AddingWindowOperator):
             reached = self._watermark if watermarks is None else watermarks[-1]
             least, latest = lowest(timestamps), highest(timestamps)
             start = least - (least - self._offset) % self._width
-            is_plain = (type(values) is list or not self.reads_columns) and not self._slices.on_columns
-            if is_plain and reached < self._deadline and least >= self._live_from and latest < start + self._width and not self._ahead:
+            is_plain = (
+                type(values) is list or not self.reads_columns
+            ) and not self._slices.on_columns
+            if (
+                is_plain
+                and reached < self._deadline
+                and least >= self._live_from
+                and latest < start + self._width
+                and not self._ahead
+            ):
                 self._fold(start, batch.keys, values)
             else:
                 return self._out.start(self._run(batch, least, latest), batch.watermark)
@@ -135,7 +156,10 @@ class SliceWindowOperator(AddingWindowOperator):
         return empty_batch(self._out.watermark)
 
     def _run(self, batch: RecordBatch, least: int, latest: int) -> Iterator[None]:
-        """Records between `least` and `latest`, cut at the deadlines. Yields whenever enough was emitted."""
+        """Records between `least` and `latest`, cut at the deadlines.
+
+        Yields whenever enough was emitted.
+        """
         watermarks, begin, count = batch.watermarks, 0, len(batch.values)
         while begin < count:
             if watermarks is None:
@@ -163,48 +187,78 @@ class SliceWindowOperator(AddingWindowOperator):
         self._live_from = grid.live_from(watermark)
         self._late_below = grid.late_below(watermark)
         if self._ahead:
-            self._ahead = [(groups, reached) for groups, reached in self._ahead if reached > watermark]
+            self._ahead = [
+                (groups, reached) for groups, reached in self._ahead if reached > watermark
+            ]
 
     def _restore_progress(self) -> None:
-        """Go on where the former subtasks were: no window fires twice, and what was late stays late.
+        """Go on where the former subtasks were: no window fires twice, and what was late stays
+        late.
 
-        They had reached one watermark, as a barrier that is aligned cuts all of them at the same. If not, this subtask goes
-        on at the lowest, and `_ahead` holds the key groups that had got further, until it has caught up with them. Those that were
-        at the end of time begin anew: a job that was drained goes on behind it.
+        They had reached one watermark, as a barrier that is aligned cuts all of them at the same.
+        If not, this subtask goes on at the lowest, and `_ahead` holds the key groups that had got
+        further, until it has caught up with them. Those that were at the end of time begin anew: a
+        job that was drained goes on behind it.
         """
         own = self._state.key_group_range
-        found = [(own.intersection(KeyGroupRange(first, last)), reached) for first, last, reached in self._progress.get()]
-        shared = [(groups, reached) for groups, reached in found if groups is not None and reached != MAX_WATERMARK]
+        found = [
+            (own.intersection(KeyGroupRange(first, last)), reached)
+            for first, last, reached in self._progress.get()
+        ]
+        shared = [
+            (groups, reached)
+            for groups, reached in found
+            if groups is not None and reached != MAX_WATERMARK
+        ]
         if shared:
             self._ahead = shared
             self._moved_to(min(reached for _, reached in shared))
 
     def _reached(self, key: Any) -> int:
-        """The watermark that the group of `key` had reached before a restore; the present one if that is not lower."""
+        """The watermark that the group of `key` had reached before a restore; the present one if
+        that is not lower.
+        """
         group = key_group(key, self._state.max_parallelism)
-        return max([self._watermark, *(reached for groups, reached in self._ahead if group in groups)])
+        return max(
+            [self._watermark, *(reached for groups, reached in self._ahead if group in groups)]
+        )
 
-    # --------------------------------------------------------------------------------------------------------------- add
+    # ----------------------------------------------------------------------------------------------
+    # add
 
     def _add(self, batch: RecordBatch, least: int, latest: int) -> Iterator[None]:
         """Add records between `least` and `latest`, in whose midst nothing is due."""
-        values, timestamps, keys, watermarks = batch.values, batch.timestamps, batch.keys, batch.watermarks
+        values, timestamps, keys, watermarks = (
+            batch.values,
+            batch.timestamps,
+            batch.keys,
+            batch.watermarks,
+        )
         assert timestamps is not None and keys is not None  # Checked in process_batch.
         live_from = self._live_from
         if type(values) is not list and self.reads_columns and not self._ahead:
             if least < live_from:
-                values, timestamps, keys = yield from self._add_late_rows(values, timestamps, keys, watermarks)
+                values, timestamps, keys = yield from self._add_late_rows(
+                    values, timestamps, keys, watermarks
+                )
             if len(values):
                 yield from self._slices.fold_columns(values, timestamps, keys, self._fold)
             return
         if least < live_from or self._ahead:
             live = [timestamp >= live_from for timestamp in timestamps]
             if self._ahead:
-                live = [flag and self._reached(key) == self._watermark for flag, key in zip(live, keys, strict=True)]
+                live = [
+                    flag and self._reached(key) == self._watermark
+                    for flag, key in zip(live, keys, strict=True)
+                ]
             for i, flag in enumerate(live):
                 if not flag:
                     # After a restore the input may still be behind what was reached.
-                    watermark = self._watermark if watermarks is None else max(watermarks[i], self._watermark)
+                    watermark = (
+                        self._watermark
+                        if watermarks is None
+                        else max(watermarks[i], self._watermark)
+                    )
                     yield from self._add_late(values[i], timestamps[i], keys[i], watermark)
             values, keys = list(compress(values, live)), list(compress(keys, live))
             timestamps = list(compress(timestamps, live))
@@ -221,7 +275,10 @@ class SliceWindowOperator(AddingWindowOperator):
             # Out-of-order records around a boundary are the common case.
             parted = _parted(keys, timestamps, last)
             for slice_start, slice_keys, slice_values in zip(
-                (start, last), parted, parted if values is keys else _parted(values, timestamps, last), strict=True
+                (start, last),
+                parted,
+                parted if values is keys else _parted(values, timestamps, last),
+                strict=True,
             ):
                 fold(slice_start, slice_keys, slice_values)
             return
@@ -245,16 +302,23 @@ class SliceWindowOperator(AddingWindowOperator):
 
         from aioflow.columns.event_time import taken
 
-        live = np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps) >= self._live_from
+        live = (
+            np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)
+            >= self._live_from
+        )
         for i in np.flatnonzero(~live).tolist():
             # After a restore the input may still be behind what was reached.
-            watermark = self._watermark if watermarks is None else max(watermarks[i], self._watermark)
+            watermark = (
+                self._watermark if watermarks is None else max(watermarks[i], self._watermark)
+            )
             yield from self._add_late(values[i], timestamps[i], keys[i], watermark)
         others = np.flatnonzero(live)
         return values.take(others), taken(timestamps, others), taken(keys, others)
 
     def _add_late(self, value: Any, timestamp: int, key: Any, watermark: int) -> Iterator[None]:
-        """One record that may be late for windows: drop it if it is for all of them, else re-fire those that have fired."""
+        """One record that may be late for windows: drop it if it is for all of them, else
+        re-fire those that have fired.
+        """
         reached, late_below = watermark, self._late_below
         if self._ahead:
             reached = max(watermark, self._reached(key))
@@ -268,12 +332,16 @@ class SliceWindowOperator(AddingWindowOperator):
         yield from self._refire(key, start, reached, watermark)
 
     def _refire(self, key: Any, start: int, reached: int, watermark: int) -> Iterator[None]:
-        """Emit again the windows of `key` with slice `start` that had fired at `reached`, but may still change."""
+        """Emit again the windows of `key` with slice `start` that had fired at `reached`, but
+        may still change.
+        """
         grid = self._grid
         yield from self._slices.settle()
         end = max(grid.first_end(start), grid.next_end(reached - grid.lateness))
         while end <= grid.last_end(start) and last_instant(end) <= reached:
-            self._emit(end, watermark, [key], self._slices.results([key], self._slices.tables_of(end)))
+            self._emit(
+                end, watermark, [key], self._slices.results([key], self._slices.tables_of(end))
+            )
             if self._out.full:
                 yield
             end += grid.slide
@@ -287,23 +355,31 @@ class SliceWindowOperator(AddingWindowOperator):
             raise
 
     def _find_culprit(self, error: Exception, keys: list[Any], values: list[Any]) -> None:
-        """Name the record that makes the fold fail, found by folding each alone; without luck, the first and the last."""
+        """Name the record that makes the fold fail, found by folding each alone; without luck,
+        the first and the last.
+        """
         taken = self._folding is not self._aggregate
         for key, value in zip(keys, values, strict=True):
             try:
                 self._folding.fold({}, [key], [value])
             except type(error):
                 explain_failure(self._folding, error, value)
-                note_once(error, f"in {describe_place(self.ctx)}, {at_record(value, key, taken=taken)}")
+                note_once(
+                    error, f"in {describe_place(self.ctx)}, {at_record(value, key, taken=taken)}"
+                )
                 return
-            except Exception:  # noqa: BLE001  # Another error than the one that is reported: not the culprit.
+            # Another error than the one that is reported: not the culprit.
+            except Exception:  # noqa: BLE001
                 continue
         note_once(error, f"in {describe_place(self.ctx)}, {between_records(values, taken=taken)}")
 
-    # -------------------------------------------------------------------------------------------------------------- fire
+    # ----------------------------------------------------------------------------------------------
+    # fire
 
     def _advance(self, watermark: int) -> Iterator[None]:
-        """Fire the windows that end up to `watermark`, in order, and forget the slices that no window needs any more."""
+        """Fire the windows that end up to `watermark`, in order, and forget the slices that no
+        window needs any more.
+        """
         grid, starts = self._grid, self._slices.starts
         end = grid.next_end(self._watermark)
         while last_instant(end) <= watermark:
@@ -315,7 +391,8 @@ class SliceWindowOperator(AddingWindowOperator):
                 end = grid.first_end(starts[index])
                 continue
             yield from self._fire(end)
-            # Everything up to here is done: should a snapshot or an error come now, it finds this window fired.
+            # Everything up to here is done: should a snapshot or an error come now, it finds this
+            # window fired.
             self._moved_to(last_instant(end))
             end += grid.slide
         self._moved_to(watermark)
@@ -334,14 +411,21 @@ class SliceWindowOperator(AddingWindowOperator):
                 yield
             return
         parts = tables = yield from slices.cover(end)
-        if len(tables) > 1 and not self._ahead and type(tables[0]) is dict:  # A window on disk need not fit into memory.
+        if (
+            len(tables) > 1 and not self._ahead and type(tables[0]) is dict
+        ):  # A window on disk need not fit into memory.
             tables = [(yield from slices.merged(tables))]
         out.tried(len(parts))
         if len(tables) == 1 and not self._ahead and type(tables[0]) is dict:
             # Keys and accumulators apart: to take pairs of them apart costs three times as much.
             keys_left, held_left = iter(tables[0]), iter(tables[0].values())
             while keys := list(islice(keys_left, max(1, out.room))):
-                self._emit(end, last_instant(end) - 1, keys, aggregate.results(islice(held_left, len(keys))))
+                self._emit(
+                    end,
+                    last_instant(end) - 1,
+                    keys,
+                    aggregate.results(islice(held_left, len(keys))),
+                )
                 if out.full:
                     yield
             return
@@ -351,9 +435,18 @@ class SliceWindowOperator(AddingWindowOperator):
             items = iter(table.items())
             while chunk := list(islice(items, max(1, out.room))):
                 if len(tables) == 1 and not self._ahead:
-                    self._emit(end, last_instant(end) - 1, [key for key, _ in chunk], aggregate.results([held for _, held in chunk]))
+                    self._emit(
+                        end,
+                        last_instant(end) - 1,
+                        [key for key, _ in chunk],
+                        aggregate.results([held for _, held in chunk]),
+                    )
                 else:
-                    keys = _not_in([key for key, _ in chunk], earlier) if earlier else [key for key, _ in chunk]
+                    keys = (
+                        _not_in([key for key, _ in chunk], earlier)
+                        if earlier
+                        else [key for key, _ in chunk]
+                    )
                     if self._ahead:
                         keys = [key for key in keys if self._reached(key) < last_instant(end)]
                     self._emit(end, last_instant(end) - 1, keys, slices.results(keys, later))
@@ -366,13 +459,21 @@ class SliceWindowOperator(AddingWindowOperator):
             self._out.tried(len(keys))
             self._emit_made(self._window_fn.call, TimeWindow(start, end), watermark, keys, values)
             return
-        # 0.65 of what `tuple.__new__` takes for each of them. Keys and values are of no type, and stay the objects that they are.
-        results = convert(list(zip(keys, repeat(start), repeat(end), values, strict=False)), _RESULTS)
+        # 0.65 of what `tuple.__new__` takes for each of them. Keys and values are of no type, and
+        # stay the objects that they are.
+        results = convert(
+            list(zip(keys, repeat(start), repeat(end), values, strict=False)), _RESULTS
+        )
         self._out.add_all(results, len(keys), last_instant(end), watermark)
 
 
-def _parted(items: Sequence[Any], timestamps: Sequence[int], instant: int) -> tuple[list[Any], list[Any]]:
-    """Those of `items` before `instant`, and the others. Flags and `itertools.compress` take twice as long."""
+def _parted(
+    items: Sequence[Any], timestamps: Sequence[int], instant: int
+) -> tuple[list[Any], list[Any]]:
+    """Those of `items` before `instant`, and the others.
+
+    Flags and `itertools.compress` take twice as long.
+    """
     earlier: list[Any] = []
     later: list[Any] = []
     for item, timestamp in zip(items, timestamps, strict=True):

@@ -1,18 +1,22 @@
-"""Stateless operators: map, filter and flat_map, fused with their neighbours into one generated loop.
+"""Stateless operators: map, filter and flat_map, fused with their neighbours into one generated
+loop.
 
-A fused operator is a list of steps. For one step without timestamps the loop is a C-level `map`, `filter` or `chain`; for more, or
-where times must follow their records, a loop is generated once and calls the user functions directly:
+A fused operator is a list of steps. For one step without timestamps the loop is a C-level `map`,
+`filter` or `chain`; for more, or where times must follow their records, a loop is generated once
+and calls the user functions directly:
 
     for v0 in values:
         v1 = f0(v0)
         if not f1(v1): continue
         out.extend(f2(v1))
 
-A function that is an expression of its argument and nothing else stands in the loop itself (`operators.inlining`).
+A function that is an expression of its argument and nothing else stands in the loop itself
+(`operators.inlining`).
 
-A failing user function surfaces as itself. Which record it was follows from how far the iterator over the input got, and which step
-from the line of the generated loop, so the success path pays for neither. The first result of each function is looked at, for a
-coroutine that nobody would await; then the loop is made anew, without the look.
+A failing user function surfaces as itself. Which record it was follows from how far the iterator
+over the input got, and which step from the line of the generated loop, so the success path pays for
+neither. The first result of each function is looked at, for a coroutine that nobody would await;
+then the loop is made anew, without the look.
 """
 
 from __future__ import annotations
@@ -86,7 +90,10 @@ class StatelessOperator(Operator):
 
     @classmethod
     def fuse(cls, operators: Sequence[StatelessOperator]) -> StatelessOperator:
-        """The operators as one: same functions, same contexts, one loop. They must have been opened; the parts stay their owners."""
+        """The operators as one: same functions, same contexts, one loop.
+
+        They must have been opened; the parts stay their owners.
+        """
         fused = cls([step for operator in operators for step in operator.steps])
         fused._functions = [function for operator in operators for function in operator._functions]
         fused._contexts = [context for operator in operators for context in operator._contexts]
@@ -111,7 +118,11 @@ class StatelessOperator(Operator):
         values = batch.values
         if not values:
             return RecordBatch([], None, None, None, batch.watermark)
-        if type(values) is not list and self._column_steps and (done := self._process_columns(batch)) is not None:
+        if (
+            type(values) is not list
+            and self._column_steps
+            and (done := self._process_columns(batch)) is not None
+        ):
             return done
         if self._unseen and self._unseen != sum(not first.seen for first in self._firsts):
             self._compile()
@@ -119,10 +130,17 @@ class StatelessOperator(Operator):
         try:
             if self._keeps_count or (batch.timestamps is None and batch.watermarks is None):
                 plain = self._plain(source)  # type: ignore[misc]  # open() made it
-                # `map` and `filter` take a StopIteration of the function for their own end. An iterator that met its end says so.
+                # `map` and `filter` take a StopIteration of the function for their own end. An
+                # iterator that met its end says so.
                 if len(source.__reduce__()) > RAN_TO_ITS_END:
-                    raise RuntimeError("user code raised StopIteration, which is no failure it may use")
-                return batch.with_values(plain) if self._keeps_count else RecordBatch(plain, None, None, None, batch.watermark)
+                    raise RuntimeError(
+                        "user code raised StopIteration, which is no failure it may use"
+                    )
+                return (
+                    batch.with_values(plain)
+                    if self._keeps_count
+                    else RecordBatch(plain, None, None, None, batch.watermark)
+                )
             out, indices = self._indexed(source)  # type: ignore[misc]
             return batch.select(indices, out)
         except BaseException as error:
@@ -132,7 +150,10 @@ class StatelessOperator(Operator):
             raise better from None
 
     def _process_columns(self, batch: RecordBatch) -> RecordBatch | None:
-        """As many of the first steps as there are for columns, and the others on rows. None: it takes rows from the first step on."""
+        """As many of the first steps as there are for columns, and the others on rows.
+
+        None: it takes rows from the first step on.
+        """
         from aioflow.columns.expressions import NotOnColumns
         from aioflow.columns.steps import ColumnSteps
 
@@ -141,7 +162,11 @@ class StatelessOperator(Operator):
             count = len(self._column_steps)
             if count < len(self.steps):
                 self._rest = rest = StatelessOperator(self.steps[count:])
-                rest._functions, rest._contexts, rest.ctx = self._functions[count:], self._contexts[count:], self.ctx
+                rest._functions, rest._contexts, rest.ctx = (
+                    self._functions[count:],
+                    self._contexts[count:],
+                    self.ctx,
+                )
                 rest._look_at_first()
         try:
             done = self._on_columns(batch)
@@ -159,8 +184,12 @@ class StatelessOperator(Operator):
     def _look_at_first(self) -> None:
         """The loop for the first records."""
         self._firsts = [
-            FirstResult(function.call, f"operator {context.name!r}: the function of {step.kind.value}")
-            for function, context, step in zip(self._functions, self._contexts, self.steps, strict=True)
+            FirstResult(
+                function.call, f"operator {context.name!r}: the function of {step.kind.value}"
+            )
+            for function, context, step in zip(
+                self._functions, self._contexts, self.steps, strict=True
+            )
         ]
         self._compile()
 
@@ -174,7 +203,9 @@ class StatelessOperator(Operator):
             self._indexed = _generate(self.steps, calls, bodies, indexed=True)
 
     def _name_culprit(self, error: BaseException, values: list[Any], index: int) -> BaseException:
-        """The error with a note of whose it is; another one where it is the loop's own, about what a function gave it."""
+        """The error with a note of whose it is; another one where it is the loop's own, about
+        what a function gave it.
+        """
         step = 0
         frame = error.__traceback__
         innermost = None
@@ -182,7 +213,9 @@ class StatelessOperator(Operator):
         while frame is not None:
             innermost = frame.tb_frame.f_code
             if innermost.co_filename == GENERATED:
-                step, name = frame.tb_frame.f_globals["step_of_line"].get(frame.tb_lineno, (0, "v0"))
+                step, name = frame.tb_frame.f_globals["step_of_line"].get(
+                    frame.tb_lineno, (0, "v0")
+                )
                 taken = frame.tb_frame.f_locals.get(name)
             frame = frame.tb_next
         context = self._contexts[step]
@@ -200,7 +233,8 @@ class StatelessOperator(Operator):
             and _is_python(self._functions[step].call)
         ):
             error = TypeError(
-                f"operator {context.name!r}: the function of flat_map gave what is no iterable ({error}): return a list of elements, "
+                f"operator {context.name!r}: the function of flat_map gave what is no iterable "
+                f"({error}): return a list of elements, "
                 "[] for none, or yield them"
             )
         at = max(0, min(index, len(values) - 1))
@@ -209,12 +243,17 @@ class StatelessOperator(Operator):
 
 
 def _column_steps(steps: Sequence[StatelessStep]) -> list[Any]:
-    """What the first steps compute on columns: the expression of a filter, the fields of a select; up to the first that is neither."""
+    """What the first steps compute on columns: the expression of a filter, the fields of a
+    select; up to the first that is neither.
+    """
     found: list[Any] = []
     for step in steps:
         if step.kind is StatelessKind.FILTER and is_expression(step.function):
             found.append(step.function)
-        elif step.kind is StatelessKind.MAP and (fields := getattr(step.function, "__columns__", None)) is not None:
+        elif (
+            step.kind is StatelessKind.MAP
+            and (fields := getattr(step.function, "__columns__", None)) is not None
+        ):
             found.append(fields)
         else:
             break
@@ -222,7 +261,10 @@ def _column_steps(steps: Sequence[StatelessStep]) -> list[Any]:
 
 
 def _is_python(call: Any) -> bool:
-    """Whether calling it makes a frame. What a function in C raises looks as if the loop had raised it."""
+    """Whether calling it makes a frame.
+
+    What a function in C raises looks as if the loop had raised it.
+    """
     while isinstance(call, partial):
         call = call.func
     return inspect.isfunction(call) or inspect.ismethod(call)
@@ -235,7 +277,9 @@ def describe_place(context: OperatorContext) -> str:
 
 
 RAN_TO_ITS_END = 2
-"""Length of the `__reduce__` of a list iterator that was read to its end: there is no position in it any more."""
+"""Length of the `__reduce__` of a list iterator that was read to its end: there is no position
+in it any more.
+"""
 
 GENERATED = "<aioflow fused loop>"
 """File name of generated code in tracebacks."""
@@ -255,9 +299,14 @@ def _plain_loop(
 
 
 def _generate(
-    steps: Sequence[StatelessStep], calls: list[Callable[[Any], Any]], bodies: list[Body | None], *, indexed: bool
+    steps: Sequence[StatelessStep],
+    calls: list[Callable[[Any], Any]],
+    bodies: list[Body | None],
+    *,
+    indexed: bool,
 ) -> Callable[..., Any]:
-    """The fused loop over `steps`; with `indexed` it also returns, for each output, the index of the record that it stems from.
+    """The fused loop over `steps`; with `indexed` it also returns, for each output, the index of
+    the record that it stems from.
 
     Of a step with a body the loop computes that, instead of calling its function.
     """
@@ -268,7 +317,8 @@ def _generate(
         lines += ["    origin = []", "    for i, v0 in enumerate(values):"]
     else:
         lines.append("    for v0 in values:")
-    # `out.append` is one instruction of the interpreter; through a bound name it is a call, and costs twice as much.
+    # `out.append` is one instruction of the interpreter; through a bound name it is a call, and
+    # costs twice as much.
     emit = "out.append({})" + ("; origin.append(i)" if indexed else "")
     depth, value = 2, "v0"
     for number, (step, body) in enumerate(zip(steps, bodies, strict=True)):
@@ -281,7 +331,9 @@ def _generate(
             lines.append(f"{pad}{following} = {source}")
             value = following
         elif is_last and body is not None and body.members is not None:
-            lines.append(pad + "; ".join(emit.format(member.over(value)) for member in body.members))
+            lines.append(
+                pad + "; ".join(emit.format(member.over(value)) for member in body.members)
+            )
             value = ""
         elif is_last and not indexed:
             lines.append(f"{pad}out.extend({source})")
@@ -301,10 +353,15 @@ def _generate(
 
 
 def is_async(function: Any, method: str) -> bool:
-    """Whether calling `function` (or its `method`, for a function class) gives an awaitable; of flat_map also an async generator."""
-    is_class = isinstance(function, Function) or (isinstance(function, type) and issubclass(function, Function))
+    """Whether calling `function` (or its `method`, for a function class) gives an awaitable; of
+    flat_map also an async generator.
+    """
+    is_class = isinstance(function, Function) or (
+        isinstance(function, type) and issubclass(function, Function)
+    )
     target = getattr(function, method, None) if is_class else function
-    calls = (target, getattr(target, "__call__", None))  # noqa: B004  # Not whether it can be called, but how.
+    # Not whether it can be called, but how.
+    calls = (target, getattr(target, "__call__", None))  # noqa: B004
     if method == StatelessKind.FLAT_MAP.value and any(map(inspect.isasyncgenfunction, calls)):
         return True
     return any(map(inspect.iscoroutinefunction, calls))

@@ -1,9 +1,12 @@
-"""What an aggregate takes of an element, where that is one thing or nothing: it may travel in the place of the element.
+"""What an aggregate takes of an element, where that is one thing or nothing: it may travel in the
+place of the element.
 
-A sum of one field that is dealt out over processes would else have every record written, read and made again for that field. Whoever deals
-records out calls the function that the aggregate would have called, and says so of the batch (`RecordBatch.taken`); where that fails,
-the whole records go on, and the aggregate fails at the one which is to blame, or passes over it as late. So the function must be
-one that does nothing but compute: one that could as well stand in the loop itself (`inlining`).
+A sum of one field that is dealt out over processes would else have every record written, read and
+made again for that field. Whoever deals records out calls the function that the aggregate would
+have called, and says so of the batch (`RecordBatch.taken`); where that fails, the whole records go
+on, and the aggregate fails at the one which is to blame, or passes over it as late. So the function
+must be one that does nothing but compute: one that could as well stand in the loop itself
+(`inlining`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,19 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
-from aioflow.operators.aggregates import Agg, BuiltIn, Collect, Count, Distinct, First, Last, Max, Mean, Min, Sum
+from aioflow.operators.aggregates import (
+    Agg,
+    BuiltIn,
+    Collect,
+    Count,
+    Distinct,
+    First,
+    Last,
+    Max,
+    Mean,
+    Min,
+    Sum,
+)
 from aioflow.operators.folding import FoldingAggregate
 from aioflow.operators.inlining import body_of
 from aioflow.operators.userfunction import describe_record
@@ -24,13 +39,18 @@ _TAKE_ONE = frozenset((Sum, Mean, Min, Max, First, Last, Collect, Distinct))
 
 
 def taken_by(aggregate: object) -> tuple[Callable[[Any], Any], ...] | None:
-    """The one function of an element by which `aggregate` reads it, none if it only counts; None: it reads more than that, or is not known.
+    """The one function of an element by which `aggregate` reads it, none if it only counts; None:
+    it reads more than that, or is not known.
 
     With `where=` a function is not called for every element, so it is not to be called before.
     """
     found: dict[tuple[str, ...], Callable[[Any], Any]] = {}
     for part in aggregate.parts.values() if isinstance(aggregate, Agg) else [aggregate]:
-        if not isinstance(part, BuiltIn) or part.where is not None or not (type(part) is Count or type(part) in _TAKE_ONE):
+        if (
+            not isinstance(part, BuiltIn)
+            or part.where is not None
+            or not (type(part) is Count or type(part) in _TAKE_ONE)
+        ):
             return None
         if type(part) is Count:
             continue
@@ -44,8 +64,9 @@ def taken_by(aggregate: object) -> tuple[Callable[[Any], Any], ...] | None:
 def of_taken(aggregate: FoldingAggregate) -> FoldingAggregate:
     """The same aggregate, with the same accumulators, over what it takes of elements.
 
-    What was in flight in an unaligned checkpoint may meet changed code. It counts as the code did that took it, like all else that was
-    before the barrier: a `where=` that was added since would have to see elements.
+    What was in flight in an unaligned checkpoint may meet changed code. It counts as the code did
+    that took it, like all else that was before the barrier: a `where=` that was added since would
+    have to see elements.
     """
     made = copy(aggregate)
     if isinstance(made, Agg):
@@ -56,9 +77,15 @@ def of_taken(aggregate: FoldingAggregate) -> FoldingAggregate:
 
 
 def at_record(value: Any, key: Any, *, taken: bool) -> str:
-    """For a message: which record is to blame, or what was `taken` of it, where the record itself is not here."""
+    """For a message: which record is to blame, or what was `taken` of it, where the record
+    itself is not here.
+    """
     of_key = f"of key {describe_record(key)}"
-    return f"at {describe_record(value)}, taken of a record {of_key}" if taken else f"at record {describe_record(value)} {of_key}"
+    return (
+        f"at {describe_record(value)}, taken of a record {of_key}"
+        if taken
+        else f"at record {describe_record(value)} {of_key}"
+    )
 
 
 def between_records(values: Sequence[Any], *, taken: bool) -> str:

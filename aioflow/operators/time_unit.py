@@ -1,8 +1,8 @@
 """Whether timestamps are milliseconds, as they should be, or a time of today in another unit.
 
-Seconds taken for milliseconds are in January 1970, and all of a day falls into one window of a minute and a half: nothing fails. So the
-first timestamp of each source is looked at, and no other. No clock is read: "today" is some decades wide, and as milliseconds far from
-all of them.
+Seconds taken for milliseconds are in January 1970, and all of a day falls into one window of a
+minute and a half: nothing fails. So the first timestamp of each source is looked at, and no other.
+No clock is read: "today" is some decades wide, and as milliseconds far from all of them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ UNITS = (
 
 
 def warn_of_unit(timestamp: int) -> None:
-    """Log a warning if `timestamp`, the first of the operator whose scope this is, is probably of another unit."""
+    """Log a warning if `timestamp`, the first of the operator whose scope this is, is probably
+    of another unit.
+    """
     for unit, per_second, remedy in UNITS:
         if timestamp // per_second in TODAY_S:
             scope = current_scope()
             logger.warning(
-                "the first timestamp of operator %r is %d: in milliseconds that is in the year %d, in %s it is in %d; event time is "
+                "the first timestamp of operator %r is %d: in milliseconds that is in the year "
+                "%d, in %s it is in %d; event time is "
                 "milliseconds since the epoch, so give what timestamp= gives %s",
                 None if scope is None else scope.operator,
                 timestamp,

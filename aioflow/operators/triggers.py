@@ -1,7 +1,9 @@
-"""When a window fires: the triggers that come with the engine, and the base of those that users write. After Flink's.
+"""When a window fires: the triggers that come with the engine, and the base of those that users
+write. After Flink's.
 
-A trigger is immutable and shared by all keys and windows. What it must remember is kept in partitioned state, per key and
-window, reached through its context; so it is part of every checkpoint and goes away with the window.
+A trigger is immutable and shared by all keys and windows. What it must remember is kept in
+partitioned state, per key and window, reached through its context; so it is part of every
+checkpoint and goes away with the window.
 """
 
 from __future__ import annotations
@@ -49,15 +51,24 @@ class TriggerContext(Protocol):
         """State of this key and window, of the kind that `descriptor` declares."""
 
     def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
-        """In `on_merge`: fold the state of the windows that went away into the state of the one that stays."""
+        """In `on_merge`: fold the state of the windows that went away into the state of the one
+        that stays.
+        """
 
 
 class Trigger(Generic[T]):
-    """Decides when a window fires. Subclasses keep no data in themselves: state goes through the context."""
+    """Decides when a window fires.
 
-    def on_element(self, value: T, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    Subclasses keep no data in themselves: state goes through the context.
+    """
+
+    def on_element(
+        self, value: T, timestamp: int | None, window: Any, ctx: TriggerContext
+    ) -> TriggerResult:
         """`value` was added to `window`."""
-        raise TypeError(f"{type(self).__name__} must define on_element(self, value, timestamp, window, ctx)")
+        raise TypeError(
+            f"{type(self).__name__} must define on_element(self, value, timestamp, window, ctx)"
+        )
 
     def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
         """An event-time timer of this trigger is due."""
@@ -68,8 +79,13 @@ class Trigger(Generic[T]):
         return TriggerResult.CONTINUE
 
     def on_merge(self, window: Any, ctx: TriggerContext) -> None:
-        """`window` came out of a merge: register its timers, merge the state. Needed with session windows."""
-        raise TypeError(f"{type(self).__name__} must define on_merge(self, window, ctx): session windows merge")
+        """`window` came out of a merge: register its timers, merge the state.
+
+        Needed with session windows.
+        """
+        raise TypeError(
+            f"{type(self).__name__} must define on_merge(self, window, ctx): session windows merge"
+        )
 
     def clear(self, window: Any, ctx: TriggerContext) -> None:
         """The window is dropped: delete timers and state that are left."""
@@ -82,13 +98,18 @@ class Trigger(Generic[T]):
 
 @explained
 def on_watermark() -> Trigger[Any]:
-    """Fire when the watermark passes the window's end, then for each late element within the lateness."""
+    """Fire when the watermark passes the window's end, then for each late element within the
+    lateness.
+    """
     return _OnWatermark()
 
 
 @explained
 def on_count(n: int) -> Trigger[Any]:
-    """Fire at every n-th element of the window. The contents stay: wrap it in `purging` to drop them."""
+    """Fire at every n-th element of the window.
+
+    The contents stay: wrap it in `purging` to drop them.
+    """
     if type(n) is not int or n <= 0:
         raise GraphError(f"on_count: n is {n!r}, expected an int above 0")
     return _OnCount(n)
@@ -96,15 +117,25 @@ def on_count(n: int) -> Trigger[Any]:
 
 @explained
 def on_processing_time(d: Duration | None = None) -> Trigger[Any]:
-    """Fire `d` of processing time after the first element since the last firing; without `d`, at the window's end."""
-    return _AtProcessingTime() if d is None else _ProcessingTimeout(positive_ms(d, "on_processing_time", "duration"))
+    """Fire `d` of processing time after the first element since the last firing; without `d`, at
+    the window's end.
+    """
+    return (
+        _AtProcessingTime()
+        if d is None
+        else _ProcessingTimeout(positive_ms(d, "on_processing_time", "duration"))
+    )
 
 
 @explained
 def continuous(d: Duration, *, time: str = "event") -> Trigger[Any]:
     """Fire every `d` of event time (or processing time), and at the window's end."""
     interval = positive_ms(d, "continuous", "duration")
-    return _ContinuousEventTime(interval) if is_event_time(time, "continuous") else _ContinuousProcessingTime(interval)
+    return (
+        _ContinuousEventTime(interval)
+        if is_event_time(time, "continuous")
+        else _ContinuousProcessingTime(interval)
+    )
 
 
 @explained
@@ -117,7 +148,9 @@ def purging(t: Trigger[T]) -> Trigger[T]:
 
 @explained
 def early(d: Duration) -> Trigger[Any]:
-    """Fire every `d` of processing time before the watermark passes the end, then as `on_watermark`."""
+    """Fire every `d` of processing time before the watermark passes the end, then as
+    `on_watermark`.
+    """
     return _Early(positive_ms(d, "early", "duration"))
 
 
@@ -135,7 +168,9 @@ _NEXT_FIRE: ReducingStateDescriptor[int] = ReducingStateDescriptor("trigger-next
 
 @dataclass(frozen=True, slots=True)
 class _OnWatermark(Trigger[Any]):
-    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(
+        self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext
+    ) -> TriggerResult:
         watermark = ctx.current_watermark
         if watermark is not None and window.max_timestamp <= watermark:
             return TriggerResult.FIRE
@@ -146,7 +181,8 @@ class _OnWatermark(Trigger[Any]):
         return TriggerResult.FIRE if time == window.max_timestamp else TriggerResult.CONTINUE
 
     def on_merge(self, window: Any, ctx: TriggerContext) -> None:
-        # A window that is over already fires with the element that caused the merge, not by a timer.
+        # A window that is over already fires with the element that caused the merge, not by a
+        # timer.
         watermark = ctx.current_watermark
         if watermark is None or window.max_timestamp > watermark:
             ctx.register_event_time_timer(window.max_timestamp)
@@ -157,7 +193,9 @@ class _OnWatermark(Trigger[Any]):
 
 @dataclass(frozen=True, slots=True)
 class _AtProcessingTime(Trigger[Any]):
-    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(
+        self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext
+    ) -> TriggerResult:
         ctx.register_processing_time_timer(window.max_timestamp)
         return TriggerResult.CONTINUE
 
@@ -174,7 +212,9 @@ class _AtProcessingTime(Trigger[Any]):
 
 @dataclass(frozen=True, slots=True)
 class _Never(Trigger[Any]):
-    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(
+        self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext
+    ) -> TriggerResult:
         return TriggerResult.CONTINUE
 
     def on_merge(self, window: Any, ctx: TriggerContext) -> None:
@@ -185,7 +225,9 @@ class _Never(Trigger[Any]):
 class _OnCount(Trigger[Any]):
     n: int
 
-    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(
+        self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext
+    ) -> TriggerResult:
         count = ctx.get_partitioned_state(_COUNT)
         count.add(1)
         if count.get() < self.n:
@@ -204,7 +246,9 @@ class _OnCount(Trigger[Any]):
 class _ProcessingTimeout(Trigger[Any]):
     interval: int
 
-    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(
+        self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext
+    ) -> TriggerResult:
         _arm(ctx, ctx.current_processing_time + self.interval)
         return TriggerResult.CONTINUE
 
@@ -223,7 +267,9 @@ class _ProcessingTimeout(Trigger[Any]):
 
 
 def _arm(ctx: TriggerContext, time: int) -> None:
-    """Register a processing-time timer at `time` unless one is running; which one runs is state of the window."""
+    """Register a processing-time timer at `time` unless one is running; which one runs is state
+    of the window.
+    """
     next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
     if next_fire.get() is None:
         next_fire.add(time)
@@ -249,7 +295,9 @@ def _merge_armed(ctx: TriggerContext) -> None:
 class _ContinuousProcessingTime(Trigger[Any]):
     interval: int
 
-    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(
+        self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext
+    ) -> TriggerResult:
         now = ctx.current_processing_time
         _arm(ctx, now - now % self.interval + self.interval)
         return TriggerResult.CONTINUE
@@ -273,13 +321,18 @@ class _ContinuousProcessingTime(Trigger[Any]):
 class _ContinuousEventTime(Trigger[Any]):
     interval: int
 
-    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(
+        self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext
+    ) -> TriggerResult:
         end, watermark = window.max_timestamp, ctx.current_watermark
         if watermark is not None and end <= watermark:
             return TriggerResult.FIRE
         ctx.register_event_time_timer(end)
         if timestamp is None:
-            raise GraphError(f"continuous({self.interval} ms) needs a timestamp on each element; the stream has none")
+            raise GraphError(
+                f"continuous({self.interval} ms) needs a timestamp on each element; the stream "
+                "has none"
+            )
         next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
         if next_fire.get() is None:
             time = min(timestamp - timestamp % self.interval + self.interval, end)
@@ -296,7 +349,8 @@ class _ContinuousEventTime(Trigger[Any]):
         if next_fire.get() != time:
             return TriggerResult.CONTINUE
         next_fire.clear()
-        # A window without an end waits for its next element: the final watermark would never be reached in steps.
+        # A window without an end waits for its next element: the final watermark would never be
+        # reached in steps.
         if end != MAX_WATERMARK:
             time = min(time + self.interval, end)
             next_fire.add(time)
@@ -323,7 +377,9 @@ class _ContinuousEventTime(Trigger[Any]):
 class _Early(Trigger[Any]):
     interval: int
 
-    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(
+        self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext
+    ) -> TriggerResult:
         result = _ON_WATERMARK.on_element(value, timestamp, window, ctx)
         if not result:
             _arm(ctx, ctx.current_processing_time + self.interval)
@@ -356,7 +412,9 @@ class _Early(Trigger[Any]):
 class _Purging(Trigger[Any]):
     inner: Trigger[Any]
 
-    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+    def on_element(
+        self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext
+    ) -> TriggerResult:
         return _with_purge(self.inner.on_element(value, timestamp, window, ctx))
 
     def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
@@ -391,7 +449,9 @@ def fires_by_clock_alone(trigger: Trigger[Any]) -> bool:
 
 
 def default_trigger(is_event_time: bool) -> Trigger[Any]:
-    """What fires a time window when no trigger is given: the watermark, or the clock, passing its end."""
+    """What fires a time window when no trigger is given: the watermark, or the clock, passing
+    its end.
+    """
     return _ON_WATERMARK if is_event_time else _AtProcessingTime()
 
 

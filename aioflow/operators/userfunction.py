@@ -1,7 +1,9 @@
-"""A user function of any accepted form as one plain callable: functions, expressions, function classes, injected resources.
+"""A user function of any accepted form as one plain callable: functions, expressions, function
+classes, injected resources.
 
-Forms: a callable; an expression (compiled to a callable); an instance of a `Function` class, whose method is called and whose `open`
-and `close` are driven by the operator. Parameters whose default is `use(resource)` are filled by the worker's resources.
+Forms: a callable; an expression (compiled to a callable); an instance of a `Function` class, whose
+method is called and whose `open` and `close` are driven by the operator. Parameters whose default
+is `use(resource)` are filled by the worker's resources.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ RECORD_TEXT_MAX = 200
 
 
 class UserFunction:
-    """Holds a function as the user gave it and, once opened, `call`: what the operator calls for each element."""
+    """Holds a function as the user gave it and, once opened, `call`: what the operator calls for
+    each element.
+    """
 
     __slots__ = ("_function", "_method", "_opened", "call")
 
@@ -44,11 +48,16 @@ class UserFunction:
     def _plain(self) -> Callable[..., Any]:
         function = self._function
         if is_expression(function):
-            return compile_predicate(function) if self._method == "filter" else compile_row(function)
+            return (
+                compile_predicate(function) if self._method == "filter" else compile_row(function)
+            )
         if isinstance(function, Function):
             return getattr(function, self._method)  # type: ignore[no-any-return]
         if not callable(function):
-            raise TypeError(f"expected a function for {self._method}, got {type(function).__name__}: {function!r}")
+            raise TypeError(
+                f"expected a function for {self._method}, got {type(function).__name__}: "
+                f"{function!r}"
+            )
         return function  # type: ignore[no-any-return]
 
     def initialize_state(self, ctx: OperatorContext) -> None:
@@ -58,8 +67,15 @@ class UserFunction:
             self._function.initialize_state(ctx.runtime)
 
     def snapshot_state(self, ctx: OperatorContext) -> Awaitable[None] | None:
-        """A checkpoint is taken: let a function write its operator state. May give something to await."""
-        return self._function.snapshot_state(ctx.runtime) if has_operator_state(self._function) else None
+        """A checkpoint is taken: let a function write its operator state.
+
+        May give something to await.
+        """
+        return (
+            self._function.snapshot_state(ctx.runtime)
+            if has_operator_state(self._function)
+            else None
+        )
 
     async def open(self, ctx: OperatorContext) -> None:
         """Open a function class, and fill in resources. Called once, before the first element."""
@@ -73,7 +89,10 @@ class UserFunction:
                 await result
 
     async def close(self) -> None:
-        """Close a function class that was opened, also one whose `open` raised. Later calls do nothing."""
+        """Close a function class that was opened, also one whose `open` raised.
+
+        Later calls do nothing.
+        """
         opened, self._opened = self._opened, False
         if opened and isinstance(self._function, Function):
             result = self._function.close()
@@ -83,20 +102,26 @@ class UserFunction:
 
 def has_operator_state(function: Any) -> bool:
     """Whether `function`, an object or the class of one, is a CheckpointedFunction."""
-    return issubclass(function if isinstance(function, type) else type(function), CheckpointedFunction)
+    return issubclass(
+        function if isinstance(function, type) else type(function), CheckpointedFunction
+    )
 
 
 def all_of(snapshots: Iterable[Callable[[], Awaitable[None] | None]]) -> Awaitable[None] | None:
-    """Lets several functions write their state, one after the other; what is to await, if one gives that, goes on with those behind it.
+    """Lets several functions write their state, one after the other; what is to await, if one gives
+    that, goes on with those behind it.
 
-    The first error comes out. None is begun before those in front of it have ended: whatever ends this in the midst, nothing is left over.
+    The first error comes out. None is begun before those in front of it have ended: whatever ends
+    this in the midst, nothing is left over.
     """
     left = iter(snapshots)
     ongoing = next((one for snapshot in left if (one := snapshot()) is not None), None)
     return None if ongoing is None else _all_of(ongoing, left)
 
 
-async def _all_of(ongoing: Awaitable[None], left: Iterator[Callable[[], Awaitable[None] | None]]) -> None:
+async def _all_of(
+    ongoing: Awaitable[None], left: Iterator[Callable[[], Awaitable[None] | None]]
+) -> None:
     await ongoing
     for snapshot in left:
         if (one := snapshot()) is not None:
@@ -106,13 +131,20 @@ async def _all_of(ongoing: Awaitable[None], left: Iterator[Callable[[], Awaitabl
 async def with_resources(call: Callable[..., Any], ctx: OperatorContext) -> Callable[..., Any]:
     """`call` with the parameters that resources fill bound to those of the worker."""
     needed = injected_parameters(call)
-    return partial(call, **{name: await ctx.resource(one) for name, one in needed.items()}) if needed else call
+    return (
+        partial(call, **{name: await ctx.resource(one) for name, one in needed.items()})
+        if needed
+        else call
+    )
 
 
 def describe_record(value: Any) -> str:
-    """A record for an error message: its repr, shortened; a repr that fails does not hide the error."""
+    """A record for an error message: its repr, shortened; a repr that fails does not hide the
+    error.
+    """
     try:
         text = repr(value)
-    except Exception as error:  # noqa: BLE001  # Whatever it is, the error that is being described matters more.
+    # Whatever it is, the error that is being described matters more.
+    except Exception as error:  # noqa: BLE001
         return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
     return text if len(text) <= RECORD_TEXT_MAX else text[:RECORD_TEXT_MAX] + "..."

@@ -1,15 +1,17 @@
-"""Combining watermarks: of the channels of one input, of the splits of one source, of the inputs of one operator.
+"""Combining watermarks: of the channels of one input, of the splits of one source, of the inputs of
+one operator.
 
-The combined watermark is the minimum over whoever takes part. It only rises, and it is never MAX_WATERMARK while
-somebody could still send records: whoever has reached MAX is finished and no longer counts, until all have.
+The combined watermark is the minimum over whoever takes part. It only rises, and it is never
+MAX_WATERMARK while somebody could still send records: whoever has reached MAX is finished and no
+longer counts, until all have.
 
     StatusWatermarkValve   channels of one input; one that comes back from being idle has to catch up with the output
     CombinedWatermark      splits of a source; may come and go
     MultiInputWatermarks   inputs of one operator, over CombinedWatermark
 
-Records carry the watermark that is in force before each of them. Only the channel that a batch came from moves while
-the batch is processed, so its list maps to the combined list by clamping it between the last output and what the others
-hold back.
+Records carry the watermark that is in force before each of them. Only the channel that a batch came
+from moves while the batch is processed, so its list maps to the combined list by clamping it
+between the last output and what the others hold back.
 """
 
 from __future__ import annotations
@@ -19,9 +21,23 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, Watermark, WatermarkStatus
+from aioflow.core.elements import (
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    RecordBatch,
+    Watermark,
+    WatermarkStatus,
+)
 
-__all__ = ["BEGINNING", "ChannelTime", "CombinedWatermark", "MultiInputWatermarks", "StatusWatermarkValve", "clamped", "mark_after_restore"]
+__all__ = [
+    "BEGINNING",
+    "ChannelTime",
+    "CombinedWatermark",
+    "MultiInputWatermarks",
+    "StatusWatermarkValve",
+    "clamped",
+    "mark_after_restore",
+]
 
 
 class ChannelTime(NamedTuple):
@@ -30,7 +46,9 @@ class ChannelTime(NamedTuple):
     watermark: int = MIN_WATERMARK
     idle: bool = False
     aligned: bool = True
-    """Whether the channel holds the others back: not while it is idle, nor until it has caught up again."""
+    """Whether the channel holds the others back: not while it is idle, nor until it has caught
+    up again.
+    """
 
 
 BEGINNING = ChannelTime()
@@ -38,11 +56,12 @@ BEGINNING = ChannelTime()
 
 
 class StatusWatermarkValve:
-    """Minimum over the aligned, active channels of one input. After Flink's StatusWatermarkValve (its current form).
+    """Minimum over the aligned, active channels of one input. After Flink's StatusWatermarkValve
+    (its current form).
 
-    A channel is aligned while it takes part in the minimum: not idle, and not below the last output (which it may be
-    when it comes back from being idle). The valve is idle when all its channels are idle or finished, and at least one
-    is not finished.
+    A channel is aligned while it takes part in the minimum: not idle, and not below the last output
+    (which it may be when it comes back from being idle). The valve is idle when all its channels
+    are idle or finished, and at least one is not finished.
     """
 
     __slots__ = ("_aligned", "_held", "_idle", "_watermarks", "idle", "watermark")
@@ -57,11 +76,15 @@ class StatusWatermarkValve:
         self._watermarks = [MIN_WATERMARK] * n_channels
         self._idle = [False] * n_channels
         self._aligned = [True] * n_channels
-        # The watermark by which each channel holds the others back, MAX if it does not: the minimum is one call in C.
+        # The watermark by which each channel holds the others back, MAX if it does not: the minimum
+        # is one call in C.
         self._held = [MIN_WATERMARK] * n_channels
 
     def input_watermark(self, channel: int, watermark: int) -> int | None:
-        """The new combined watermark if it rises. Ignored: a regression, and anything but MAX on an idle channel."""
+        """The new combined watermark if it rises.
+
+        Ignored: a regression, and anything but MAX on an idle channel.
+        """
         if watermark == MAX_WATERMARK:
             self._watermarks[channel] = MAX_WATERMARK
             self._held[channel] = MAX_WATERMARK
@@ -75,7 +98,10 @@ class StatusWatermarkValve:
         return self._advance()
 
     def input_status(self, channel: int, idle: bool) -> list[Watermark | WatermarkStatus]:
-        """What follows from a channel's status, in order. A status that the channel has already has no effect."""
+        """What follows from a channel's status, in order.
+
+        A status that the channel has already has no effect.
+        """
         if self._idle[channel] == idle or self._watermarks[channel] == MAX_WATERMARK:
             return []
         self._idle[channel] = idle
@@ -104,12 +130,17 @@ class StatusWatermarkValve:
         return outputs
 
     def input_batch(self, channel: int, batch: RecordBatch) -> RecordBatch:
-        """`batch` with the combined watermarks in place of its channel's; the same object when they do not differ."""
+        """`batch` with the combined watermarks in place of its channel's; the same object when
+        they do not differ.
+        """
         watermarks, last, final = batch.watermarks, self.watermark, batch.watermark
         held = self._held
         if final <= self._watermarks[channel]:
-            # No news: the list is not above the final one. A batch that says nothing is passed on as it is.
-            return batch if watermarks is None and final <= last else batch.with_watermarks(None, last)
+            # No news: the list is not above the final one. A batch that says nothing is passed on
+            # as it is.
+            return (
+                batch if watermarks is None and final <= last else batch.with_watermarks(None, last)
+            )
         if self._idle[channel]:
             if final == MAX_WATERMARK:
                 self.input_watermark(channel, final)
@@ -162,8 +193,11 @@ class StatusWatermarkValve:
         return None
 
     def _settle_idle(self, outputs: list[Watermark | WatermarkStatus]) -> bool:
-        # Nobody is left who could advance the valve: flush the maximum over all channels, then say so. Whether that is the case.
-        open_channels = [i for i, watermark in enumerate(self._watermarks) if watermark < MAX_WATERMARK]
+        # Nobody is left who could advance the valve: flush the maximum over all channels, then say
+        # so. Whether that is the case.
+        open_channels = [
+            i for i, watermark in enumerate(self._watermarks) if watermark < MAX_WATERMARK
+        ]
         if not open_channels or not all(self._idle[i] for i in open_channels):
             return False
         highest = max(self._watermarks[i] for i in open_channels)
@@ -181,21 +215,25 @@ class StatusWatermarkValve:
 
 
 def mark_after_restore(kept: Sequence[int], parallelism: int) -> int:
-    """The watermark that a restored element sees again. `kept`: that watermark, and the number of former subtasks; may be empty.
+    """The watermark that a restored element sees again. `kept`: that watermark, and the number of
+    former subtasks; may be empty.
 
-    If the parallelism has changed, elements of several former subtasks may meet. The watermark of one
-    must not make elements of another late.
+    If the parallelism has changed, elements of several former subtasks may meet. The watermark of
+    one must not make elements of another late.
     """
     mark, former = kept or (MIN_WATERMARK, 1)
     return mark if former in (1, parallelism) else MIN_WATERMARK
 
 
 def clamped(watermarks: list[int], low: int, high: int) -> list[int] | None:
-    """A list that never decreases, clamped to [low, high]; None when that leaves nothing but `low`."""
+    """A list that never decreases, clamped to [low, high]; None when that leaves nothing but
+    `low`.
+    """
     if type(watermarks) is not list:
         from aioflow.columns import event_time
 
-        return event_time.clamped(watermarks, low, high)  # type: ignore[arg-type, return-value]  # A column, which reads like a list.
+        # A column, which reads like a list.
+        return event_time.clamped(watermarks, low, high)  # type: ignore[arg-type, return-value]
     start, count = bisect_right(watermarks, low), len(watermarks)
     if start == count or high <= low:
         return None
@@ -210,9 +248,11 @@ class _Part:
 
 
 class CombinedWatermark:
-    """Minimum over the parts that are neither idle nor finished. After Flink's CombinedWatermarkStatus.
+    """Minimum over the parts that are neither idle nor finished. After Flink's
+    CombinedWatermarkStatus.
 
-    Parts come and go. Without parts nothing changes; when all are idle, the whole is idle and keeps its watermark.
+    Parts come and go. Without parts nothing changes; when all are idle, the whole is idle and keeps
+    its watermark.
     """
 
     __slots__ = ("_parts", "idle", "watermark")
@@ -233,12 +273,18 @@ class CombinedWatermark:
         self._update()
 
     def remove(self, part: Hashable) -> int | None:
-        """Takes a part out. The new combined watermark if that makes it rise. An unknown part is no error."""
+        """Takes a part out.
+
+        The new combined watermark if that makes it rise. An unknown part is no error.
+        """
         self._parts.pop(part, None)
         return self._update()
 
     def set_watermark(self, part: Hashable, watermark: int) -> int | None:
-        """The new combined watermark if it rises. Makes the part active, also with a lower value, which is otherwise ignored."""
+        """The new combined watermark if it rises.
+
+        Makes the part active, also with a lower value, which is otherwise ignored.
+        """
         found = self._parts[part]
         found.idle = False
         if watermark > found.watermark:
@@ -254,11 +300,17 @@ class CombinedWatermark:
         return self._parts[part].idle
 
     def combine(self, part: Hashable, batch: RecordBatch) -> RecordBatch:
-        """`batch` of `part`, with the combined watermarks in place of its own; its watermark makes the part active."""
+        """`batch` of `part`, with the combined watermarks in place of its own; its watermark
+        makes the part active.
+        """
         last, limit = self.watermark, MAX_WATERMARK
         found = self._parts[part]
         if batch.watermark <= found.watermark and not found.idle:
-            return batch if batch.watermarks is None and batch.watermark <= last else batch.with_watermarks(None, last)
+            return (
+                batch
+                if batch.watermarks is None and batch.watermark <= last
+                else batch.with_watermarks(None, last)
+            )
         for other, state in self._parts.items():
             if other != part and not state.idle and state.watermark < limit:
                 limit = state.watermark

@@ -1,6 +1,7 @@
 """The generators behind the watermark strategies: timestamps in, watermarks out, a batch at a time.
 
-What a generator needs it carries from batch to batch, so where batches are cut makes no difference. A watermark never falls.
+What a generator needs it carries from batch to batch, so where batches are cut makes no difference.
+A watermark never falls.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ class WatermarkGenerator(Protocol):
     current: int
     """The watermark after the last record."""
     failed_at: int | None
-    """After an `apply` that raised: the index of the record that was to blame, None if it was none of them."""
+    """After an `apply` that raised: the index of the record that was to blame, None if it was
+    none of them.
+    """
 
-    def apply(self, values: list[Any], timestamps: list[int] | None) -> tuple[list[int] | None, list[int] | None, int]:
+    def apply(
+        self, values: list[Any], timestamps: list[int] | None
+    ) -> tuple[list[int] | None, list[int] | None, int]:
         """Takes the next records and the timestamps that they have. Gives
 
         * their timestamps, None without event time;
@@ -65,7 +70,9 @@ class _Stamping:
         self._on_columns: Callable[[Any], NumberColumn | None] | None = None
 
     def _column_times(self, values: Any, timestamps: Any) -> NumberColumn | None:
-        """The timestamps of a batch of columns, as a column; None where they have to be looked at one by one."""
+        """The timestamps of a batch of columns, as a column; None where they have to be looked
+        at one by one.
+        """
         if self._extract is None:
             return timestamps if isinstance(timestamps, NumberColumn) else None
         expression = getattr(self._extract, "expression", None)
@@ -78,9 +85,15 @@ class _Stamping:
         return self._on_columns(values)
 
     def _times(self, values: list[Any], timestamps: list[int] | None) -> list[int]:
-        """The timestamps of `values`, checked. Two passes in C over the types cost less than meeting a float in a checkpoint."""
+        """The timestamps of `values`, checked.
+
+        Two passes in C over the types cost less than meeting a float in a checkpoint.
+        """
         extract, getter = self._extract, self._getter
-        if type(values) is not list and (column := self._column_times(values, timestamps)) is not None:
+        if (
+            type(values) is not list
+            and (column := self._column_times(values, timestamps)) is not None
+        ):
             return column  # type: ignore[return-value]  # It reads like a list.
         if extract is not None and getter is not None:
             source = iter(values)
@@ -93,11 +106,14 @@ class _Stamping:
                 raise
             if len(times) < len(values):  # `map` takes it for its own end.
                 self.failed_at = len(times)
-                raise RuntimeError("the timestamp function raised StopIteration, which is no failure it may use")
+                raise RuntimeError(
+                    "the timestamp function raised StopIteration, which is no failure it may use"
+                )
         elif timestamps is None:
             if values:
                 raise TypeError(
-                    "the records have no timestamps: give the watermark strategy timestamp=, a function or expression of the element"
+                    "the records have no timestamps: give the watermark strategy timestamp=, a "
+                    "function or expression of the element"
                 )
             times = []
         else:
@@ -118,7 +134,9 @@ class BoundedGenerator(_Stamping):
         self._lag = lag = delay_ms + 1
         self._highest = MIN_WATERMARK + lag
 
-    def apply(self, values: list[Any], timestamps: list[int] | None) -> tuple[list[int] | None, list[int] | None, int]:
+    def apply(
+        self, values: list[Any], timestamps: list[int] | None
+    ) -> tuple[list[int] | None, list[int] | None, int]:
         times = self._times(values, timestamps)
         if not times:
             return times, None, self.current
@@ -128,7 +146,8 @@ class BoundedGenerator(_Stamping):
             marks, self._highest = bounded(times, self._highest, self._lag)
             self.current = self._highest - self._lag
             return times, marks, self.current  # type: ignore[return-value]  # They read like lists.
-        # A plain loop: it subtracts only where the maximum moves, and beats itertools.accumulate(times, max) by two to one.
+        # A plain loop: it subtracts only where the maximum moves, and beats
+        # itertools.accumulate(times, max) by two to one.
         highest, watermark, lag = self._highest, self.current, self._lag
         before = watermark
         watermarks: list[int] = []
@@ -139,7 +158,10 @@ class BoundedGenerator(_Stamping):
                 watermark = time - lag
         if highest > MAX_WATERMARK:
             self.failed_at = times.index(highest)
-            raise ValueError(f"timestamp is {highest}, expected 64-bit milliseconds since the epoch (at most {MAX_WATERMARK})")
+            raise ValueError(
+                f"timestamp is {highest}, expected 64-bit milliseconds since the epoch (at most "
+                f"{MAX_WATERMARK})"
+            )
         self._highest, self.current = highest, watermark
         return times, None if watermarks[-1] == before else watermarks, watermark
 
@@ -153,12 +175,16 @@ class PunctuatedGenerator(_Stamping):
 
     __slots__ = ("_on_event", "_what")
 
-    def __init__(self, extract: Extractor | None, on_event: Callable[[Any, int], int | None], what: str) -> None:
+    def __init__(
+        self, extract: Extractor | None, on_event: Callable[[Any, int], int | None], what: str
+    ) -> None:
         super().__init__(extract)
         self._on_event = on_event
         self._what = what
 
-    def apply(self, values: list[Any], timestamps: list[int] | None) -> tuple[list[int] | None, list[int] | None, int]:
+    def apply(
+        self, values: list[Any], timestamps: list[int] | None
+    ) -> tuple[list[int] | None, list[int] | None, int]:
         times = self._times(values, timestamps)
         on_event, current = self._on_event, self.current
         before = current
@@ -169,7 +195,10 @@ class PunctuatedGenerator(_Stamping):
                 new = on_event(value, timestamp)
                 if new is not None:
                     if type(new) is not int:
-                        raise TypeError(f"{self._what} gave {_spell(new)}, expected int milliseconds since the epoch, or None")
+                        raise TypeError(
+                            f"{self._what} gave {_spell(new)}, expected int milliseconds since "
+                            "the epoch, or None"
+                        )
                     if new > current:
                         current = new
         except BaseException:
@@ -189,7 +218,9 @@ class SilentGenerator(_Stamping):
 
     __slots__ = ()
 
-    def apply(self, values: list[Any], timestamps: list[int] | None) -> tuple[list[int] | None, list[int] | None, int]:
+    def apply(
+        self, values: list[Any], timestamps: list[int] | None
+    ) -> tuple[list[int] | None, list[int] | None, int]:
         if self._extract is None:
             return timestamps, None, MIN_WATERMARK
         return self._times(values, None), None, MIN_WATERMARK
@@ -208,7 +239,9 @@ class IngestionGenerator:
         self.current = MIN_WATERMARK
         self._now_ms = now_ms
 
-    def apply(self, values: list[Any], timestamps: list[int] | None) -> tuple[list[int] | None, list[int] | None, int]:
+    def apply(
+        self, values: list[Any], timestamps: list[int] | None
+    ) -> tuple[list[int] | None, list[int] | None, int]:
         # The watermark is one below the last stamp, and no record of a batch is older than another.
         now = max(self._now_ms(), self.current + 1)
         if not values:
@@ -231,10 +264,16 @@ def _refuse(timestamp: object, expression: Any) -> NoReturn:
     elif hasattr(timestamp, "timestamp"):
         remedy = "use int(t.timestamp() * 1000)"
     elif isinstance(timestamp, str):
-        remedy = "parse it first" if expression is None else f"use {expression.cast(int)!r} if it is a number, or parse it first"
+        remedy = (
+            "parse it first"
+            if expression is None
+            else f"use {expression.cast(int)!r} if it is a number, or parse it first"
+        )
     else:
         remedy = "use int(...), and milliseconds"
-    raise TypeError(f"timestamp is {_spell(timestamp)}, expected int milliseconds since the epoch; {remedy}")
+    raise TypeError(
+        f"timestamp is {_spell(timestamp)}, expected int milliseconds since the epoch; {remedy}"
+    )
 
 
 def _spell(value: object) -> str:
@@ -255,7 +294,10 @@ def timestamp_extractor(timestamp: Any) -> Extractor | None:
         extract.expression = timestamp  # For batches of columns.
         return extract  # type: ignore[no-any-return]
     if not callable(timestamp):
-        raise TypeError(f"timestamp= is {_spell(timestamp)}, expected a function of the element or an expression")
+        raise TypeError(
+            f"timestamp= is {_spell(timestamp)}, expected a function of the element or an "
+            "expression"
+        )
     return timestamp  # type: ignore[no-any-return]
 
 
@@ -265,15 +307,28 @@ def with_timestamp(fn: Callable[..., int | None]) -> Callable[[Any, int], int | 
         parameters = inspect.signature(fn).parameters.values()
     except ValueError:  # Some builtins tell nothing about themselves; those that do take the value.
         return lambda value, _: fn(value)
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
+    positional = [
+        p
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
     if len(positional) == 1 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return lambda value, _: fn(value)
     return fn
 
 
 def custom_generator(generator: Any) -> Any:
-    """An object with `on_event` of this subtask's own: a copy of `generator`, or what calling it gives."""
-    made = copy.deepcopy(generator) if hasattr(generator, "on_event") and not isinstance(generator, type) else generator()
+    """An object with `on_event` of this subtask's own: a copy of `generator`, or what calling it
+    gives.
+    """
+    made = (
+        copy.deepcopy(generator)
+        if hasattr(generator, "on_event") and not isinstance(generator, type)
+        else generator()
+    )
     if not hasattr(made, "on_event"):
-        raise TypeError(f"custom watermark generator is {_spell(made)}, expected an object with on_event(value, timestamp)")
+        raise TypeError(
+            f"custom watermark generator is {_spell(made)}, expected an object with "
+            "on_event(value, timestamp)"
+        )
     return made

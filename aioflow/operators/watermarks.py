@@ -1,9 +1,10 @@
-"""Where event time comes from: watermark strategies, and the operator that assigns timestamps and watermarks in mid-stream.
+"""Where event time comes from: watermark strategies, and the operator that assigns timestamps and
+watermarks in mid-stream.
 
-A strategy is pure data. `create()` makes the generator of one subtask or split, which is fed batches and gives, for
-each, the timestamps of the records and the watermark in force before each of them. The built-in generators compute it
-from the data alone, and carry what they need from batch to batch: where batches are cut makes no difference. Only
-idleness and ingestion time read a clock.
+A strategy is pure data. `create()` makes the generator of one subtask or split, which is fed
+batches and gives, for each, the timestamps of the records and the watermark in force before each of
+them. The built-in generators compute it from the data alone, and carry what they need from batch to
+batch: where batches are cut makes no difference. Only idleness and ingestion time read a clock.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from aioflow.core.expressions import is_expression
 from aioflow.core.signatures import wrong_signature
 from aioflow.core.timeunits import Duration, to_ms
 from aioflow.operators.operator import Operator, ProcessingTimeTimer
-from aioflow.operators.plain_functions import check_plain, check_without_resources, check_without_state
+from aioflow.operators.plain_functions import (
+    check_plain,
+    check_without_resources,
+    check_without_state,
+)
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.time_unit import warn_of_unit
 from aioflow.operators.userfunction import describe_record
@@ -38,7 +43,13 @@ from aioflow.operators.watermark_generators import (
 if TYPE_CHECKING:
     from aioflow.core.expressions import Expr
 
-__all__ = ["WATERMARKS", "IdlenessTimer", "TimestampsAndWatermarksOperator", "WatermarkKind", "WatermarkStrategy"]
+__all__ = [
+    "WATERMARKS",
+    "IdlenessTimer",
+    "TimestampsAndWatermarksOperator",
+    "WatermarkKind",
+    "WatermarkStrategy",
+]
 
 WATERMARKS = "_watermarks"
 """Union list state: how far each subtask was."""
@@ -59,49 +70,70 @@ class WatermarkKind(Enum):
 @explained_methods
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkStrategy(Generic[T]):
-    """How timestamps and watermarks of a stream are made. Use the constructors; `timestamp` gives int ms since the epoch.
+    """How timestamps and watermarks of a stream are made. Use the constructors; `timestamp` gives
+    int ms since the epoch.
 
-    `timestamp` is a function of the element, an expression, or None to keep the timestamps that the records have.
+    `timestamp` is a function of the element, an expression, or None to keep the timestamps that the
+    records have.
     """
 
     kind: WatermarkKind
     timestamp: Callable[[T], int] | Expr[Any] | None = None
     delay_ms: int = 0
     """How far records may be out of order."""
-    function: Any = None  # A function of (value, timestamp) or of the value; of `custom` the generator, or what makes it.
+    # A function of (value, timestamp) or of the value; of `custom` the generator, or what makes it.
+    function: Any = None
     """What the application brought to decide about watermarks."""
     idle_after_ms: int | None = None
     """After how long without records the stream counts as idle; None: never."""
 
     def __post_init__(self) -> None:
-        timestamp_extractor(self.timestamp)  # What is no function is an error here, where it was written.
+        timestamp_extractor(
+            self.timestamp
+        )  # What is no function is an error here, where it was written.
         if self.timestamp is not None and not is_expression(self.timestamp):
             check_plain(self.timestamp, "timestamp= of a watermark strategy", "value")
             check_without_resources(self.timestamp, "timestamp= of a watermark strategy")
             check_without_state(self.timestamp, "timestamp= of a watermark strategy")
         if self.kind is WatermarkKind.PUNCTUATED:
-            check_plain(self.function, "punctuated()", "value" if wrong_signature(self.function, 2) else "value, timestamp")
+            check_plain(
+                self.function,
+                "punctuated()",
+                "value" if wrong_signature(self.function, 2) else "value, timestamp",
+            )
         elif self.kind is WatermarkKind.CUSTOM and not hasattr(self.function, "on_event"):
             check_plain(self.function, "custom()", "")
         check_without_state(self.function, "the function of a watermark strategy")
 
     @staticmethod
     def monotonous_timestamps(
-        *, timestamp: Callable[[T], int] | Expr[Any] | None = None, idle_after: Duration | None = None
+        *,
+        timestamp: Callable[[T], int] | Expr[Any] | None = None,
+        idle_after: Duration | None = None,
     ) -> WatermarkStrategy[T]:
         """Timestamps never decrease: no delay. A record that breaks that is late."""
-        return WatermarkStrategy(kind=WatermarkKind.BOUNDED, timestamp=timestamp, idle_after_ms=_idle_ms(idle_after))
+        return WatermarkStrategy(
+            kind=WatermarkKind.BOUNDED, timestamp=timestamp, idle_after_ms=_idle_ms(idle_after)
+        )
 
     @staticmethod
     def bounded_out_of_orderness(
-        delay: Duration, *, timestamp: Callable[[T], int] | Expr[Any] | None = None, idle_after: Duration | None = None
+        delay: Duration,
+        *,
+        timestamp: Callable[[T], int] | Expr[Any] | None = None,
+        idle_after: Duration | None = None,
     ) -> WatermarkStrategy[T]:
-        """Records are at most `delay` behind the latest before them: watermark = running maximum - delay - 1."""
+        """Records are at most `delay` behind the latest before them: watermark = running maximum
+        - delay - 1.
+        """
         delay_ms = to_ms(delay, "delay")
         if delay_ms < 0:
             raise ValueError(f"delay is {delay!r}, expected one that is not negative")
         return WatermarkStrategy(
-            kind=WatermarkKind.BOUNDED, timestamp=timestamp, delay_ms=delay_ms, idle_after_ms=_idle_ms(idle_after)
+            kind=WatermarkKind.BOUNDED,
+            timestamp=timestamp,
+            delay_ms=delay_ms,
+            idle_after_ms=_idle_ms(idle_after),
         )
 
     @staticmethod
@@ -111,13 +143,20 @@ class WatermarkStrategy(Generic[T]):
         timestamp: Callable[[T], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
     ) -> WatermarkStrategy[T]:
-        """`fn(value, timestamp)`, or `fn(value)`, gives the watermark after that record, or None; a lower one is ignored."""
+        """`fn(value, timestamp)`, or `fn(value)`, gives the watermark after that record, or
+        None; a lower one is ignored.
+        """
         return WatermarkStrategy(
-            kind=WatermarkKind.PUNCTUATED, timestamp=timestamp, function=fn, idle_after_ms=_idle_ms(idle_after)
+            kind=WatermarkKind.PUNCTUATED,
+            timestamp=timestamp,
+            function=fn,
+            idle_after_ms=_idle_ms(idle_after),
         )
 
     @staticmethod
-    def no_watermarks(*, timestamp: Callable[[T], int] | Expr[Any] | None = None) -> WatermarkStrategy[T]:
+    def no_watermarks(
+        *, timestamp: Callable[[T], int] | Expr[Any] | None = None
+    ) -> WatermarkStrategy[T]:
         """Timestamps, if any, but no event time before the end of the input."""
         return WatermarkStrategy(kind=WatermarkKind.NONE, timestamp=timestamp)
 
@@ -133,16 +172,22 @@ class WatermarkStrategy(Generic[T]):
         timestamp: Callable[[T], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
     ) -> WatermarkStrategy[T]:
-        """`generator()` gives an object with `on_event(value, timestamp) -> int | None`, the watermark after that record.
+        """`generator()` gives an object with `on_event(value, timestamp) -> int | None`, the
+        watermark after that record.
 
         An object that has `on_event` itself is copied for each subtask.
         """
         return WatermarkStrategy(
-            kind=WatermarkKind.CUSTOM, timestamp=timestamp, function=generator, idle_after_ms=_idle_ms(idle_after)
+            kind=WatermarkKind.CUSTOM,
+            timestamp=timestamp,
+            function=generator,
+            idle_after_ms=_idle_ms(idle_after),
         )
 
     def with_idleness(self, idle_after: Duration) -> WatermarkStrategy[T]:
-        """The same strategy; without records for `idle_after` the stream does not hold others back."""
+        """The same strategy; without records for `idle_after` the stream does not hold others
+        back.
+        """
         return replace(self, idle_after_ms=_idle_ms(idle_after))
 
     @property
@@ -151,7 +196,10 @@ class WatermarkStrategy(Generic[T]):
         return self.kind is not WatermarkKind.NONE
 
     def create(self, now_ms: Callable[[], int] | None = None) -> WatermarkGenerator:
-        """The generator of one subtask or split. `now_ms`, the wall clock, is needed by ingestion time only."""
+        """The generator of one subtask or split.
+
+        `now_ms`, the wall clock, is needed by ingestion time only.
+        """
         match self.kind:
             case WatermarkKind.BOUNDED:
                 return BoundedGenerator(timestamp_extractor(self.timestamp), self.delay_ms)
@@ -163,17 +211,24 @@ class WatermarkStrategy(Generic[T]):
                 return IngestionGenerator(now_ms)
             case WatermarkKind.PUNCTUATED:
                 on_record = with_timestamp(self.function)
-                return PunctuatedGenerator(timestamp_extractor(self.timestamp), on_record, "fn of punctuated()")
+                return PunctuatedGenerator(
+                    timestamp_extractor(self.timestamp), on_record, "fn of punctuated()"
+                )
             case WatermarkKind.CUSTOM:
                 on_event = custom_generator(self.function).on_event
-                return PunctuatedGenerator(timestamp_extractor(self.timestamp), on_event, "on_event of the custom generator")
+                return PunctuatedGenerator(
+                    timestamp_extractor(self.timestamp),
+                    on_event,
+                    "on_event of the custom generator",
+                )
 
 
 class IdlenessTimer:
-    """Decides when a stream is idle: asked for records for `idle_after_ms`, and had none. `now_ms` is any clock.
+    """Decides when a stream is idle: asked for records for `idle_after_ms`, and had none. `now_ms`
+    is any clock.
 
-    The time during which nobody asked (back pressure) does not count. After Flink's WatermarksWithIdleness and
-    PausableRelativeClock.
+    The time during which nobody asked (back pressure) does not count. After Flink's
+    WatermarksWithIdleness and PausableRelativeClock.
     """
 
     __slots__ = ("_quiet_ms", "_since_ms", "idle", "idle_after_ms")
@@ -185,13 +240,19 @@ class IdlenessTimer:
         self._since_ms: int | None = None
 
     def records(self) -> bool:
-        """Records came. Whether the stream was idle and is active again: say so before they are sent."""
+        """Records came.
+
+        Whether the stream was idle and is active again: say so before they are sent.
+        """
         was_idle, self.idle = self.idle, False
         self._quiet_ms, self._since_ms = 0, None
         return was_idle
 
     def nothing(self, now_ms: int) -> int | None:
-        """It was asked and had nothing: counts from the first such call. Gives when to call `check`, None when idle already."""
+        """It was asked and had nothing: counts from the first such call.
+
+        Gives when to call `check`, None when idle already.
+        """
         if self.idle:
             return None
         if self._since_ms is None:
@@ -206,21 +267,29 @@ class IdlenessTimer:
 
     def check(self, now_ms: int) -> bool:
         """Whether the stream becomes idle now."""
-        if self.idle or self._since_ms is None or self._quiet_ms + now_ms - self._since_ms < self.idle_after_ms:
+        if (
+            self.idle
+            or self._since_ms is None
+            or self._quiet_ms + now_ms - self._since_ms < self.idle_after_ms
+        ):
             return False
         self.idle = True
         return True
 
 
 class TimestampsAndWatermarksOperator(Operator):
-    """Gives records timestamps and watermarks in mid-stream. Watermarks from upstream end here, but for the end of the input.
+    """Gives records timestamps and watermarks in mid-stream. Watermarks from upstream end here, but
+    for the end of the input.
 
-    The watermark reached is part of the checkpoint, so that a record that was late is late again after a restore.
+    The watermark reached is part of the checkpoint, so that a record that was late is late again
+    after a restore.
     """
 
     def __init__(self, strategy: WatermarkStrategy[Any]) -> None:
         self._strategy = strategy
-        self._idleness = None if strategy.idle_after_ms is None else IdlenessTimer(strategy.idle_after_ms)
+        self._idleness = (
+            None if strategy.idle_after_ms is None else IdlenessTimer(strategy.idle_after_ms)
+        )
         self._timer: ProcessingTimeTimer | None = None
         self._is_unseen = True
         """Whether no timestamp has been looked at yet."""
@@ -237,8 +306,13 @@ class TimestampsAndWatermarksOperator(Operator):
         if found:
             runtime = self.ctx.runtime
             place = (runtime.subtask_index, runtime.parallelism)
-            own = [watermark for index, parallelism, watermark in found if (index, parallelism) == place]
-            # Under another parallelism the records are spread anew: nobody is behind the slowest of before.
+            own = [
+                watermark
+                for index, parallelism, watermark in found
+                if (index, parallelism) == place
+            ]
+            # Under another parallelism the records are spread anew: nobody is behind the slowest of
+            # before.
             self._generator.restore(min(own or [watermark for _, _, watermark in found]))
 
     async def open(self) -> None:
@@ -246,10 +320,15 @@ class TimestampsAndWatermarksOperator(Operator):
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         try:
-            timestamps, watermarks, watermark = self._generator.apply(batch.values, batch.timestamps)
+            timestamps, watermarks, watermark = self._generator.apply(
+                batch.values, batch.timestamps
+            )
         except BaseException as error:
             if (at := self._generator.failed_at) is not None:
-                note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(batch.values[at])}")
+                note_once(
+                    error,
+                    f"in {describe_place(self.ctx)}, at record {describe_record(batch.values[at])}",
+                )
             raise
         if self._is_unseen and timestamps:
             self._is_unseen = False
@@ -264,7 +343,9 @@ class TimestampsAndWatermarksOperator(Operator):
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         runtime = self.ctx.runtime
-        self._reached.update([(runtime.subtask_index, runtime.parallelism, self._generator.current)])
+        self._reached.update(
+            [(runtime.subtask_index, runtime.parallelism, self._generator.current)]
+        )
 
     async def close(self) -> None:
         if self._timer is not None:

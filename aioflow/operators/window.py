@@ -1,10 +1,13 @@
-"""Windows of any assigner, trigger and evictor: one accumulator or list a key and window. After Flink's WindowOperator.
+"""Windows of any assigner, trigger and evictor: one accumulator or list a key and window. After
+Flink's WindowOperator.
 
-State: table "window-contents", window -> key -> accumulator (or list of elements); for sessions the table "window-sessions",
-key -> open windows; what triggers remember, in the namespace of the window. Timers have the window as their namespace.
+State: table "window-contents", window -> key -> accumulator (or list of elements); for sessions the
+table "window-sessions", key -> open windows; what triggers remember, in the namespace of the
+window. Timers have the window as their namespace.
 
-Everything that happens to an element or a timer happens before the next one, at the watermark in force for it: results do
-not depend on where batches were cut. A window's state goes when the watermark passes `end - 1 + lateness`.
+Everything that happens to an element or a timer happens before the next one, at the watermark in
+force for it: results do not depend on where batches were cut. A window's state goes when the
+watermark passes `end - 1 + lateness`.
 """
 
 from __future__ import annotations
@@ -17,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import StateError, note_once
-from aioflow.core.functions import AggregateFunction, OutputTag, ProcessWindowFunction, TriggerResult, WindowResult
+from aioflow.core.functions import (
+    AggregateFunction,
+    OutputTag,
+    ProcessWindowFunction,
+    TriggerResult,
+    WindowResult,
+)
 from aioflow.operators.aggregates import resolve_aggregate
 from aioflow.operators.key_spelling import KeySpelling
 from aioflow.operators.merging import MergingWindowSet
@@ -59,11 +68,13 @@ _COUNTED = frozenset((list, tuple))
 class WindowOperator(Operator):
     """Elements into windows, windows into results.
 
-    With `aggregate` a window holds one accumulator and emits `WindowResult(key, start, end, result)`, or what `window_fn`
-    makes of it: `fn(key, window, result)` one value (a generator function: any number), or a ProcessWindowFunction, handed the
-    one result. Without, it holds its elements and `process(key, ctx, elements)` gives the results.
+    With `aggregate` a window holds one accumulator and emits `WindowResult(key, start, end,
+    result)`, or what `window_fn` makes of it: `fn(key, window, result)` one value (a generator
+    function: any number), or a ProcessWindowFunction, handed the one result. Without, it holds its
+    elements and `process(key, ctx, elements)` gives the results.
 
-    Results carry the timestamp `end - 1`; of a global window, the time of the element or timer that fired it.
+    Results carry the timestamp `end - 1`; of a global window, the time of the element or timer that
+    fired it.
     """
 
     _state: KeyedStateBackend
@@ -95,14 +106,18 @@ class WindowOperator(Operator):
             process, window_fn = window_fn, None
         self._process = None if process is None else UserFunction(process, "process")
         self._window_fn = None if window_fn is None else UserFunction(window_fn, "__call__")
-        self._functions = [function for function in (self._process, self._window_fn) if function is not None]
+        self._functions = [
+            function for function in (self._process, self._window_fn) if function is not None
+        ]
         """Those that live as long as this operator."""
         if aggregate is None and process is None:
             raise TypeError("a window needs an aggregate or a process function")
         self._lateness = lateness_ms
         self._late_tag = late_tag
         self._rests: deque[Iterator[None]] = deque()
-        """What is left to do of windows that have fired: one may give more than there is room for."""
+        """What is left to do of windows that have fired: one may give more than there is room
+        for.
+        """
         self._spelling = KeySpelling()
 
     def initialize_state(self) -> None:
@@ -116,7 +131,9 @@ class WindowOperator(Operator):
         ctx, merging = self.ctx, self._assigner.is_merging
         self._out = ResumableOutput(ctx.host.clock.perf_ns)
         self._state = require_keyed(ctx.keyed_state, ctx.name)
-        shown = None if self._holds_elements or self._aggregate is None else self._aggregate.get_result
+        shown = (
+            None if self._holds_elements or self._aggregate is None else self._aggregate.get_result
+        )
         self._contents = self._state.table(CONTENTS, result=shown, transient=True)
         self._sessions = self._state.table(SESSIONS, transient=True)
         self._check_same_kind()
@@ -129,9 +146,11 @@ class WindowOperator(Operator):
             await function.open(ctx)
 
     def _check_same_kind(self) -> None:
-        """Each open session is in the table of sessions: contents without one would never fire, nor those of sessions under other windows.
+        """Each open session is in the table of sessions: contents without one would never fire, nor
+        those of sessions under other windows.
 
-        What slices and sessions by key hold is in tables of other names, which a task refuses as state that nobody asks for.
+        What slices and sessions by key hold is in tables of other names, which a task refuses as
+        state that nobody asks for.
         """
         merging, held = self._assigner.is_merging, bool(self._sessions.namespaces())
         if held is merging or not (held or self._contents.namespaces()):
@@ -151,7 +170,8 @@ class WindowOperator(Operator):
         for function in self._functions:
             await function.close()
 
-    # ------------------------------------------------------------------------------------------------------ batches and time
+    # ----------------------------------------------------------------------------------------------
+    # batches and time
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         timers = self._timers
@@ -161,7 +181,9 @@ class WindowOperator(Operator):
             self._out.passed(batch.watermark)
             return empty_batch(self._out.watermark)
         if batch.values and batch.keys is None:
-            raise StateError(f"window {self.ctx.name!r}: a batch without keys; put key_by directly before window")
+            raise StateError(
+                f"window {self.ctx.name!r}: a batch without keys; put key_by directly before window"
+            )
         return self._out.start(self._run(batch), batch.watermark)
 
     @property
@@ -169,11 +191,19 @@ class WindowOperator(Operator):
         return self._out.pending or bool(self._rests)
 
     def resume(self, max_records: int) -> RecordBatch:
-        return self._out.resume(max_records) if self._out.pending else self._out.start(self._drain(), MIN_WATERMARK)
+        return (
+            self._out.resume(max_records)
+            if self._out.pending
+            else self._out.start(self._drain(), MIN_WATERMARK)
+        )
 
     def finish(self) -> RecordBatch:
-        """Timers of processing time that no clock will reach any more fire now, in their order, each once. The rest is pending."""
-        return self._out.start(self._fire_all(self._timers.take_waiting(), event=False), MIN_WATERMARK)
+        """Timers of processing time that no clock will reach any more fire now, in their order,
+        each once. The rest is pending.
+        """
+        return self._out.start(
+            self._fire_all(self._timers.take_waiting(), event=False), MIN_WATERMARK
+        )
 
     def _run(self, batch: RecordBatch) -> Iterator[None]:
         timers, state, out, add = self._timers, self._state, self._out, self._element
@@ -198,7 +228,8 @@ class WindowOperator(Operator):
                 state.clear_current_key()
                 yield
         if batch.watermark == MAX_WATERMARK and fires_by_clock_alone(self._trigger):
-            # Windows of event time are forgotten at its end: what the clock would have made of them is given now.
+            # Windows of event time are forgotten at its end: what the clock would have made of them
+            # is given now.
             yield from self._fire_all(timers.take_waiting(), event=False)
         if batch.watermark > timers.current_watermark:
             yield from self._advance(batch.watermark)
@@ -216,7 +247,9 @@ class WindowOperator(Operator):
             return
         yield from self._fire_all(iter(partial(timers.pop_due, watermark), None), event=True)
 
-    def _fire_all(self, due: Iterator[tuple[int, Any, tuple[int, ...]]], *, event: bool) -> Iterator[None]:
+    def _fire_all(
+        self, due: Iterator[tuple[int, Any, tuple[int, ...]]], *, event: bool
+    ) -> Iterator[None]:
         """Let timers fire. Taking one sets the current key."""
         out, state = self._out, self._state
         for time, key, namespace in due:
@@ -243,14 +276,16 @@ class WindowOperator(Operator):
         if batch.values or self._rests:
             self.ctx.emit(batch)
 
-    # -------------------------------------------------------------------------------------------------------------- elements
+    # ----------------------------------------------------------------------------------------------
+    # elements
 
     def _element(self, key: Any, value: Any, timestamp: int | None) -> None:
         assigner = self._assigner
         if assigner.is_event_time:
             if timestamp is None:
                 raise StateError(
-                    f"window {self.ctx.name!r}: an element without a timestamp; event-time windows need a watermark "
+                    f"window {self.ctx.name!r}: an element without a timestamp; event-time "
+                    "windows need a watermark "
                     "strategy upstream"
                 )
             time = timestamp
@@ -263,20 +298,33 @@ class WindowOperator(Operator):
             elif not self._is_late(window):
                 dropped = False
                 self._add_to_window(key, value, timestamp, window, tuple(window))
-        if dropped and assigner.is_event_time and time + self._lateness <= self._timers.current_watermark:
+        if (
+            dropped
+            and assigner.is_event_time
+            and time + self._lateness <= self._timers.current_watermark
+        ):
             self._late_dropped.inc(1)
             if self._late_tag is not None:
-                self.ctx.side_output(self._late_tag, value, timestamp, self._timers.current_watermark)
+                self.ctx.side_output(
+                    self._late_tag, value, timestamp, self._timers.current_watermark
+                )
 
     def _add_to_window(
-        self, key: Any, value: Any, timestamp: int | None, window: Window, namespace: tuple[int, ...]
+        self,
+        key: Any,
+        value: Any,
+        timestamp: int | None,
+        window: Window,
+        namespace: tuple[int, ...],
     ) -> None:
         self._add(key, value, timestamp, namespace)
         trigger_ctx = self._trigger_ctx
         trigger_ctx.key, trigger_ctx.window = key, window
         result = self._trigger.on_element(value, timestamp, window, trigger_ctx)
         if result:
-            rest = self._act(result, key, window, namespace, timestamp, self._timers.current_watermark)
+            rest = self._act(
+                result, key, window, namespace, timestamp, self._timers.current_watermark
+            )
             if rest is not None:
                 self._rests.append(rest)
         self._register_cleanup(key, window)
@@ -302,7 +350,12 @@ class WindowOperator(Operator):
         return True
 
     def _merge(
-        self, key: Any, window: TimeWindow, merged: list[TimeWindow], state: tuple[int, int], moved: list[tuple[int, int]]
+        self,
+        key: Any,
+        window: TimeWindow,
+        merged: list[TimeWindow],
+        state: tuple[int, int],
+        moved: list[tuple[int, int]],
     ) -> None:
         trigger_ctx, trigger = self._trigger_ctx, self._trigger
         # A window that grew to `window` itself keeps its timers and state.
@@ -338,7 +391,9 @@ class WindowOperator(Operator):
             held.append(value)
             table[key] = held
         else:
-            table[key] = aggregate.add(value, aggregate.create_accumulator() if held is _ABSENT else held)
+            table[key] = aggregate.add(
+                value, aggregate.create_accumulator() if held is _ABSENT else held
+            )
 
     def _take(self, key: Any, namespace: tuple[int, ...]) -> Any:
         """Remove and give the contents of a window."""
@@ -347,13 +402,17 @@ class WindowOperator(Operator):
         self._contents.removed(namespace, key)
         return held
 
-    # ---------------------------------------------------------------------------------------------------------------- timers
+    # ----------------------------------------------------------------------------------------------
+    # timers
 
     def _on_event_time(self, time: int, key: Any, namespace: tuple[int, ...]) -> None:
         raise AssertionError("event-time timers of windows are popped, not called")
 
     def _on_processing_time(self, time: int, key: Any, namespace: tuple[int, ...]) -> None:
-        """Mail: the timer has fired. What this mail may not do any more is done as what is due in event time is, by pieces."""
+        """Mail: the timer has fired.
+
+        What this mail may not do any more is done as what is due in event time is, by pieces.
+        """
         out = self._out
         if self._rests or out.pending or out.full:
             self._rests.append(self._fire_later(time, key, namespace))
@@ -363,14 +422,17 @@ class WindowOperator(Operator):
             self._rests.append(rest)
         out.tried()
 
-    def _on_timer(self, time: int, key: Any, namespace: tuple[int, ...], *, event: bool) -> Iterator[None] | None:
+    def _on_timer(
+        self, time: int, key: Any, namespace: tuple[int, ...], *, event: bool
+    ) -> Iterator[None] | None:
         """A timer is due. Gives what is left to do, as does `_act`."""
         window: Window = TimeWindow(*namespace) if namespace else GLOBAL
         contents = namespace
         if self._assigner.is_merging:
             state = MergingWindowSet(self._sessions.peek(None).get(key)).state_window(namespace)  # type: ignore[arg-type]
             if state is None:
-                return None  # The window has merged into another one since, which has timers of its own.
+                # The window has merged into another one since, which has timers of its own.
+                return None
             contents = state
         trigger, trigger_ctx = self._trigger, self._trigger_ctx
         trigger_ctx.key, trigger_ctx.window = key, window
@@ -381,7 +443,11 @@ class WindowOperator(Operator):
         else:
             result = trigger.on_processing_time(time, window, trigger_ctx)
             watermark = self._timers.current_watermark
-        over = event is self._assigner.is_event_time and bool(namespace) and time == self._cleanup_time(window)
+        over = (
+            event is self._assigner.is_event_time
+            and bool(namespace)
+            and time == self._cleanup_time(window)
+        )
         if result:
             return self._act(result, key, window, contents, time, watermark, over=over)
         if over:
@@ -403,7 +469,9 @@ class WindowOperator(Operator):
             sessions.retire(window)  # type: ignore[arg-type]
             self._store_sessions(table, key, sessions)
 
-    def _store_sessions(self, table: MutableMapping[Any, Any], key: Any, sessions: MergingWindowSet) -> None:
+    def _store_sessions(
+        self, table: MutableMapping[Any, Any], key: Any, sessions: MergingWindowSet
+    ) -> None:
         if sessions:
             table[key] = sessions.stored
         else:
@@ -416,7 +484,10 @@ class WindowOperator(Operator):
         return window.max_timestamp
 
     def _is_late(self, window: Window) -> bool:
-        return self._assigner.is_event_time and self._cleanup_time(window) <= self._timers.current_watermark
+        return (
+            self._assigner.is_event_time
+            and self._cleanup_time(window) <= self._timers.current_watermark
+        )
 
     def _register_cleanup(self, key: Any, window: Window) -> None:
         if not window:
@@ -424,15 +495,20 @@ class WindowOperator(Operator):
         if self._assigner.is_event_time:
             self._timers.register_event_time_timer(key, tuple(window), self._cleanup_time(window))
         else:
-            self._timers.register_processing_time_timer(key, tuple(window), self._cleanup_time(window))
+            self._timers.register_processing_time_timer(
+                key, tuple(window), self._cleanup_time(window)
+            )
 
     def _delete_cleanup(self, key: Any, window: Window) -> None:
         if self._assigner.is_event_time:
             self._timers.delete_event_time_timer(key, tuple(window), self._cleanup_time(window))
         else:
-            self._timers.delete_processing_time_timer(key, tuple(window), self._cleanup_time(window))
+            self._timers.delete_processing_time_timer(
+                key, tuple(window), self._cleanup_time(window)
+            )
 
-    # ---------------------------------------------------------------------------------------------------------------- results
+    # ----------------------------------------------------------------------------------------------
+    # results
 
     def _act(
         self,
@@ -445,7 +521,8 @@ class WindowOperator(Operator):
         *,
         over: bool = False,
     ) -> Iterator[None] | None:
-        """Do what the trigger asked for, and forget the window if it is `over`. Gives what is left to do, if there is more than room for.
+        """Do what the trigger asked for, and forget the window if it is `over`. Gives what is left
+        to do, if there is more than room for.
 
         `time` is that of the element or timer, the time of results of a global window.
         """
@@ -456,15 +533,22 @@ class WindowOperator(Operator):
                 try:
                     self._bind(window, timestamp, watermark)
                     evicting = self._evictor is not None
-                    results = self._evicted(key, window, namespace, held) if evicting else self._results(key, window, held)
-                    if type(results) not in _COUNTED or len(results) > self._out.room:  # type: ignore[arg-type]  # These are known to have one.
+                    results = (
+                        self._evicted(key, window, namespace, held)
+                        if evicting
+                        else self._results(key, window, held)
+                    )
+                    # These are known to have one.
+                    if type(results) not in _COUNTED or len(results) > self._out.room:  # type: ignore[arg-type]
                         results = iter(results)
                     done = self._emit(results, timestamp, watermark)
                 except BaseException as error:
                     self._name(error, key, window)
                     raise
                 if not done:
-                    return self._by_turns(results, result, key, window, namespace, timestamp, watermark, over=over)
+                    return self._by_turns(
+                        results, result, key, window, namespace, timestamp, watermark, over=over
+                    )
         self._acted(result, key, window, namespace, over=over)
         return None
 
@@ -480,7 +564,10 @@ class WindowOperator(Operator):
         *,
         over: bool,
     ) -> Iterator[None]:
-        """The rest of `results`, and what is to be done behind them. Others may have been called in between."""
+        """The rest of `results`, and what is to be done behind them.
+
+        Others may have been called in between.
+        """
         state, done = self._state, False
         while not done:
             state.clear_current_key()
@@ -497,7 +584,11 @@ class WindowOperator(Operator):
 
     def _bind(self, window: Window, timestamp: int | None, watermark: int) -> None:
         ctx = self._window_ctx
-        ctx.window, ctx.timestamp, ctx.watermark = window, timestamp, max(watermark, self._out.watermark)
+        ctx.window, ctx.timestamp, ctx.watermark = (
+            window,
+            timestamp,
+            max(watermark, self._out.watermark),
+        )
 
     def _emit(self, results: Iterable[Any], timestamp: int | None, watermark: int) -> bool:
         """Emit as many as there is room for, of a list or tuple all. Whether these were all."""
@@ -511,16 +602,29 @@ class WindowOperator(Operator):
             add(value, timestamp, watermark)
         return out.room > 0
 
-    def _acted(self, result: TriggerResult, key: Any, window: Window, namespace: tuple[int, ...], *, over: bool) -> None:
+    def _acted(
+        self,
+        result: TriggerResult,
+        key: Any,
+        window: Window,
+        namespace: tuple[int, ...],
+        *,
+        over: bool,
+    ) -> None:
         if over:
             self._forget(key, window, namespace)
         elif result & TriggerResult.PURGE:
             self._take(key, namespace)
 
     def _name(self, error: BaseException, key: Any, window: Window) -> None:
-        note_once(error, f"in {describe_place(self.ctx)}, window {tuple(window)} of key {describe_record(key)}")
+        note_once(
+            error,
+            f"in {describe_place(self.ctx)}, window {tuple(window)} of key {describe_record(key)}",
+        )
 
-    def _evicted(self, key: Any, window: Window, namespace: tuple[int, ...], held: Any) -> Iterator[Any]:
+    def _evicted(
+        self, key: Any, window: Window, namespace: tuple[int, ...], held: Any
+    ) -> Iterator[Any]:
         evictor, ctx, aggregate = self._evictor, self._window_ctx, self._aggregate
         assert evictor is not None
         elements = evictor.evict_before([TimestampedValue(*entry) for entry in held], window, ctx)
@@ -532,7 +636,10 @@ class WindowOperator(Operator):
             for value in values:
                 accumulator = aggregate.add(value, accumulator)
             yield from self._results(key, window, accumulator)
-        kept = [(element.value, element.timestamp) for element in evictor.evict_after(elements, window, ctx)]
+        kept = [
+            (element.value, element.timestamp)
+            for element in evictor.evict_after(elements, window, ctx)
+        ]
         if kept:
             self._contents.of_key(namespace, key)[key] = kept
         else:
@@ -542,17 +649,26 @@ class WindowOperator(Operator):
         aggregate, process, window_fn = self._aggregate, self._process, self._window_fn
         if aggregate is None:
             assert process is not None
-            return elements_of(process.call(key, self._window_ctx, list(held)), f"process of window {self.ctx.name!r}")
+            return elements_of(
+                process.call(key, self._window_ctx, list(held)),
+                f"process of window {self.ctx.name!r}",
+            )
         result = aggregate.get_result(held)
         if process is not None:
-            return elements_of(process.call(key, self._window_ctx, [result]), f"window_fn of window {self.ctx.name!r}")
+            return elements_of(
+                process.call(key, self._window_ctx, [result]),
+                f"window_fn of window {self.ctx.name!r}",
+            )
         if window_fn is not None:
             return window_fn_results(window_fn.call(key, window, result))
         return (WindowResult(key, window.start, window.end, result),)
 
 
 def _joined(first: list[Any], second: list[Any]) -> list[Any]:
-    """The elements of both, which are no lists of anybody else's. The shorter one is moved: a long session may meet many short ones."""
+    """The elements of both, which are no lists of anybody else's.
+
+    The shorter one is moved: a long session may meet many short ones.
+    """
     if len(first) < len(second):
         second[:0] = first
         return second

@@ -1,4 +1,6 @@
-"""What triggers, evictors and window functions are handed while they are called: one object each, bound anew for each call."""
+"""What triggers, evictors and window functions are handed while they are called: one object
+each, bound anew for each call.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class BoundTriggerContext(_Clocks):
 
     __slots__ = ("_merged_states", "_state", "key", "merged", "window")
 
-    def __init__(self, ctx: OperatorContext, timers: InternalTimerService, state: KeyedStateBackend) -> None:
+    def __init__(
+        self, ctx: OperatorContext, timers: InternalTimerService, state: KeyedStateBackend
+    ) -> None:
         super().__init__(ctx, timers)
         self._state = state
         self.key: Any = None
@@ -63,8 +67,10 @@ class BoundTriggerContext(_Clocks):
         # The end of event time comes to every bounded input, also without a watermark strategy.
         if timestamp != MAX_WATERMARK and not self._ctx.has_event_time:
             raise StateError(
-                f"window {self._ctx.name!r}: an event-time timer for {timestamp} was registered, but no watermark strategy "
-                "stands upstream: give watermarks= to the source, or use a trigger of processing time"
+                f"window {self._ctx.name!r}: an event-time timer for {timestamp} was registered, "
+                "but no watermark strategy "
+                "stands upstream: give watermarks= to the source, or use a trigger of processing "
+                "time"
             )
         self._timers.register_event_time_timer(self.key, self._namespace(), timestamp)
 
@@ -81,10 +87,13 @@ class BoundTriggerContext(_Clocks):
         return self._state.get_state(descriptor, self._namespace())
 
     def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
-        """Reducing and list state of the windows that merge, folded into the state of the window they become."""
+        """Reducing and list state of the windows that merge, folded into the state of the window
+        they become.
+        """
         if not isinstance(descriptor, ReducingStateDescriptor | ListStateDescriptor):
             raise StateError(
-                f"window {self._ctx.name!r}: {descriptor.kind} state {descriptor.name!r} of a trigger cannot be merged; expected "
+                f"window {self._ctx.name!r}: {descriptor.kind} state {descriptor.name!r} of a "
+                "trigger cannot be merged; expected "
                 "reducing or list state"
             )
         target = self.get_partitioned_state(descriptor)
@@ -95,7 +104,8 @@ class BoundTriggerContext(_Clocks):
                 target.add_all(held)
             elif held is not None:
                 target.add(held)
-            # Cleared at the end of the merge: the trigger's `clear` still reads which timers of the old window run.
+            # Cleared at the end of the merge: the trigger's `clear` still reads which timers of the
+            # old window run.
             self._merged_states.append(source)
 
     def end_merge(self) -> None:
@@ -136,12 +146,20 @@ class StateAccess:
 
 
 class BoundWindowContext(_Clocks):
-    """A `WindowContext`, and what evictors see. The operator sets `window`, `timestamp` and `watermark`."""
+    """A `WindowContext`, and what evictors see.
+
+    The operator sets `window`, `timestamp` and `watermark`.
+    """
 
     __slots__ = ("_merging", "_state", "global_state", "timestamp", "watermark", "window")
 
     def __init__(
-        self, ctx: OperatorContext, timers: InternalTimerService, state: KeyedStateBackend, *, merging: bool
+        self,
+        ctx: OperatorContext,
+        timers: InternalTimerService,
+        state: KeyedStateBackend,
+        *,
+        merging: bool,
     ) -> None:
         super().__init__(ctx, timers)
         self._state = state
@@ -157,7 +175,8 @@ class BoundWindowContext(_Clocks):
         """State of the current key and window; clear it in `ProcessWindowFunction.clear`."""
         if self._merging:
             raise StateError(
-                f"window {self._ctx.name!r}: session windows merge, so they have no state of their own; use global_state"
+                f"window {self._ctx.name!r}: session windows merge, so they have no state of "
+                "their own; use global_state"
             )
         return StateAccess(self._state, tuple(self.window))
 

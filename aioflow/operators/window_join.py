@@ -1,16 +1,19 @@
 """The join of windows: every left with every right of one key and window, as rows or on columns.
 
-As rows it is a window over the tagged union of both inputs. Pairs of windows of event time also run on columns: a batch is kept whole by
-slice (`columns.join_sides`), and all pairs of a window are made at once when it fires. Both may meet in one run, as one side may give
-rows, or a batch may have keys that only rows know. So every window is of one of the two:
+As rows it is a window over the tagged union of both inputs. Pairs of windows of event time also run
+on columns: a batch is kept whole by slice (`columns.join_sides`), and all pairs of a window are
+made at once when it fires. Both may meet in one run, as one side may give rows, or a batch may have
+keys that only rows know. So every window is of one of the two:
 
-* windows that end at or before `_until` are of rows, or are over; those behind it are of columns. A record that is in windows of both is
-  held by both;
-* before a row is taken, what columns hold of its windows is added as rows, in the order in which it came, and `_until` goes behind them;
+* windows that end at or before `_until` are of rows, or are over; those behind it are of columns. A
+  record that is in windows of both is held by both;
+* before a row is taken, what columns hold of its windows is added as rows, in the order in which it
+  came, and `_until` goes behind them;
 * when a window of columns fires, `_until` goes behind it.
 
-So results do not depend on which batches came as columns: neither their order, nor what is late. After a restore the highest `_until` of
-the former subtasks holds, and columns of key groups that had not got so far become rows up to there.
+So results do not depend on which batches came as columns: neither their order, nor what is late.
+After a restore the highest `_until` of the former subtasks holds, and columns of key groups that
+had not got so far become rows up to there.
 """
 
 from __future__ import annotations
@@ -45,14 +48,21 @@ PAIRS_MAX = 65_536
 """Pairs in one piece of the output."""
 
 WINDOWS_MAX = 64
-"""Windows in which one side has nothing that may pass before somebody else has a turn, and slices of a batch: there may be thousands."""
+"""Windows in which one side has nothing that may pass before somebody else has a turn, and
+slices of a batch: there may be thousands.
+"""
 
 FAR = 100
-"""Windows ahead of the watermark from which on a row is probably of a wrong time, and is named in the log."""
+"""Windows ahead of the watermark from which on a row is probably of a wrong time, and is named
+in the log.
+"""
 
 
 class WindowJoinOperator(CoGroupOperator):
-    """`fn(left, right)` gives one row for each pair of a key and window; lefts vary slowest. `Pair` as `fn` may run on columns."""
+    """`fn(left, right)` gives one row for each pair of a key and window; lefts vary slowest.
+
+    `Pair` as `fn` may run on columns.
+    """
 
     def __init__(
         self,
@@ -63,7 +73,9 @@ class WindowJoinOperator(CoGroupOperator):
         evictor: Evictor[Any] | None = None,
         lateness_ms: int = 0,
     ) -> None:
-        super().__init__(assigner, function, trigger=trigger, evictor=evictor, lateness_ms=lateness_ms)
+        super().__init__(
+            assigner, function, trigger=trigger, evictor=evictor, lateness_ms=lateness_ms
+        )
         self.why_rows = _why_rows(assigner, function, trigger, evictor, lateness_ms)
         """What keeps it from columns, None if nothing does."""
         self.reads_columns = self.why_rows is None
@@ -74,7 +86,8 @@ class WindowJoinOperator(CoGroupOperator):
         self._warned = False
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        # Here, where no work is pending, and not in `settle_state`, which may come while a window fires.
+        # Here, where no work is pending, and not in `settle_state`, which may come while a window
+        # fires.
         written = super().snapshot_state(checkpoint_id)
         if self.reads_columns:
             groups = self._state.key_group_range
@@ -87,13 +100,19 @@ class WindowJoinOperator(CoGroupOperator):
         call = self._function.call
         return (call(left, right) for left in lefts for right in rights)
 
-    # ------------------------------------------------------------------------------------------------------------- input
+    # ----------------------------------------------------------------------------------------------
+    # input
 
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
         if self._met.is_open:
             self._met.see(index, batch.keys, self.ctx.name)
         values = batch.values
-        if self.reads_columns and len(values) and batch.timestamps is not None and isinstance(values, ColumnBatch):
+        if (
+            self.reads_columns
+            and len(values)
+            and batch.timestamps is not None
+            and isinstance(values, ColumnBatch)
+        ):
             sides = self._sides or self._new_sides()
             codes = sides.encode(batch.keys)
             if codes is not None:
@@ -119,7 +138,8 @@ class WindowJoinOperator(CoGroupOperator):
         timers, count = self._timers, len(values)
         assert timestamps is not None  # Checked in process_input.
         times = np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)
-        whole = Held(codes, np.arange(self._arrived, self._arrived + count), values)  # type: ignore[arg-type]  # It is a batch of columns.
+        # It is a batch of columns.
+        whole = Held(codes, np.arange(self._arrived, self._arrived + count), values)  # type: ignore[arg-type]
         self._arrived += count
         begin = 0
         while begin < count:
@@ -127,11 +147,18 @@ class WindowJoinOperator(CoGroupOperator):
             if watermarks is not None:
                 if watermarks[begin] > timers.current_watermark:
                     yield from self._advance(watermarks[begin])
-                stop = first_not_below(watermarks, self._grid.next_end(timers.current_watermark) - 1, begin, count)
-            which = np.arange(begin, stop)[times[begin:stop] >= max(self._grid.late_below(timers.current_watermark), MIN_WATERMARK)]
+                stop = first_not_below(
+                    watermarks, self._grid.next_end(timers.current_watermark) - 1, begin, count
+                )
+            which = np.arange(begin, stop)[
+                times[begin:stop]
+                >= max(self._grid.late_below(timers.current_watermark), MIN_WATERMARK)
+            ]
             self._late_dropped.inc(stop - begin - len(which))
             if len(which):
-                yield from self._add_columns(index, times[which], whole if len(which) == count else whole.take(which))
+                yield from self._add_columns(
+                    index, times[which], whole if len(which) == count else whole.take(which)
+                )
             begin = stop
         if batch.watermark > timers.current_watermark:
             yield from self._advance(batch.watermark)
@@ -152,7 +179,9 @@ class WindowJoinOperator(CoGroupOperator):
             keys = sides.keys_of(part.codes)
             rows: Iterator[Row] = (
                 (arrival, index, start, key, value, passed)
-                for arrival, start, key, value in zip(part.arrivals.tolist(), starts, keys, part.values, strict=True)
+                for arrival, start, key, value in zip(
+                    part.arrivals.tolist(), starts, keys, part.values, strict=True
+                )
             )
             yield from self._add_rows(rows, grid, until)
         for count, (start, which) in enumerate(by_slice(times, grid), 1):
@@ -167,7 +196,8 @@ class WindowJoinOperator(CoGroupOperator):
         """Up to where a record is in a window of rows: the last end that is not behind `_until`."""
         return self._grid.next_end(self._until - 1) - self._grid.slide
 
-    # --------------------------------------------------------------------------------------------------------------- rows
+    # ----------------------------------------------------------------------------------------------
+    # rows
 
     def _leave_to_rows(self, end: int) -> Iterator[None]:
         """All windows up to that which ends at `end` are of rows from now on."""
@@ -180,18 +210,23 @@ class WindowJoinOperator(CoGroupOperator):
             self._forget_slices()
 
     def _warn_of(self, time: int) -> None:
-        """A row at `time` comes: up to its windows nothing is of columns, which is for good if that is in a year."""
+        """A row at `time` comes: up to its windows nothing is of columns, which is for good if
+        that is in a year.
+        """
         watermark = self._timers.current_watermark
         if self._warned or watermark == MIN_WATERMARK or time - watermark <= FAR * self._grid.size:
             return
         self._warned = True
         logger.warning(
-            "join %r: a row at %d ms comes at watermark %d ms, more than %d windows ahead: up to there the join makes rows of all that "
-            "comes, at several times the cost of columns; if that time is wrong, filter such rows out before the join",
+            "join %r: a row at %d ms comes at watermark %d ms, more than %d windows ahead: up to "
+            "there the join makes rows of all that "
+            "comes, at several times the cost of columns; if that time is wrong, filter such rows "
+            "out before the join",
             self.ctx.name, time, watermark, FAR,
         )  # fmt: skip
 
-    # --------------------------------------------------------------------------------------------------------------- fire
+    # ----------------------------------------------------------------------------------------------
+    # fire
 
     def _advance(self, watermark: int) -> Iterator[None]:
         # Windows of rows end before those of columns.
@@ -214,7 +249,9 @@ class WindowJoinOperator(CoGroupOperator):
             self._forget_slices()
 
     def _fire(self, sides: JoinSides, begin: int, end: int) -> Iterator[None]:
-        """All pairs of the window of columns from `begin` to `end`, in which both sides have something. Yields, also if there are none."""
+        """All pairs of the window of columns from `begin` to `end`, in which both sides have
+        something. Yields, also if there are none.
+        """
         from aioflow.columns.pairing import Pairing, Runs
 
         out, runs = self._out, []
@@ -229,7 +266,11 @@ class WindowJoinOperator(CoGroupOperator):
         for at in range(0, len(pairs), PAIRS_MAX):
             if not out.empty:
                 yield
-            out.add_columns(pairs.part(at, min(at + PAIRS_MAX, len(pairs))), last_instant(end), last_instant(end) - 1)
+            out.add_columns(
+                pairs.part(at, min(at + PAIRS_MAX, len(pairs))),
+                last_instant(end),
+                last_instant(end) - 1,
+            )
             yield
         if not len(pairs):
             yield
@@ -239,23 +280,33 @@ class WindowJoinOperator(CoGroupOperator):
         assert self._sides is not None
         self._sides.forget(self._grid.next_end(self._until - 1) - self._grid.size)
 
-    # ------------------------------------------------------------------------------------------------------------ restore
+    # ----------------------------------------------------------------------------------------------
+    # restore
 
     def _new_sides(self) -> JoinSides:
         from aioflow.columns.join_sides import JoinSides
 
         state, grid = self._state, self._grid
         windows = (grid.size, grid.slide, grid.offset)
-        self._sides = JoinSides(self._chunks, windows, state.max_parallelism, state.codec, self.ctx.name)
+        self._sides = JoinSides(
+            self._chunks, windows, state.max_parallelism, state.codec, self.ctx.name
+        )
         return self._sides
 
     def _take_over(self, chunks: list[Any], shares: list[tuple[KeyGroupRange, int]]) -> None:
-        """Go on with what the former subtasks held. Columns of key groups that were behind others, or of other windows, become rows."""
+        """Go on with what the former subtasks held.
+
+        Columns of key groups that were behind others, or of other windows, become rows.
+        """
         if not self.reads_columns:
             super()._take_over(chunks, shares)
             return
         grid = self._grid
-        own = [namespace for namespace in chunks if namespace[2:] == (grid.size, grid.slide, grid.offset)]
+        own = [
+            namespace
+            for namespace in chunks
+            if namespace[2:] == (grid.size, grid.slide, grid.offset)
+        ]
         super()._take_over([namespace for namespace in chunks if namespace not in own], shares)
         ends = [namespace[1] for namespace in self._state.table(CONTENTS).namespaces() if namespace]
         self._until = max([MIN_WATERMARK, *(until for _, until in shares), *ends])
@@ -269,12 +320,21 @@ class WindowJoinOperator(CoGroupOperator):
 def _grid_of(assigner: WindowAssigner) -> SliceGrid:
     if isinstance(assigner, SlidingWindows):
         return SliceGrid(assigner.size, assigner.slide, assigner.offset)
-    return SliceGrid(assigner.size, assigner.size, assigner.offset) if isinstance(assigner, TumblingWindows) else SliceGrid(1, 1)
+    return (
+        SliceGrid(assigner.size, assigner.size, assigner.offset)
+        if isinstance(assigner, TumblingWindows)
+        else SliceGrid(1, 1)
+    )
 
 
-def _why_rows(assigner: WindowAssigner, function: Any, trigger: Any, evictor: Any, lateness_ms: int) -> str | None:
+def _why_rows(
+    assigner: WindowAssigner, function: Any, trigger: Any, evictor: Any, lateness_ms: int
+) -> str | None:
     if function is not Pair:
-        return "apply calls a function: pairs(), or select(<name>=af.left.<field>, ...), joins on columns"
+        return (
+            "apply calls a function: pairs(), or select(<name>=af.left.<field>, ...), joins on "
+            "columns"
+        )
     if not isinstance(assigner, TumblingWindows | SlidingWindows) or not assigner.is_event_time:
         return "only tumbling and sliding windows of event time join on columns"
     if isinstance(assigner, SlidingWindows) and assigner.slide > assigner.size:
@@ -283,4 +343,8 @@ def _why_rows(assigner: WindowAssigner, function: Any, trigger: Any, evictor: An
         return "it has a trigger of its own: windows that fire at their end join on columns"
     if evictor is not None:
         return "an evictor needs the elements of each window one by one"
-    return "late elements may fire a window again: without lateness= it joins on columns" if lateness_ms else None
+    return (
+        "late elements may fire a window again: without lateness= it joins on columns"
+        if lateness_ms
+        else None
+    )

@@ -1,6 +1,8 @@
-"""From what a user wrote to the operator that runs it: a batch at a time where that gives the same answer, windows one by one otherwise.
+"""From what a user wrote to the operator that runs it: a batch at a time where that gives the same
+answer, windows one by one otherwise.
 
-`explain()` shows the reason. Everything that can be known to be wrong is a GraphError here, when the flow is built.
+`explain()` shows the reason. Everything that can be known to be wrong is a GraphError here, when
+the flow is built.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ from typing import Any
 
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import CheckpointedFunction, Function, OutputTag, ProcessWindowFunction
-from aioflow.operators.aggregates import Agg, Collect, First, Last, MaxBy, MinBy, Top, resolve_aggregate
+from aioflow.operators.aggregates import (
+    Agg,
+    Collect,
+    First,
+    Last,
+    MaxBy,
+    MinBy,
+    Top,
+    resolve_aggregate,
+)
 from aioflow.operators.clock_window import ClockWindowOperator
 from aioflow.operators.folding import FoldingAggregate, UserAggregate
 from aioflow.operators.function_classes import check_function_class
@@ -37,12 +48,21 @@ from aioflow.operators.windowing import (
     keep_last,
 )
 
-__all__ = ["ReduceAggregate", "WindowPlan", "WindowSpec", "check_window", "count_window", "plan_window"]
+__all__ = [
+    "ReduceAggregate",
+    "WindowPlan",
+    "WindowSpec",
+    "check_window",
+    "count_window",
+    "plan_window",
+]
 
 logger = logging.getLogger(__name__)
 
 _BY_ARRIVAL = (Collect, First, Last, MaxBy, MinBy, Top)
-"""Results that depend on the order of arrival, which slices, being merged in order of time, do not keep."""
+"""Results that depend on the order of arrival, which slices, being merged in order of time, do
+not keep.
+"""
 
 _EMPTY: Any = object()
 
@@ -72,7 +92,9 @@ class ReduceAggregate(FoldingAggregate):
     def merge(self, a: Any, b: Any) -> Any:
         return b if a is _EMPTY else self.fn(a, b)
 
-    def fold(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> None:
+    def fold(
+        self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]
+    ) -> None:
         get, fn = table.get, self.fn
         for key, value in zip(keys, values, strict=True):
             held = get(key, _EMPTY)
@@ -84,7 +106,10 @@ class ReduceAggregate(FoldingAggregate):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSpec:
-    """What a user said about a window. Either `aggregate` (for reduce: a `ReduceAggregate`) or `process` is given."""
+    """What a user said about a window.
+
+    Either `aggregate` (for reduce: a `ReduceAggregate`) or `process` is given.
+    """
 
     assigner: WindowAssigner
     aggregate: Any = None
@@ -101,7 +126,9 @@ class WindowSpec:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """`factory` makes a fresh operator for each subtask; `reason` says how it works, for `explain()`."""
+    """`factory` makes a fresh operator for each subtask; `reason` says how it works, for
+    `explain()`.
+    """
 
     factory: Callable[[], Operator]
     reason: str
@@ -109,14 +136,19 @@ class WindowPlan:
     """Whether a batch is added at once, not each of its elements window by window."""
 
 
-def count_window(size: int, slide: int | None = None) -> tuple[GlobalWindows, Trigger[Any], Evictor[Any] | None]:
-    """Assigner, trigger and evictor of a count window: the last `size` elements at every `slide`-th, or `size` by `size`."""
+def count_window(
+    size: int, slide: int | None = None
+) -> tuple[GlobalWindows, Trigger[Any], Evictor[Any] | None]:
+    """Assigner, trigger and evictor of a count window: the last `size` elements at every
+    `slide`-th, or `size` by `size`.
+    """
     for name, n in (("size", size), ("slide", slide)):
         if n is not None and (type(n) is not int or n <= 0):
             raise GraphError(f"count_window: {name} is {n!r}, expected an int above 0")
     if slide is not None and slide > size:
         logger.warning(
-            "count_window: size %d is less than slide %d, so that %d of each %d elements are in no window and are dropped; the size comes "
+            "count_window: size %d is less than slide %d, so that %d of each %d elements are in "
+            "no window and are dropped; the size comes "
             "first: count_window(%d, %d)",
             size, slide, slide - size, slide, slide, size,
         )  # fmt: skip
@@ -128,20 +160,36 @@ def count_window(size: int, slide: int | None = None) -> tuple[GlobalWindows, Tr
 def check_window(assigner: Any, trigger: Any, evictor: Any, lateness_ms: int) -> None:
     """Raises GraphError for what does not fit together. Also for the windows of joins."""
     if not hasattr(assigner, "assign"):
-        hint = f"; windows one after the other are window(af.tumbling({assigner!r}))" if isinstance(assigner, str) else ""
-        raise GraphError(f"window: expected tumbling(...), sliding(...), session(...) or global_window(), got {assigner!r}{hint}")
+        hint = (
+            f"; windows one after the other are window(af.tumbling({assigner!r}))"
+            if isinstance(assigner, str)
+            else ""
+        )
+        raise GraphError(
+            "window: expected tumbling(...), sliding(...), session(...) or global_window(), got "
+            f"{assigner!r}{hint}"
+        )
     if trigger is not None and not isinstance(trigger, Trigger):
-        raise GraphError(f"window: trigger is {trigger!r}, expected a Trigger object such as on_count(10)")
+        raise GraphError(
+            f"window: trigger is {trigger!r}, expected a Trigger object such as on_count(10)"
+        )
     if evictor is not None and not isinstance(evictor, Evictor):
-        raise GraphError(f"window: evictor is {evictor!r}, expected an Evictor object such as keep_last(10)")
-    for function, what in ((trigger, "a trigger"), (evictor, "an evictor"), (getattr(assigner, "gap", None), "gap of session()")):
+        raise GraphError(
+            f"window: evictor is {evictor!r}, expected an Evictor object such as keep_last(10)"
+        )
+    for function, what in (
+        (trigger, "a trigger"),
+        (evictor, "an evictor"),
+        (getattr(assigner, "gap", None), "gap of session()"),
+    ):
         check_without_state(function, what)
         check_function_class(function)
     if lateness_ms < 0:
         raise GraphError(f"window: lateness is {lateness_ms} ms, expected 0 or more")
     if trigger is not None and assigner.is_merging and not trigger.can_merge:
         raise GraphError(
-            f"window: session windows merge, but the trigger {type(trigger).__name__} does not define on_merge(self, window, ctx); "
+            f"window: session windows merge, but the trigger {type(trigger).__name__} does not "
+            "define on_merge(self, window, ctx); "
             "define it, or use another assigner"
         )
 
@@ -159,18 +207,34 @@ def plan_window(spec: WindowSpec) -> WindowPlan:
     ):
         if function is not None:
             check_plain(function, what, parameters, "process")
-    if aggregate is not None and assigner.is_merging and spec.evictor is None and not aggregate.mergeable:
+    if (
+        aggregate is not None
+        and assigner.is_merging
+        and spec.evictor is None
+        and not aggregate.mergeable
+    ):
         raise GraphError(
-            f"window: session windows merge, but the aggregate {aggregate!r} does not define merge(self, a, b); define it, or use "
+            f"window: session windows merge, but the aggregate {aggregate!r} does not define "
+            "merge(self, a, b); define it, or use "
             "another assigner"
         )
     obstacle = _why_not_batched(spec, aggregate)
     if obstacle:
-        return WindowPlan(partial(_general, spec), f"per window, {assigner}: {obstacle}", batched=False)
+        return WindowPlan(
+            partial(_general, spec), f"per window, {assigner}: {obstacle}", batched=False
+        )
     if isinstance(assigner, SessionWindows):
-        return WindowPlan(partial(_sessions, spec), f"sessions by key, {assigner}: each record is added once", batched=True)
+        return WindowPlan(
+            partial(_sessions, spec),
+            f"sessions by key, {assigner}: each record is added once",
+            batched=True,
+        )
     assert isinstance(assigner, TumblingWindows | SlidingWindows)
-    width = gcd(assigner.size, assigner.slide) if isinstance(assigner, SlidingWindows) else assigner.size
+    width = (
+        gcd(assigner.size, assigner.slide)
+        if isinstance(assigner, SlidingWindows)
+        else assigner.size
+    )
     reason = f"slices of {width} ms, {assigner}: each record is added once"
     return WindowPlan(partial(_sliced, spec), reason, batched=True)
 
@@ -225,7 +289,9 @@ def _depends_on_arrival(aggregate: FoldingAggregate) -> bool:
 
 def _sessions(spec: WindowSpec) -> Operator:
     assert isinstance(spec.assigner, SessionWindows)
-    return SessionWindowOperator(spec.assigner, _own(spec.aggregate), window_fn=spec.window_fn, late_tag=spec.late_tag)
+    return SessionWindowOperator(
+        spec.assigner, _own(spec.aggregate), window_fn=spec.window_fn, late_tag=spec.late_tag
+    )
 
 
 def _sliced(spec: WindowSpec) -> Operator:
@@ -255,11 +321,15 @@ def _general(spec: WindowSpec) -> Operator:
 
 
 def _own(function: Any) -> Any:
-    """A function object of its own for one subtask, so that two of them never meet in an attribute."""
+    """A function object of its own for one subtask, so that two of them never meet in an
+    attribute.
+    """
     if isinstance(function, type):
         return function()
     if isinstance(function, UserAggregate):
         return UserAggregate(copy.deepcopy(function.function))
-    if isinstance(function, Function | CheckpointedFunction) or (hasattr(function, "add") and not isinstance(function, FoldingAggregate)):
+    if isinstance(function, Function | CheckpointedFunction) or (
+        hasattr(function, "add") and not isinstance(function, FoldingAggregate)
+    ):
         return copy.deepcopy(function)
     return function

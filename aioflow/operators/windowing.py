@@ -1,9 +1,12 @@
-"""Windows as data: what a window is, which windows an element belongs to, and which elements it keeps when it fires.
+"""Windows as data: what a window is, which windows an element belongs to, and which elements it
+keeps when it fires.
 
-Assigners and evictors, after Flink's `api.windowing`; triggers have a module of their own. Nothing here touches a stream: the
-operators of `window` and `slice_window` drive these objects. Every object is immutable and shared by all subtasks.
+Assigners and evictors, after Flink's `api.windowing`; triggers have a module of their own. Nothing
+here touches a stream: the operators of `window` and `slice_window` drive these objects. Every
+object is immutable and shared by all subtasks.
 
-Times are int ms and may be negative; a window [start, end) holds its `max_timestamp`, `end - 1`, as its last instant.
+Times are int ms and may be negative; a window [start, end) holds its `max_timestamp`, `end - 1`, as
+its last instant.
 """
 
 from __future__ import annotations
@@ -65,7 +68,9 @@ class TimeWindow(NamedTuple):
 
 
 class GlobalWindow(NamedTuple):
-    """The one window of a global or count window: it has no start and no end, and is over at the end of event time."""
+    """The one window of a global or count window: it has no start and no end, and is over at the
+    end of event time.
+    """
 
     @property
     def start(self) -> None:
@@ -86,12 +91,17 @@ GLOBAL = GlobalWindow()
 
 
 def window_fn_results(made: Any) -> Iterable[Any]:
-    """What a plain `window_fn(key, window, value)` gave, as elements: one value, or all that a generator function yields."""
+    """What a plain `window_fn(key, window, value)` gave, as elements: one value, or all that a
+    generator function yields.
+    """
     return made if type(made) is GeneratorType else (made,)
 
 
 class WindowAssigner(Protocol):
-    """Tells the windows of an element. `timestamp` is event time, or processing time for a processing-time assigner."""
+    """Tells the windows of an element.
+
+    `timestamp` is event time, or processing time for a processing-time assigner.
+    """
 
     @property
     def is_event_time(self) -> bool: ...
@@ -105,7 +115,9 @@ class WindowAssigner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TumblingWindows:
-    """Windows of `size` ms side by side; one starts at `offset` (and every `size` before and after)."""
+    """Windows of `size` ms side by side; one starts at `offset` (and every `size` before and
+    after).
+    """
 
     size: int
     offset: int = 0
@@ -125,7 +137,10 @@ class TumblingWindows:
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindows:
-    """Windows of `size` ms, one starting every `slide` ms. With `slide > size` some instants belong to no window."""
+    """Windows of `size` ms, one starting every `slide` ms.
+
+    With `slide > size` some instants belong to no window.
+    """
 
     size: int
     slide: int
@@ -144,12 +159,18 @@ class SlidingWindows:
         return default_trigger(self.is_event_time)
 
     def __str__(self) -> str:
-        return f"sliding({self.size} ms by {self.slide} ms{_offset(self.offset)}{_domain(self.is_event_time)})"
+        return (
+            f"sliding({self.size} ms by {self.slide} "
+            f"ms{_offset(self.offset)}{_domain(self.is_event_time)})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SessionWindows:
-    """Each element opens [t, t + gap); windows that overlap or touch merge. `gap` is ms or a function of the element."""
+    """Each element opens [t, t + gap); windows that overlap or touch merge.
+
+    `gap` is ms or a function of the element.
+    """
 
     gap: int | Callable[[Any], int | Duration]
     is_event_time: bool = True
@@ -161,7 +182,10 @@ class SessionWindows:
             given = gap(value)
             gap = given if isinstance(given, int) else to_ms(given, "session gap")
             if gap <= 0:
-                raise ValueError(f"the session gap function gave {given!r} for {value!r}; expected more than 0 ms")
+                raise ValueError(
+                    f"the session gap function gave {given!r} for {value!r}; expected more than 0 "
+                    "ms"
+                )
         return (TimeWindow(timestamp, timestamp + gap),)
 
     def default_trigger(self) -> Trigger[Any]:
@@ -174,7 +198,10 @@ class SessionWindows:
 
 @dataclass(frozen=True, slots=True)
 class GlobalWindows:
-    """All elements of a key in one window. It fires never by itself, or with `at_end` when event time ends."""
+    """All elements of a key in one window.
+
+    It fires never by itself, or with `at_end` when event time ends.
+    """
 
     at_end: bool = False
     is_event_time: bool = field(default=False, init=False)
@@ -192,7 +219,10 @@ class GlobalWindows:
 
 @explained
 def tumbling(size: Duration, offset: Duration | int = 0, *, time: str = "event") -> TumblingWindows:
-    """Windows of `size` side by side. `offset` (a duration, or int ms, which may be negative) moves their starts; |offset| < size."""
+    """Windows of `size` side by side.
+
+    `offset` (a duration, or int ms, which may be negative) moves their starts; |offset| < size.
+    """
     size_ms = positive_ms(size, "tumbling", "size")
     offset_ms = signed_ms(offset, "tumbling", "offset")
     if abs(offset_ms) >= size_ms:
@@ -204,14 +234,18 @@ def tumbling(size: Duration, offset: Duration | int = 0, *, time: str = "event")
 def sliding(
     size: Duration, slide: Duration, offset: Duration | int = 0, *, time: str = "event"
 ) -> SlidingWindows:
-    """Windows of `size`, one starting every `slide`. `offset` as in `tumbling`; |offset| < slide."""
+    """Windows of `size`, one starting every `slide`.
+
+    `offset` as in `tumbling`; |offset| < slide.
+    """
     size_ms, slide_ms = positive_ms(size, "sliding", "size"), positive_ms(slide, "sliding", "slide")
     offset_ms = signed_ms(offset, "sliding", "offset")
     if abs(offset_ms) >= slide_ms:
         raise GraphError(f"sliding: offset is {offset!r}, expected less than the slide {slide!r}")
     if slide_ms > size_ms:
         logger.warning(
-            "sliding: size %s is less than slide %s, so that what falls between two windows is in none of them and is dropped; the size "
+            "sliding: size %s is less than slide %s, so that what falls between two windows is in "
+            "none of them and is dropped; the size "
             "comes first: sliding(%r, %r)",
             size, slide, slide, size,
         )  # fmt: skip
@@ -219,8 +253,13 @@ def sliding(
 
 
 @explained
-def session(gap: Duration | Callable[[Any], int | Duration] | Expr[Any], *, time: str = "event") -> SessionWindows:
-    """Windows that end after `gap` without an element. `gap` may be a function of the element, giving a duration or int ms."""
+def session(
+    gap: Duration | Callable[[Any], int | Duration] | Expr[Any], *, time: str = "event"
+) -> SessionWindows:
+    """Windows that end after `gap` without an element.
+
+    `gap` may be a function of the element, giving a duration or int ms.
+    """
     is_event = is_event_time(time, "session")
     if isinstance(gap, Expr):
         return SessionWindows(compile_row(gap), is_event)
@@ -232,13 +271,19 @@ def session(gap: Duration | Callable[[Any], int | Duration] | Expr[Any], *, time
 
 @explained
 def global_window(at_end: bool = False, *, time: str = "event") -> GlobalWindows:
-    """One window a key. Give a trigger, or `at_end=True` for one result a key at the end of the input."""
+    """One window a key.
+
+    Give a trigger, or `at_end=True` for one result a key at the end of the input.
+    """
     is_event_time(time, "global_window")
     return GlobalWindows(at_end)
 
 
 class TimestampedValue(NamedTuple, Generic[T]):
-    """An element as evictors see it. `timestamp` is its event time, or its arrival where the stream has none."""
+    """An element as evictors see it.
+
+    `timestamp` is its event time, or its arrival where the stream has none.
+    """
 
     value: T
     timestamp: int
@@ -254,7 +299,10 @@ class EvictorContext(Protocol):
 
 
 class Evictor(Generic[T]):
-    """Drops elements of a window that fires, before or after the window function. Elements are in order of arrival."""
+    """Drops elements of a window that fires, before or after the window function.
+
+    Elements are in order of arrival.
+    """
 
     def evict_before(
         self, elements: list[TimestampedValue[T]], window: Any, ctx: EvictorContext

@@ -1,17 +1,21 @@
-"""The consumer's side of every logical channel of one connection: what came, in order and once, and what may come next.
+"""The consumer's side of every logical channel of one connection: what came, in order and once, and
+what may come next.
 
-Data is handed out as the bytes of whole batches, to be decoded by the task, on its time; events are decoded here. Invariants:
+Data is handed out as the bytes of whole batches, to be decoded by the task, on its time; events are
+decoded here. Invariants:
 
-* elements come out in the order of their sequence: a gap is BufferReordering for its channel, a repetition after a resume is
-  dropped;
-* an element counts as *taken over* when the task took it from its queue, always in order; a part of a batch that is not complete
-  counts once everything in front of it does, so a batch larger than the window still arrives;
-* credit is given back in few messages: when half of the window is owed, or when all that is known of was taken over, because
-  then the producer may wait for the permits of what it keeps;
+* elements come out in the order of their sequence: a gap is BufferReordering for its channel, a
+  repetition after a resume is dropped;
+* an element counts as *taken over* when the task took it from its queue, always in order; a part of
+  a batch that is not complete counts once everything in front of it does, so a batch larger than
+  the window still arrives;
+* credit is given back in few messages: when half of the window is owed, or when all that is known
+  of was taken over, because then the producer may wait for the permits of what it keeps;
 * what is wrong with one channel ends that channel alone.
 
-A channel outlives its connection: `attach` asks again for all that are open, each from the first element that is missing.
-After CreditBasedPartitionRequestClientHandler and RemoteInputChannel of Flink; going on after a reset is not theirs.
+A channel outlives its connection: `attach` asks again for all that are open, each from the first
+element that is missing. After CreditBasedPartitionRequestClientHandler and RemoteInputChannel of
+Flink; going on after a reset is not theirs.
 """
 
 from __future__ import annotations
@@ -44,13 +48,22 @@ from aioflow.protocol.messages import (
 )
 from aioflow.protocol.outlet import FLAG_BLOCKING, FLAG_CONTINUES, FLAG_PRIORITY, PREFIX
 
-__all__ = ["RECORD_BYTES_MAX", "UNTOLD_BATCHES_MAX", "ConsumerExchange", "Delivered", "PriorityEvent", "partition_request_backoff"]
+__all__ = [
+    "RECORD_BYTES_MAX",
+    "UNTOLD_BATCHES_MAX",
+    "ConsumerExchange",
+    "Delivered",
+    "PriorityEvent",
+    "partition_request_backoff",
+]
 
 RECORD_BYTES_MAX = 64 << 20
 """One batch over all its frames. A record larger than that cannot cross."""
 
 UNTOLD_BATCHES_MAX = 2
-"""Batches that are taken over are told after so many, however much credit there is: each holds one of the few permits of its producer."""
+"""Batches that are taken over are told after so many, however much credit there is: each holds
+one of the few permits of its producer.
+"""
 
 UNTOLD_EVENTS_MAX = 64
 """Events that are taken over are told with the next credit, and not later than after so many."""
@@ -58,19 +71,26 @@ UNTOLD_EVENTS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class PriorityEvent:
-    """An event that overtakes what its channel holds. It is taken over in its turn, like any other element."""
+    """An event that overtakes what its channel holds.
+
+    It is taken over in its turn, like any other element.
+    """
 
     event: Event
 
 
 Delivered = bytes | Event | PriorityEvent | Exception
-"""The bytes of a batch, an event, or the error that ended the channel (PartitionNotFound: that did not open it)."""
+"""The bytes of a batch, an event, or the error that ended the channel (PartitionNotFound: that
+did not open it).
+"""
 
 
 def partition_request_backoff(initial_ms: int, max_ms: int) -> tuple[int, ...]:
-    """Returns the delays before each request for a partition that was not found; after the last one, give up.
+    """Returns the delays before each request for a partition that was not found; after the last
+    one, give up.
 
-    At once, then doubling from `initial_ms`, and once at `max_ms`: (500, 3000) gives 0, 500, 1000, 2000, 3000.
+    At once, then doubling from `initial_ms`, and once at `max_ms`: (500, 3000) gives 0, 500, 1000,
+    2000, 3000.
     """
     delays = [0]
     delay = initial_ms
@@ -106,7 +126,9 @@ class _Inlet:
         "untold_events",
     )
 
-    def __init__(self, channel: int, partition_id: str, subpartition_index: int, credit: CreditReceiver) -> None:
+    def __init__(
+        self, channel: int, partition_id: str, subpartition_index: int, credit: CreditReceiver
+    ) -> None:
         self.channel = channel
         self.partition_id = partition_id
         self.subpartition_index = subpartition_index
@@ -116,7 +138,9 @@ class _Inlet:
         self.taken_over = 0
         """All elements below were taken over."""
         self.pending: deque[tuple[BufferKind | None, bool]] = deque()
-        """What was received and not taken over: the buffer it fills, None for an event, and is it handed out on its own?"""
+        """What was received and not taken over: the buffer it fills, None for an event, and is
+        it handed out on its own?
+        """
         self.parts: list[bytes] = []
         self.part_bytes = 0
         self.backlog = 0
@@ -132,7 +156,10 @@ class _Inlet:
         """The size of batches that was asked for."""
 
     def __str__(self) -> str:
-        return f"channel {self.channel} (subpartition {self.subpartition_index} of {self.partition_id})"
+        return (
+            f"channel {self.channel} (subpartition {self.subpartition_index} of "
+            f"{self.partition_id})"
+        )
 
     def request(self) -> PartitionRequest:
         """From where it stands, with all the buffers that are ready now."""
@@ -154,19 +181,27 @@ class _Inlet:
 
     def is_due(self) -> bool:
         """Is it time for AddCredit?"""
-        if self.credit.is_credit_due or self.untold_batches >= UNTOLD_BATCHES_MAX or self.untold_events >= UNTOLD_EVENTS_MAX:
+        if (
+            self.credit.is_credit_due
+            or self.untold_batches >= UNTOLD_BATCHES_MAX
+            or self.untold_events >= UNTOLD_EVENTS_MAX
+        ):
             return True
         # A small pool of the producer may be used up by what this side has taken over long ago.
         return self.untold_data > 0 and self.backlog == 0 and not self.pending
 
 
 class ConsumerExchange:
-    """The channels that the peer produces. Outlives a connection: `attach` and `connection_lost` say when there is one.
+    """The channels that the peer produces. Outlives a connection: `attach` and `connection_lost`
+    say when there is one.
 
-    `on_output` is called, at most once until the next `data_to_send`, when there is something to send.
+    `on_output` is called, at most once until the next `data_to_send`, when there is something to
+    send.
     """
 
-    def __init__(self, codec: Codec, on_output: Callable[[], None], record_bytes_max: int = RECORD_BYTES_MAX) -> None:
+    def __init__(
+        self, codec: Codec, on_output: Callable[[], None], record_bytes_max: int = RECORD_BYTES_MAX
+    ) -> None:
         self._codec = codec
         self._on_output = on_output
         self._record_bytes_max = record_bytes_max
@@ -179,12 +214,15 @@ class ConsumerExchange:
     # The connection.
 
     def attach(self, encoder: FrameEncoder) -> None:
-        """There is a new connection: ask for all open channels, each from the first element that is missing."""
+        """There is a new connection: ask for all open channels, each from the first element that
+        is missing.
+        """
         self.connection_lost()
         self._encoder = encoder
         for inlet in self._inlets.values():
             self._ask(inlet)
-        # Cancellations and last acknowledgements may have been lost: what was not asked for now is not wanted any more.
+        # Cancellations and last acknowledgements may have been lost: what was not asked for now is
+        # not wanted any more.
         self._post(NO_CHANNEL, CancelPartitionRequest())
 
     def connection_lost(self) -> None:
@@ -202,25 +240,38 @@ class ConsumerExchange:
     # The channels.
 
     def open_channel(
-        self, channel: int, partition_id: str, subpartition_index: int, exclusive: int, pool: FloatingBuffers | None = None
+        self,
+        channel: int,
+        partition_id: str,
+        subpartition_index: int,
+        exclusive: int,
+        pool: FloatingBuffers | None = None,
     ) -> None:
-        """Request a subpartition for `channel`, a number of the caller's choice, with `exclusive` buffers and floating ones of `pool`."""
+        """Request a subpartition for `channel`, a number of the caller's choice, with
+        `exclusive` buffers and floating ones of `pool`.
+        """
         if channel in self._inlets or not 0 <= channel < NO_CHANNEL:
-            raise LocalProtocolError(f"channel {channel} cannot be opened: it is open already, or no number of a channel")
+            raise LocalProtocolError(
+                f"channel {channel} cannot be opened: it is open already, or no number of a channel"
+            )
         credit = CreditReceiver(exclusive, pool, channel, lambda: self._settle(inlet))
         inlet = self._inlets[channel] = _Inlet(channel, partition_id, subpartition_index, credit)
         self._ask(inlet)
 
     def request_again(self, channel: int) -> None:
-        """After PartitionNotFound, once the back-off is over. Nothing if the channel was cancelled meanwhile, or asked for by a new
-        connection: what is on its way already would be sent again, and not always under the same numbers.
+        """After PartitionNotFound, once the back-off is over. Nothing if the channel was cancelled
+        meanwhile, or asked for by a new connection: what is on its way already would be sent again,
+        and not always under the same numbers.
         """
         inlet = self._inlets.get(channel)
         if inlet is not None and inlet.is_refused:
             self._ask(inlet)
 
     def taken_over(self, channel: int, count: int = 1) -> None:
-        """The task took the next `count` batches or events of `channel`. Ends the channel if EndOfPartition was among them."""
+        """The task took the next `count` batches or events of `channel`.
+
+        Ends the channel if EndOfPartition was among them.
+        """
         inlet = self._inlets.get(channel)
         if inlet is None:
             return
@@ -281,7 +332,9 @@ class ConsumerExchange:
         return 0 if inlet is None else inlet.backlog
 
     def buffers(self, channel: int) -> tuple[int, int, int]:
-        """Of a channel: all its buffers, borrowed ones too; those that wait to be filled; and how many of them the producer knows of."""
+        """Of a channel: all its buffers, borrowed ones too; those that wait to be filled; and
+        how many of them the producer knows of.
+        """
         inlet = self._inlets.get(channel)
         if inlet is None:
             return 0, 0, 0
@@ -292,9 +345,11 @@ class ConsumerExchange:
     # What arrives.
 
     def receive(self, frame: Frame) -> list[tuple[int, Delivered]]:
-        """Returns what to hand to the channels, in order. An error other than PartitionNotFound has ended its channel.
+        """Returns what to hand to the channels, in order. An error other than PartitionNotFound has
+        ended its channel.
 
-        RemoteProtocolError for a malformed body of a control message, or a message that no producer sends.
+        RemoteProtocolError for a malformed body of a control message, or a message that no producer
+        sends.
         """
         kind, channel, sequence, body = frame
         inlet = self._inlets.get(channel)
@@ -312,7 +367,9 @@ class ConsumerExchange:
         if isinstance(message, ErrorResponse):
             return self._on_error(channel, message)
         if not isinstance(message, BacklogAnnouncement):
-            raise RemoteProtocolError(f"a {type(message).__name__} is nothing that a producer sends")
+            raise RemoteProtocolError(
+                f"a {type(message).__name__} is nothing that a producer sends"
+            )
         if inlet is not None:
             inlet.backlog = message.backlog
             inlet.credit.on_backlog(message.backlog)
@@ -327,7 +384,10 @@ class ConsumerExchange:
         return self._encoder is not None and bool(self._messages or self._credit_due)
 
     def data_to_send(self) -> list[bytes | memoryview]:
-        """Returns all messages; they are few and small. Credit is counted now: what became ready meanwhile goes along."""
+        """Returns all messages; they are few and small.
+
+        Credit is counted now: what became ready meanwhile goes along.
+        """
         self._told = False
         out: list[bytes | memoryview] = []
         encoder = self._encoder
@@ -338,32 +398,52 @@ class ConsumerExchange:
         self._messages.clear()
         # Behind the messages: a ResumeConsumption makes a producer forget older credit.
         for channel, inlet in self._credit_due.items():
-            out.append(encode_message(encoder, AddCredit(inlet.credit.take_credit(), inlet.taken_over), channel))
+            out.append(
+                encode_message(
+                    encoder, AddCredit(inlet.credit.take_credit(), inlet.taken_over), channel
+                )
+            )
             inlet.told()
         self._credit_due.clear()
         return out
 
     # One channel.
 
-    def _on_element(self, inlet: _Inlet, kind: FrameType, sequence: int, body: bytes) -> bytes | Event | PriorityEvent | None:
+    def _on_element(
+        self, inlet: _Inlet, kind: FrameType, sequence: int, body: bytes
+    ) -> bytes | Event | PriorityEvent | None:
         """Returns what is complete with this element, None if nothing is."""
         expected = inlet.expected
         if sequence != expected:
             if sequence > expected:
-                raise BufferReordering(f"{inlet}: element {sequence} came where {expected} was expected; those between are lost")
+                raise BufferReordering(
+                    f"{inlet}: element {sequence} came where {expected} was expected; those "
+                    "between are lost"
+                )
             self._on_repeated(inlet, kind)
             return None
         if inlet.is_blocked:
-            raise RemoteProtocolError(f"{inlet}: element {sequence} came behind a blocking event, before it was resumed")
+            raise RemoteProtocolError(
+                f"{inlet}: element {sequence} came behind a blocking event, before it was resumed"
+            )
         if inlet.has_ended:
-            raise RemoteProtocolError(f"{inlet}: element {sequence} came behind the end of the partition")
+            raise RemoteProtocolError(
+                f"{inlet}: element {sequence} came behind the end of the partition"
+            )
         if len(body) < PREFIX.size:
-            raise RemoteProtocolError(f"{inlet}: element {sequence} has {len(body)} bytes, expected at least {PREFIX.size}")
+            raise RemoteProtocolError(
+                f"{inlet}: element {sequence} has {len(body)} bytes, expected at least "
+                f"{PREFIX.size}"
+            )
         flags, backlog = PREFIX.unpack_from(body)
         if kind is FrameType.BUFFER_RESPONSE:
             return self._on_data(inlet, flags, backlog, body)
-        if flags not in (0, FLAG_BLOCKING, FLAG_PRIORITY) or (inlet.parts and flags != FLAG_PRIORITY):
-            raise RemoteProtocolError(f"{inlet}: event {sequence} has flags {flags}, or came in the middle of a batch")
+        if flags not in (0, FLAG_BLOCKING, FLAG_PRIORITY) or (
+            inlet.parts and flags != FLAG_PRIORITY
+        ):
+            raise RemoteProtocolError(
+                f"{inlet}: event {sequence} has flags {flags}, or came in the middle of a batch"
+            )
         event = decode_event(memoryview(body)[PREFIX.size :], str(inlet))
         inlet.expected = sequence + 1
         inlet.pending.append((None, True))
@@ -379,7 +459,10 @@ class ConsumerExchange:
 
     def _on_data(self, inlet: _Inlet, flags: int, backlog: int, body: bytes) -> bytes | None:
         if flags & ~FLAG_CONTINUES:
-            raise RemoteProtocolError(f"{inlet}: data {inlet.expected} has flags {flags}, which are not part of the protocol")
+            raise RemoteProtocolError(
+                f"{inlet}: data {inlet.expected} has flags {flags}, which are not part of the "
+                "protocol"
+            )
         buffer = inlet.credit.receive_data(backlog)
         inlet.expected += 1
         inlet.backlog = backlog
@@ -391,7 +474,10 @@ class ConsumerExchange:
         inlet.part_bytes += len(payload)
         inlet.pending.append((buffer, not flags))
         if inlet.part_bytes > self._record_bytes_max:
-            raise RemoteProtocolError(f"{inlet}: a batch takes more than {self._record_bytes_max} bytes; emit smaller records")
+            raise RemoteProtocolError(
+                f"{inlet}: a batch takes more than {self._record_bytes_max} bytes; emit smaller "
+                "records"
+            )
         if not flags:
             content = b"".join(inlet.parts)
             inlet.parts.clear()
@@ -402,7 +488,9 @@ class ConsumerExchange:
         return None
 
     def _on_repeated(self, inlet: _Inlet, kind: FrameType) -> None:
-        """An element that is here already: it is dropped, and the credit that was spent on it given again."""
+        """An element that is here already: it is dropped, and the credit that was spent on it
+        given again.
+        """
         if kind is FrameType.BUFFER_RESPONSE:
             credit = inlet.credit
             if credit.available <= credit.unannounced:
@@ -432,7 +520,10 @@ class ConsumerExchange:
                 inlet.is_refused = True
                 return [(channel, error)]
             return [(channel, self._fail(inlet, error))]
-        return [(inlet.channel, self._fail(inlet, rebuild_error(response, self._codec))) for inlet in list(self._inlets.values())]
+        return [
+            (inlet.channel, self._fail(inlet, rebuild_error(response, self._codec)))
+            for inlet in list(self._inlets.values())
+        ]
 
     def _fail(self, inlet: _Inlet, error: Exception) -> Exception:
         """Ends `inlet` here, and lets the producer forget it."""
@@ -441,10 +532,13 @@ class ConsumerExchange:
         return error
 
     def _remove(self, inlet: _Inlet) -> None:
-        """The buffers that its elements still fill go back now: who holds their bytes holds ordinary memory."""
+        """The buffers that its elements still fill go back now: who holds their bytes holds
+        ordinary memory.
+        """
         del self._inlets[inlet.channel]
         self._credit_due.pop(inlet.channel, None)
-        # Released first: a floating buffer that goes back must not be offered to this channel again.
+        # Released first: a floating buffer that goes back must not be offered to this channel
+        # again.
         inlet.credit.release()
         for buffer, _ in inlet.pending:
             if buffer is not None:

@@ -1,11 +1,15 @@
-"""Credit of one direction of one channel: the sender sends no data frame for which the receiver has no buffer.
+"""Credit of one direction of one channel: the sender sends no data frame for which the receiver has
+no buffer.
 
-Two state machines without I/O. The receiver owns `exclusive` buffers for its channel and borrows *floating* ones from its gate
-by the backlog that every data frame carries; each buffer that is ready to receive is one credit of the sender. Invariants:
+Two state machines without I/O. The receiver owns `exclusive` buffers for its channel and borrows
+*floating* ones from its gate by the backlog that every data frame carries; each buffer that is
+ready to receive is one credit of the sender. Invariants:
 
-* credit of the sender + frames on the way <= buffers that are ready at the receiver: a frame never arrives in vain;
+* credit of the sender + frames on the way <= buffers that are ready at the receiver: a frame never
+  arrives in vain;
 * `required` = last backlog + `exclusive`, and the channel waits in the pool's line at most once;
-* events need no credit, and a blocking one carries backlog 0: nothing may be sent behind it before the receiver resumes.
+* events need no credit, and a blocking one carries backlog 0: nothing may be sent behind it before
+  the receiver resumes.
 
 After CreditBasedSequenceNumberingViewReader and BufferManager of Flink.
 """
@@ -31,13 +35,17 @@ class NextElement(Enum):
 
 
 class CreditSender:
-    """The producer's side: counts down the credit that the receiver announced, `initial_credit` with its request."""
+    """The producer's side: counts down the credit that the receiver announced, `initial_credit`
+    with its request.
+    """
 
     __slots__ = ("_announced", "_blocked", "credit", "initial_credit", "is_closed")
 
     def __init__(self, initial_credit: int) -> None:
         if initial_credit < 0:
-            raise RemoteProtocolError(f"partition request with initial credit {initial_credit}, expected 0 or more")
+            raise RemoteProtocolError(
+                f"partition request with initial credit {initial_credit}, expected 0 or more"
+            )
         self.initial_credit = initial_credit
         self.credit = initial_credit
         self.is_closed = False
@@ -51,11 +59,18 @@ class CreditSender:
         return queued
 
     def send_data(self, backlog: int) -> int:
-        """One data frame leaves: uses one credit. Returns the backlog to carry, which counts what is queued behind it."""
+        """One data frame leaves: uses one credit.
+
+        Returns the backlog to carry, which counts what is queued behind it.
+        """
         if self._blocked:
-            raise LocalProtocolError("a data frame was sent behind a blocking event; expected ResumeConsumption first")
+            raise LocalProtocolError(
+                "a data frame was sent behind a blocking event; expected ResumeConsumption first"
+            )
         if self.credit == 0:
-            raise LocalProtocolError("no credit available: a data frame was sent that the receiver has no buffer for")
+            raise LocalProtocolError(
+                "no credit available: a data frame was sent that the receiver has no buffer for"
+            )
         self.credit -= 1
         self._announced = backlog
         return backlog
@@ -63,7 +78,9 @@ class CreditSender:
     def send_event(self, backlog: int, blocking: bool = False) -> int:
         """An event frame leaves: free of credit. Returns the backlog to carry, 0 if it blocks."""
         if self._blocked:
-            raise LocalProtocolError("an event was sent behind a blocking event; expected ResumeConsumption first")
+            raise LocalProtocolError(
+                "an event was sent behind a blocking event; expected ResumeConsumption first"
+            )
         self._blocked = blocking
         self._announced = 0 if blocking else backlog
         return self._announced
@@ -78,22 +95,34 @@ class CreditSender:
     def backlog_to_announce(self, backlog: int) -> int:
         """What BacklogAnnouncement must say, 0 for none.
 
-        Only a receiver without exclusive buffers needs it: it has no credit to give before it knows of data, and no
-        frame can tell it without credit. Any other gives credit when it recycles its own buffers.
+        Only a receiver without exclusive buffers needs it: it has no credit to give before it knows
+        of data, and no frame can tell it without credit. Any other gives credit when it recycles
+        its own buffers.
         """
-        if self.initial_credit > 0 or self._blocked or self.is_closed or self.credit > 0 or backlog <= self._announced:
+        if (
+            self.initial_credit > 0
+            or self._blocked
+            or self.is_closed
+            or self.credit > 0
+            or backlog <= self._announced
+        ):
             return 0
         self._announced = backlog
         return backlog
 
     def resume(self) -> None:
-        """ResumeConsumption arrived. A receiver without exclusive buffers gave its floating ones back: no credit left."""
+        """ResumeConsumption arrived.
+
+        A receiver without exclusive buffers gave its floating ones back: no credit left.
+        """
         self._blocked = False
         if self.initial_credit == 0:
             self.credit = 0
 
     def reset(self, credit: int, blocked: bool) -> None:
-        """A new connection: what the old one had on the way is lost, and the receiver has `credit` buffers ready."""
+        """A new connection: what the old one had on the way is lost, and the receiver has
+        `credit` buffers ready.
+        """
         self.credit = credit
         self._blocked = blocked
         self._announced = 0
@@ -115,7 +144,10 @@ class FloatingBuffers(Protocol):
     def try_request_permit(self, channel: int = 0) -> bool: ...
     def recycle(self, channel: int = 0) -> None: ...
     def add_listener(self, listener: CreditReceiver) -> bool:
-        """Offer the next free buffer through `on_permit`, in order of registration. False if one is free already."""
+        """Offer the next free buffer through `on_permit`, in order of registration.
+
+        False if one is free already.
+        """
         ...
 
     def remove_listener(self, listener: CreditReceiver) -> None: ...
@@ -129,10 +161,12 @@ class BufferKind(Enum):
 
 
 class CreditReceiver:
-    """The consumer's side of channel `channel`: `exclusive` own buffers, and floating ones from `pool` (None: never any).
+    """The consumer's side of channel `channel`: `exclusive` own buffers, and floating ones from
+    `pool` (None: never any).
 
-    `available` buffers are ready to receive. Those the sender does not know yet are `unannounced`. `on_credit` is called when the
-    pool gave one by itself; all other changes happen inside calls of the owner.
+    `available` buffers are ready to receive. Those the sender does not know yet are `unannounced`.
+    `on_credit` is called when the pool gave one by itself; all other changes happen inside calls of
+    the owner.
     """
 
     __slots__ = (
@@ -187,18 +221,23 @@ class CreditReceiver:
         return self._is_waiting
 
     def receive_data(self, backlog: int) -> BufferKind:
-        """A data frame arrived: it fills a floating buffer if there is one. Recycle the buffer of the returned kind later.
+        """A data frame arrived: it fills a floating buffer if there is one. Recycle the buffer of
+        the returned kind later.
 
         RemoteProtocolError if the sender had no credit for it.
         """
         if self.available - self.unannounced <= 0:
-            raise RemoteProtocolError("a data frame arrived without credit: the receiver has announced no buffer for it")
+            raise RemoteProtocolError(
+                "a data frame arrived without credit: the receiver has announced no buffer for it"
+            )
         kind = self.take_buffer()
         self.on_backlog(backlog)
         return kind
 
     def take_buffer(self) -> BufferKind:
-        """One ready buffer leaves, the borrowed ones first: they are the first to be missed elsewhere."""
+        """One ready buffer leaves, the borrowed ones first: they are the first to be missed
+        elsewhere.
+        """
         if self._floating_ready > 0:
             self._floating_ready -= 1
             return BufferKind.FLOATING
@@ -208,7 +247,8 @@ class CreditReceiver:
         return BufferKind.EXCLUSIVE
 
     def on_backlog(self, backlog: int) -> None:
-        """The sender has `backlog` data elements waiting: borrow up to that and the exclusive ones, or wait for more.
+        """The sender has `backlog` data elements waiting: borrow up to that and the exclusive ones,
+        or wait for more.
 
         A lower backlog lowers the target only; what was borrowed goes back as buffers are recycled.
         """
@@ -230,13 +270,16 @@ class CreditReceiver:
             return
         self._exclusive_ready += 1
         if self.available > self.required and self._floating_ready > 0:
-            # One more than is needed: the credit stays, a borrowed buffer goes back for the exclusive one.
+            # One more than is needed: the credit stays, a borrowed buffer goes back for the
+            # exclusive one.
             self._return_floating(1)
         else:
             self.unannounced += 1
 
     def on_permit(self) -> bool:
-        """The pool offers a buffer: True takes it, and stays in the line, at the end, if more is needed."""
+        """The pool offers a buffer: True takes it, and stays in the line, at the end, if more is
+        needed.
+        """
         self._is_waiting = False
         if self.is_released or self.available >= self.required:
             return False
@@ -244,7 +287,8 @@ class CreditReceiver:
         self.unannounced += 1
         if self.available < self.required:
             assert self._pool is not None, "it was the pool that called"
-            # First to the end of the line: who asks the pool at once takes the turn of the channels behind.
+            # First to the end of the line: who asks the pool at once takes the turn of the channels
+            # behind.
             self._is_waiting = self._pool.add_listener(self)
             self._borrow()
         if self._on_credit is not None:
@@ -257,18 +301,26 @@ class CreditReceiver:
         self.required = self.exclusive
 
     def take_credit(self) -> int:
-        """What AddCredit must announce: all that became ready since the last one, 0 for none. Many recycles, one message."""
+        """What AddCredit must announce: all that became ready since the last one, 0 for none.
+
+        Many recycles, one message.
+        """
         credit, self.unannounced = self.unannounced, 0
         return credit
 
     @property
     def is_credit_due(self) -> bool:
-        """Is it time for AddCredit? When half of the exclusive window is owed, or the sender has nothing left."""
+        """Is it time for AddCredit?
+
+        When half of the exclusive window is owed, or the sender has nothing left.
+        """
         owed = self.unannounced
         return owed > 0 and (2 * owed >= self.exclusive or owed == self.available)
 
     def on_blocked(self) -> None:
-        """A blocking event arrived: without exclusive buffers, the floating ones serve other channels meanwhile."""
+        """A blocking event arrived: without exclusive buffers, the floating ones serve other
+        channels meanwhile.
+        """
         if self.exclusive == 0:
             self.required = 0
             self.unannounced = 0
@@ -276,7 +328,9 @@ class CreditReceiver:
             self._return_floating(self._floating_ready)
 
     def release(self) -> None:
-        """The channel ended: what was borrowed goes back, buffers still in use follow when recycled. Idempotent."""
+        """The channel ended: what was borrowed goes back, buffers still in use follow when
+        recycled. Idempotent.
+        """
         self.is_released = True
         self.unannounced = 0
         self.required = 0

@@ -1,10 +1,13 @@
-"""Errors of the data plane, and how any error travels: as class name, arguments, message, traceback text and notes.
+"""Errors of the data plane, and how any error travels: as class name, arguments, message, traceback
+text and notes.
 
-Nothing is pickled and nothing is imported: a class is rebuilt only if it is loaded here already, is an Exception, and the rebuilt
-error says what the original said. Otherwise a RemoteError carries the same facts. Either way the remote traceback is its cause.
+Nothing is pickled and nothing is imported: a class is rebuilt only if it is loaded here already, is
+an Exception, and the rebuilt error says what the original said. Otherwise a RemoteError carries the
+same facts. Either way the remote traceback is its cause.
 
-What is long is cut, and the class stays: of a message its beginning, of a text in which something was wrong what is around the place, of
-a group the members that find room. Message and arguments of one error, a group with all its members included, take 64 KiB at most.
+What is long is cut, and the class stays: of a message its beginning, of a text in which something
+was wrong what is around the place, of a group the members that find room. Message and arguments of
+one error, a group with all its members included, take 64 KiB at most.
 """
 
 from __future__ import annotations
@@ -14,12 +17,25 @@ import traceback
 from json import JSONDecodeError
 from typing import Any
 
-from aioflow.core.errors import AioflowError, Broken, RemoteError, RemoteProtocolError, TypeNotSupported, message_of
+from aioflow.core.errors import (
+    AioflowError,
+    Broken,
+    RemoteError,
+    RemoteProtocolError,
+    TypeNotSupported,
+    message_of,
+)
 from aioflow.core.serializers import Codec, DecodeError
 from aioflow.protocol.framing import FrameType
 from aioflow.protocol.messages import ErrorResponse, decode_message, message_body
 
-__all__ = ["BufferReordering", "PartitionNotFound", "RemoteTraceback", "describe_error", "rebuild_error"]
+__all__ = [
+    "BufferReordering",
+    "PartitionNotFound",
+    "RemoteTraceback",
+    "describe_error",
+    "rebuild_error",
+]
 
 _MESSAGE_CHARS_MAX = 16_384
 _TRACEBACK_CHARS_MAX = 32_768
@@ -28,15 +44,21 @@ _NOTES_MAX = 16
 _NOTE_CHARS_MAX = 4_096
 _TYPE_NAME_CHARS_MAX = 200
 _SUBJECT_MAX = 8_192
-"""Characters, or bytes, of a text about which an error is: there is room for them, whatever they are."""
+"""Characters, or bytes, of a text about which an error is: there is room for them, whatever they
+are.
+"""
 _MEMBER_BYTES = 1_024
-"""What a member of a group takes off the room of those within itself: however deep groups hold groups, there is an end."""
+"""What a member of a group takes off the room of those within itself: however deep groups hold
+groups, there is an end.
+"""
 _MEMBER_HEADER_BYTES = 8
 """What the codec adds to a member, at most."""
 
 
 class PartitionNotFound(Broken):
-    """The producer has not registered the partition, yet or any more: ask again after the back-off."""
+    """The producer has not registered the partition, yet or any more: ask again after the
+    back-off.
+    """
 
 
 class BufferReordering(RemoteProtocolError):
@@ -44,14 +66,20 @@ class BufferReordering(RemoteProtocolError):
 
 
 class RemoteTraceback(AioflowError):
-    """Where an error of another process was raised, as text. Only ever the `__cause__` of that error."""
+    """Where an error of another process was raised, as text.
+
+    Only ever the `__cause__` of that error.
+    """
 
     def __str__(self) -> str:
         return "\n" + "".join(map(str, self.args))
 
 
 def describe_error(error: BaseException, codec: Codec) -> ErrorResponse:
-    """Returns `error` as data. Never raises: what cannot travel is left out, what is long is cut."""
+    """Returns `error` as data.
+
+    Never raises: what cannot travel is left out, what is long is cut.
+    """
     if isinstance(error, RemoteError):
         text = error.traceback_text
     else:
@@ -68,7 +96,9 @@ def _described(error: BaseException, codec: Codec, traceback_text: str, room: in
     if isinstance(error, RemoteError):  # From further away: it stays what it was there.
         return ErrorResponse(
             type_name=_cut(error.type_name, _TYPE_NAME_CHARS_MAX) or "RemoteError",
-            message=_cut(message_of(error).removeprefix(f"{error.type_name}: "), _MESSAGE_CHARS_MAX),
+            message=_cut(
+                message_of(error).removeprefix(f"{error.type_name}: "), _MESSAGE_CHARS_MAX
+            ),
             traceback_text=traceback_text,
             notes=_notes(notes),
         )
@@ -89,8 +119,12 @@ def _described(error: BaseException, codec: Codec, traceback_text: str, room: in
     )
 
 
-def _encoded_group(group: BaseExceptionGroup[Any], codec: Codec, room: int) -> tuple[bytes | None, tuple[str, ...]]:
-    """Its message and its first members, each a message of its own without traceback, which the group's shows; a note if there are more."""
+def _encoded_group(
+    group: BaseExceptionGroup[Any], codec: Codec, room: int
+) -> tuple[bytes | None, tuple[str, ...]]:
+    """Its message and its first members, each a message of its own without traceback, which the
+    group's shows; a note if there are more.
+    """
     message = _cut(group.message, _MESSAGE_CHARS_MAX)
     left = room - _MEMBER_BYTES - len(message.encode())
     bodies: list[bytes] = []
@@ -102,36 +136,53 @@ def _encoded_group(group: BaseExceptionGroup[Any], codec: Codec, room: int) -> t
         bodies.append(body)
     encoded = codec.encode_batch([message, *bodies], owner="an error group") if bodies else None
     missing = len(group.exceptions) - len(bodies)
-    return encoded, (f"{missing} of its {len(group.exceptions)} errors are left out here: they take too much",) if missing else ()
+    return encoded, (
+        f"{missing} of its {len(group.exceptions)} errors are left out here: they take too much",
+    ) if missing else ()
 
 
 def _around_the_place(error: BaseException) -> tuple[BaseException, tuple[str, ...]]:
-    """An error that found something wrong in a long text, as one that found it in the part around, and a note that says so.
+    """An error that found something wrong in a long text, as one that found it in the part around,
+    and a note that says so.
 
-    Such errors hold all of the text, which may be a file, and their positions count in it. Any other error is given back as it is.
+    Such errors hold all of the text, which may be a file, and their positions count in it. Any
+    other error is given back as it is.
     """
     try:
         match error:
             case JSONDecodeError() if len(error.doc) > _SUBJECT_MAX:
                 length, first = len(error.doc), max(0, error.pos - _SUBJECT_MAX // 2)
-                short: BaseException = type(error)(error.msg, error.doc[first : first + _SUBJECT_MAX], error.pos - first)
+                short: BaseException = type(error)(
+                    error.msg, error.doc[first : first + _SUBJECT_MAX], error.pos - first
+                )
             case UnicodeDecodeError() | UnicodeEncodeError() if len(error.object) > _SUBJECT_MAX:
                 length, first = len(error.object), max(0, error.start - _SUBJECT_MAX // 2)
                 part: Any = error.object[first : first + _SUBJECT_MAX]
-                short = type(error)(error.encoding, part, error.start - first, min(error.end - first, len(part)), error.reason)
+                short = type(error)(
+                    error.encoding,
+                    part,
+                    error.start - first,
+                    min(error.end - first, len(part)),
+                    error.reason,
+                )
             case _:
                 return error, ()
     except Exception:  # noqa: BLE001 - a class derived from these has a constructor of its own.
         return error, ()
     kept = f"{first} to {min(first + _SUBJECT_MAX, length)}"
-    return short, (f"only {kept} of the {length} that it is about came along; about all of them it says: {message_of(error)}",)
+    return short, (
+        f"only {kept} of the {length} that it is about came along; about all of them it says: "
+        f"{message_of(error)}",
+    )
 
 
 def _encoded_arguments(error: BaseException, codec: Codec, room: int) -> bytes | None:
-    """What its class makes it of: what it tells pickle or, where that cannot travel, its `args`, cut where they are long. Else None.
+    """What its class makes it of: what it tells pickle or, where that cannot travel, its `args`,
+    cut where they are long. Else None.
 
-    An OSError of a file and JSONDecodeError have `args` that their class does not make them of; others hold for pickle what is only good
-    in their own process, and are themselves without it. Whether the error says the same is seen where it is rebuilt.
+    An OSError of a file and JSONDecodeError have `args` that their class does not make them of;
+    others hold for pickle what is only good in their own process, and are themselves without it.
+    Whether the error says the same is seen where it is rebuilt.
     """
     for arguments in (_told_to_pickle, _args, _short_args):
         try:
@@ -153,11 +204,15 @@ def _args(error: BaseException) -> tuple[Any, ...]:
 
 
 def _short_args(error: BaseException) -> tuple[Any, ...]:
-    return tuple(_cut(value, _MESSAGE_CHARS_MAX) if isinstance(value, str) else value for value in error.args)
+    return tuple(
+        _cut(value, _MESSAGE_CHARS_MAX) if isinstance(value, str) else value for value in error.args
+    )
 
 
 def rebuild_error(response: ErrorResponse, codec: Codec) -> Exception:
-    """Returns the error that `response` describes, of its own class or a RemoteError, with notes and remote traceback."""
+    """Returns the error that `response` describes, of its own class or a RemoteError, with notes
+    and remote traceback.
+    """
     error = _rebuild(response, codec)
     if error is None:
         name = response.type_name.removeprefix("builtins:").replace(":", ".")
@@ -180,8 +235,13 @@ def _rebuild(response: ErrorResponse, codec: Codec) -> Exception | None:
             group = cls(message, [rebuild_error(_member(body), codec) for body in bodies])
             return group if type(group) is cls else None
         error = cls(*made_of)
-        # A constructor that makes its message of other things than `args` would say something else than the original.
-        return error if type(error) is cls and _cut(str(error), _MESSAGE_CHARS_MAX) == response.message else None
+        # A constructor that makes its message of other things than `args` would say something else
+        # than the original.
+        return (
+            error
+            if type(error) is cls and _cut(str(error), _MESSAGE_CHARS_MAX) == response.message
+            else None
+        )
     except (DecodeError, TypeNotSupported):
         return None
     except Exception:  # noqa: BLE001 - the constructor is the user's; the RemoteError says all that is known.
@@ -206,7 +266,9 @@ def _loaded_class(type_name: str) -> type[Exception] | None:
 def _notes(notes: Any) -> tuple[str, ...]:
     if not isinstance(notes, (list, tuple)):
         return ()
-    return tuple(_cut(note, _NOTE_CHARS_MAX) for note in notes[:_NOTES_MAX] if isinstance(note, str))
+    return tuple(
+        _cut(note, _NOTE_CHARS_MAX) for note in notes[:_NOTES_MAX] if isinstance(note, str)
+    )
 
 
 def _cut(text: str, chars_max: int) -> str:

@@ -1,7 +1,9 @@
-"""Both directions of all logical channels between two TaskManagers, over one connection after another.
+"""Both directions of all logical channels between two TaskManagers, over one connection after
+another.
 
-The numbers of channels that the peer reads from here and of those that are read from the peer are independent of each other: a
-frame's type tells which are meant. Nothing here knows a socket: frames go in, pieces to write come out, and `on_output` says when.
+The numbers of channels that the peer reads from here and of those that are read from the peer are
+independent of each other: a frame's type tells which are meant. Nothing here knows a socket: frames
+go in, pieces to write come out, and `on_output` says when.
 """
 
 from __future__ import annotations
@@ -18,10 +20,17 @@ from aioflow.protocol.producer import ProducerExchange
 __all__ = ["Exchange", "Stimulus"]
 
 Stimulus = Delivered | PartitionRequest | TaskEvent | CloseRequest
-"""Bytes, events and errors are for a channel that is read here; messages are about one that the peer reads."""
+"""Bytes, events and errors are for a channel that is read here; messages are about one that the
+peer reads.
+"""
 
 _FOR_THE_CONSUMER = frozenset(
-    [FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE, FrameType.ERROR_RESPONSE, FrameType.BACKLOG_ANNOUNCEMENT]
+    [
+        FrameType.BUFFER_RESPONSE,
+        FrameType.EVENT_RESPONSE,
+        FrameType.ERROR_RESPONSE,
+        FrameType.BACKLOG_ANNOUNCEMENT,
+    ]
 )
 _FOR_THE_PRODUCER = frozenset(
     [
@@ -43,7 +52,9 @@ class Exchange:
     `on_output` is called when `data_to_send` has something to return that it did not have before.
     """
 
-    def __init__(self, codec: Codec, on_output: Callable[[], None], record_bytes_max: int = RECORD_BYTES_MAX) -> None:
+    def __init__(
+        self, codec: Codec, on_output: Callable[[], None], record_bytes_max: int = RECORD_BYTES_MAX
+    ) -> None:
         self.producer = ProducerExchange(codec, on_output)
         self.consumer = ConsumerExchange(codec, on_output, record_bytes_max)
         self._on_output = on_output
@@ -51,7 +62,10 @@ class Exchange:
         self._heartbeats: list[tuple[FrameType, int]] = []
 
     def attach(self, encoder: FrameEncoder) -> None:
-        """There is a connection, whose frames `encoder` writes. Frames of an earlier one must not be given to `receive` any more."""
+        """There is a connection, whose frames `encoder` writes.
+
+        Frames of an earlier one must not be given to `receive` any more.
+        """
         self._heartbeats.clear()
         self._encoder = encoder
         self.producer.attach(encoder)
@@ -65,12 +79,17 @@ class Exchange:
         self.consumer.connection_lost()
 
     def close(self) -> None:
-        """Release what the peer reads and give up what is read here; `data_to_send` says so to the peer."""
+        """Release what the peer reads and give up what is read here; `data_to_send` says so to
+        the peer.
+        """
         self.producer.close()
         self.consumer.close()
 
     def receive(self, frame: Frame) -> list[tuple[int, Stimulus]]:
-        """Returns what follows from `frame`, by channel. RemoteProtocolError ends the connection, not the channels."""
+        """Returns what follows from `frame`, by channel.
+
+        RemoteProtocolError ends the connection, not the channels.
+        """
         kind = frame.type
         if kind in _FOR_THE_CONSUMER:
             return [*self.consumer.receive(frame)]
@@ -92,20 +111,26 @@ class Exchange:
         return bool(self._heartbeats) or self.consumer.has_output or self.producer.has_output
 
     def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
-        """Returns pieces to write in this order: heartbeats, what the consumers have to say, and about `max_bytes` of data.
+        """Returns pieces to write in this order: heartbeats, what the consumers have to say, and
+        about `max_bytes` of data.
 
-        Ask again as long as `has_output`. Nothing is copied: write the pieces before anything else is sent.
+        Ask again as long as `has_output`. Nothing is copied: write the pieces before anything else
+        is sent.
         """
         encoder = self._encoder
         if encoder is None:
             return []
-        out: list[bytes | memoryview] = [encoder.encode(kind, NO_CHANNEL, number) for kind, number in self._heartbeats]
+        out: list[bytes | memoryview] = [
+            encoder.encode(kind, NO_CHANNEL, number) for kind, number in self._heartbeats
+        ]
         self._heartbeats.clear()
         out += self.consumer.data_to_send()
         out += self.producer.data_to_send(max_bytes)
         return out
 
     def _beat(self, kind: FrameType, number: int) -> None:
-        if self._encoder is not None and len(self._heartbeats) < 16:  # A flood of them is not answered one by one.
+        if (
+            self._encoder is not None and len(self._heartbeats) < 16
+        ):  # A flood of them is not answered one by one.
             self._heartbeats.append((kind, number))
             self._on_output()

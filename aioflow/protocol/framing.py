@@ -1,16 +1,20 @@
-"""Frames: how bytes of a connection are cut, checked and told apart, before anybody looks into them.
+"""Frames: how bytes of a connection are cut, checked and told apart, before anybody looks into
+them.
 
     4 magic | 1 version | 1 type | 4 channel | 4 length of the body | 4 CRC-32 || 8 sequence | body | 16 MAC, if keyed
 
-All integers are big endian. The CRC covers everything else of the frame but the magic and the MAC. `channel` is a number that
-the consumer chose for one of its inputs; `sequence` numbers the elements of a channel, or is the id of a call.
+All integers are big endian. The CRC covers everything else of the frame but the magic and the MAC.
+`channel` is a number that the consumer chose for one of its inputs; `sequence` numbers the elements
+of a channel, or is the id of a call.
 
-Invariants: magic, version, type and length are judged from the header alone, as soon as its bytes are there, so no body is
-waited for that would be refused; each type has its own limit; a type of another plane is no frame here, so who may send data
-cannot send a call; after an error the decoder only repeats it. Cost is linear in the bytes, however they are cut.
+Invariants: magic, version, type and length are judged from the header alone, as soon as its bytes
+are there, so no body is waited for that would be refused; each type has its own limit; a type of
+another plane is no frame here, so who may send data cannot send a call; after an error the decoder
+only repeats it. Cost is linear in the bytes, however they are cut.
 
-With a key, each frame ends in an HMAC-SHA256, cut to 16 bytes, over the number of the frame in its direction and the frame: for
-connections that leave the machine without TLS. Each direction has a key of its own, so nothing can be sent back.
+With a key, each frame ends in an HMAC-SHA256, cut to 16 bytes, over the number of the frame in its
+direction and the frame: for connections that leave the machine without TLS. Each direction has a
+key of its own, so nothing can be sent back.
 """
 
 from __future__ import annotations
@@ -94,12 +98,22 @@ class FrameType(IntEnum):
 _HEARTBEATS = (FrameType.HEARTBEAT, FrameType.HEARTBEAT_REPLY)
 
 DATA_PLANE: Final = frozenset(
-    [*(kind for kind in FrameType if kind <= 12 and kind is not FrameType.SEGMENT_ID), *_HEARTBEATS, FrameType.HELLO]
+    [
+        *(kind for kind in FrameType if kind <= 12 and kind is not FrameType.SEGMENT_ID),
+        *_HEARTBEATS,
+        FrameType.HELLO,
+    ]
 )
 """What may cross between TaskManagers."""
 
 CONTROL_PLANE: Final = frozenset(
-    [FrameType.RPC_REQUEST, FrameType.RPC_REPLY, FrameType.RPC_ERROR, FrameType.RPC_NOTIFY, *_HEARTBEATS]
+    [
+        FrameType.RPC_REQUEST,
+        FrameType.RPC_REPLY,
+        FrameType.RPC_ERROR,
+        FrameType.RPC_NOTIFY,
+        *_HEARTBEATS,
+    ]
 )
 """What may cross between a JobManager and whoever talks to it."""
 
@@ -107,11 +121,15 @@ LENGTH_MAX: Final[dict[FrameType, int]] = {
     kind: SEGMENT_BYTES
     if kind in (FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE)
     else CONTROL_BYTES_MAX
-    if kind in (FrameType.ERROR_RESPONSE, FrameType.TASK_EVENT) or FrameType.RPC_REQUEST <= kind <= FrameType.RPC_NOTIFY
+    if kind in (FrameType.ERROR_RESPONSE, FrameType.TASK_EVENT)
+    or FrameType.RPC_REQUEST <= kind <= FrameType.RPC_NOTIFY
     else _SMALL_BYTES_MAX
     for kind in FrameType
 }
-"""Bytes of the body. Tight where a body is a few numbers: what decoding makes of a body is bounded with it."""
+"""Bytes of the body.
+
+Tight where a body is a few numbers: what decoding makes of a body is bounded with it.
+"""
 
 
 class Frame(NamedTuple):
@@ -133,23 +151,35 @@ class FrameEncoder:
         self._key = None if mac_key is None else hmac.new(mac_key, digestmod=hashlib.sha256)
         self._count = 0
 
-    def encode(self, kind: FrameType, channel: int = NO_CHANNEL, sequence: int = 0, body: bytes = b"") -> bytes:
+    def encode(
+        self, kind: FrameType, channel: int = NO_CHANNEL, sequence: int = 0, body: bytes = b""
+    ) -> bytes:
         """Returns the frame as one piece."""
         return b"".join(self.encode_parts(kind, channel, sequence, body))
 
     def encode_parts(
-        self, kind: FrameType, channel: int, sequence: int, prefix: bytes, payload: bytes | memoryview = b""
+        self,
+        kind: FrameType,
+        channel: int,
+        sequence: int,
+        prefix: bytes,
+        payload: bytes | memoryview = b"",
     ) -> list[bytes | memoryview]:
-        """Returns the frame, whose body is `prefix + payload`, as pieces to write one after the other; `payload` is not copied.
+        """Returns the frame, whose body is `prefix + payload`, as pieces to write one after the
+        other; `payload` is not copied.
 
         LocalProtocolError if the body is above the limit of its type.
         """
         length = len(prefix) + len(payload)
         if length > LENGTH_MAX[kind]:
-            raise LocalProtocolError(f"the body of a {kind.name} takes {length} bytes, expected up to {LENGTH_MAX[kind]}")
+            raise LocalProtocolError(
+                f"the body of a {kind.name} takes {length} bytes, expected up to {LENGTH_MAX[kind]}"
+            )
         checksum = crc32(_COVERED.pack(PROTOCOL_VERSION, kind, channel, length))
         checksum = crc32(payload, crc32(prefix, crc32(_COUNTER.pack(sequence), checksum)))
-        head = HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, channel, length, checksum, sequence) + prefix
+        head = (
+            HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, channel, length, checksum, sequence) + prefix
+        )
         pieces: list[bytes | memoryview] = [head, payload] if len(payload) else [head]
         if self._key is not None:
             mac = self._key.copy()
@@ -166,21 +196,29 @@ class FrameDecoder:
 
     __slots__ = ("_accepted", "_buffer", "_count", "_error", "_key", "_wanted")
 
-    def __init__(self, accepted: frozenset[FrameType] = DATA_PLANE, mac_key: bytes | None = None) -> None:
+    def __init__(
+        self, accepted: frozenset[FrameType] = DATA_PLANE, mac_key: bytes | None = None
+    ) -> None:
         """`mac_key` is the key of the peer's direction, from the handshake; None expects no MAC."""
-        self._accepted: dict[int, FrameType] = {int(kind): kind for kind in FrameType if kind in accepted}
+        self._accepted: dict[int, FrameType] = {
+            int(kind): kind for kind in FrameType if kind in accepted
+        }
         self._key = None if mac_key is None else hmac.new(mac_key, digestmod=hashlib.sha256)
         self._count = 0
         self._buffer = bytearray()
         self._wanted = 0
-        """Bytes that the buffer must hold before it is worth a look: its first frame, once the length is known; 0 before."""
+        """Bytes that the buffer must hold before it is worth a look: its first frame, once the
+        length is known; 0 before.
+        """
         self._error: RemoteProtocolError | None = None
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Returns the frames that `data` completes; what is left over is kept. `data` itself is not.
+        """Returns the frames that `data` completes; what is left over is kept. `data` itself is
+        not.
 
-        Raises RemoteProtocolError at the first byte that cannot be part of a frame, and at every later call. Whole frames in
-        front of it in the same `data` are lost: the connection ends, and a channel resumes on the next one.
+        Raises RemoteProtocolError at the first byte that cannot be part of a frame, and at every
+        later call. Whole frames in front of it in the same `data` are lost: the connection ends,
+        and a channel resumes on the next one.
         """
         if self._error is not None:
             raise self._error
@@ -206,7 +244,9 @@ class FrameDecoder:
     def receive_eof(self) -> None:
         """The peer closed its side. RemoteProtocolError if that was in the middle of a frame."""
         if self._buffer:
-            raise RemoteProtocolError(f"the connection ended in a frame: {len(self._buffer)} bytes of it arrived")
+            raise RemoteProtocolError(
+                f"the connection ended in a frame: {len(self._buffer)} bytes of it arrived"
+            )
 
     @property
     def buffered_bytes(self) -> int:
@@ -214,15 +254,27 @@ class FrameDecoder:
         return len(self._buffer)
 
     def _parse(self, view: memoryview) -> tuple[list[Frame], int, int]:
-        """Returns the whole frames, the bytes they take, and how many bytes from there on the next one needs, 0 if not known."""
-        accepted, limits, unpack_header, header_bytes = self._accepted, LENGTH_MAX, HEADER.unpack_from, HEADER.size
+        """Returns the whole frames, the bytes they take, and how many bytes from there on the
+        next one needs, 0 if not known.
+        """
+        accepted, limits, unpack_header, header_bytes = (
+            self._accepted,
+            LENGTH_MAX,
+            HEADER.unpack_from,
+            HEADER.size,
+        )
         mac_bytes = 0 if self._key is None else _MAC_BYTES
         frames: list[Frame] = []
         at, size = 0, len(view)
         while size - at >= header_bytes:
             magic, version, number, channel, length, checksum, sequence = unpack_header(view, at)
             kind = accepted.get(number)
-            if magic != MAGIC or version != PROTOCOL_VERSION or kind is None or length > limits[kind]:
+            if (
+                magic != MAGIC
+                or version != PROTOCOL_VERSION
+                or kind is None
+                or length > limits[kind]
+            ):
                 self._refuse(view[at : at + header_bytes])
                 raise AssertionError("a header was refused without a reason")
             body_at = at + header_bytes
@@ -230,7 +282,10 @@ class FrameDecoder:
             if end + mac_bytes > size:
                 return frames, at, end + mac_bytes - at
             if crc32(view[at + 18 : end], crc32(view[at + 4 : at + 14])) != checksum:
-                raise RemoteProtocolError(f"the CRC of a {kind.name} frame of {length} bytes does not match: bytes were changed")
+                raise RemoteProtocolError(
+                    f"the CRC of a {kind.name} frame of {length} bytes does not match: bytes were "
+                    "changed"
+                )
             if mac_bytes:
                 self._check_mac(view[at:end], view[end : end + mac_bytes])
             frames.append(Frame(kind, channel, sequence, bytes(view[body_at:end])))
@@ -240,21 +295,31 @@ class FrameDecoder:
         return frames, at, 0
 
     def _refuse(self, header: memoryview) -> None:
-        """Raises what is wrong with a header of which at least one byte is there; returns if nothing is, so far."""
+        """Raises what is wrong with a header of which at least one byte is there; returns if
+        nothing is, so far.
+        """
         start = bytes(header[:4])
         if start != MAGIC[: len(start)]:
-            raise RemoteProtocolError(f"a frame begins with {start!r}, expected {MAGIC!r}; is this another protocol?")
+            raise RemoteProtocolError(
+                f"a frame begins with {start!r}, expected {MAGIC!r}; is this another protocol?"
+            )
         if len(header) > 4 and header[4] != PROTOCOL_VERSION:
             raise RemoteProtocolError(
-                f"the peer speaks version {header[4]} of the protocol, expected {PROTOCOL_VERSION}; run the same release on both sides"
+                f"the peer speaks version {header[4]} of the protocol, expected "
+                f"{PROTOCOL_VERSION}; run the same release on both sides"
             )
         if len(header) > 5 and header[5] not in self._accepted:
-            raise RemoteProtocolError(f"a frame of type {header[5]} is not part of this conversation")
+            raise RemoteProtocolError(
+                f"a frame of type {header[5]} is not part of this conversation"
+            )
         if len(header) >= _LENGTH_AT + 4:
             kind = self._accepted[header[5]]
             length = int.from_bytes(header[_LENGTH_AT : _LENGTH_AT + 4], "big")
             if length > LENGTH_MAX[kind]:
-                raise RemoteProtocolError(f"a {kind.name} frame announces {length} bytes, expected up to {LENGTH_MAX[kind]}")
+                raise RemoteProtocolError(
+                    f"a {kind.name} frame announces {length} bytes, expected up to "
+                    f"{LENGTH_MAX[kind]}"
+                )
 
     def _check_mac(self, content: memoryview, given: memoryview) -> None:
         assert self._key is not None, "only called with a key"
@@ -262,5 +327,8 @@ class FrameDecoder:
         mac.update(_COUNTER.pack(self._count))
         mac.update(content)
         if not hmac.compare_digest(mac.digest()[:_MAC_BYTES], given):
-            raise RemoteProtocolError(f"the MAC of frame {self._count} does not match: it was changed, repeated or left out on the way")
+            raise RemoteProtocolError(
+                f"the MAC of frame {self._count} does not match: it was changed, repeated or left "
+                "out on the way"
+            )
         self._count += 1

@@ -1,13 +1,16 @@
-"""Mutual proof of one shared secret, before anything else of a connection is parsed. No key crosses, and nothing is allocated.
+"""Mutual proof of one shared secret, before anything else of a connection is parsed. No key
+crosses, and nothing is allocated.
 
     client -> server   4 magic | 1 version | 1 role | 32 client nonce
     server -> client   32 server nonce | 32 proof of the server
     client -> server   32 proof of the client
 
-A proof is HMAC-SHA256 with the secret over a label, version, role and both nonces. The server proves first, so a client never
-answers a stranger; the labels differ, so no proof can be sent back to where it came from; both nonces are fresh, so none can be
-used twice. Both sides derive the same session key, which no listener has. Input is bounded: a byte that cannot be right is refused
-when it arrives, and no more than these bytes are ever kept. Nonces are arguments: chance belongs to the caller.
+A proof is HMAC-SHA256 with the secret over a label, version, role and both nonces. The server
+proves first, so a client never answers a stranger; the labels differ, so no proof can be sent back
+to where it came from; both nonces are fresh, so none can be used twice. Both sides derive the same
+session key, which no listener has. Input is bounded: a byte that cannot be right is refused when it
+arrives, and no more than these bytes are ever kept. Nonces are arguments: chance belongs to the
+caller.
 """
 
 from __future__ import annotations
@@ -19,7 +22,16 @@ from typing import Final
 
 from aioflow.core.errors import LocalProtocolError, NotAuthenticated
 
-__all__ = ["NONCE_BYTES", "SECRET_BYTES_MIN", "ClientHandshake", "Handshaken", "PeerRole", "ServerHandshake", "Side", "direction_key"]
+__all__ = [
+    "NONCE_BYTES",
+    "SECRET_BYTES_MIN",
+    "ClientHandshake",
+    "Handshaken",
+    "PeerRole",
+    "ServerHandshake",
+    "Side",
+    "direction_key",
+]
 
 NONCE_BYTES = 32
 SECRET_BYTES_MIN = 16
@@ -31,11 +43,17 @@ _PROOF_BYTES = 32
 _HELLO_BYTES = len(_MAGIC) + 2 + NONCE_BYTES
 _ANSWER_BYTES = NONCE_BYTES + _PROOF_BYTES
 
-_SERVER_LABEL, _CLIENT_LABEL, _SESSION_LABEL = b"aioflow server proof", b"aioflow client proof", b"aioflow session key"
+_SERVER_LABEL, _CLIENT_LABEL, _SESSION_LABEL = (
+    b"aioflow server proof",
+    b"aioflow client proof",
+    b"aioflow session key",
+)
 
 
 class PeerRole(IntEnum):
-    """As what a client connects: each listener accepts few, and a connection may only do what its role does."""
+    """As what a client connects: each listener accepts few, and a connection may only do what
+    its role does.
+    """
 
     SUBMITTER = 1
     JOBMANAGER = 2
@@ -55,7 +73,10 @@ class Side(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Handshaken:
-    """Both sides know the secret. `leftover` are bytes behind the handshake: the first of the frames."""
+    """Both sides know the secret.
+
+    `leftover` are bytes behind the handshake: the first of the frames.
+    """
 
     role: PeerRole
     session_key: bytes = field(repr=False)
@@ -64,11 +85,19 @@ class Handshaken:
 
 def direction_key(session_key: bytes, sender: Side) -> bytes:
     """Returns the key of the MACs of what `sender` sends: the other direction has another one."""
-    return _hmac(session_key, b"aioflow frames of the client" if sender is Side.CLIENT else b"aioflow frames of the server")
+    return _hmac(
+        session_key,
+        b"aioflow frames of the client"
+        if sender is Side.CLIENT
+        else b"aioflow frames of the server",
+    )
 
 
 class ClientHandshake:
-    """The side that connected, as `role`. `start` gives the first bytes; `done` is set once the server has proved itself."""
+    """The side that connected, as `role`.
+
+    `start` gives the first bytes; `done` is set once the server has proved itself.
+    """
 
     __slots__ = ("_buffer", "_failed", "_nonce", "_role", "_secret", "done")
 
@@ -96,15 +125,30 @@ class ClientHandshake:
         # Nothing may come behind it: the server has not heard our proof yet.
         if not hmac.compare_digest(proof, _hmac(self._secret, _SERVER_LABEL + transcript)):
             self._failed = True
-            raise NotAuthenticated("the server did not prove that it knows the secret; expected the secret that this process has")
+            raise NotAuthenticated(
+                "the server did not prove that it knows the secret; expected the secret that this "
+                "process has"
+            )
         self.done = Handshaken(self._role, _hmac(self._secret, _SESSION_LABEL + transcript))
         return _hmac(self._secret, _CLIENT_LABEL + transcript)
 
 
 class ServerHandshake:
-    """The side that accepted the connection, for clients of `accepted_roles`. `done` is set once the client has proved itself."""
+    """The side that accepted the connection, for clients of `accepted_roles`.
 
-    __slots__ = ("_accepted_roles", "_buffer", "_failed", "_nonce", "_role", "_secret", "_transcript", "done")
+    `done` is set once the client has proved itself.
+    """
+
+    __slots__ = (
+        "_accepted_roles",
+        "_buffer",
+        "_failed",
+        "_nonce",
+        "_role",
+        "_secret",
+        "_transcript",
+        "done",
+    )
 
     def __init__(self, secret: bytes, nonce: bytes, accepted_roles: frozenset[PeerRole]) -> None:
         _check_arguments(secret, nonce)
@@ -118,7 +162,10 @@ class ServerHandshake:
         self._transcript = b""
 
     def receive(self, data: bytes) -> bytes:
-        """Returns what to send. Raises NotAuthenticated: close the connection and send nothing more."""
+        """Returns what to send.
+
+        Raises NotAuthenticated: close the connection and send nothing more.
+        """
         _check_open(self.done, self._failed)
         try:
             return self._receive_hello(data) if self._role is None else self._receive_proof(data)
@@ -130,12 +177,21 @@ class ServerHandshake:
     def _receive_hello(self, data: bytes) -> bytes:
         hello = self._buffer = self._buffer + data[: _HELLO_BYTES + 1]
         if hello[:4] != _MAGIC[: len(hello)]:
-            raise NotAuthenticated(f"a connection began with {hello[:4]!r}, expected the handshake; is the peer another program?")
+            raise NotAuthenticated(
+                f"a connection began with {hello[:4]!r}, expected the handshake; is the peer "
+                "another program?"
+            )
         if len(hello) > 4 and hello[4] != _VERSION:
-            raise NotAuthenticated(f"the client speaks version {hello[4]} of the handshake, expected {_VERSION}; run the same release")
+            raise NotAuthenticated(
+                f"the client speaks version {hello[4]} of the handshake, expected {_VERSION}; run "
+                "the same release"
+            )
         if len(hello) > 5 and hello[5] not in self._accepted_roles:
             expected = ", ".join(role.name.lower() for role in sorted(self._accepted_roles))
-            raise NotAuthenticated(f"the client connected as role {hello[5]}, expected {expected}; is this the right port?")
+            raise NotAuthenticated(
+                f"the client connected as role {hello[5]}, expected {expected}; is this the right "
+                "port?"
+            )
         if len(hello) > _HELLO_BYTES:
             raise NotAuthenticated("the client sent more than its hello before it was answered")
         if len(hello) < _HELLO_BYTES:
@@ -150,10 +206,19 @@ class ServerHandshake:
         self._buffer += data[:missing]
         if len(self._buffer) < _PROOF_BYTES:
             return b""
-        if not hmac.compare_digest(self._buffer, _hmac(self._secret, _CLIENT_LABEL + self._transcript)):
-            raise NotAuthenticated("the client did not prove that it knows the secret; expected the secret that this process has")
+        if not hmac.compare_digest(
+            self._buffer, _hmac(self._secret, _CLIENT_LABEL + self._transcript)
+        ):
+            raise NotAuthenticated(
+                "the client did not prove that it knows the secret; expected the secret that this "
+                "process has"
+            )
         assert self._role is not None, "the hello came first"
-        self.done = Handshaken(self._role, _hmac(self._secret, _SESSION_LABEL + self._transcript), bytes(data[missing:]))
+        self.done = Handshaken(
+            self._role,
+            _hmac(self._secret, _SESSION_LABEL + self._transcript),
+            bytes(data[missing:]),
+        )
         return b""
 
 
@@ -168,9 +233,14 @@ def _hmac(key: bytes, message: bytes) -> bytes:
 
 def _check_arguments(secret: bytes, nonce: bytes) -> None:
     if len(secret) < SECRET_BYTES_MIN:
-        raise LocalProtocolError(f"the secret has {len(secret)} bytes, expected at least {SECRET_BYTES_MIN}; let it be generated")
+        raise LocalProtocolError(
+            f"the secret has {len(secret)} bytes, expected at least {SECRET_BYTES_MIN}; let it be "
+            "generated"
+        )
     if len(nonce) != NONCE_BYTES:
-        raise LocalProtocolError(f"a nonce of {len(nonce)} bytes was given, expected {NONCE_BYTES} fresh random ones")
+        raise LocalProtocolError(
+            f"a nonce of {len(nonce)} bytes was given, expected {NONCE_BYTES} fresh random ones"
+        )
 
 
 def _check_open(done: Handshaken | None, failed: bool) -> None:

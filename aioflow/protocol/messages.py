@@ -1,7 +1,9 @@
-"""The bodies of control frames: one frozen dataclass a message, written as a msgpack array of its fields.
+"""The bodies of control frames: one frozen dataclass a message, written as a msgpack array of its
+fields.
 
-A body is judged twice. The decoder has limits, so no small body becomes many objects; then every field is checked against the
-schema beside its class, by exact type (True is no int) and range. What fails is a RemoteProtocolError that names message and field.
+A body is judged twice. The decoder has limits, so no small body becomes many objects; then every
+field is checked against the schema beside its class, by exact type (True is no int) and range. What
+fails is a RemoteProtocolError that names message and field.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ __all__ = [
 ]
 
 CREDIT_MAX = 1 << 20
-"""Buffers that one channel may ever have announced or waiting: 32 GiB of segments. More is a lie."""
+"""Buffers that one channel may ever have announced or waiting: 32 GiB of segments.
+
+More is a lie.
+"""
 
 SEQUENCE_MAX = 2**63 - 1
 _ID_CHARS_MAX = 200
@@ -45,11 +50,12 @@ _NOTES_MAX = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRequest:
-    """The consumer wants a subpartition, from the beginning or, on a new connection, from where it was.
+    """The consumer wants a subpartition, from the beginning or, on a new connection, from where it
+    was.
 
-    `initial_credit`: exclusive buffers of the channel. `credit`: buffers that are ready now, the same at the first request.
-    `resume_from`: sequence of the next element that the consumer has not received. `blocked`: it received a blocking event and
-    has not resumed.
+    `initial_credit`: exclusive buffers of the channel. `credit`: buffers that are ready now, the
+    same at the first request. `resume_from`: sequence of the next element that the consumer has not
+    received. `blocked`: it received a blocking event and has not resumed.
     """
 
     partition_id: str
@@ -62,7 +68,10 @@ class PartitionRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorResponse:
-    """An error as data, never as a pickle: see `protocol.errors`. With a channel it ends that channel, without one all of them."""
+    """An error as data, never as a pickle: see `protocol.errors`.
+
+    With a channel it ends that channel, without one all of them.
+    """
 
     type_name: str
     """`module:qualified name` of its class."""
@@ -82,7 +91,9 @@ class TaskEvent:
 
 @dataclass(frozen=True, slots=True)
 class CancelPartitionRequest:
-    """The consumer does not want this channel any more; without a channel: nor any that it did not request on this connection."""
+    """The consumer does not want this channel any more; without a channel: nor any that it did
+    not request on this connection.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +103,9 @@ class CloseRequest:
 
 @dataclass(frozen=True, slots=True)
 class AddCredit:
-    """`credit` more buffers are ready; the task took over all elements below sequence `taken_over`."""
+    """`credit` more buffers are ready; the task took over all elements below sequence
+    `taken_over`.
+    """
 
     credit: int
     taken_over: int
@@ -117,7 +130,9 @@ class BacklogAnnouncement:
 
 @dataclass(frozen=True, slots=True)
 class NewBufferSize:
-    """The consumer would like batches of up to so many records, to bound the time that what is on the way takes it."""
+    """The consumer would like batches of up to so many records, to bound the time that what is
+    on the way takes it.
+    """
 
     records: int
 
@@ -147,8 +162,13 @@ def message_body(message: Message) -> bytes:
 
 
 def decode_message(kind: FrameType, body: bytes) -> Message:
-    """Returns the message of a frame of type `kind`. Raises RemoteProtocolError naming message and field."""
-    if kind is FrameType.ADD_CREDIT:  # The only one that comes with every batch: a fifth of the time for what is as it should be.
+    """Returns the message of a frame of type `kind`.
+
+    Raises RemoteProtocolError naming message and field.
+    """
+    if (
+        kind is FrameType.ADD_CREDIT
+    ):  # The only one that comes with every batch: a fifth of the time for what is as it should be.
         try:
             credit, taken_over = _unpack_credit(body)
         except (msgspec.MsgspecError, RecursionError):
@@ -161,25 +181,42 @@ def decode_message(kind: FrameType, body: bytes) -> Message:
     for index, (name, expected, check) in enumerate(schema):
         value = fields[index]
         if not check(value):
-            raise RemoteProtocolError(f"{cls.__name__}.{name} is {_shown(value)}, expected {expected}")
+            raise RemoteProtocolError(
+                f"{cls.__name__}.{name} is {_shown(value)}, expected {expected}"
+            )
         if type(value) is list:
             fields[index] = tuple(value)
     # By name: some of the classes take keywords only.
-    message: Message = cls(**{name: value for (name, _, _), value in zip(schema, fields, strict=True)})
+    message: Message = cls(
+        **{name: value for (name, _, _), value in zip(schema, fields, strict=True)}
+    )
     return message
 
 
 def unpack_fields(body: bytes, subject: str, count: int) -> list[Any]:
-    """Returns the `count` fields of a msgpack array, of any type but maps and extensions. RemoteProtocolError names `subject`."""
+    """Returns the `count` fields of a msgpack array, of any type but maps and extensions.
+
+    RemoteProtocolError names `subject`.
+    """
     try:
         fields = msgpack.unpackb(
-            body, raw=False, strict_map_key=True, max_array_len=_NOTES_MAX, max_map_len=0, max_ext_len=0, ext_hook=_refuse_extension
+            body,
+            raw=False,
+            strict_map_key=True,
+            max_array_len=_NOTES_MAX,
+            max_map_len=0,
+            max_ext_len=0,
+            ext_hook=_refuse_extension,
         )
     except Exception as error:  # msgpack raises seven unrelated classes for malformed bytes.
-        raise RemoteProtocolError(f"{subject} of {len(body)} bytes is malformed: {type(error).__name__}: {error}") from error
+        raise RemoteProtocolError(
+            f"{subject} of {len(body)} bytes is malformed: {type(error).__name__}: {error}"
+        ) from error
     if type(fields) is not list or len(fields) != count:
         given = f"{len(fields)} fields" if type(fields) is list else f"a {type(fields).__name__}"
-        raise RemoteProtocolError(f"{subject} has {given}, expected {count} fields; run the same release on both sides")
+        raise RemoteProtocolError(
+            f"{subject} has {given}, expected {count} fields; run the same release on both sides"
+        )
     return fields
 
 
@@ -188,15 +225,27 @@ _Field = tuple[str, str, Check]
 
 
 def _int(name: str, low: int, high: int) -> _Field:
-    return name, f"an int from {low} to {high}", lambda value: type(value) is int and low <= value <= high
+    return (
+        name,
+        f"an int from {low} to {high}",
+        lambda value: type(value) is int and low <= value <= high,
+    )
 
 
 def _text(name: str, chars_max: int) -> _Field:
-    return name, f"a str of up to {chars_max} characters", lambda value: type(value) is str and len(value) <= chars_max
+    return (
+        name,
+        f"a str of up to {chars_max} characters",
+        lambda value: type(value) is str and len(value) <= chars_max,
+    )
 
 
 def _id(name: str) -> _Field:
-    return name, f"a str of 1 to {_ID_CHARS_MAX} characters", lambda value: type(value) is str and 0 < len(value) <= _ID_CHARS_MAX
+    return (
+        name,
+        f"a str of 1 to {_ID_CHARS_MAX} characters",
+        lambda value: type(value) is str and 0 < len(value) <= _ID_CHARS_MAX,
+    )
 
 
 def _flag(name: str) -> _Field:
@@ -208,11 +257,19 @@ def _binary(name: str) -> _Field:
 
 
 def _binary_or_none(name: str) -> _Field:
-    return name, "bytes or None", lambda value: value is None or (type(value) is bytes and len(value) <= _ARGUMENT_BYTES_MAX)
+    return (
+        name,
+        "bytes or None",
+        lambda value: value is None or (type(value) is bytes and len(value) <= _ARGUMENT_BYTES_MAX),
+    )
 
 
 def _texts(name: str) -> _Field:
-    return name, "a list of str", lambda value: type(value) is list and all(type(item) is str for item in value)
+    return (
+        name,
+        "a list of str",
+        lambda value: type(value) is list and all(type(item) is str for item in value),
+    )
 
 
 _ERROR_FIELDS: Final = (
@@ -239,7 +296,10 @@ _SCHEMAS: Final[dict[FrameType, tuple[type[Any], tuple[_Field, ...]]]] = {
     FrameType.TASK_EVENT: (TaskEvent, (_binary("payload"),)),
     FrameType.CANCEL_PARTITION_REQUEST: (CancelPartitionRequest, ()),
     FrameType.CLOSE_REQUEST: (CloseRequest, ()),
-    FrameType.ADD_CREDIT: (AddCredit, (_int("credit", 0, CREDIT_MAX), _int("taken_over", 0, SEQUENCE_MAX))),
+    FrameType.ADD_CREDIT: (
+        AddCredit,
+        (_int("credit", 0, CREDIT_MAX), _int("taken_over", 0, SEQUENCE_MAX)),
+    ),
     FrameType.RESUME_CONSUMPTION: (ResumeConsumption, ()),
     FrameType.ACK_ALL_USER_RECORDS_PROCESSED: (AckAllUserRecordsProcessed, ()),
     FrameType.BACKLOG_ANNOUNCEMENT: (BacklogAnnouncement, (_int("backlog", 1, CREDIT_MAX),)),
@@ -248,8 +308,12 @@ _SCHEMAS: Final[dict[FrameType, tuple[type[Any], tuple[_Field, ...]]]] = {
     FrameType.RPC_ERROR: (ErrorResponse, _ERROR_FIELDS),
 }
 
-_TYPE_OF: Final[dict[type, FrameType]] = {cls: kind for kind, (cls, _) in reversed(_SCHEMAS.items())}
-_NAMES_OF: Final[dict[type, tuple[str, ...]]] = {cls: tuple(name for name, _, _ in schema) for cls, schema in _SCHEMAS.values()}
+_TYPE_OF: Final[dict[type, FrameType]] = {
+    cls: kind for kind, (cls, _) in reversed(_SCHEMAS.items())
+}
+_NAMES_OF: Final[dict[type, tuple[str, ...]]] = {
+    cls: tuple(name for name, _, _ in schema) for cls, schema in _SCHEMAS.values()
+}
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:
@@ -260,8 +324,12 @@ def _shown(value: Any) -> str:
     """Hostile values are cut short, and containers only named."""
     if type(value) in (int, float, bool, type(None)):
         return repr(value)[:40]
-    return f"a {type(value).__name__}" + (f" of length {len(value)}" if hasattr(value, "__len__") else "")
+    return f"a {type(value).__name__}" + (
+        f" of length {len(value)}" if hasattr(value, "__len__") else ""
+    )
 
 
 _pack: Final[Callable[[Any], bytes]] = msgspec.msgpack.Encoder().encode
-_unpack_credit: Final[Callable[[bytes], tuple[int, int]]] = msgspec.msgpack.Decoder(tuple[int, int]).decode
+_unpack_credit: Final[Callable[[bytes], tuple[int, int]]] = msgspec.msgpack.Decoder(
+    tuple[int, int]
+).decode

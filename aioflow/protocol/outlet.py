@@ -1,4 +1,6 @@
-"""One channel of a connection at its producer: what was sent and not taken over, and what leaves before its queue is asked again."""
+"""One channel of a connection at its producer: what was sent and not taken over, and what leaves
+before its queue is asked again.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,24 @@ FLAG_CONTINUES = 1
 FLAG_BLOCKING = 2
 """The channel is blocked behind this event."""
 FLAG_PRIORITY = 4
-"""This event has overtaken what its channel held at the producer, and overtakes what it holds at the consumer. It may come in the middle
-of a batch."""
+"""This event has overtaken what its channel held at the producer, and overtakes what it holds at
+the consumer. It may come in the middle of a batch."""
 
 PAYLOAD_BYTES_MAX = SEGMENT_BYTES - PREFIX.size
 """A longer batch spans several frames."""
 
 UNACKNOWLEDGED_EVENTS_MAX = 1024
-"""Events need no credit; but a consumer that takes nothing over shall not make the producer keep ever more of them."""
+"""Events need no credit; but a consumer that takes nothing over shall not make the producer keep
+ever more of them.
+"""
 
 _DATA, _EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
 
 
 class SubpartitionView(Protocol):
-    """The queue that a channel reads: `network.subpartition.PipelinedSubpartition`, or batches that are encoded already."""
+    """The queue that a channel reads: `network.subpartition.PipelinedSubpartition`, or batches
+    that are encoded already.
+    """
 
     def create_read_view(
         self,
@@ -46,14 +52,18 @@ class SubpartitionView(Protocol):
         acknowledges: bool = False,
         unsent: Callable[[], list[bytes | Event]] | None = None,
     ) -> None:
-        """Call back when the queue turns from empty to not empty, fails, or is released; with True when a priority event has come that
-        is to be polled at once. Closed for a second reader.
+        """Call back when the queue turns from empty to not empty, fails, or is released; with True
+        when a priority event has come that is to be polled at once. Closed for a second reader.
 
-        `acknowledges`: `taken_over` is called for each batch. `unsent` gives what was polled and is not sent yet.
+        `acknowledges`: `taken_over` is called for each batch. `unsent` gives what was polled and is
+        not sent yet.
         """
 
     def poll(self) -> tuple[RecordBatch | bytes | Event, int, bool, int] | None:
-        """(element, backlog behind it, is more available, its number) or None. Raises ProducerFailed."""
+        """(element, backlog behind it, is more available, its number) or None.
+
+        Raises ProducerFailed.
+        """
 
     @property
     def has_priority_event(self) -> bool: ...
@@ -141,7 +151,9 @@ class Outlet:
         """Sent over this connection and not taken over: the retransmit buffer."""
         self.kept_events = 0
         self.unsent: deque[SentFrame] = deque()
-        """To be sent before the view is asked: the rest of a batch, or what was sent over a connection that was lost."""
+        """To be sent before the view is asked: the rest of a batch, or what was sent over a
+        connection that was lost.
+        """
         self.next_sequence = 0
         self.acknowledged = 0
         self.blocking_sequence: int | None = None
@@ -159,8 +171,8 @@ class Outlet:
         return self.unsent[0].sequence if self.unsent else self.next_sequence
 
     def unsent_elements(self) -> list[bytes | Event]:
-        """The batches and events that a priority event overtakes now, oldest first; a batch of which some has left is one of them,
-        whole.
+        """The batches and events that a priority event overtakes now, oldest first; a batch of
+        which some has left is one of them, whole.
         """
         elements: list[bytes | Event] = []
         for sent in self.unsent:
@@ -171,21 +183,27 @@ class Outlet:
                 elements.append(decode_event(payload, f"channel {self.channel}"))
             elif sent.ends_batch:
                 # The very object that was encoded: it knows what its bytes refer to.
-                elements.append(payload if isinstance(payload, bytes) else payload.obj)  # type: ignore[arg-type]  # A view of bytes.
+                # A view of bytes.
+                elements.append(payload if isinstance(payload, bytes) else payload.obj)  # type: ignore[arg-type]
         return elements
 
     def put_first(self, event: Event, backlog: int) -> None:
-        """`event` leaves next, behind others of its kind and in front of what else was polled before it. Nothing of that was sent, so it
-        is free to be numbered anew.
+        """`event` leaves next, behind others of its kind and in front of what else was polled
+        before it. Nothing of that was sent, so it is free to be numbered anew.
         """
         urgent = list(takewhile(_is_priority, self.unsent))
         sequence = self.sent_sequence + len(urgent)
-        behind = deque(sent._replace(sequence=sent.sequence + 1) for sent in islice(self.unsent, len(urgent), None))
+        behind = deque(
+            sent._replace(sequence=sent.sequence + 1)
+            for sent in islice(self.unsent, len(urgent), None)
+        )
         if self.blocking_sequence is not None and self.blocking_sequence >= sequence:
             self.blocking_sequence += 1
         if self.end_sequence is not None and self.end_sequence >= sequence:
             self.end_sequence += 1
-        behind.appendleft(SentFrame(sequence, _EVENT, FLAG_PRIORITY, backlog, encode_event(event), False))
+        behind.appendleft(
+            SentFrame(sequence, _EVENT, FLAG_PRIORITY, backlog, encode_event(event), False)
+        )
         behind.extendleft(reversed(urgent))
         self.unsent = behind
         self.next_sequence += 1
@@ -199,11 +217,16 @@ class Outlet:
         elif not self.has_data:
             return False
         elif self.credit.is_blocked:
-            # Only who resumes unblocks the view, and that is this side: the view failed, or was released.
+            # Only who resumes unblocks the view, and that is this side: the view failed, or was
+            # released.
             return not self.view.is_blocked
         else:
             # Without a batch in the queue there is an event, or an error.
-            queued = NextElement.EVENT if self.view.next_is_event or self.view.backlog == 0 else NextElement.DATA
+            queued = (
+                NextElement.EVENT
+                if self.view.next_is_event or self.view.backlog == 0
+                else NextElement.DATA
+            )
         if queued is NextElement.EVENT and self.kept_events >= UNACKNOWLEDGED_EVENTS_MAX:
             return False
         return self.credit.next_element(queued) is not NextElement.NONE

@@ -1,16 +1,21 @@
-"""The producer's side of every logical channel of one connection: what may be sent next, and what may be forgotten.
+"""The producer's side of every logical channel of one connection: what may be sent next, and what
+may be forgotten.
 
-Channels with something to send stand in a ready queue, each at most once, and take turns: a turn is one batch, one event, or one
-segment of a batch that does not fit into one frame. Nobody ever scans all channels. Invariants:
+Channels with something to send stand in a ready queue, each at most once, and take turns: a turn is
+one batch, one event, or one segment of a batch that does not fit into one frame. Nobody ever scans
+all channels. Invariants:
 
-* a data frame leaves only with credit, an event without; behind a blocking event nothing leaves until the consumer resumes;
-* what was sent is kept until the consumer has *taken it over*, which AddCredit tells: so what is kept never exceeds the buffers
-  that the consumer granted, plus few events, and after a reset the channel goes on exactly where the consumer is;
-* a batch holds its permit from the moment it leaves the queue until it was taken over: queued and kept batches together never
-  exceed the pool of the partition by more than its overdraft. (Held only while queued, the window of each channel would come on top.)
+* a data frame leaves only with credit, an event without; behind a blocking event nothing leaves
+  until the consumer resumes;
+* what was sent is kept until the consumer has *taken it over*, which AddCredit tells: so what is
+  kept never exceeds the buffers that the consumer granted, plus few events, and after a reset the
+  channel goes on exactly where the consumer is;
+* a batch holds its permit from the moment it leaves the queue until it was taken over: queued and
+  kept batches together never exceed the pool of the partition by more than its overdraft. (Held
+  only while queued, the window of each channel would come on top.)
 
-A channel that fails ends alone: its consumer gets the error as data. After PartitionRequestQueue and
-CreditBasedSequenceNumberingViewReader of Flink; keeping sent frames for a resume is not theirs.
+A channel that fails ends alone: its consumer gets the error as data. After PartitionRequestQueue
+and CreditBasedSequenceNumberingViewReader of Flink; keeping sent frames for a resume is not theirs.
 """
 
 from __future__ import annotations
@@ -56,9 +61,11 @@ _DATA, _EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
 
 
 class ProducerExchange:
-    """The channels that the peer reads. Outlives a connection: `attach` and `connection_lost` say when there is one.
+    """The channels that the peer reads. Outlives a connection: `attach` and `connection_lost` say
+    when there is one.
 
-    `on_output` is called, at most once until the next `data_to_send`, when there is something to send.
+    `on_output` is called, at most once until the next `data_to_send`, when there is something to
+    send.
     """
 
     def __init__(self, codec: Codec, on_output: Callable[[], None]) -> None:
@@ -89,7 +96,8 @@ class ProducerExchange:
             outlet.credit.reset(0, outlet.credit.is_blocked)
 
     def abandon_detached(self) -> None:
-        """Release the channels that were not asked for again: their consumer is gone, or had read them to the end.
+        """Release the channels that were not asked for again: their consumer is gone, or had read
+        them to the end.
 
         The peer says when it has asked for all; call it when there will be no further connection.
         """
@@ -103,12 +111,16 @@ class ProducerExchange:
 
     # What arrives.
 
-    def receive(self, frame: Frame) -> list[tuple[int, PartitionRequest | TaskEvent | CloseRequest]]:
-        """Returns what is for the owner: a request for a channel that is new here (answer it with `on_partition_request`,
-        `partition_not_found` or `refuse`), or a message for the producing task. A channel that cannot go on where its consumer is,
-        because this side gave it up, is refused here.
+    def receive(
+        self, frame: Frame
+    ) -> list[tuple[int, PartitionRequest | TaskEvent | CloseRequest]]:
+        """Returns what is for the owner: a request for a channel that is new here (answer it with
+        `on_partition_request`, `partition_not_found` or `refuse`), or a message for the producing
+        task. A channel that cannot go on where its consumer is, because this side gave it up, is
+        refused here.
 
-        RemoteProtocolError for a malformed body. What breaks the rules of one channel only ends that channel.
+        RemoteProtocolError for a malformed body. What breaks the rules of one channel only ends
+        that channel.
         """
         channel = frame.channel
         message = decode_message(frame.type, frame.body)
@@ -125,7 +137,10 @@ class ProducerExchange:
             self.close()
             return [(NO_CHANNEL, message)]
         # Anything else for a channel that is not here has crossed its end.
-        if outlet is None or (outlet.error is not None and not isinstance(message, PartitionRequest | CancelPartitionRequest)):
+        if outlet is None or (
+            outlet.error is not None
+            and not isinstance(message, PartitionRequest | CancelPartitionRequest)
+        ):
             return []
         try:
             match message:
@@ -144,7 +159,9 @@ class ProducerExchange:
                 case TaskEvent():
                     return [(channel, message)]
                 case _:
-                    raise RemoteProtocolError(f"a {type(message).__name__} is nothing that a consumer sends")
+                    raise RemoteProtocolError(
+                        f"a {type(message).__name__} is nothing that a consumer sends"
+                    )
         except RemoteProtocolError as error:
             self._fail(outlet, error)
         return []
@@ -157,12 +174,17 @@ class ProducerExchange:
         encode: Callable[[RecordBatch], bytes],
         permits: RetainedPermits | None = None,
     ) -> None:
-        """Read `view` for `channel`. With `permits` each batch takes one of the partition's pool until it was taken over.
+        """Read `view` for `channel`. With `permits` each batch takes one of the partition's pool
+        until it was taken over.
 
-        If it cannot be read, because it has a reader or was read before, the consumer of this channel gets the error.
+        If it cannot be read, because it has a reader or was read before, the consumer of this
+        channel gets the error.
         """
         if channel in self._outlets:
-            raise LocalProtocolError(f"channel {channel} is read already; requests for known channels do not come out of `receive`")
+            raise LocalProtocolError(
+                f"channel {channel} is read already; requests for known channels do not come out "
+                "of `receive`"
+            )
         if view.is_released:
             self.refuse(channel, _forgotten(request))
             return
@@ -170,7 +192,9 @@ class ProducerExchange:
         outlet.credit.reset(request.credit, blocked=False)
         try:
             view.create_read_view(
-                lambda priority: self._on_data_available(outlet, priority), acknowledges=True, unsent=outlet.unsent_elements
+                lambda priority: self._on_data_available(outlet, priority),
+                acknowledges=True,
+                unsent=outlet.unsent_elements,
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this channel only.
             # Not released: it may well have another reader.
@@ -180,7 +204,10 @@ class ProducerExchange:
 
     def partition_not_found(self, channel: int, partition_id: str) -> None:
         """Tell the consumer to ask again later."""
-        self.refuse(channel, PartitionNotFound(f"partition {partition_id} is not registered at its producer"))
+        self.refuse(
+            channel,
+            PartitionNotFound(f"partition {partition_id} is not registered at its producer"),
+        )
 
     def refuse(self, channel: int, error: BaseException) -> None:
         """Answer a request with an error; NO_CHANNEL ends all channels of the connection."""
@@ -194,7 +221,9 @@ class ProducerExchange:
         return self._encoder is not None and bool(self._messages or self._ready)
 
     def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
-        """Returns pieces to write in this order: about `max_bytes`, at least one frame if there is one. Batches are not copied."""
+        """Returns pieces to write in this order: about `max_bytes`, at least one frame if there
+        is one. Batches are not copied.
+        """
         self._told = False
         out: list[bytes | memoryview] = []
         encoder = self._encoder
@@ -225,13 +254,17 @@ class ProducerExchange:
         return list(self._outlets)
 
     def kept_frames(self, channel: int) -> int:
-        """Data frames of a channel that were sent and not taken over: never more than the consumer granted."""
+        """Data frames of a channel that were sent and not taken over: never more than the
+        consumer granted.
+        """
         outlet = self._outlets.get(channel)
         return 0 if outlet is None else len(outlet.kept) - outlet.kept_events
 
     # One channel.
 
-    def _send_one(self, outlet: Outlet, encoder: FrameEncoder, out: list[bytes | memoryview]) -> int:
+    def _send_one(
+        self, outlet: Outlet, encoder: FrameEncoder, out: list[bytes | memoryview]
+    ) -> int:
         """Sends the next frame of `outlet`; returns its payload's size."""
         if not outlet.unsent and not self._poll(outlet):
             return 0
@@ -244,23 +277,30 @@ class ProducerExchange:
         else:
             outlet.credit.send_event(backlog, blocking=bool(flags & FLAG_BLOCKING))
             outlet.kept_events += 1
-        out += encoder.encode_parts(kind, outlet.channel, sequence, PREFIX.pack(flags, backlog), payload)
+        out += encoder.encode_parts(
+            kind, outlet.channel, sequence, PREFIX.pack(flags, backlog), payload
+        )
         return len(payload) + PREFIX.size
 
     def _poll(self, outlet: Outlet) -> bool:
         """Turns the next element of the view into frames. False if there is none."""
         view, permits, index = outlet.view, outlet.permits, outlet.partition[1]
-        # The pool of a partition that was released is gone; then `poll` has nothing, and that is what the consumer must hear.
+        # The pool of a partition that was released is gone; then `poll` has nothing, and that is
+        # what the consumer must hear.
         holds_permit = permits is not None and not view.is_released
         if holds_permit and permits is not None:
-            # Before `poll` gives the queue's own back, so that the pool does not look free in between.
+            # Before `poll` gives the queue's own back, so that the pool does not look free in
+            # between.
             permits.take_permit(index)
         try:
             polled = view.poll()
             if polled is None:
                 outlet.has_data = False
                 if view.is_released:
-                    raise ProducerFailed(f"subpartition {index} of {outlet.partition[0]} was released before it was read to the end")
+                    raise ProducerFailed(
+                        f"subpartition {index} of {outlet.partition[0]} was released before it "
+                        "was read to the end"
+                    )
                 return False
             element, backlog, outlet.has_data, _ = polled
             if type(element) is RecordBatch:
@@ -270,7 +310,8 @@ class ProducerExchange:
                 self._add_batch(outlet, element, backlog)
                 holds_permit = False
             else:
-                self._add_event(outlet, element, backlog, view.is_blocked)  # type: ignore[arg-type]  # By exclusion an Event.
+                # By exclusion an Event.
+                self._add_event(outlet, element, backlog, view.is_blocked)  # type: ignore[arg-type]
             return True
         finally:
             if holds_permit and permits is not None:
@@ -288,7 +329,9 @@ class ProducerExchange:
         for start in starts:
             flags = FLAG_CONTINUES if behind else 0
             part = view[start : start + PAYLOAD_BYTES_MAX]
-            outlet.unsent.append(SentFrame(sequence, _DATA, flags, backlog + behind, part, not behind))
+            outlet.unsent.append(
+                SentFrame(sequence, _DATA, flags, backlog + behind, part, not behind)
+            )
             sequence += 1
             behind -= 1
         outlet.next_sequence = sequence
@@ -300,18 +343,27 @@ class ProducerExchange:
         if type(event) is EndOfPartition:
             outlet.end_sequence = sequence
         flags = FLAG_BLOCKING if blocking else 0
-        outlet.unsent.append(SentFrame(sequence, _EVENT, flags, 0 if blocking else backlog, encode_event(event), False))
+        outlet.unsent.append(
+            SentFrame(
+                sequence, _EVENT, flags, 0 if blocking else backlog, encode_event(event), False
+            )
+        )
         outlet.next_sequence = sequence + 1
 
     def _on_add_credit(self, outlet: Outlet, message: AddCredit) -> None:
         if outlet.is_detached:
-            raise RemoteProtocolError("AddCredit came before the channel was requested on this connection")
+            raise RemoteProtocolError(
+                "AddCredit came before the channel was requested on this connection"
+            )
         if message.taken_over > outlet.sent_sequence:
             raise RemoteProtocolError(
-                f"AddCredit says that all below {message.taken_over} was taken over, but only {outlet.sent_sequence} elements were sent"
+                f"AddCredit says that all below {message.taken_over} was taken over, but only "
+                f"{outlet.sent_sequence} elements were sent"
             )
         if outlet.credit.credit + len(outlet.kept) + message.credit > CREDIT_MAX:
-            raise RemoteProtocolError(f"AddCredit of {message.credit} buffers makes more than {CREDIT_MAX} of one channel")
+            raise RemoteProtocolError(
+                f"AddCredit of {message.credit} buffers makes more than {CREDIT_MAX} of one channel"
+            )
         self._forget(outlet, message.taken_over)
         if outlet.end_sequence is not None and message.taken_over > outlet.end_sequence:
             self._close(outlet)
@@ -326,11 +378,15 @@ class ProducerExchange:
             self._post(outlet.channel, outlet.error)
             return
         if (request.partition_id, request.subpartition_index) != outlet.partition:
-            raise RemoteProtocolError(f"channel {outlet.channel} was requested for another partition than before; cancel it first")
+            raise RemoteProtocolError(
+                f"channel {outlet.channel} was requested for another partition than before; "
+                "cancel it first"
+            )
         start = request.resume_from
         if not outlet.acknowledged <= start <= outlet.sent_sequence:
             raise RemoteProtocolError(
-                f"channel {outlet.channel} cannot go on at {start}: {outlet.acknowledged} to {outlet.sent_sequence} are possible"
+                f"channel {outlet.channel} cannot go on at {start}: {outlet.acknowledged} to "
+                f"{outlet.sent_sequence} are possible"
             )
         self._forget(outlet, start)
         outlet.unsent.extendleft(reversed(outlet.kept))
@@ -357,14 +413,18 @@ class ProducerExchange:
     def _on_data_available(self, outlet: Outlet, priority: bool) -> None:
         outlet.has_data = True
         if priority and outlet.error is None and not outlet.is_closed:
-            # Now: what is polled already must not leave before it, and what it overtook was told to the producer just now.
+            # Now: what is polled already must not leave before it, and what it overtook was told to
+            # the producer just now.
             while outlet.view.has_priority_event and (polled := outlet.view.poll()) is not None:
                 event, backlog, outlet.has_data, _ = polled
-                outlet.put_first(event, backlog)  # type: ignore[arg-type]  # A priority event, as the view says.
+                # A priority event, as the view says.
+                outlet.put_first(event, backlog)  # type: ignore[arg-type]
         self._schedule(outlet)
 
     def _schedule(self, outlet: Outlet) -> None:
-        """Into the ready queue, at its end, if something may leave; otherwise tell a consumer without buffers what waits."""
+        """Into the ready queue, at its end, if something may leave; otherwise tell a consumer
+        without buffers what waits.
+        """
         if outlet.is_ready or outlet.is_closed:
             return
         if outlet.can_send():
@@ -372,7 +432,8 @@ class ProducerExchange:
             self._ready.append(outlet)
             self._tell()
         elif outlet.credit.initial_credit == 0 and not outlet.is_detached and outlet.error is None:
-            # Sequences of the rest of a batch count as its frames; without credit there is no event among them.
+            # Sequences of the rest of a batch count as its frames; without credit there is no event
+            # among them.
             backlog = outlet.credit.backlog_to_announce(outlet.view.backlog + len(outlet.unsent))
             if backlog:
                 self._post(outlet.channel, BacklogAnnouncement(min(backlog, CREDIT_MAX)))
@@ -394,7 +455,10 @@ class ProducerExchange:
                     outlet.view.taken_over()
 
     def _fail(self, outlet: Outlet, error: BaseException) -> None:
-        """Ends `outlet` with `error` for its consumer. The entry stays until the consumer has heard of it."""
+        """Ends `outlet` with `error` for its consumer.
+
+        The entry stays until the consumer has heard of it.
+        """
         outlet.error = describe_error(error, self._codec)
         self._drop(outlet)
         self._post(outlet.channel, outlet.error)
@@ -427,7 +491,11 @@ class ProducerExchange:
 def _forgotten(request: PartitionRequest) -> Broken:
     """The error of a consumer that comes back after this side gave the channel up.
 
-    It is no ProducerFailed, because that says that a failure upstream was reported already. Here the consumer reports it.
+    It is no ProducerFailed, because that says that a failure upstream was reported already. Here
+    the consumer reports it.
     """
     name = f"subpartition {request.subpartition_index} of {request.partition_id}"
-    return Broken(f"{name} cannot go on at element {request.resume_from}: its producer has given up this consumer, or has ended")
+    return Broken(
+        f"{name} cannot go on at element {request.resume_from}: its producer has given up this "
+        "consumer, or has ended"
+    )

@@ -1,10 +1,12 @@
 """Calls between processes, without I/O: who asked what, and which answer belongs to it.
 
-Both sides may call. A call is numbered by its caller, and the number travels as the sequence of its frames. Arguments and results
-go through the codec; errors as data (`protocol.errors`). Invariants: a call gets at most one answer; an answer to a call that was
-given up is dropped, and one to a call that was never made is an error of the peer.
+Both sides may call. A call is numbered by its caller, and the number travels as the sequence of its
+frames. Arguments and results go through the codec; errors as data (`protocol.errors`). Invariants:
+a call gets at most one answer; an answer to a call that was given up is dropped, and one to a call
+that was never made is an error of the peer.
 
-A body longer than one frame is sent as several, one behind the other: the first byte of each tells whether more follow.
+A body longer than one frame is sent as several, one behind the other: the first byte of each tells
+whether more follow.
 """
 
 from __future__ import annotations
@@ -21,7 +23,15 @@ from aioflow.protocol.errors import describe_error, rebuild_error
 from aioflow.protocol.framing import CONTROL_BYTES_MAX, NO_CHANNEL, Frame, FrameEncoder, FrameType
 from aioflow.protocol.messages import ErrorResponse, decode_message, message_body, unpack_fields
 
-__all__ = ["CALL_BYTES_MAX", "BadRequest", "CallError", "Notification", "Reply", "Request", "RpcPeer"]
+__all__ = [
+    "CALL_BYTES_MAX",
+    "BadRequest",
+    "CallError",
+    "Notification",
+    "Reply",
+    "Request",
+    "RpcPeer",
+]
 
 CALL_BYTES_MAX = 64 << 20
 """One call or answer, over all its frames: what a peer can make this process gather."""
@@ -42,7 +52,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class BadRequest:
-    """The peer calls `method` with arguments that are not understood here: answer with `fail(call_id, error)`."""
+    """The peer calls `method` with arguments that are not understood here: answer with
+    `fail(call_id, error)`.
+    """
 
     call_id: int
     method: str
@@ -78,9 +90,21 @@ Received = Request | BadRequest | Notification | Reply | CallError
 
 
 class RpcPeer:
-    """One side of a control connection. Lives as long as the connection: `open_calls` fail with it."""
+    """One side of a control connection.
 
-    __slots__ = ("_codec", "_encoder", "_gathered", "_gathered_bytes", "_gathering", "_next_call_id", "_open", "_requested")
+    Lives as long as the connection: `open_calls` fail with it.
+    """
+
+    __slots__ = (
+        "_codec",
+        "_encoder",
+        "_gathered",
+        "_gathered_bytes",
+        "_gathering",
+        "_next_call_id",
+        "_open",
+        "_requested",
+    )
 
     def __init__(self, codec: Codec, encoder: FrameEncoder) -> None:
         self._codec = codec
@@ -97,9 +121,14 @@ class RpcPeer:
     # What this side sends.
 
     def call(self, method: str, args: Sequence[Any] = ()) -> tuple[int, bytes]:
-        """Returns the id of the call and the bytes to send. TypeNotSupported names the method if an argument cannot travel."""
+        """Returns the id of the call and the bytes to send.
+
+        TypeNotSupported names the method if an argument cannot travel.
+        """
         call_id = self._next_call_id
-        content = self._frames(FrameType.RPC_REQUEST, call_id, self._invocation(method, args), method)
+        content = self._frames(
+            FrameType.RPC_REQUEST, call_id, self._invocation(method, args), method
+        )
         self._next_call_id = call_id + 1
         self._open[call_id] = method
         return call_id, content
@@ -109,7 +138,10 @@ class RpcPeer:
         return self._frames(FrameType.RPC_NOTIFY, 0, self._invocation(method, args), method)
 
     def reply(self, call_id: int, value: Any) -> bytes:
-        """Returns the answer to a request. TypeNotSupported if `value` cannot travel: answer with `fail` then."""
+        """Returns the answer to a request.
+
+        TypeNotSupported if `value` cannot travel: answer with `fail` then.
+        """
         method = self._requested_method(call_id)
         body = self._codec.encode(value, owner=f"the result of {method}")
         content = self._frames(FrameType.RPC_REPLY, call_id, body, method)
@@ -119,7 +151,9 @@ class RpcPeer:
     def fail(self, call_id: int, error: BaseException) -> bytes:
         """Returns the answer that the request raised `error`."""
         method = self._requested_method(call_id)
-        content = self._frames(FrameType.RPC_ERROR, call_id, message_body(describe_error(error, self._codec)), method)
+        content = self._frames(
+            FrameType.RPC_ERROR, call_id, message_body(describe_error(error, self._codec)), method
+        )
         del self._requested[call_id]
         return content
 
@@ -135,7 +169,8 @@ class RpcPeer:
     # What this side receives.
 
     def receive(self, frame: Frame) -> Received | None:
-        """Returns what the frame completes; None for a part, or the answer to a call that was given up.
+        """Returns what the frame completes; None for a part, or the answer to a call that was given
+        up.
 
         RemoteProtocolError for what no peer may send; the connection is to be closed then.
         """
@@ -157,11 +192,15 @@ class RpcPeer:
             self._gathering = kind, call_id
         elif self._gathering != (kind, call_id):
             was, of = self._gathering
-            raise RemoteProtocolError(f"{kind.name} {call_id} came in the middle of {was.name} {of}")
+            raise RemoteProtocolError(
+                f"{kind.name} {call_id} came in the middle of {was.name} {of}"
+            )
         self._gathered.append(body[1:])
         self._gathered_bytes += len(body)
         if self._gathered_bytes > CALL_BYTES_MAX + CONTROL_BYTES_MAX:
-            raise RemoteProtocolError(f"{kind.name} {call_id} takes more than {CALL_BYTES_MAX} bytes")
+            raise RemoteProtocolError(
+                f"{kind.name} {call_id} takes more than {CALL_BYTES_MAX} bytes"
+            )
         if flag == _MORE:
             return None
         content = b"".join(self._gathered)
@@ -176,7 +215,9 @@ class RpcPeer:
         self._requested[call_id] = method
         try:
             return Request(call_id, method, tuple(self._codec.decode_batch(args)))
-        except DecodeError as error:  # As a rule a class that is not loaded here: a matter of this call alone.
+        except (
+            DecodeError
+        ) as error:  # As a rule a class that is not loaded here: a matter of this call alone.
             return BadRequest(call_id, method, error)
 
     def _on_notification(self, call_id: int, body: bytes) -> Notification:
@@ -201,16 +242,28 @@ class RpcPeer:
     def _close_call(self, call_id: int) -> bool:
         """Was somebody waiting?"""
         if not 0 < call_id < self._next_call_id:
-            raise RemoteProtocolError(f"an answer came to call {call_id}, which was never made; the last one was {self._next_call_id - 1}")
+            raise RemoteProtocolError(
+                f"an answer came to call {call_id}, which was never made; the last one was "
+                f"{self._next_call_id - 1}"
+            )
         return self._open.pop(call_id, None) is not None
 
     def _invocation(self, method: str, args: Sequence[Any]) -> bytes:
-        return _pack([method, self._codec.encode_batch(list(args), owner=f"the arguments of {method}")])
+        return _pack(
+            [method, self._codec.encode_batch(list(args), owner=f"the arguments of {method}")]
+        )
 
     def _invoked(self, body: bytes) -> tuple[str, bytes]:
         method, args = unpack_fields(body, "a call", 2)
-        if type(method) is not str or not 0 < len(method) <= _METHOD_CHARS_MAX or type(args) is not bytes:
-            raise RemoteProtocolError(f"a call has a method of {type(method).__name__} and arguments of {type(args).__name__}")
+        if (
+            type(method) is not str
+            or not 0 < len(method) <= _METHOD_CHARS_MAX
+            or type(args) is not bytes
+        ):
+            raise RemoteProtocolError(
+                f"a call has a method of {type(method).__name__} and arguments of "
+                f"{type(args).__name__}"
+            )
         return method, args
 
     def _requested_method(self, call_id: int) -> str:
@@ -221,10 +274,16 @@ class RpcPeer:
 
     def _frames(self, kind: FrameType, call_id: int, body: bytes, method: str) -> bytes:
         if len(body) > CALL_BYTES_MAX:
-            raise LocalProtocolError(f"{kind.name} of {method} takes {len(body)} bytes, expected up to {CALL_BYTES_MAX}; send less at once")
+            raise LocalProtocolError(
+                f"{kind.name} of {method} takes {len(body)} bytes, expected up to "
+                f"{CALL_BYTES_MAX}; send less at once"
+            )
         encode, view = self._encoder.encode, memoryview(body)
         stops = range(_CHUNK_BYTES, len(body), _CHUNK_BYTES)
-        parts = [encode(kind, NO_CHANNEL, call_id, _MORE + view[stop - _CHUNK_BYTES : stop]) for stop in stops]
+        parts = [
+            encode(kind, NO_CHANNEL, call_id, _MORE + view[stop - _CHUNK_BYTES : stop])
+            for stop in stops
+        ]
         parts.append(encode(kind, NO_CHANNEL, call_id, _LAST + view[len(stops) * _CHUNK_BYTES :]))
         return b"".join(parts)
 

@@ -1,4 +1,5 @@
-"""Spark beside a service: one session behind threads, its data over channels of our own, flows as Spark jobs.
+"""Spark beside a service: one session behind threads, its data over channels of our own, flows as
+Spark jobs.
 
     from aioflow.spark import SparkBridge
     async with SparkBridge("local[4]") as spark:

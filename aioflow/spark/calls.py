@@ -1,10 +1,13 @@
-"""Threads for calls that block for long, a bounded number at a time: each call to the JVM holds one.
+"""Threads for calls that block for long, a bounded number at a time: each call to the JVM holds
+one.
 
-Why not an executor: a thread of these is Spark's as well (it has a thread of the JVM for its own, with the active session and the job
-group in it), a call that never returns must not take its place for ever, and the pool outlives the loop that made it.
+Why not an executor: a thread of these is Spark's as well (it has a thread of the JVM for its own,
+with the active session and the job group in it), a call that never returns must not take its place
+for ever, and the pool outlives the loop that made it.
 
-Invariants: at most `capacity` calls run that somebody waits for, and those that are apart; calls begin in the order in which they came; a
-call whose caller has gone before it began never runs; who waits learns of the end on the loop that asked.
+Invariants: at most `capacity` calls run that somebody waits for, and those that are apart; calls
+begin in the order in which they came; a call whose caller has gone before it began never runs; who
+waits learns of the end on the loop that asked.
 """
 
 from __future__ import annotations
@@ -56,7 +59,9 @@ class Call:
 
 
 class CallThreads:
-    """`run(call)` does the work of a call in its thread: what surrounds the call itself, and what becomes of its error."""
+    """`run(call)` does the work of a call in its thread: what surrounds the call itself, and
+    what becomes of its error.
+    """
 
     def __init__(self, host: Host, capacity: int, run: Callable[[Call], Any], name: str) -> None:
         self._host = host
@@ -74,7 +79,9 @@ class CallThreads:
 
     @property
     def abandoned(self) -> int:
-        """Calls that nobody waits for any more and that have not returned: each holds a thread beyond the capacity."""
+        """Calls that nobody waits for any more and that have not returned: each holds a thread
+        beyond the capacity.
+        """
         return self._abandoned
 
     @property
@@ -116,7 +123,10 @@ class CallThreads:
             return True
 
     def abandon(self, call: Call) -> bool:
-        """Give up a call that does not return: its thread ends with it, and counts no more. False if it has returned."""
+        """Give up a call that does not return: its thread ends with it, and counts no more.
+
+        False if it has returned.
+        """
         with self._lock:
             if call.ended or call.abandoned:
                 return False

@@ -1,7 +1,9 @@
-"""The near end of our channels: a listener for the tasks of Spark jobs. What their frames mean is the business of the streams.
+"""The near end of our channels: a listener for the tasks of Spark jobs. What their frames mean is
+the business of the streams.
 
-A task proves that it knows the secret, says which stream and partition it is for, and is handed to that stream. Bodies are received
-straight into the memory that Arrow will read: nothing is copied on the loop. Who says a word too many, or for no stream, is closed.
+A task proves that it knows the secret, says which stream and partition it is for, and is handed to
+that stream. Bodies are received straight into the memory that Arrow will read: nothing is copied on
+the loop. Who says a word too many, or for no stream, is closed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from aioflow.network.transports import peer_of, tune
 from aioflow.network.waiting_room import WaitingRoom
 from aioflow.protocol.handshake import PeerRole, ServerHandshake, Side, direction_key
 from aioflow.spark.executor import ServiceAddress
-from aioflow.spark.frames import HEADER_BYTES, FrameKind, Hello, Sealer, encode_words, parse_header, parse_hello
+from aioflow.spark.frames import (
+    HEADER_BYTES,
+    FrameKind,
+    Hello,
+    Sealer,
+    encode_words,
+    parse_header,
+    parse_hello,
+)
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host, Listener
@@ -47,7 +57,10 @@ class ChannelStream(Protocol):
 
 
 class ChannelListener:
-    """Listens at the address of `reach` until closed. `add` gives a stream its name, under which tasks find it."""
+    """Listens at the address of `reach` until closed.
+
+    `add` gives a stream its name, under which tasks find it.
+    """
 
     def __init__(self, host: Host, reach: Reach) -> None:
         self._host = host
@@ -64,18 +77,24 @@ class ChannelListener:
         return self._strangers.rejected
 
     async def open(self) -> None:
-        """Raises NotAuthenticated if others could read along and nobody has allowed that, and for certificates that are none."""
+        """Raises NotAuthenticated if others could read along and nobody has allowed that, and
+        for certificates that are none.
+        """
         reach = self._reach
         reach.check()
         ssl = None if reach.tls is None else reach.tls.load().server
-        self._listener = await self._host.net.listen(lambda: Channel(self), reach.address, 0, ssl=ssl)
+        self._listener = await self._host.net.listen(
+            lambda: Channel(self), reach.address, 0, ssl=ssl
+        )
 
     @property
     def where(self) -> ServiceAddress:
         """What a task must know."""
         if self._listener is None:
             raise Closed("nobody listens for the tasks of Spark: open() comes first")
-        return ServiceAddress(self._reach.address, self._listener.port, self._secret, self._reach.tls)
+        return ServiceAddress(
+            self._reach.address, self._listener.port, self._secret, self._reach.tls
+        )
 
     def add(self, stream: ChannelStream) -> str:
         """Returns the name, which no other stream ever has."""
@@ -84,7 +103,10 @@ class ChannelListener:
         return name
 
     def remove(self, name: str) -> None:
-        """Forget a stream: tasks that come for it are told that it is over. Nothing if it is not known."""
+        """Forget a stream: tasks that come for it are told that it is over.
+
+        Nothing if it is not known.
+        """
         stream = self._streams.pop(name, None)
         for channel in list(self._channels):
             if channel.stream is stream and stream is not None:
@@ -104,7 +126,9 @@ class ChannelListener:
     # For the channels.
 
     def handshake(self) -> ServerHandshake:
-        return ServerHandshake(self._secret, fresh_nonce(self._host), frozenset((PeerRole.EXECUTOR,)))
+        return ServerHandshake(
+            self._secret, fresh_nonce(self._host), frozenset((PeerRole.EXECUTOR,))
+        )
 
     def entered(self, channel: Channel) -> None:
         self._strangers.enter(channel)
@@ -112,7 +136,9 @@ class ChannelListener:
     def find(self, channel: Channel, hello: Hello) -> ChannelStream | None:
         stream = self._streams.get(hello.stream)
         if stream is not None and stream.op != hello.op:
-            raise RemoteProtocolError(f"a task wants to {hello.op} at a stream of those that {stream.op}")
+            raise RemoteProtocolError(
+                f"a task wants to {hello.op} at a stream of those that {stream.op}"
+            )
         self._strangers.leave(channel)
         self._channels[channel] = None
         return stream
@@ -209,7 +235,8 @@ class Channel(asyncio.BufferedProtocol):
     def fail(self, reason: str) -> None:
         """Tell the task why: its Spark task fails with the reason.
 
-        The task closes. If we did, a word that it is just sending would reset the connection, and the reason be lost.
+        The task closes. If we did, a word that it is just sending would reset the connection, and
+        the reason be lost.
         """
         self.send(FrameKind.ERROR, encode_words(reason[:10_000]))
         self._cancel_timer()
@@ -234,11 +261,16 @@ class Channel(asyncio.BufferedProtocol):
         done = self._handshake.done
         if done is None:
             return
-        if self._transport.get_extra_info("ssl_object") is not None or is_loopback(self._transport.get_extra_info("peername")):
+        if self._transport.get_extra_info("ssl_object") is not None or is_loopback(
+            self._transport.get_extra_info("peername")
+        ):
             self._writes, self._reads = Sealer(), Sealer()
         else:
             key = done.session_key
-            self._writes, self._reads = Sealer(direction_key(key, Side.SERVER)), Sealer(direction_key(key, Side.CLIENT))
+            self._writes, self._reads = (
+                Sealer(direction_key(key, Side.SERVER)),
+                Sealer(direction_key(key, Side.CLIENT)),
+            )
         self._await_header()
         # What came in one piece with the proof.
         rest = done.leftover
@@ -281,7 +313,10 @@ class Channel(asyncio.BufferedProtocol):
             stream = self._listener.find(self, self.hello)
             self._cancel_timer()
             if stream is None:
-                self.fail("the service does not wait for this task any more: its job was cancelled, or it is over")
+                self.fail(
+                    "the service does not wait for this task any more: its job was cancelled, or "
+                    "it is over"
+                )
                 return
             self.stream = stream
             stream.on_task(self, self.hello)
@@ -291,7 +326,9 @@ class Channel(asyncio.BufferedProtocol):
             self.stream.on_frame(self, kind, body)
 
     def _on_late(self) -> None:
-        self.abort(NotAuthenticated(f"a task did not say who it is within {HANDSHAKE_TIMEOUT_S:g} s"))
+        self.abort(
+            NotAuthenticated(f"a task did not say who it is within {HANDSHAKE_TIMEOUT_S:g} s")
+        )
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -23,7 +23,11 @@ __all__ = ["spark"]
 
 @overload
 def spark(
-    bridge: SparkBridge, what: str | Callable[[Any], Any] | Any, type: Any = None, *, batches: bool = ...
+    bridge: SparkBridge,
+    what: str | Callable[[Any], Any] | Any,
+    type: Any = None,
+    *,
+    batches: bool = ...,
 ) -> FrameSource[Any]: ...
 @overload
 def spark(
@@ -71,54 +75,104 @@ def spark(
     format: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> FrameSource[Any] | StreamSource[Any] | FrameSink:
-    """The rows of `what` as a source; or a sink: `into` files or a function that writes a DataFrame, or to a `table`.
+    """The rows of `what` as a source; or a sink: `into` files or a function that writes a
+    DataFrame, or to a `table`.
 
-    `what`: a query, a function that is given the session and returns a DataFrame, or a DataFrame. A row is a dict, or a `type` of its
-    columns (dataclass, NamedTuple, Struct); with `batches` the elements are Arrow's record batches. Each partition is a split. After a
-    restart the query is computed again and goes on behind what was read: each row exactly once if it gives the same rows in the same
-    order, which is checked.
+    `what`: a query, a function that is given the session and returns a DataFrame, or a DataFrame. A
+    row is a dict, or a `type` of its columns (dataclass, NamedTuple, Struct); with `batches` the
+    elements are Arrow's record batches. Each partition is a split. After a restart the query is
+    computed again and goes on behind what was read: each row exactly once if it gives the same rows
+    in the same order, which is checked.
 
-    With `checkpoint`, a local directory that outlives the process, `what` is a streaming query: Spark keeps its offsets there, and its
-    batches until a checkpoint of the flow is behind them. `trigger` is how often Spark looks for more (each second); "once" takes what is
-    there and ends.
+    With `checkpoint`, a local directory that outlives the process, `what` is a streaming query:
+    Spark keeps its offsets there, and its batches until a checkpoint of the flow is behind them.
+    `trigger` is how often Spark looks for more (each second); "once" takes what is there and ends.
 
-    `into`: a directory that gets part files of `format` ("parquet") with the `options` of Spark's writer, exactly once under checkpoints;
-    or `fn(frame, batch_id)`, called in a thread once a checkpoint, and after a crash perhaps again with the same `batch_id`. `table`: one
-    of Spark's catalog that is kept in files, exactly once too; made of `format` if it is not there. `schema` in Spark's words: "station
-    string, celsius double"; records have these fields, or are tuples in this order. `spool` is a directory of this machine that keeps
-    rows until Spark has written them; needed unless `into` is a local directory, which then has it.
+    `into`: a directory that gets part files of `format` ("parquet") with the `options` of Spark's
+    writer, exactly once under checkpoints; or `fn(frame, batch_id)`, called in a thread once a
+    checkpoint, and after a crash perhaps again with the same `batch_id`. `table`: one of Spark's
+    catalog that is kept in files, exactly once too; made of `format` if it is not there. `schema`
+    in Spark's words: "station string, celsius double"; records have these fields, or are tuples in
+    this order. `spool` is a directory of this machine that keeps rows until Spark has written them;
+    needed unless `into` is a local directory, which then has it.
     """
     from aioflow.spark.session import check_bridge
 
     check_bridge(bridge, "the first argument of spark(...)")
     if [what is None, into is None, table is None].count(False) != 1:
-        raise GraphError("spark(...) got both what to read and into= or table=, or two of them, or none: expected one of the three")
+        raise GraphError(
+            "spark(...) got both what to read and into= or table=, or two of them, or none: "
+            "expected one of the three"
+        )
     if what is not None:
-        _refuse("what is read", "into= or table=", schema=schema, spool=spool, format=format, options=options)
+        _refuse(
+            "what is read",
+            "into= or table=",
+            schema=schema,
+            spool=spool,
+            format=format,
+            options=options,
+        )
         _check_readable(what)
         if checkpoint is not None:
-            return _stream(bridge, what, type, batches, fspath(checkpoint), "1s" if trigger is None else trigger)
+            return _stream(
+                bridge,
+                what,
+                type,
+                batches,
+                fspath(checkpoint),
+                "1s" if trigger is None else trigger,
+            )
         if trigger is not None:
             raise GraphError(
-                f"spark(...) got trigger={trigger!r} and no checkpoint=: a query with a trigger is a streaming one, and wants a local "
-                'directory that outlives the process, as checkpoint="/var/lib/app/spark"; a batch is read once'
+                f"spark(...) got trigger={trigger!r} and no checkpoint=: a query with a trigger "
+                "is a streaming one, and wants a local "
+                'directory that outlives the process, as checkpoint="/var/lib/app/spark"; a batch '
+                "is read once"
             )
         return _source(bridge, what, type, batches)
-    _refuse("a sink", "what is read", type=type, batches=batches or None, checkpoint=checkpoint, trigger=trigger)
-    return _sink(bridge, into, table, schema, None if spool is None else fspath(spool), format, dict(options or {}))
+    _refuse(
+        "a sink",
+        "what is read",
+        type=type,
+        batches=batches or None,
+        checkpoint=checkpoint,
+        trigger=trigger,
+    )
+    return _sink(
+        bridge,
+        into,
+        table,
+        schema,
+        None if spool is None else fspath(spool),
+        format,
+        dict(options or {}),
+    )
 
 
 def _refuse(who: str, whose: str, **given: Any) -> None:
     for name, value in given.items():
         if value is not None:
-            raise GraphError(f"spark(...) got {name}={value!r} for {who}, which has no use for it: it is for {whose}; leave it out")
+            raise GraphError(
+                f"spark(...) got {name}={value!r} for {who}, which has no use for it: it is for "
+                f"{whose}; leave it out"
+            )
 
 
 def _sink(
-    bridge: SparkBridge, into: Any, table: str | None, schema: str | None, spool: str | None, format: str | None, options: dict[str, str]
+    bridge: SparkBridge,
+    into: Any,
+    table: str | None,
+    schema: str | None,
+    spool: str | None,
+    format: str | None,
+    options: dict[str, str],
 ) -> FrameSink:
     if schema is None:
-        raise GraphError('spark(into=...) got no schema=, expected the columns in Spark\'s words: "station string, celsius double"')
+        raise GraphError(
+            "spark(into=...) got no schema=, expected the columns in Spark's words: \"station "
+            'string, celsius double"'
+        )
     try:
         from aioflow.spark.sink import FrameSink
     except ModuleNotFoundError as error:
@@ -129,7 +183,12 @@ def _sink(
     if table is not None:
         target, what = TableTarget(table, format, options), f"table={table!r}"
     elif callable(into):
-        _refuse("a function, which writes as it likes", "files and tables", format=format, options=options or None)
+        _refuse(
+            "a function, which writes as it likes",
+            "files and tables",
+            format=format,
+            options=options or None,
+        )
         target, what = FunctionTarget(into), "into=<function>"
     else:
         path = fspath(into).rstrip("/") or "/"
@@ -138,14 +197,18 @@ def _sink(
         if spool is None and "://" not in local:
             spool = f"{local}/_aioflow/spool"
     if spool is None:
-        raise GraphError(f"spark({what}) got no spool=, expected a local directory that keeps rows until they are written")
+        raise GraphError(
+            f"spark({what}) got no spool=, expected a local directory that keeps rows until they "
+            "are written"
+        )
     return FrameSink(bridge, target, schema, spool)
 
 
 def _check_readable(what: object) -> None:
     if not (isinstance(what, str) or callable(what) or hasattr(what, "toDF")):
         raise TypeError(
-            f"spark(...) got {what!r} of type {type(what).__name__} to read, expected a query, a DataFrame, or a function that takes the "
+            f"spark(...) got {what!r} of type {type(what).__name__} to read, expected a query, a "
+            "DataFrame, or a function that takes the "
             "session and gives one"
         )
 
@@ -159,24 +222,39 @@ def _source(bridge: SparkBridge, what: Any, type_: Any, batches: bool) -> FrameS
     return FrameSource(bridge, what, make, batches=batches)
 
 
-def _stream(bridge: SparkBridge, what: Any, type_: Any, batches: bool, checkpoint: str, trigger: str) -> StreamSource[Any]:
+def _stream(
+    bridge: SparkBridge, what: Any, type_: Any, batches: bool, checkpoint: str, trigger: str
+) -> StreamSource[Any]:
     make = _maker(type_, batches)
     if "://" in checkpoint:
-        raise GraphError(f"spark(...) got checkpoint={checkpoint!r}, expected a local directory: what Spark hands over is kept there too")
+        raise GraphError(
+            f"spark(...) got checkpoint={checkpoint!r}, expected a local directory: what Spark "
+            "hands over is kept there too"
+        )
     try:
         from aioflow.spark.streaming import ONCE, StreamSource
     except ModuleNotFoundError as error:
         raise _missing(error) from None
     try:
-        every = trigger if trigger == ONCE else f"{round(to_seconds(trigger, 'trigger') * 1000)} milliseconds"
+        every = (
+            trigger
+            if trigger == ONCE
+            else f"{round(to_seconds(trigger, 'trigger') * 1000)} milliseconds"
+        )
     except (TypeError, ValueError) as error:
-        raise GraphError(f"spark(...): {error}; that is how often Spark looks for more, and {ONCE!r} takes what is there") from None
+        raise GraphError(
+            f"spark(...): {error}; that is how often Spark looks for more, and {ONCE!r} takes "
+            "what is there"
+        ) from None
     return StreamSource(bridge, what, make, batches=batches, checkpoint=checkpoint, trigger=every)
 
 
 def _maker(type_: Any, batches: bool) -> Callable[[dict[str, Any]], Any] | None:
     if batches and type_ is not None:
-        raise GraphError(f"spark(...) got batches=True and type={type_!r}: a record batch is no row; leave one of them out")
+        raise GraphError(
+            f"spark(...) got batches=True and type={type_!r}: a record batch is no row; leave one "
+            "of them out"
+        )
     try:
         make = value_maker(type_)
     except TypeError as error:
@@ -185,4 +263,6 @@ def _maker(type_: Any, batches: bool) -> Callable[[dict[str, Any]], Any] | None:
 
 
 def _missing(error: ModuleNotFoundError) -> ModuleNotFoundError:
-    return ModuleNotFoundError(f"af.io.spark needs {error.name}: pip install 'aioflow[spark]'", name=error.name)
+    return ModuleNotFoundError(
+        f"af.io.spark needs {error.name}: pip install 'aioflow[spark]'", name=error.name
+    )

@@ -1,9 +1,12 @@
-"""The far end of our channels: what runs inside Spark's Python workers, in `mapInArrow`. Blocking, and without a loop or a Host.
+"""The far end of our channels: what runs inside Spark's Python workers, in `mapInArrow`. Blocking,
+and without a loop or a Host.
 
-A task pushes its partition to the service, or pulls one from it. Waiting for credit blocks the task, and with it the part of the plan
-that feeds it: that is all the back pressure there is, and all that is needed.
+A task pushes its partition to the service, or pulls one from it. Waiting for credit blocks the
+task, and with it the part of the plan that feeds it: that is all the back pressure there is, and
+all that is needed.
 
-Objects of these classes travel to the executors pickled by reference, so aioflow must be importable there.
+Objects of these classes travel to the executors pickled by reference, so aioflow must be importable
+there.
 """
 
 from __future__ import annotations
@@ -62,10 +65,15 @@ class ServiceAddress:
 
 
 class TaskChannel:
-    """One connection of one task attempt. A context manager; `start` is what the service answered."""
+    """One connection of one task attempt.
+
+    A context manager; `start` is what the service answered.
+    """
 
     def __init__(self, address: ServiceAddress, hello: Hello) -> None:
-        self._socket = socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT_S)
+        self._socket = socket.create_connection(
+            (address.host, address.port), timeout=CONNECT_TIMEOUT_S
+        )
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -84,11 +92,19 @@ class TaskChannel:
     def __enter__(self) -> TaskChannel:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._socket.close()
 
     def push(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """Send what comes behind the rows that the service has already. Returns how many rows there are in all."""
+        """Send what comes behind the rows that the service has already.
+
+        Returns how many rows there are in all.
+        """
         rows, chain, start = 0, 0, self.start
         sent_schema = False
         for batch in _pieces(batches):
@@ -182,7 +198,8 @@ class TaskChannel:
         return data
 
     def _prove(self, secret: bytes) -> tuple[Sealer, Sealer]:
-        handshake = ClientHandshake(secret, PeerRole.EXECUTOR, os.urandom(NONCE_BYTES))  # noqa: TID251  # No Host here.
+        # No Host here.
+        handshake = ClientHandshake(secret, PeerRole.EXECUTOR, os.urandom(NONCE_BYTES))  # noqa: TID251
         self._socket.sendall(handshake.start())
         while handshake.done is None:
             data = self._socket.recv(4096)
@@ -200,7 +217,9 @@ class TaskChannel:
 
 @dataclass(frozen=True, slots=True)
 class PushRows:
-    """For `mapInArrow`: hands the partition over to the service, and gives one row that tells so."""
+    """For `mapInArrow`: hands the partition over to the service, and gives one row that tells
+    so.
+    """
 
     address: ServiceAddress
     stream: str
@@ -214,7 +233,9 @@ class PushRows:
 
 @dataclass(frozen=True, slots=True)
 class PullRows:
-    """For `mapInArrow` over a range with one row a partition: gives the rows that the service has for it."""
+    """For `mapInArrow` over a range with one row a partition: gives the rows that the service
+    has for it.
+    """
 
     address: ServiceAddress
     stream: str
@@ -230,18 +251,30 @@ class PullRows:
 def result_of(partition: int, attempt: int, rows: int) -> pa.RecordBatch:
     """One row of `RESULT_SCHEMA`, in exactly its types: nothing casts them on the way back.
 
-    Made of bytes, since `pa.array` loads pandas where it is there: for each process of Spark's a third of a second, and 40 MB.
+    Made of bytes, since `pa.array` loads pandas where it is there: for each process of Spark's a
+    third of a second, and 40 MB.
     """
-    fields = {"partition": (partition, pa.int32()), "attempt": (attempt, pa.int64()), "rows": (rows, pa.int64())}
+    fields = {
+        "partition": (partition, pa.int32()),
+        "attempt": (attempt, pa.int64()),
+        "rows": (rows, pa.int64()),
+    }
     columns = [
-        pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(value.to_bytes(kind.bit_width // 8, sys.byteorder, signed=True))])
+        pa.Array.from_buffers(
+            kind,
+            1,
+            [None, pa.py_buffer(value.to_bytes(kind.bit_width // 8, sys.byteorder, signed=True))],
+        )
         for value, kind in fields.values()
     ]
     return pa.RecordBatch.from_arrays(columns, names=list(fields))
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches without empty ones, large ones in parts. Where they are cut follows from them alone: any attempt cuts them alike."""
+    """The batches without empty ones, large ones in parts.
+
+    Where they are cut follows from them alone: any attempt cuts them alike.
+    """
     for batch in batches:
         rows = batch.num_rows
         if batch.nbytes <= PIECE_BYTES:
@@ -258,5 +291,3 @@ def _task() -> tuple[int, int]:
 
     context: Any = TaskContext.get()
     return context.partitionId(), context.taskAttemptId()
-
-

@@ -1,7 +1,8 @@
 """What went wrong in Spark, as one Python error with its cause: never a wall of Java frames.
 
-Py4J and PySpark raise errors whose text is the whole Java stack trace, several of them nested. What a reader wants is the innermost
-cause in a sentence; of a Python function that failed on an executor, its own type, message and place. The traces are kept as text.
+Py4J and PySpark raise errors whose text is the whole Java stack trace, several of them nested. What
+a reader wants is the innermost cause in a sentence; of a Python function that failed on an
+executor, its own type, message and place. The traces are kept as text.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ MESSAGE_CHARS_MAX = 2_000
 """Some messages of Spark hold a whole query plan."""
 
 _NO_MORE = ("Driver stacktrace", "JVM stacktrace", "== SQL", "Caused by:", "'")
-"""With these begin the lines behind a message that repeat it at length: frames, the query, its plan."""
+"""With these begin the lines behind a message that repeat it at length: frames, the query, its
+plan.
+"""
 
 _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 
@@ -28,8 +31,8 @@ _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 class SparkError(AioflowError):
     """Spark cannot start, or a call, a query or a job of it failed.
 
-    `condition` is Spark's name of the error ("TABLE_OR_VIEW_NOT_FOUND"), empty if it gave none; `trace` the stack trace as text, of
-    Java or of the Python function that failed on an executor.
+    `condition` is Spark's name of the error ("TABLE_OR_VIEW_NOT_FOUND"), empty if it gave none;
+    `trace` the stack trace as text, of Java or of the Python function that failed on an executor.
     """
 
     def __init__(self, message: str, *, condition: str = "", trace: str = "") -> None:
@@ -39,18 +42,26 @@ class SparkError(AioflowError):
 
 
 class SparkGone(SparkError, Broken):
-    """The Java process of Spark ended, or cannot be reached any more. The next call starts another one."""
+    """The Java process of Spark ended, or cannot be reached any more.
+
+    The next call starts another one.
+    """
 
 
 def translated(error: BaseException) -> BaseException:
-    """`error` itself unless it comes from Spark; otherwise the `SparkError` that says the same in short. Asks the JVM: in a thread."""
+    """`error` itself unless it comes from Spark; otherwise the `SparkError` that says the same
+    in short. Asks the JVM: in a thread.
+    """
     from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
     if isinstance(error, AioflowError):
         return error
     if isinstance(error, Py4JNetworkError):
-        return SparkGone("the Java process of Spark does not answer: it ended, or was ended; the next call starts another one")
+        return SparkGone(
+            "the Java process of Spark does not answer: it ended, or was ended; the next call "
+            "starts another one"
+        )
     try:
         if isinstance(error, Py4JJavaError):
             return _of_java(error.java_exception)
@@ -59,11 +70,16 @@ def translated(error: BaseException) -> BaseException:
             if origin is not None:
                 return _of_java(origin)
             text = getattr(error, "_desc", None) or getattr(error, "_message", None) or str(error)
-            return _of_text(str(text), error.getCondition() or "", str(getattr(error, "_stackTrace", "") or ""))
+            return _of_text(
+                str(text), error.getCondition() or "", str(getattr(error, "_stackTrace", "") or "")
+            )
         if isinstance(error, Py4JError):
             return SparkError(f"Spark: {_short(str(error))}")
     except (Py4JNetworkError, ConnectionError):
-        return SparkGone("the Java process of Spark ended while it told what had failed; the next call starts another one")
+        return SparkGone(
+            "the Java process of Spark ended while it told what had failed; the next call starts "
+            "another one"
+        )
     return error
 
 
@@ -90,8 +106,13 @@ def _of_text(text: str, condition: str, trace: str, class_name: str = "") -> Spa
     text = text.strip()  # A message about a query begins with a line of its own.
     condition = condition or _condition_in(text)
     name = class_name.rpartition(".")[2]
-    # Spark's own exceptions begin with their condition in brackets, which says more than their class.
-    prefix = f"{name}: " if name and not text.startswith("[") and not name.startswith(("Spark", "Analysis", "Parse")) else ""
+    # Spark's own exceptions begin with their condition in brackets, which says more than their
+    # class.
+    prefix = (
+        f"{name}: "
+        if name and not text.startswith("[") and not name.startswith(("Spark", "Analysis", "Parse"))
+        else ""
+    )
     return SparkError(f"Spark: {prefix}{_short(text)}", condition=condition, trace=trace)
 
 
@@ -100,11 +121,15 @@ def _of_python(text: str, condition: str, trace: str) -> SparkError:
     start = text.find("Traceback (most recent call last)")
     traceback = text[start:].rstrip() if start >= 0 else ""
     what = _last_line(traceback or text)
-    return SparkError(f"a function failed in Spark: {_short(what)}", condition=condition, trace=traceback or trace)
+    return SparkError(
+        f"a function failed in Spark: {_short(what)}", condition=condition, trace=traceback or trace
+    )
 
 
 def _last_line(traceback: str) -> str:
-    """The line of a traceback that names the error: the last that is not indented and looks like one."""
+    """The line of a traceback that names the error: the last that is not indented and looks like
+    one.
+    """
     lines = [line for line in traceback.splitlines() if line and not line[0].isspace()]
     for line in reversed(lines):
         if _PYTHON_ERROR.match(line):
@@ -129,7 +154,9 @@ def _class(throwable: Any) -> str:
 
 def _condition(chain: list[Any]) -> str:
     """Spark's name of the error, from the text: not every throwable has the method."""
-    return next(filter(None, (_condition_in(str(one.getMessage() or "")) for one in reversed(chain))), "")
+    return next(
+        filter(None, (_condition_in(str(one.getMessage() or "")) for one in reversed(chain))), ""
+    )
 
 
 def _condition_in(text: str) -> str:

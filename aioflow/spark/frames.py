@@ -1,4 +1,5 @@
-"""Frames between a service and the tasks of a Spark job, behind the handshake: Arrow batches whole, and the few words around them.
+"""Frames between a service and the tasks of a Spark job, behind the handshake: Arrow batches whole,
+and the few words around them.
 
     4 length of the body | 1 kind || body | 16 MAC, if keyed
 
@@ -6,12 +7,15 @@
     service -> task   START  {window} and where to go on           CREDIT, ACK when it pushes; BATCH, SCHEMA, END when it pulls
     either            ERROR  a sentence; the connection ends with it
 
-Batches need credit, one each; nothing else does. A body is judged by its length before a byte of it is waited for.
+Batches need credit, one each; nothing else does. A body is judged by its length before a byte of it
+is waited for.
 
-The `chain` of a partition is a checksum over the batches that it gave so far: who goes on behind n rows learns by it whether they are the
-same rows as before. A pushed batch carries the chain after it.
+The `chain` of a partition is a checksum over the batches that it gave so far: who goes on behind n
+rows learns by it whether they are the same rows as before. A pushed batch carries the chain after
+it.
 
-Off loopback each frame ends in an HMAC-SHA256, cut to 16 bytes, over its number in its direction and the frame.
+Off loopback each frame ends in an HMAC-SHA256, cut to 16 bytes, over its number in its direction
+and the frame.
 """
 
 from __future__ import annotations
@@ -69,7 +73,10 @@ class Hello(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a task goes on: behind `rows` rows whose chain is `chain`. `done`: nothing is wanted of this partition any more."""
+    """Where a task goes on: behind `rows` rows whose chain is `chain`.
+
+    `done`: nothing is wanted of this partition any more.
+    """
 
     window: int
     rows: int = 0
@@ -86,9 +93,15 @@ class BatchBody:
 
     @staticmethod
     def split(body: bytes | bytearray | memoryview) -> tuple[int, memoryview]:
-        """Returns chain and batch, which is not copied. RemoteProtocolError if the body is too short."""
+        """Returns chain and batch, which is not copied.
+
+        RemoteProtocolError if the body is too short.
+        """
         if len(body) < _CHAIN.size:
-            raise RemoteProtocolError(f"the body of a batch has {len(body)} bytes, expected a chain of {_CHAIN.size} and the batch")
+            raise RemoteProtocolError(
+                f"the body of a batch has {len(body)} bytes, expected a chain of {_CHAIN.size} "
+                "and the batch"
+            )
         return _CHAIN.unpack_from(body)[0], memoryview(body)[_CHAIN.size :]
 
     @staticmethod
@@ -98,7 +111,9 @@ class BatchBody:
 
 
 class Sealer:
-    """Writes the headers of one direction, and with a key its MACs; the other side checks with another one."""
+    """Writes the headers of one direction, and with a key its MACs; the other side checks with
+    another one.
+    """
 
     __slots__ = ("_count", "_key")
 
@@ -111,20 +126,30 @@ class Sealer:
         return 0 if self._key is None else MAC_BYTES
 
     def seal(self, kind: FrameKind, *parts: bytes | memoryview) -> list[bytes | memoryview]:
-        """The frame as pieces to write one after the other; `parts` make up the body and are not copied."""
+        """The frame as pieces to write one after the other; `parts` make up the body and are not
+        copied.
+        """
         length = sum(len(part) for part in parts)
         limit = _limit(kind)
         if length > limit:
-            raise LocalProtocolError(f"the body of a {kind.name} takes {length} bytes, expected up to {limit}")
+            raise LocalProtocolError(
+                f"the body of a {kind.name} takes {length} bytes, expected up to {limit}"
+            )
         pieces: list[bytes | memoryview] = [HEADER.pack(length, kind), *parts]
         if self._key is not None:
             pieces.append(self._mac(pieces))
         return pieces
 
-    def check(self, header: bytes | bytearray, body: bytes | bytearray, trailer: bytes | bytearray) -> None:
+    def check(
+        self, header: bytes | bytearray, body: bytes | bytearray, trailer: bytes | bytearray
+    ) -> None:
         """Raises RemoteProtocolError if the frame is not the one that the peer sent."""
-        if self._key is not None and not hmac.compare_digest(self._mac([header, body]), bytes(trailer)):
-            raise RemoteProtocolError("a frame was changed on the way, expected the MAC of the session")
+        if self._key is not None and not hmac.compare_digest(
+            self._mac([header, body]), bytes(trailer)
+        ):
+            raise RemoteProtocolError(
+                "a frame was changed on the way, expected the MAC of the session"
+            )
 
     def _mac(self, pieces: list[Any]) -> bytes:
         assert self._key is not None
@@ -137,14 +162,21 @@ class Sealer:
 
 
 def parse_header(header: bytes | bytearray | memoryview) -> tuple[FrameKind, int]:
-    """Kind and length of the body. RemoteProtocolError for a kind that there is not and for a length above its limit."""
+    """Kind and length of the body.
+
+    RemoteProtocolError for a kind that there is not and for a length above its limit.
+    """
     length, number = HEADER.unpack(header)
     try:
         kind = FrameKind(number)
     except ValueError:
-        raise RemoteProtocolError(f"a frame is of kind {number}, expected 1 to {max(FrameKind)}; run the same release") from None
+        raise RemoteProtocolError(
+            f"a frame is of kind {number}, expected 1 to {max(FrameKind)}; run the same release"
+        ) from None
     if length > _limit(kind):
-        raise RemoteProtocolError(f"the body of a {kind.name} takes {length} bytes, expected up to {_limit(kind)}")
+        raise RemoteProtocolError(
+            f"the body of a {kind.name} takes {length} bytes, expected up to {_limit(kind)}"
+        )
     return kind, length
 
 
@@ -162,7 +194,9 @@ def decode_words(kind: FrameKind, body: bytes | bytearray | memoryview, *types: 
         raise RemoteProtocolError(f"the body of a {kind.name} cannot be read: {error}") from None
     if not isinstance(words, list) or [type(word) for word in words] != list(types):
         expected = ", ".join(type_.__name__ for type_ in types)
-        raise RemoteProtocolError(f"the body of a {kind.name} is {words!r:.200}, expected ({expected})")
+        raise RemoteProtocolError(
+            f"the body of a {kind.name} is {words!r:.200}, expected ({expected})"
+        )
     return words
 
 

@@ -1,12 +1,14 @@
-"""What a streaming query of Spark has handed over and the flow has not taken for good: its batches, as files of this machine.
+"""What a streaming query of Spark has handed over and the flow has not taken for good: its batches,
+as files of this machine.
 
     <batch>.arrow      the batches of Arrow, one behind the other, written while Spark's tasks push them
     <batch>.batch      that it is whole, and where each begins; written after it, and durable before Spark is answered
     query              the id of the query, that its numbers are taken for no other's
 
-Spark gives a batch again, under the same number, when it does not know whether it was taken: what has a `.batch` is not taken again. So
-what a batch holds is decided once, whether or not Spark could compute it again alike. A batch goes when a completed checkpoint is behind
-it; of the newest the `.batch` stays, for its number.
+Spark gives a batch again, under the same number, when it does not know whether it was taken: what
+has a `.batch` is not taken again. So what a batch holds is decided once, whether or not Spark could
+compute it again alike. A batch goes when a completed checkpoint is behind it; of the newest the
+`.batch` stays, for its number.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ class Taken(NamedTuple):
 
 
 class Handover:
-    """The directory of one source. `taken` are the batches in order, those that may be deleted too."""
+    """The directory of one source.
+
+    `taken` are the batches in order, those that may be deleted too.
+    """
 
     def __init__(self, host: Host, directory: str) -> None:
         self._fs = host.fs
@@ -62,17 +67,25 @@ class Handover:
                 content = msgpack.unpackb(await self._fs.read(self._path(name)))
                 self._newest = max(self._newest, int(number))
                 if f"{number}.arrow" in names or not content["lengths"]:
-                    self.taken[int(number)] = Taken(int(number), content["schema"], content["lengths"])
+                    self.taken[int(number)] = Taken(
+                        int(number), content["schema"], content["lengths"]
+                    )
         self.taken = dict(sorted(self.taken.items()))
         for name in names:
             number, _, kind = name.partition(".")
             if kind == "aside" or (kind == "arrow" and int(number) not in self.taken):
-                # Left by a try that did not come to its end, or by one that did not come to delete it.
+                # Left by a try that did not come to its end, or by one that did not come to delete
+                # it.
                 await self._fs.delete(self._path(name))
         if start is not None and start not in self.taken and start != self._newest + 1:
-            what = "a later checkpoint was behind it" if start <= self._newest else "the directory was emptied"
+            what = (
+                "a later checkpoint was behind it"
+                if start <= self._newest
+                else "the directory was emptied"
+            )
             raise RestoreError(
-                f"batch {start} of the streaming query is not in {self._directory}: {what}. Restore the newest checkpoint, or start with "
+                f"batch {start} of the streaming query is not in {self._directory}: {what}. "
+                "Restore the newest checkpoint, or start with "
                 "restore=None, fresh=True"
             )
 
@@ -95,7 +108,8 @@ class Handover:
         known = (await self._fs.read(path)).decode()
         if known != query_id:
             raise StateError(
-                f"{self._directory} belongs to the streaming query {known}, and this is {query_id}, whose batches count from 0 again: give "
+                f"{self._directory} belongs to the streaming query {known}, and this is "
+                f"{query_id}, whose batches count from 0 again: give "
                 "it a checkpoint= directory of its own"
             )
 
@@ -133,7 +147,9 @@ class Handover:
         """One of its Arrow batches."""
         offset = sum(taken.lengths[:place])
         data = await self._fs.read(self._path(_data(taken.number)), offset, taken.lengths[place])
-        return pa.ipc.read_record_batch(pa.py_buffer(data), pa.ipc.read_schema(pa.py_buffer(taken.schema)))
+        return pa.ipc.read_record_batch(
+            pa.py_buffer(data), pa.ipc.read_schema(pa.py_buffer(taken.schema))
+        )
 
     async def release(self, before: int) -> None:
         """Nobody will ask for batches before this one again."""

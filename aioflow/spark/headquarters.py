@@ -1,7 +1,8 @@
 """A JobManager inside the program that runs a flow, in a thread and an event loop of its own.
 
-Its workers are elsewhere and end when they do not hear it for some seconds. A program may hold its own loop for longer than that, so the
-JobManager cannot live there. It leads nothing but this one run: nobody contends for its lease, and what it stores goes with it.
+Its workers are elsewhere and end when they do not hear it for some seconds. A program may hold its
+own loop for longer than that, so the JobManager cannot live there. It leads nothing but this one
+run: nobody contends for its lease, and what it stores goes with it.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ class Headquarters:
         assert self._thread is not None, "it is entered"
         await wait_first([self._listening, self._thread])
         if self._running is not None and not self._thread.done():
-            with contextlib.suppress(RuntimeError):  # Its loop is closed: it has just ended by itself.
+            with contextlib.suppress(
+                RuntimeError
+            ):  # Its loop is closed: it has just ended by itself.
                 self._running.loop.call_soon_threadsafe(self._running.manager.stop)
         await wait_first([self._thread])
         return self._thread.exception()
@@ -110,7 +113,12 @@ class Headquarters:
     async def _live(self, data: str) -> None:
         host = SecuredHost(SystemHost(), self._security)
         options = JobManagerOptions(
-            data=data, bind=self._bind, port=0, request_timeout_s=self._request_timeout_s, lease=ALONE, heartbeat=self._heartbeat
+            data=data,
+            bind=self._bind,
+            port=0,
+            request_timeout_s=self._request_timeout_s,
+            lease=ALONE,
+            heartbeat=self._heartbeat,
         )
 
         def on_listening(bind: str, port: int) -> None:

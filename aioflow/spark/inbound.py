@@ -1,11 +1,13 @@
 """Batches from the tasks of one Spark job, each exactly once, whatever becomes of task attempts.
 
-Spark may run a task again, or twice at a time. Every partition counts its rows here, so an attempt that comes after another is told
-behind which row to go on, and skips up to there on its own side; the chain tells whether it is the same rows. Of two attempts at a time
-the first sends, the second waits until that is through or gone.
+Spark may run a task again, or twice at a time. Every partition counts its rows here, so an attempt
+that comes after another is told behind which row to go on, and skips up to there on its own side;
+the chain tells whether it is the same rows. Of two attempts at a time the first sends, the second
+waits until that is through or gone.
 
-Invariants: a partition's batches come in order, none twice and none left out; at most `WINDOW` batches of each partition wait here, as
-credit is given back for what was taken; a partition that is done stays done.
+Invariants: a partition's batches come in order, none twice and none left out; at most `WINDOW`
+batches of each partition wait here, as credit is given back for what was taken; a partition that is
+done stays done.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Arrival", "InboundStream", "Progress"]
 
 WINDOW = 4
-"""Batches of a partition under way or waiting: one being sent, one being read, and some for the time between."""
+"""Batches of a partition under way or waiting: one being sent, one being read, and some for the
+time between.
+"""
 
 
 class Progress(NamedTuple):
@@ -149,22 +153,29 @@ class InboundStream:
         elif kind is FrameKind.END:
             (rows,) = decode_words(kind, body, int)
             if rows != partition.progress.rows:
-                raise RemoteProtocolError(f"partition {number} ended with {rows} rows, and {partition.progress.rows} arrived")
+                raise RemoteProtocolError(
+                    f"partition {number} ended with {rows} rows, and {partition.progress.rows} "
+                    "arrived"
+                )
             partition.progress = partition.progress._replace(done=True)
             channel.send(FrameKind.ACK)
             self._next_attempt(partition)
         elif kind is FrameKind.ERROR:
             (what,) = decode_words(kind, body, str)
             self._error = RestoreError(
-                f"partition {number} of the DataFrame was read up to row {partition.progress.rows} before, and now {what}: it must give "
-                "the same rows in the same order each time it is computed; sort it, or save it and read what was saved"
+                f"partition {number} of the DataFrame was read up to row "
+                f"{partition.progress.rows} before, and now {what}: it must give "
+                "the same rows in the same order each time it is computed; sort it, or save it "
+                "and read what was saved"
             )
             self._wake()
             channel.close()
         else:
             raise RemoteProtocolError(f"a pushing task sent a {kind.name}")
 
-    def _on_batch(self, channel: Channel, number: int, partition: _Partition, body: bytearray) -> None:
+    def _on_batch(
+        self, channel: Channel, number: int, partition: _Partition, body: bytearray
+    ) -> None:
         schema = partition.schema
         if schema is None:
             raise RemoteProtocolError("a batch came before its schema")

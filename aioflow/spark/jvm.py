@@ -1,10 +1,12 @@
-"""Starts and ends the Java process of Spark and the one session in it. Everything here blocks: it is called in a thread.
+"""Starts and ends the Java process of Spark and the one session in it. Everything here blocks: it
+is called in a thread.
 
-PySpark keeps its context, its gateway and its session in class attributes, one of each a process. So there is one `SparkProcess` at a
-time; a context that the program made itself is used as it is, and left alone at the end.
+PySpark keeps its context, its gateway and its session in class attributes, one of each a process.
+So there is one `SparkProcess` at a time; a context that the program made itself is used as it is,
+and left alone at the end.
 
-What Java prints goes to a file, whose end is the cause when it does not start. The process ends when we close its standard input, also
-by dying.
+What Java prints goes to a file, whose end is the cause when it does not start. The process ends
+when we close its standard input, also by dying.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ logger = logging.getLogger(__name__)
 class SparkProcess:
     """One Java process with one context and session. `session` is PySpark's SparkSession."""
 
-    def __init__(self, session: Any, scratch: str | None, log: IO[bytes] | None, process: Any) -> None:
+    def __init__(
+        self, session: Any, scratch: str | None, log: IO[bytes] | None, process: Any
+    ) -> None:
         self.session = session
         self._scratch = scratch
         self._log = log
@@ -67,10 +71,14 @@ class SparkProcess:
     def has_ended(self) -> bool:
         """Whether the Java process is gone, or somebody has stopped the context."""
         context = self.session.sparkContext
-        return (self._process is not None and self._process.poll() is not None) or context._jsc is None
+        return (
+            self._process is not None and self._process.poll() is not None
+        ) or context._jsc is None
 
     def ends_soon(self) -> bool:
-        """As `has_ended`, where a connection broke: its sockets are closed a moment before a process is over."""
+        """As `has_ended`, where a connection broke: its sockets are closed a moment before a
+        process is over.
+        """
         if self._process is not None:
             try:
                 self._process.wait(ENDING_S)
@@ -80,7 +88,10 @@ class SparkProcess:
 
     @staticmethod
     def start(master: str, app: str, config: Mapping[str, str]) -> SparkProcess:
-        """Start Java and Spark, or use the context that there is. Raises SparkError, or ModuleNotFoundError naming the extra."""
+        """Start Java and Spark, or use the context that there is.
+
+        Raises SparkError, or ModuleNotFoundError naming the extra.
+        """
         if importlib.util.find_spec("pyspark") is None:
             raise ModuleNotFoundError("Spark needs PySpark: pip install 'aioflow[spark]'")
         import pyspark
@@ -89,12 +100,16 @@ class SparkProcess:
 
         found = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
         if found < PYSPARK_MIN:
-            raise SparkError(f"PySpark is {pyspark.__version__}, expected 4.2 or later: pip install 'aioflow[spark]'")
+            raise SparkError(
+                f"PySpark is {pyspark.__version__}, expected 4.2 or later: pip install "
+                "'aioflow[spark]'"
+            )
         running = SparkContext._active_spark_context
         if running is not None:
             if running.master != master:
                 raise SparkError(
-                    f"this process has a Spark context on {running.master!r} already, and can have only one: "
+                    f"this process has a Spark context on {running.master!r} already, and can "
+                    "have only one: "
                     f"stop that first, or use it here too instead of {master!r}"
                 )
             return SparkProcess(SparkSession.builder.getOrCreate(), None, None, None)
@@ -106,16 +121,23 @@ class SparkProcess:
             raise
 
     def activate(self) -> None:
-        """Make the session that of this thread: Python data sources and SQL are looked up through the thread's."""
+        """Make the session that of this thread: Python data sources and SQL are looked up
+        through the thread's.
+        """
         session = self.session
         session._jvm.SparkSession.setActiveSession(session._jsparkSession)
 
     def stop(self) -> None:
-        """End the context and the Java process, however they are. Nothing if the context is not ours."""
+        """End the context and the Java process, however they are.
+
+        Nothing if the context is not ours.
+        """
         if not self.is_ours:
             return
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # A process that was killed cannot be shut down cleanly.
+            warnings.simplefilter(
+                "ignore", RuntimeWarning
+            )  # A process that was killed cannot be shut down cleanly.
             try:
                 self.session.stop()
             except Exception as error:  # noqa: BLE001  # It ends all the same, below.
@@ -135,7 +157,9 @@ def _launch(master: str, app: str, config: Mapping[str, str], scratch: str) -> S
     java = find_java(os.environ, scratch)
     _silence()
     conf = SparkConf(loadDefaults=False)
-    conf.setMaster(master).setAppName(app).setAll(list(session_config(master, config, scratch).items()))
+    conf.setMaster(master).setAppName(app).setAll(
+        list(session_config(master, config, scratch).items())
+    )
     # spark-submit and the context read these, and nothing else tells them.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if master.startswith("local"):
@@ -146,7 +170,9 @@ def _launch(master: str, app: str, config: Mapping[str, str], scratch: str) -> S
     submit = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
     before = {name: os.environ.get(name) for name in ("JAVA_HOME", "PYSPARK_SUBMIT_ARGS")}
     os.environ["JAVA_HOME"] = java.home
-    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} --load-spark-defaults {submit}"
+    os.environ["PYSPARK_SUBMIT_ARGS"] = (
+        f"--properties-file {shlex.quote(str(properties))} --load-spark-defaults {submit}"
+    )
     log_path = Path(scratch, "spark.log")
     log = log_path.open("wb")
     gateway: Any = None
@@ -156,7 +182,9 @@ def _launch(master: str, app: str, config: Mapping[str, str], scratch: str) -> S
             gateway = launch(popen_kwargs={"stdout": log, "stderr": subprocess.STDOUT})
         except Exception as error:  # noqa: BLE001  # Whatever it is: what Java printed says more.
             cause = _last_words(log_path) or str(error)
-            raise SparkError(f"the Java process of Spark did not start ({java.home}): {cause}") from None
+            raise SparkError(
+                f"the Java process of Spark did not start ({java.home}): {cause}"
+            ) from None
         finally:
             for name, value in before.items():
                 if value is None:
@@ -174,7 +202,9 @@ def _launch(master: str, app: str, config: Mapping[str, str], scratch: str) -> S
 
 
 def _write_properties(path: Path, settings: Iterable[tuple[str, str]]) -> None:
-    """Settings as Java reads them, for nobody else to read: in a command line, where PySpark puts them, everybody sees passwords."""
+    """Settings as Java reads them, for nobody else to read: in a command line, where PySpark
+    puts them, everybody sees passwords.
+    """
 
     def escaped(text: str, special: str) -> str:
         text = re.sub(rf"[\\{special}]", r"\\\g<0>", text).replace("\n", r"\n").replace("\r", r"\r")
@@ -218,21 +248,32 @@ def _forget() -> None:
     if gateway is not None:
         try:
             gateway.shutdown()
-        except Exception as error:  # noqa: BLE001  # The other side is gone: there is nobody to say goodbye to.
+        # The other side is gone: there is nobody to say goodbye to.
+        except Exception as error:  # noqa: BLE001
             logger.debug("the gateway to Java did not shut down: %r", error)
 
 
 def _last_words(log: Path) -> str:
-    """What of all that Java printed tells why it ended: the first line about an error, without what it calls itself."""
+    """What of all that Java printed tells why it ended: the first line about an error, without
+    what it calls itself.
+    """
     try:
-        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        lines = [
+            line.strip()
+            for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+            if line.strip()
+        ]
     except OSError:
         return ""
     telling = [line for line in lines if line not in _SAYS_NOTHING]
-    if len(telling) < len(lines):  # The machine itself did not come up: why stands beside that, in words of its own.
+    if len(telling) < len(
+        lines
+    ):  # The machine itself did not come up: why stands beside that, in words of its own.
         wanted = [line for line in telling if not line.startswith(_BESIDE_THE_POINT)]
     else:
-        wanted = [line for line in lines if "Exception" in line or "Error" in line or "error" in line]
+        wanted = [
+            line for line in lines if "Exception" in line or "Error" in line or "error" in line
+        ]
     return _THROWN.sub("", (wanted or lines[-1:] or [""])[0])
 
 
@@ -240,4 +281,6 @@ def gone(process: SparkProcess) -> SparkGone:
     """The error of a call that found the Java process ended."""
     code = None if process._process is None else process._process.poll()
     how = "" if code is None else f" with code {code}"
-    return SparkGone(f"the Java process of Spark ended{how} during the call; the next call starts another one")
+    return SparkGone(
+        f"the Java process of Spark ended{how} during the call; the next call starts another one"
+    )

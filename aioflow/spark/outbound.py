@@ -1,7 +1,9 @@
-"""Batches for the tasks of one Spark job: each partition from its beginning, for every attempt that asks.
+"""Batches for the tasks of one Spark job: each partition from its beginning, for every attempt that
+asks.
 
-The batches of a partition are made when a task asks, by `open(partition)`, which gives the same ones each time: an attempt that Spark
-runs again begins again. One is made when the task has credit for it and the connection takes more, so nothing piles up here.
+The batches of a partition are made when a task asks, by `open(partition)`, which gives the same
+ones each time: an attempt that Spark runs again begins again. One is made when the task has credit
+for it and the connection takes more, so nothing piles up here.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 class OutboundStream:
-    """A `ChannelStream` of pulling tasks. `error` is the first that `open` or what it gave raised: the tasks hear only its text."""
+    """A `ChannelStream` of pulling tasks.
+
+    `error` is the first that `open` or what it gave raised: the tasks hear only its text.
+    """
 
     op = "pull"
 
@@ -83,10 +88,14 @@ class OutboundStream:
                         channel.send(FrameKind.SCHEMA, memoryview(schema.serialize()))
                     sending.credit -= 1
                     rows += batch.num_rows
-                    channel.send(FrameKind.BATCH, BatchBody.prefix(0), memoryview(batch.serialize()))
-            # The task closes: if we did, its last word of credit would meet a connection that is gone.
+                    channel.send(
+                        FrameKind.BATCH, BatchBody.prefix(0), memoryview(batch.serialize())
+                    )
+            # The task closes: if we did, its last word of credit would meet a connection that is
+            # gone.
             channel.send(FrameKind.END, encode_words(rows))
-        except Exception as error:  # noqa: BLE001  # It fails the Spark job, whose caller raises this one instead.
+        # It fails the Spark job, whose caller raises this one instead.
+        except Exception as error:  # noqa: BLE001
             logger.debug("partition %d cannot be given to Spark: %r", partition, error)
             self.error = self.error or error
             channel.fail(f"{type(error).__name__}: {error}")

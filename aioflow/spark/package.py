@@ -1,7 +1,9 @@
-"""aioflow as one file that Spark brings to its executors, so that their Python needs only the libraries that aioflow imports.
+"""aioflow as one file that Spark brings to its executors, so that their Python needs only the
+libraries that aioflow imports.
 
-The file holds bytecode, because an import from a zip file is compiled anew by each process. Executors run the same minor version of
-Python as the driver: Spark itself insists on that. Everything here blocks: it is called in a thread.
+The file holds bytecode, because an import from a zip file is compiled anew by each process.
+Executors run the same minor version of Python as the driver: Spark itself insists on that.
+Everything here blocks: it is called in a thread.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ _SHIPPING = threading.Lock()
 
 
 def ship_aioflow(context: Any) -> None:
-    """Give the executors of this SparkContext the package. Once a context: Spark forgets no file, and asks for it as long as it lives."""
+    """Give the executors of this SparkContext the package.
+
+    Once a context: Spark forgets no file, and asks for it as long as it lives.
+    """
     with _SHIPPING:
         path = Path(context._temp_dir, "aioflow.zip")
         if not path.exists():
@@ -35,15 +40,22 @@ def ship_aioflow(context: Any) -> None:
             write_package(whole)
             whole.replace(path)
             context.addPyFile(str(path))
-            # PySpark puts it on our own path too. Whoever looks for the metadata of packages would open it there, and keep it open.
+            # PySpark puts it on our own path too. Whoever looks for the metadata of packages would
+            # open it there, and keep it open.
             sys.path[:] = [entry for entry in sys.path if os.path.basename(entry) != path.name]
 
 
 def write_package(target: Path) -> None:
-    """Write the modules of the aioflow that runs here to the zip file `target`. Raises SparkError if they are not in files."""
+    """Write the modules of the aioflow that runs here to the zip file `target`.
+
+    Raises SparkError if they are not in files.
+    """
     root = Path(__file__).parents[1]
     if not root.is_dir():
-        raise SparkError(f"aioflow is loaded from {root}, and only a directory of its modules can be shipped to Spark: pip install aioflow")
+        raise SparkError(
+            f"aioflow is loaded from {root}, and only a directory of its modules can be shipped "
+            "to Spark: pip install aioflow"
+        )
     with zipfile.ZipFile(target, "w") as package:
         for folder, folders, files in os.walk(root):
             folders[:] = sorted(name for name in folders if name != "__pycache__")
@@ -51,10 +63,20 @@ def write_package(target: Path) -> None:
                 if name.endswith(".py"):
                     source = Path(folder, name)
                     inside = source.relative_to(root.parent)
-                    package.writestr(inside.with_suffix(".pyc").as_posix(), _compiled(source, ".".join(inside.with_suffix("").parts)))
+                    package.writestr(
+                        inside.with_suffix(".pyc").as_posix(),
+                        _compiled(source, ".".join(inside.with_suffix("").parts)),
+                    )
 
 
 def _compiled(source: Path, module: str) -> bytes:
     """As in a pyc file; from the cache beside the source, if it is there."""
-    code = SourceFileLoader(module.removesuffix(".__init__"), str(source)).get_code(module.removesuffix(".__init__"))
-    return importlib.util.MAGIC_NUMBER + _UNCHECKED.to_bytes(4, "little") + bytes(8) + marshal.dumps(code)
+    code = SourceFileLoader(module.removesuffix(".__init__"), str(source)).get_code(
+        module.removesuffix(".__init__")
+    )
+    return (
+        importlib.util.MAGIC_NUMBER
+        + _UNCHECKED.to_bytes(4, "little")
+        + bytes(8)
+        + marshal.dumps(code)
+    )

@@ -1,10 +1,12 @@
-"""Brings up workers in Spark's executors for a ResourceManager: one Spark job of one task each, in a thread and a job group of its own.
+"""Brings up workers in Spark's executors for a ResourceManager: one Spark job of one task each, in
+a thread and a job group of its own.
 
     asked for --Spark starts the task, it registers--> there --it is sent home, it dies, it is given up--> its job has ended
               --the job fails, or nobody comes in time--> reported as failed
 
-Who is started again, and when, is decided by the ResourceManager alone: Spark does not retry these tasks, and an attempt that it starts all
-the same goes home at once. A worker that is given up is ended by cancelling its job group, so that it does not hold its core for ever.
+Who is started again, and when, is decided by the ResourceManager alone: Spark does not retry these
+tasks, and an attempt that it starts all the same goes home at once. A worker that is given up is
+ended by cancelling its job group, so that it does not hold its core for ever.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ __all__ = ["EXIT_S", "START_TIMEOUT_S", "START_TRIES", "SparkProvider"]
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
-"""From the submission of a worker's Spark job to its registration: a cluster may have to bring up an executor first."""
+"""From the submission of a worker's Spark job to its registration: a cluster may have to bring
+up an executor first.
+"""
 
 START_TRIES = 3
 """So many workers in a row that did not start are taken for a cluster that cannot start any."""
@@ -49,17 +53,25 @@ class CannotStart(SparkError):
 class _Worker:
     id: str
     failed: Callable[[], object]
-    came: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    left: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    came: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    left: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class SparkProvider:
-    """A `WorkerProvider`. Made, started and closed on the loop of the program; the ResourceManager calls it from its own.
+    """A `WorkerProvider`. Made, started and closed on the loop of the program; the ResourceManager
+    calls it from its own.
 
-    `make(worker_id)` is the task of a worker. `ready` is done once all `workers` are there, or it is clear that they will not come.
+    `make(worker_id)` is the task of a worker. `ready` is done once all `workers` are there, or it
+    is clear that they will not come.
     """
 
-    def __init__(self, bridge: SparkBridge, make: Callable[[str], WorkerTask], *, workers: int, slots: int) -> None:
+    def __init__(
+        self, bridge: SparkBridge, make: Callable[[str], WorkerTask], *, workers: int, slots: int
+    ) -> None:
         self.workers = workers
         self.slots = slots
         self._bridge = bridge
@@ -77,7 +89,11 @@ class SparkProvider:
     @property
     def present(self) -> list[str]:
         """Ids of the workers that are there."""
-        return [worker.id for worker in self._workers.values() if worker.came.done() and not worker.left.done()]
+        return [
+            worker.id
+            for worker in self._workers.values()
+            if worker.came.done() and not worker.left.done()
+        ]
 
     # For the ResourceManager, on its loop.
 
@@ -91,7 +107,9 @@ class SparkProvider:
         self._here(self._on_lost, worker_id)
 
     def _here(self, call: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # The program's loop is closed: it has ended without closing us.
+        with contextlib.suppress(
+            RuntimeError
+        ):  # The program's loop is closed: it has ended without closing us.
             self._loop.call_soon_threadsafe(call, *args)
 
     # On the loop of the program.
@@ -149,32 +167,46 @@ class SparkProvider:
                 await cancel_and_wait([job])
         error = job.exception() if ended and not job.cancelled() else None
         if worker.came.done():
-            logger.info("worker %s has ended%s", worker.id, f": {error}" if error is not None else "")
+            logger.info(
+                "worker %s has ended%s", worker.id, f": {error}" if error is not None else ""
+            )
         elif not self._closing:
             self._did_not_start(worker, error or self._nobody_came(worker))
 
     async def _hold(self, worker: _Worker) -> None:
         """The Spark job of one worker. Raises SparkError if it failed, or could not serve."""
         session = await self._bridge.session()
-        outcome, details = await self._bridge.job(partial(_hold_worker, session.sparkContext, self._make(worker.id)))
+        outcome, details = await self._bridge.job(
+            partial(_hold_worker, session.sparkContext, self._make(worker.id))
+        )
         if outcome == LACKS:
             raise CannotStart(
-                f"a worker cannot start in Spark: {details}. aioflow itself is shipped; pip install the others there, or set "
+                f"a worker cannot start in Spark: {details}. aioflow itself is shipped; pip "
+                "install the others there, or set "
                 "PYSPARK_PYTHON to a Python that has them"
             )
         if outcome != SERVED:
-            raise SparkError(f"Spark started the task of {worker.id} a second time by itself ({details}), and it went home")
+            raise SparkError(
+                f"Spark started the task of {worker.id} a second time by itself ({details}), and "
+                "it went home"
+            )
 
     def _nobody_came(self, worker: _Worker) -> SparkError:
         return SparkError(
-            f"Spark at {self._bridge.master} did not start {worker.id} within {START_TIMEOUT_S:g} s, {len(self.present)} of "
-            f"{self.workers} workers are there: each holds a core for as long as the flow runs; are there so many free ones, and do "
+            f"Spark at {self._bridge.master} did not start {worker.id} within {START_TIMEOUT_S:g} "
+            f"s, {len(self.present)} of "
+            f"{self.workers} workers are there: each holds a core for as long as the flow runs; "
+            "are there so many free ones, and do "
             f"executors reach {self._bridge.address}?"
         )
 
     def _did_not_start(self, worker: _Worker, error: BaseException) -> None:
         self._failures = START_TRIES if isinstance(error, CannotStart) else self._failures + 1
-        self.last_error = error if isinstance(error, Exception) else SparkError(f"{worker.id} did not start: {error!r}")
+        self.last_error = (
+            error
+            if isinstance(error, Exception)
+            else SparkError(f"{worker.id} did not start: {error!r}")
+        )
         logger.warning("worker %s did not start: %s", worker.id, error)
         if not self.ready.done() and self._failures >= START_TRIES:
             self.ready.set_exception(self.last_error)

@@ -4,8 +4,8 @@
         count = await reading.plan()
         async for arrival in reading: ...
 
-The plan is made once, with the number of partitions: for Spark may choose that number while it runs (adaptive execution), and the job must
-have the one that was told.
+The plan is made once, with the number of partitions: for Spark may choose that number while it runs
+(adaptive execution), and the job must have the one that was told.
 """
 
 from __future__ import annotations
@@ -32,20 +32,26 @@ __all__ = ["FrameReading", "frame_of"]
 def frame_of(session: Any, what: Any, *, streaming: bool = False) -> Any:
     """The DataFrame that `what` stands for: SQL, a function of the session, or itself. In a call.
 
-    Raises GraphError for what is none, and for a streaming query unless `streaming` says that it may be one.
+    Raises GraphError for what is none, and for a streaming query unless `streaming` says that it
+    may be one.
     """
     frame = session.sql(what) if isinstance(what, str) else what
     if callable(what):
         frame = what(session)
-    if not hasattr(frame, "_jdf"):  # What a DataFrame of Spark Connect has not: its session is of another process.
+    if not hasattr(
+        frame, "_jdf"
+    ):  # What a DataFrame of Spark Connect has not: its session is of another process.
         raise GraphError(
-            f"spark(...) reads {type(frame).__name__}, expected a query, a DataFrame of this process's session, or a function that "
+            f"spark(...) reads {type(frame).__name__}, expected a query, a DataFrame of this "
+            "process's session, or a function that "
             "takes the session and gives one"
         )
     if frame.isStreaming and not streaming:
         raise GraphError(
-            "spark(...) reads a streaming query, and there is no checkpoint=: give a local directory that outlives the process, as "
-            'checkpoint="/var/lib/app/spark", or read it once with session.read instead of session.readStream'
+            "spark(...) reads a streaming query, and there is no checkpoint=: give a local "
+            "directory that outlives the process, as "
+            'checkpoint="/var/lib/app/spark", or read it once with session.read instead of '
+            "session.readStream"
         )
     return frame
 
@@ -53,7 +59,9 @@ def frame_of(session: Any, what: Any, *, streaming: bool = False) -> Any:
 class FrameReading:
     """One run through one DataFrame."""
 
-    def __init__(self, bridge: SparkBridge, host: Host, what: str | Callable[[Any], Any] | Any) -> None:
+    def __init__(
+        self, bridge: SparkBridge, host: Host, what: str | Callable[[Any], Any] | Any
+    ) -> None:
         self._bridge = bridge
         self._what = what
         self._listener = ChannelListener(host, bridge.reach)
@@ -67,11 +75,19 @@ class FrameReading:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         await self.close()
 
     async def plan(self) -> int:
-        """Plan the job; returns the number of partitions. Spark may compute a part of the query for that."""
+        """Plan the job; returns the number of partitions.
+
+        Spark may compute a part of the query for that.
+        """
         await self._listener.open()
         session = await self._bridge.session()
         # The stream gets its progress later, with `begin`; its name must be in the plan.
@@ -88,18 +104,25 @@ class FrameReading:
 
     def begin(self, start: Mapping[int, Progress] | None = None) -> None:
         """Start the job; `start` is how far each partition was read before."""
-        assert self._stream is not None and self._job is None, "plan() comes before begin(), which comes once"
+        assert self._stream is not None and self._job is None, (
+            "plan() comes before begin(), which comes once"
+        )
         self._stream.resume(start or {})
         # Owned by this reading: close() cancels it and waits for its end.
-        self._job = asyncio.get_running_loop().create_task(self._run(self._stream), name="spark-reading")
+        self._job = asyncio.get_running_loop().create_task(
+            self._run(self._stream), name="spark-reading"
+        )
 
     async def _run(self, stream: InboundStream) -> None:
         try:
             results = await self._bridge.job(self._rdd.collect)
             told = sum(row.rows for row in results)
             if told != stream.rows:
-                raise SparkError(f"Spark's tasks have handed over {told} rows, and {stream.rows} arrived")
-        except Exception as error:  # noqa: BLE001  # Raised from take(), behind what came before it.
+                raise SparkError(
+                    f"Spark's tasks have handed over {told} rows, and {stream.rows} arrived"
+                )
+        # Raised from take(), behind what came before it.
+        except Exception as error:  # noqa: BLE001
             self._error = error
         finally:
             self._ended = True

@@ -3,13 +3,17 @@
     await flow.execute(on=af.Spark("local[4]"))
     rows = await counts.collect(on=af.Spark("spark://host:7077"))
 
-The flow runs on Spark's executors, in stages with Spark's shuffles between them, by the engine's own operators with their state, timers
-and windows: the answers are those of the engine (`translate`, `runner_blocks`). What belongs to this program (`collect`, functions as
-sinks, what prints) runs here when Spark is through. Sinks that commit do it at the very end: a job that fails shows nothing of it.
+The flow runs on Spark's executors, in stages with Spark's shuffles between them, by the engine's
+own operators with their state, timers and windows: the answers are those of the engine
+(`translate`, `runner_blocks`). What belongs to this program (`collect`, functions as sinks, what
+prints) runs here when Spark is through. Sinks that commit do it at the very end: a job that fails
+shows nothing of it.
 
-There are no checkpoints: a task that is lost, Spark runs again. A job cannot be stopped half way: stopping it cancels it.
+There are no checkpoints: a task that is lost, Spark runs again. A job cannot be stopped half way:
+stopping it cancels it.
 
-With `streaming="experimental"` a flow over streaming queries is a query itself (`stream_run`), which goes on until it is stopped.
+With `streaming="experimental"` a flow over streaming queries is a query itself (`stream_run`),
+which goes on until it is stopped.
 """
 
 from __future__ import annotations
@@ -65,14 +69,15 @@ logger = logging.getLogger(__name__)
 class Spark:
     """Where a flow runs: as a job of the Spark at `master`.
 
-    `config` are settings of a session that is started for the run. `bridge`: the service's own session, which stays.
+    `config` are settings of a session that is started for the run. `bridge`: the service's own
+    session, which stays.
     """
 
     master: str = "local[*]"
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
     streaming: Literal["experimental"] | None = None
-    """Whether a flow over a streaming query of Spark runs as one: exact state, event time by the batch. Without it such a flow is refused;
-    `af.SparkWorkers` gives it machines of Spark."""
+    """Whether a flow over a streaming query of Spark runs as one: exact state, event time by the
+    batch. Without it such a flow is refused; `af.SparkWorkers` gives it machines of Spark."""
     bridge: SparkBridge | None = None
 
     def __post_init__(self) -> None:
@@ -83,41 +88,60 @@ class Spark:
             check_bridge(self.bridge, "bridge")
 
     def start(
-        self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
+        self,
+        host: Host,
+        graph: JobGraph,
+        restart: RestartPolicy,
+        options: TaskOptions,
+        checkpoints: CheckpointSettings | None = None,
     ) -> SparkRun:
-        """The run of one job. Raises GraphError for what Spark cannot run, CheckpointError where checkpoints are asked for."""
+        """The run of one job.
+
+        Raises GraphError for what Spark cannot run, CheckpointError where checkpoints are asked
+        for.
+        """
         if checkpoints is not None:
             raise CheckpointError(
-                f"flow {graph.name!r} can neither take checkpoints nor restore one on Spark, which runs lost tasks again by itself: leave "
-                "out checkpoints= and restore=, or run it here, with workers= or on=af.RemoteCluster(...)"
+                f"flow {graph.name!r} can neither take checkpoints nor restore one on Spark, "
+                "which runs lost tasks again by itself: leave "
+                "out checkpoints= and restore=, or run it here, with workers= or "
+                "on=af.RemoteCluster(...)"
             )
         if restart.retries:
             raise GraphError(
-                f"flow {graph.name!r} has restart=, and on Spark that is Spark's business: set spark.task.maxFailures in config="
+                f"flow {graph.name!r} has restart=, and on Spark that is Spark's business: set "
+                "spark.task.maxFailures in config="
             )
         spark = self
         sources: dict[int, FrameSource[Any] | StreamSource[Any]] = {}
         for vertex in graph.vertices:
-            source: object = vertex.head.source  # As mypy sees it, a source that wants the host is none.
+            source: object = (
+                vertex.head.source
+            )  # As mypy sees it, a source that wants the host is none.
             if isinstance(source, FrameSource | StreamSource):
                 sources[vertex.id] = source
                 spark = self._with_bridge_of(source, spark)
             if isinstance(source, StreamSource) and self.streaming is None:
                 raise GraphError(
-                    f"source {vertex.head.name!r} is a streaming query, and a job of Spark ends: let the flow be a query itself with "
-                    f"af.Spark(..., streaming={STREAMING!r}), or run it on machines of Spark with on=af.SparkWorkers(...)"
+                    f"source {vertex.head.name!r} is a streaming query, and a job of Spark ends: "
+                    "let the flow be a query itself with "
+                    f"af.Spark(..., streaming={STREAMING!r}), or run it on machines of Spark with "
+                    "on=af.SparkWorkers(...)"
                 )
         planner = plan_stream if is_stream(graph) else plan_flow
         return SparkRun(host, planner(graph), options, spark, sources, planner)
 
     def _with_bridge_of(self, source: FrameSource[Any] | StreamSource[Any], spark: Spark) -> Spark:
-        """A DataFrame can only be read in its own session: the run takes that, unless it has another."""
+        """A DataFrame can only be read in its own session: the run takes that, unless it has
+        another.
+        """
         bridge = source.bridge
         if spark.bridge is None and bridge.master == self.master:
             return replace(self, bridge=bridge)
         if bridge is not spark.bridge:
             raise GraphError(
-                f"{source!r} belongs to a session on {bridge.master}, and the flow would run in another one on {self.master}: give "
+                f"{source!r} belongs to a session on {bridge.master}, and the flow would run in "
+                f"another one on {self.master}: give "
                 "af.Spark the same bridge=, and one for all"
             )
         return spark
@@ -159,7 +183,9 @@ class SparkRun:
         if master.cancel_asked:
             master.set_status(JobStatus.CANCELED)
             return master.status
-        self._working = asyncio.get_running_loop().create_task(self._work(), name=f"spark job {self._plan.graph.name}")
+        self._working = asyncio.get_running_loop().create_task(
+            self._work(), name=f"spark job {self._plan.graph.name}"
+        )
         try:
             await wait_first([self._working])
         except asyncio.CancelledError:
@@ -176,9 +202,23 @@ class SparkRun:
         return master.status
 
     async def _work(self) -> None:
-        logger.info("job %s (%s) on Spark at %s:\n%s", self._plan.graph.name, self.job_id, self._spark.master, self._plan.describe())
-        home = [HomeStage(self.host, self._job, stage, self.job_id) for stage in self._plan.stages if stage.at_home]
-        streams = {stage_id: source for stage_id, source in self._sources.items() if isinstance(source, StreamSource)}
+        logger.info(
+            "job %s (%s) on Spark at %s:\n%s",
+            self._plan.graph.name,
+            self.job_id,
+            self._spark.master,
+            self._plan.describe(),
+        )
+        home = [
+            HomeStage(self.host, self._job, stage, self.job_id)
+            for stage in self._plan.stages
+            if stage.at_home
+        ]
+        streams = {
+            stage_id: source
+            for stage_id, source in self._sources.items()
+            if isinstance(source, StreamSource)
+        }
         if streams:
             assert self._spark.bridge is not None, "a streaming query belongs to a session"
             await self._flow_on(self._spark.bridge, streams, home)
@@ -187,13 +227,24 @@ class SparkRun:
         if self._spark.bridge is not None:
             await self._on(self._spark.bridge, splits, home)
         else:
-            async with SparkBridge(self._spark.master, app=f"aioflow {self._plan.graph.name}", config=self._spark.config) as bridge:
+            async with SparkBridge(
+                self._spark.master,
+                app=f"aioflow {self._plan.graph.name}",
+                config=self._spark.config,
+            ) as bridge:
                 await self._on(bridge, splits, home)
 
-    async def _flow_on(self, bridge: SparkBridge, sources: Mapping[int, StreamSource[Any]], home: Sequence[HomeStage]) -> None:
+    async def _flow_on(
+        self,
+        bridge: SparkBridge,
+        sources: Mapping[int, StreamSource[Any]],
+        home: Sequence[HomeStage],
+    ) -> None:
         """Until the query ends or is stopped."""
         programs = {
-            stage.id: stream_program(self._shipped, self.job_id, stage, _import_paths()) for stage in self._plan.stages if not stage.at_home
+            stage.id: stream_program(self._shipped, self.job_id, stage, _import_paths())
+            for stage in self._plan.stages
+            if not stage.at_home
         }
         self._stream = StreamRun(bridge, self._plan, programs, sources, home)
         try:
@@ -208,7 +259,9 @@ class SparkRun:
         self.job_master.started.set_result(None)
 
     async def _discover(self) -> dict[int, list[list[Split]]]:
-        """The splits of each subtask of each source: one each where that makes no difference, otherwise as the engine deals them out."""
+        """The splits of each subtask of each source: one each where that makes no difference,
+        otherwise as the engine deals them out.
+        """
         found: dict[int, list[list[Split]]] = {}
         for stage in self._plan.stages:
             source = stage.root.head.source
@@ -218,9 +271,16 @@ class SparkRun:
                 found[stage.id] = [splits[i::count] for i in range(count)]
         return found
 
-    async def _on(self, bridge: SparkBridge, splits: Mapping[int, Sequence[Sequence[Split]]], home: Sequence[HomeStage]) -> None:
+    async def _on(
+        self,
+        bridge: SparkBridge,
+        splits: Mapping[int, Sequence[Sequence[Split]]],
+        home: Sequence[HomeStage],
+    ) -> None:
         programs = {
-            stage.id: StageProgram(self._shipped, self.job_id, stage.id, _import_paths(), splits.get(stage.id))
+            stage.id: StageProgram(
+                self._shipped, self.job_id, stage.id, _import_paths(), splits.get(stage.id)
+            )
             for stage in self._plan.stages
             if not stage.at_home
         }
@@ -245,7 +305,10 @@ class SparkRun:
     async def _bring_home(
         self, bridge: SparkBridge, rdds: StageRdds, home: Sequence[HomeStage], *, at_once: bool
     ) -> dict[int, list[Any]]:
-        """Hand what came out to the tasks that stay here. Gives what sinks have prepared, by node."""
+        """Hand what came out to the tasks that stay here.
+
+        Gives what sinks have prepared, by node.
+        """
         take: Callable[[], list[BlockRow]] = rdds.take if at_once else rdds.take_some
         committables: dict[int, list[Any]] = {}
         feeding = Feeding(home)
@@ -253,7 +316,9 @@ class SparkRun:
             while rows := await bridge.call(take):
                 for row in rows:
                     if row.edge == COMMITTABLES:
-                        committables.setdefault(row.target, []).extend(self._codec.decode_batch(row.payload))
+                        committables.setdefault(row.target, []).extend(
+                            self._codec.decode_batch(row.payload)
+                        )
                 await feeding.give([row for row in rows if row.edge != COMMITTABLES])
                 if at_once:
                     break
@@ -267,25 +332,35 @@ class SparkRun:
 
     def add_tap(self, *_: Any, **__: Any) -> Any:
         raise GraphError(
-            f"job {self._plan.graph.name!r} runs on Spark, where nothing can be seen before it is through: use collect(), or a sink"
+            f"job {self._plan.graph.name!r} runs on Spark, where nothing can be seen before it is "
+            "through: use collect(), or a sink"
         )
 
     remove_tap = add_tap
     query_state = add_tap
 
     def refuse_state(self, name: str) -> None:
-        """Raises GraphError: the state of operator `name` is in tasks of Spark, which nobody can ask."""
+        """Raises GraphError: the state of operator `name` is in tasks of Spark, which nobody can
+        ask.
+        """
         raise GraphError(
-            f"state of {name!r} cannot be read: job {self._plan.graph.name!r} runs on Spark, where nothing can be seen before it is "
+            f"state of {name!r} cannot be read: job {self._plan.graph.name!r} runs on Spark, "
+            "where nothing can be seen before it is "
             "through; emit what you want to see, or run the flow with on=af.SparkWorkers(...)"
         )
 
     def _ask(self, method: str, *args: object) -> None:
-        """Cancel, or stop: half of a bounded job is of no use. A query ends behind its last batch."""
+        """Cancel, or stop: half of a bounded job is of no use.
+
+        A query ends behind its last batch.
+        """
         if method == "stop" and self._stream is not None:
             if args[1]:
                 self.job_master.refuse_stop(
-                    GraphError(f"job {self._plan.graph.name!r} is a query of Spark, whose event time has no end: stop it without drain=")
+                    GraphError(
+                        f"job {self._plan.graph.name!r} is a query of Spark, whose event time has "
+                        "no end: stop it without drain="
+                    )
                 )
                 return
             self._stream.stopping.set()
@@ -293,13 +368,17 @@ class SparkRun:
             self._working.cancel()
 
     async def _refuse(self, method: str, *_: object) -> Any:
-        raise CheckpointError(f"job {self._plan.graph.name!r} runs on Spark, where there is no {method}: lost tasks are run again")
+        raise CheckpointError(
+            f"job {self._plan.graph.name!r} runs on Spark, where there is no {method}: lost tasks "
+            "are run again"
+        )
 
 
 def original_error(error: BaseException, codec: Codec) -> Exception | None:
     """The error of user code that Spark tells of in its own words; None if it tells of none.
 
-    It stands at the very end: what comes before holds words of records, who may say anything. So does a message that was cut.
+    It stands at the very end: what comes before holds words of records, who may say anything. So
+    does a message that was cut.
     """
     pieces = (getattr(error, "trace", "") or str(error)).split(ERROR_MARK)
     if len(pieces) < 3:

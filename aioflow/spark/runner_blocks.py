@@ -1,7 +1,9 @@
-"""Records on their way through a shuffle of Spark: blocks of them, one a row, in an order that does not depend on who ran when.
+"""Records on their way through a shuffle of Spark: blocks of them, one a row, in an order that does
+not depend on who ran when.
 
-A record of Python is dear as a row of its own, and Spark need not look into it. So a producer gathers the records for one subtask of an
-exchange in blocks, and what Spark moves, sorts and spills are rows of
+A record of Python is dear as a row of its own, and Spark need not look into it. So a producer
+gathers the records for one subtask of an exchange in blocks, and what Spark moves, sorts and spills
+are rows of
 
     target     subtask that reads it
     mark       watermark in force before the first record
@@ -10,15 +12,17 @@ exchange in blocks, and what Spark moves, sorts and spills are rows of
     seq        which block of this producer and exchange it is
     payload    records with their times, keys and watermarks, and when they arrived
 
-*Order decides answers*: what a running maximum, a reduce or a timer gives depends on which record comes first and on the watermark
-that it finds. A channel (edge, producer) keeps the order in which its records were emitted. Records of several channels are merged by
-the watermark in force before them, then by channel. That is one of the orders in which a subtask could have read its channels, the one
-in which none runs ahead of the others: at each record the least watermark over all channels is the record's own. So each subtask can
-take the record's watermark for that of its input, whatever the other subtasks read, and no record is late that was not late in its
-channel.
+*Order decides answers*: what a running maximum, a reduce or a timer gives depends on which record
+comes first and on the watermark that it finds. A channel (edge, producer) keeps the order in which
+its records were emitted. Records of several channels are merged by the watermark in force before
+them, then by channel. That is one of the orders in which a subtask could have read its channels,
+the one in which none runs ahead of the others: at each record the least watermark over all channels
+is the record's own. So each subtask can take the record's watermark for that of its input, whatever
+the other subtasks read, and no record is late that was not late in its channel.
 
-*When* records arrived at the source goes with them, in steps of `ARRIVAL_GRAIN_MS`: a subtask that reads them later counts processing
-time by it, so that what expires or fires by the clock does so as it would have then.
+*When* records arrived at the source goes with them, in steps of `ARRIVAL_GRAIN_MS`: a subtask that
+reads them later counts processing time by it, so that what expires or fires by the clock does so as
+it would have then.
 """
 
 from __future__ import annotations
@@ -38,7 +42,18 @@ if TYPE_CHECKING:
     from aioflow.core.serializers import Codec
     from aioflow.task.partitioners import Partitioner
 
-__all__ = ["COMMITTABLES", "SCHEMA", "Block", "BlockRow", "BlockWriter", "Piece", "cut", "decode_block", "encode_block", "merged"]
+__all__ = [
+    "COMMITTABLES",
+    "SCHEMA",
+    "Block",
+    "BlockRow",
+    "BlockWriter",
+    "Piece",
+    "cut",
+    "decode_block",
+    "encode_block",
+    "merged",
+]
 
 SCHEMA = "target int, mark long, edge int, producer int, seq long, payload binary"
 """Of the rows, as Spark spells it."""
@@ -50,7 +65,9 @@ ARRIVAL_GRAIN_MS = 20
 """Steps of the arrival time. A finer one would cut blocks of a fast source to pieces."""
 
 BLOCK_BYTES = 1 << 18
-"""What a block is aimed at: large enough that a row costs nothing beside its records, small enough for one in memory by channel."""
+"""What a block is aimed at: large enough that a row costs nothing beside its records, small
+enough for one in memory by channel.
+"""
 
 BLOCK_RECORDS_FIRST = 64
 BLOCK_RECORDS_MAX = 8192
@@ -76,11 +93,16 @@ class BlockRow(NamedTuple):
 
 
 class Block:
-    """Records of one channel, in order. `arrivals` are runs: time in ms, number of records, and so on."""
+    """Records of one channel, in order.
+
+    `arrivals` are runs: time in ms, number of records, and so on.
+    """
 
     __slots__ = ("arrivals", "batch", "channel", "edge", "marks")
 
-    def __init__(self, edge: int, producer: int, seq: int, batch: RecordBatch, arrivals: list[int]) -> None:
+    def __init__(
+        self, edge: int, producer: int, seq: int, batch: RecordBatch, arrivals: list[int]
+    ) -> None:
         self.edge = edge
         self.channel = (edge, producer, seq)
         self.batch = batch
@@ -108,7 +130,13 @@ def decode_block(row: BlockRow, codec: Codec) -> Block:
     start = _HEAD.size
     stop = start + _HEAD.unpack_from(view)[0]
     where = f"exchange {row.edge} of producer {row.producer}"
-    return Block(row.edge, row.producer, row.seq, decode_batch(view[stop:], codec, where), _unpack(view[start:stop]))
+    return Block(
+        row.edge,
+        row.producer,
+        row.seq,
+        decode_batch(view[stop:], codec, where),
+        _unpack(view[start:stop]),
+    )
 
 
 class _Gathered:
@@ -126,7 +154,9 @@ class _Gathered:
 
 
 class BlockWriter:
-    """The producer's side of one exchange: what `emit` is given leaves through `put`, block by block."""
+    """The producer's side of one exchange: what `emit` is given leaves through `put`, block by
+    block.
+    """
 
     def __init__(
         self,
@@ -152,12 +182,16 @@ class BlockWriter:
         self._seq = 0
 
     def emit(self, batch: RecordBatch) -> None:
-        """Take the records. Consumers learn a watermark with the next record, and the last one at the end."""
+        """Take the records.
+
+        Consumers learn a watermark with the next record, and the last one at the end.
+        """
         values = batch.values
         if values:
             marks, told = batch.watermarks, self._watermark
             if marks is not None and marks[0] < told:
-                # What came by another way (a side output, mail) may be behind what was told already.
+                # What came by another way (a side output, mail) may be behind what was told
+                # already.
                 marks = [max(told, mark) for mark in marks]
                 batch = batch.with_watermarks(marks, batch.watermark)
             arrival = self._now_ms() // ARRIVAL_GRAIN_MS * ARRIVAL_GRAIN_MS
@@ -176,7 +210,9 @@ class BlockWriter:
 
     def _gather(self, target: int, part: RecordBatch, told: int, arrival: int) -> None:
         block = self._open.get(target)
-        if block is not None and ((block.stamps is None) is not (part.timestamps is None) or block.taken is not part.taken):
+        if block is not None and (
+            (block.stamps is None) is not (part.timestamps is None) or block.taken is not part.taken
+        ):
             self._seal(target)
             block = None
         if block is None:
@@ -201,9 +237,17 @@ class BlockWriter:
         block = self._open.pop(target)
         count = len(block.values)
         keys = block.keys
-        if keys and type(keys[0]) is str and keys == block.values and _are_texts(keys) and _are_texts(block.values):
+        if (
+            keys
+            and type(keys[0]) is str
+            and keys == block.values
+            and _are_texts(keys)
+            and _are_texts(block.values)
+        ):
             keys = block.values  # Equal texts are the same in every respect: they are written once.
-        batch = RecordBatch(block.values, block.stamps, keys, block.marks, block.marks[-1], block.taken)
+        batch = RecordBatch(
+            block.values, block.stamps, keys, block.marks, block.marks[-1], block.taken
+        )
         payload = encode_block(batch, block.arrivals, self._codec, self._owner)
         self._put(BlockRow(target, block.marks[0], self._edge, self._producer, self._seq, payload))
         self._seq += 1
@@ -222,9 +266,12 @@ Place = tuple[int, tuple[int, int, int]]
 def merged(blocks: Iterable[Block]) -> Iterator[Piece]:
     """The records of `blocks` in the order of this module, as long pieces as it allows.
 
-    The blocks come by the place of their first record, so one of each channel is held at a time, or a few.
+    The blocks come by the place of their first record, so one of each channel is held at a time, or
+    a few.
     """
-    open_blocks: list[tuple[int, tuple[int, int, int], int, Block]] = []  # A heap: place of the next record, its index, the block.
+    open_blocks: list[
+        tuple[int, tuple[int, int, int], int, Block]
+    ] = []  # A heap: place of the next record, its index, the block.
     for block in blocks:
         first: Place = (block.marks[0], block.channel)
         while open_blocks and open_blocks[0][:2] < first:
@@ -234,15 +281,23 @@ def merged(blocks: Iterable[Block]) -> Iterator[Piece]:
         yield from _advance(open_blocks, None)
 
 
-def _advance(open_blocks: list[tuple[int, tuple[int, int, int], int, Block]], limit: Place | None) -> Iterator[Piece]:
-    """Take the first open block up to where another one, or what comes at `limit`, is before its next record."""
+def _advance(
+    open_blocks: list[tuple[int, tuple[int, int, int], int, Block]], limit: Place | None
+) -> Iterator[Piece]:
+    """Take the first open block up to where another one, or what comes at `limit`, is before its
+    next record.
+    """
     _, channel, start, block = heapq.heappop(open_blocks)
     if open_blocks and (limit is None or open_blocks[0][:2] < limit):
         limit = open_blocks[0][:2]
     marks = block.marks
     stop = len(marks)
     if limit is not None:
-        stop = bisect_right(marks, limit[0], start) if channel < limit[1] else bisect_left(marks, limit[0], start)
+        stop = (
+            bisect_right(marks, limit[0], start)
+            if channel < limit[1]
+            else bisect_left(marks, limit[0], start)
+        )
     yield from _pieces(block, start, stop)
     if stop < len(marks):
         heapq.heappush(open_blocks, (marks[stop], channel, stop, block))
@@ -263,7 +318,8 @@ def _pieces(block: Block, start: int, stop: int) -> Iterator[Piece]:
 def cut(batch: RecordBatch, start: int, stop: int) -> RecordBatch:
     """Records [start, stop), which have watermarks.
 
-    Not `RecordBatch.slice`: that tells the watermark before the next record of this channel, and another one may not be there yet.
+    Not `RecordBatch.slice`: that tells the watermark before the next record of this channel, and
+    another one may not be there yet.
     """
     marks = batch.watermarks
     assert marks is not None, "blocks give each record its watermark"

@@ -1,12 +1,13 @@
-"""Expressions right behind a DataFrame, as columns of Spark: rows that a filter drops need not leave the JVM, nor columns that a `select`
-behind it does not look at.
+"""Expressions right behind a DataFrame, as columns of Spark: rows that a filter drops need not
+leave the JVM, nor columns that a `select` behind it does not look at.
 
-The operators of the flow stay as they are, and decide. What is made of an expression here only narrows what comes to them, so it may keep
-a row that they drop, and never drops one that they keep. That is why a part of an expression will do, and why what Spark sees otherwise
-than Python (NaN, numbers that only compare as float, text under a collation) is left to the operators.
+The operators of the flow stay as they are, and decide. What is made of an expression here only
+narrows what comes to them, so it may keep a row that they drop, and never drops one that they keep.
+That is why a part of an expression will do, and why what Spark sees otherwise than Python (NaN,
+numbers that only compare as float, text under a collation) is left to the operators.
 
-Filters are taken as long as nothing before them looks at a row: a watermark strategy does, since a row that is dropped moves event time
-all the same.
+Filters are taken as long as nothing before them looks at a row: a watermark strategy does, since a
+row that is dropped moves event time all the same.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ EXACT_MAX = 2**53
 
 
 def narrowed(frame: Any, stage: Stage) -> Any:
-    """`frame` without rows that the filters at the beginning of `stage` drop anyway, and without columns that it never reads. In a call.
+    """`frame` without rows that the filters at the beginning of `stage` drop anyway, and without
+    columns that it never reads. In a call.
 
     Raises GraphError for columns of one name.
     """
@@ -50,29 +52,43 @@ def narrowed(frame: Any, stage: Stage) -> Any:
             frame = frame.where(predicate)
         if not whole:
             break  # What stands behind it must see the same rows: one of them may fail there.
-    if selected is not None and isinstance(stage.root.head.source, FrameRows) and stage.root.head.source.gives_dicts:
-        read = {part._name for one in (*filters, *selected) for part in walk(one) if isinstance(part, ex.Column)}
+    if (
+        selected is not None
+        and isinstance(stage.root.head.source, FrameRows)
+        and stage.root.head.source.gives_dicts
+    ):
+        read = {
+            part._name
+            for one in (*filters, *selected)
+            for part in walk(one)
+            if isinstance(part, ex.Column)
+        }
         if read and read <= types.keys():
             frame = frame.select(*[_quoted(name) for name in types if name in read])
     return frame
 
 
 def _check_names(frame: Any) -> None:
-    """Raises GraphError for columns that Spark cannot tell from each other, and so not hand over."""
+    """Raises GraphError for columns that Spark cannot tell from each other, and so not hand
+    over.
+    """
     exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     spelled: dict[str, str] = {}
     for name in frame.columns:
         as_one = name if exact else name.lower()
         if as_one in spelled:
             raise GraphError(
-                f"a DataFrame that the flow reads has columns {spelled[as_one]!r} and {name!r}, which Spark takes for one: give one of "
+                f"a DataFrame that the flow reads has columns {spelled[as_one]!r} and {name!r}, "
+                "which Spark takes for one: give one of "
                 "them another name in the query (AS)"
             )
         spelled[as_one] = name
 
 
 def _leading(stage: Stage) -> tuple[list[ex.Expr[Any]], Sequence[ex.Expr[Any]] | None]:
-    """The expressions of the filters that every row meets first, and those of the `select` right behind them; None if there is none."""
+    """The expressions of the filters that every row meets first, and those of the `select` right
+    behind them; None if there is none.
+    """
     filters: list[ex.Expr[Any]] = []
     if stage.root.head.watermarks is not None or len(stage.root.nodes) > 1:
         return filters, None
@@ -85,7 +101,10 @@ def _leading(stage: Stage) -> tuple[list[ex.Expr[Any]], Sequence[ex.Expr[Any]] |
         if len(arguments) != 2:
             break
         kind, function = arguments
-        if kind is StatelessKind.MAP and (fields := getattr(function, "__columns__", None)) is not None:
+        if (
+            kind is StatelessKind.MAP
+            and (fields := getattr(function, "__columns__", None)) is not None
+        ):
             return filters, list(fields.values())
         if node.kind != "filter" or kind is not StatelessKind.FILTER or not is_expression(function):
             break
@@ -94,7 +113,10 @@ def _leading(stage: Stage) -> tuple[list[ex.Expr[Any]], Sequence[ex.Expr[Any]] |
 
 
 def predicate_of(expression: ex.Expr[Any], types: Mapping[str, str]) -> tuple[Any, bool]:
-    """A column of Spark that is true wherever `expression` is, and whether it stands for all of it. None: there is nothing to say."""
+    """A column of Spark that is true wherever `expression` is, and whether it stands for all of it.
+
+    None: there is nothing to say.
+    """
     from pyspark.sql import functions as f
 
     match expression:
@@ -116,9 +138,13 @@ def predicate_of(expression: ex.Expr[Any], types: Mapping[str, str]) -> tuple[An
             type_ = types.get(str(column._name), "")
             if type_ in INTEGERS | {"string"} and all(_fits(type_, value) for value in values):
                 return _column(column).isin(list(values)), True
-        case ex.Binary(_left=ex.Column(), _right=ex.Literal(_value=value)) if expression._operator in ex.COMPARISONS:
+        case ex.Binary(_left=ex.Column(), _right=ex.Literal(_value=value)) if (
+            expression._operator in ex.COMPARISONS
+        ):
             return _compared(expression._operator, expression._left, value, types)
-        case ex.Binary(_left=ex.Literal(_value=value), _right=ex.Column()) if expression._operator in ex.COMPARISONS:
+        case ex.Binary(_left=ex.Literal(_value=value), _right=ex.Column()) if (
+            expression._operator in ex.COMPARISONS
+        ):
             return _compared(_MIRRORED[expression._operator], expression._right, value, types)
     return None, False
 
@@ -137,7 +163,9 @@ def _compared(operator: str, column: Any, value: Any, types: Mapping[str, str]) 
 
 
 def _fits(type_: str, value: Any) -> bool:
-    """Whether a column of `type_` compares with `value` as Python does, or takes NaN for larger than it is."""
+    """Whether a column of `type_` compares with `value` as Python does, or takes NaN for larger
+    than it is.
+    """
     if type_ == "string":
         return type(value) is str
     if type_ == "boolean":
@@ -145,7 +173,9 @@ def _fits(type_: str, value: Any) -> bool:
     if type_ in INTEGERS:
         return type(value) is int and abs(value) <= INT64_MAX
     if type_ == "double":
-        return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= EXACT_MAX)
+        return (type(value) is float and math.isfinite(value)) or (
+            type(value) is int and abs(value) <= EXACT_MAX
+        )
     return False
 
 

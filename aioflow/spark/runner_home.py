@@ -1,7 +1,9 @@
-"""The ends of a flow that stay in the program: what Spark computed goes through their operators here, in the loop of the job.
+"""The ends of a flow that stay in the program: what Spark computed goes through their operators
+here, in the loop of the job.
 
-They get the records in the order of `runner_blocks` where everything came at once; partition by partition where there is too much of it.
-What they write becomes visible when all of them have written.
+They get the records in the order of `runner_blocks` where everything came at once; partition by
+partition where there is too much of it. What they write becomes visible when all of them have
+written.
 """
 
 from __future__ import annotations
@@ -43,17 +45,22 @@ class HomeStage:
         self._subtask = StageSubtask(host, job, stage, SubtaskId(job_id, 0, 1), _no_outlet)
         self._prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._may_commit = asyncio.Event()
-        self._given: asyncio.Queue[tuple[Sequence[BlockRow], int | None, asyncio.Future[None]] | None] = asyncio.Queue()
+        self._given: asyncio.Queue[
+            tuple[Sequence[BlockRow], int | None, asyncio.Future[None]] | None
+        ] = asyncio.Queue()
 
     def give(self, rows: Sequence[BlockRow], commits: int | None = None) -> asyncio.Future[None]:
-        """Take those of `rows` that come to this stage. The future is done when they are through, and with `commits` when sinks have
-        committed them, under that number of a checkpoint."""
+        """Take those of `rows` that come to this stage. The future is done when they are through,
+        and with `commits` when sinks have committed them, under that number of a checkpoint."""
         through: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._given.put_nowait(([row for row in rows if row.edge in self._edges], commits, through))
         return through
 
     def end(self) -> asyncio.Future[None]:
-        """Nothing more comes. The future is done when all is written, and the sinks wait for `commit`."""
+        """Nothing more comes.
+
+        The future is done when all is written, and the sinks wait for `commit`.
+        """
         self._given.put_nowait(None)
         return self._prepared
 
@@ -98,11 +105,15 @@ class Feeding:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(stage.run(), name=f"home {stage.name}") for stage in self._home]
+        self._tasks = [
+            loop.create_task(stage.run(), name=f"home {stage.name}") for stage in self._home
+        ]
         return self
 
     async def give(self, rows: Sequence[BlockRow], commits: int | None = None) -> None:
-        """Give each stage its rows, and wait until they are through; and committed, with `commits` as the checkpoint."""
+        """Give each stage its rows, and wait until they are through; and committed, with
+        `commits` as the checkpoint.
+        """
         for stage, task in zip(self._home, self._tasks, strict=True):
             through = stage.give(rows, commits)
             await wait_first([through, task])
@@ -113,7 +124,9 @@ class Feeding:
         try:
             if error is None:
                 # All have written before the first commits: one that fails shows nothing of any.
-                for written, task in zip([stage.end() for stage in self._home], self._tasks, strict=True):
+                for written, task in zip(
+                    [stage.end() for stage in self._home], self._tasks, strict=True
+                ):
                     await wait_first([written, task])
                     if task.done():
                         task.result()
@@ -126,15 +139,29 @@ class Feeding:
             await cancel_and_wait(self._tasks)  # The first error wins.
 
 
-async def commit(host: Host, job: ShippedJob, plan: SparkPlan, node_id: int, prepared: Sequence[Any], job_id: str) -> None:
-    """Make visible what the subtasks of the sink `node_id` have prepared: as after a restore of the checkpoint that it was prepared for."""
+async def commit(
+    host: Host, job: ShippedJob, plan: SparkPlan, node_id: int, prepared: Sequence[Any], job_id: str
+) -> None:
+    """Make visible what the subtasks of the sink `node_id` have prepared: as after a restore of
+    the checkpoint that it was prepared for.
+    """
     vertex, index = plan.graph.vertex_of_node(node_id)
-    alone = replace(vertex, id=node_id, name=vertex.nodes[index].name, nodes=(vertex.nodes[index],), uids=(vertex.uids[index],))
-    stage = Stage(id=node_id, vertices=(alone,), inputs=(), inner=(), outputs=(), at_home=True, by_split=False)
+    alone = replace(
+        vertex,
+        id=node_id,
+        name=vertex.nodes[index].name,
+        nodes=(vertex.nodes[index],),
+        uids=(vertex.uids[index],),
+    )
+    stage = Stage(
+        id=node_id, vertices=(alone,), inputs=(), inner=(), outputs=(), at_home=True, by_split=False
+    )
     state = HeapOperatorStateBackend()
     state.get_list_state(COMMITTABLES).update([[ONLY_CHECKPOINT, one] for one in prepared])
     state.get_union_list_state(PREPARED).update([ONLY_CHECKPOINT])
-    subtask = StageSubtask(host, job, stage, SubtaskId(job_id, 0, 1), _no_outlet, restored=state.snapshot())
+    subtask = StageSubtask(
+        host, job, stage, SubtaskId(job_id, 0, 1), _no_outlet, restored=state.snapshot()
+    )
     try:
         await subtask.run(_nothing)
     except Exception as error:
@@ -147,4 +174,6 @@ async def _nothing() -> None:
 
 
 def _no_outlet(edge: JobEdge, owner: str) -> Outlet:
-    raise AssertionError(f"{owner} stays in the program, and edge {edge.id} leads out of it: the plan refuses that")
+    raise AssertionError(
+        f"{owner} stays in the program, and edge {edge.id} leads out of it: the plan refuses that"
+    )

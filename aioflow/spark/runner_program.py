@@ -1,10 +1,13 @@
-"""What Spark runs for the partitions of a stage: rows of blocks in, rows of blocks out, the subtasks of the flow in between.
+"""What Spark runs for the partitions of a stage: rows of blocks in, rows of blocks out, the
+subtasks of the flow in between.
 
-The functions are plain generators, as Spark wants them, and a subtask lives in an asyncio loop. The loop runs only while Spark waits
-for the next rows: the subtask hands over when enough of them wait, and goes on when they were taken. So what it holds is bounded, and
-whoever reads slowly holds it back.
+The functions are plain generators, as Spark wants them, and a subtask lives in an asyncio loop. The
+loop runs only while Spark waits for the next rows: the subtask hands over when enough of them wait,
+and goes on when they were taken. So what it holds is bounded, and whoever reads slowly holds it
+back.
 
-An error of user code becomes part of the message of the one error that Spark passes on, and is rebuilt where the flow was submitted.
+An error of user code becomes part of the message of the one error that Spark passes on, and is
+rebuilt where the flow was submitted.
 """
 
 from __future__ import annotations
@@ -49,14 +52,19 @@ ERROR_MARK = "aioflow-error:"
 """Before the error in a message, and after it."""
 
 _LOADED: dict[str, tuple[ShippedJob, SparkPlan]] = {}
-"""The last job of this process. Spark reuses its Python processes for many tasks, and has no other place to keep something there."""
+"""The last job of this process.
+
+Spark reuses its Python processes for many tasks, and has no other place to keep something there.
+"""
 
 
 Pair = tuple[tuple[int, int, int, int, int], bytes]
 """A row as RDDs have it, to be sorted: its place, and its payload."""
 
 Outlets = Callable[["JobEdge", str, "Host", Callable[[Any], None]], "Outlet"]
-"""Makes the outlet of an exchange: of the edge, its owner's name in errors, the machine, and where its rows go."""
+"""Makes the outlet of an exchange: of the edge, its owner's name in errors, the machine, and
+where its rows go.
+"""
 
 
 class SubtaskFailed(Exception):
@@ -66,8 +74,9 @@ class SubtaskFailed(Exception):
 class StageProgram:
     """The functions of one stage that Spark calls in its tasks, and what they need there.
 
-    `job` is the shipped job, `paths` where its modules are imported from. `splits`: of a source, those of each subtask. `planner` makes
-    the stages of the job's graph, as it was made where the flow was submitted.
+    `job` is the shipped job, `paths` where its modules are imported from. `splits`: of a source,
+    those of each subtask. `planner` makes the stages of the job's graph, as it was made where the
+    flow was submitted.
     """
 
     def __init__(
@@ -93,10 +102,16 @@ class StageProgram:
 
     def on_rows(self, target: int, pairs: Iterable[Pair]) -> Iterator[Pair]:
         """For `mapPartitionsWithIndex` over the blocks of an exchange, sorted."""
-        return _pairs_of(self.process(target, (BlockRow(*place, payload) for place, payload in pairs), _attempt()))
+        return _pairs_of(
+            self.process(
+                target, (BlockRow(*place, payload) for place, payload in pairs), _attempt()
+            )
+        )
 
     def on_frame(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow` over a DataFrame that a source reads: its partitions are the subtasks."""
+        """For `mapInArrow` over a DataFrame that a source reads: its partitions are the
+        subtasks.
+        """
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -109,20 +124,28 @@ class StageProgram:
         assert self._splits is not None, "the stage is a source"
         job, plan = self.load()
         subtask = SubtaskId(self.job_id, number, len(self._splits), attempt)
-        return run_subtask(job, plan, plan.stage(self.stage_id), subtask, splits=self._splits[number])
+        return run_subtask(
+            job, plan, plan.stage(self.stage_id), subtask, splits=self._splits[number]
+        )
 
-    def read_partition(self, batches: Iterator[pa.RecordBatch], number: int, attempt: int = 0) -> Iterator[list[BlockRow]]:
+    def read_partition(
+        self, batches: Iterator[pa.RecordBatch], number: int, attempt: int = 0
+    ) -> Iterator[list[BlockRow]]:
         """The rows that come out, for the rows of partition `number` of a DataFrame."""
         job, plan = self.load()
         stage = plan.stage(self.stage_id)
         subtask = SubtaskId(self.job_id, number, max(number + 1, stage.parallelism), attempt)
         return run_subtask(job, plan, stage, subtask, splits=[Split(str(number), payload=batches)])
 
-    def process(self, target: int, rows: Iterable[BlockRow], attempt: int = 0) -> Iterator[list[BlockRow]]:
+    def process(
+        self, target: int, rows: Iterable[BlockRow], attempt: int = 0
+    ) -> Iterator[list[BlockRow]]:
         """The rows that come out of subtask `target`, for those of its exchanges, sorted."""
         job, plan = self.load()
         stage = plan.stage(self.stage_id)
-        return run_subtask(job, plan, stage, SubtaskId(self.job_id, target, stage.parallelism, attempt), rows=rows)
+        return run_subtask(
+            job, plan, stage, SubtaskId(self.job_id, target, stage.parallelism, attempt), rows=rows
+        )
 
     def load(self) -> tuple[ShippedJob, SparkPlan]:
         """The job and its plan, taken apart once a process."""
@@ -145,7 +168,10 @@ def run_subtask(
     splits: Sequence[Split] | None = None,
     outlets: Outlets | None = None,
 ) -> Iterator[list[Any]]:
-    """One subtask from its first record to its end, in a loop of its own. `outlets` make what rows leave by; blocks, if not given."""
+    """One subtask from its first record to its end, in a loop of its own.
+
+    `outlets` make what rows leave by; blocks, if not given.
+    """
     codec = Codec(job.types)
     loop = new_event_loop()
     turns = Turns(loop)
@@ -155,7 +181,8 @@ def run_subtask(
         clock = None
         if splits is None:
             clock = ReplayedClock(host.clock)
-            host.clock = clock  # type: ignore[assignment]  # The same readings; it is told the time.
+            # The same readings; it is told the time.
+            host.clock = clock  # type: ignore[assignment]
 
         def outlet(edge: JobEdge, owner: str) -> Outlet:
             if outlets is not None:
@@ -168,10 +195,14 @@ def run_subtask(
                 rng=host.rng,
                 place=owner,
             )
-            return BlockWriter(edge.id, id_.index, partitioner, codec, owner, host.clock.wall_ms, turns.put)
+            return BlockWriter(
+                edge.id, id_.index, partitioner, codec, owner, host.clock.wall_ms, turns.put
+            )
 
         try:
-            subtask = StageSubtask(host, job, stage, id_, outlet, turns.make_room, clock, shares_loop=False)
+            subtask = StageSubtask(
+                host, job, stage, id_, outlet, turns.make_room, clock, shares_loop=False
+            )
 
             async def work() -> None:
                 if splits is not None:
@@ -204,7 +235,9 @@ def told(codec: Codec) -> Iterator[None]:
         raise
     except Exception as error:
         packed = base64.b64encode(pack_error(error, codec)).decode()
-        raise SubtaskFailed(f"{type(error).__name__}: {error} {ERROR_MARK}{packed}{ERROR_MARK}") from error
+        raise SubtaskFailed(
+            f"{type(error).__name__}: {error} {ERROR_MARK}{packed}{ERROR_MARK}"
+        ) from error
 
 
 class Turns:
@@ -282,5 +315,7 @@ def _arrow_of(rows: list[BlockRow]) -> pa.RecordBatch:
 
     # Exactly the types of the schema: Spark casts nothing.
     types = (pa.int32(), pa.int64(), pa.int32(), pa.int32(), pa.int64(), pa.binary())
-    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), types, strict=True)]
+    columns = [
+        pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), types, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(columns, names=list(BlockRow._fields))

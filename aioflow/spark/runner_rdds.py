@@ -1,11 +1,14 @@
-"""The stages of a flow as RDDs of Spark, and their rows. Everything here calls Spark and blocks: it runs in threads of the bridge.
+"""The stages of a flow as RDDs of Spark, and their rows. Everything here calls Spark and blocks: it
+runs in threads of the bridge.
 
-A stage is one pass over its input: a partition a subtask, which gets the number of the subtask for a source, otherwise the blocks of its
-exchanges, sorted by place; Spark sorts beyond memory on disk. What leaves for several stages, or comes to the program, is kept by Spark,
-so that each stage runs once.
+A stage is one pass over its input: a partition a subtask, which gets the number of the subtask for
+a source, otherwise the blocks of its exchanges, sorted by place; Spark sorts beyond memory on disk.
+What leaves for several stages, or comes to the program, is kept by Spark, so that each stage runs
+once.
 
-Why not DataFrames: Spark has no business with what is in a block, and a query that is planned, compiled and converted for each run costs
-the JVM twice what the shuffle does. A DataFrame that the flow reads is one all the same, up to where its rows become blocks.
+Why not DataFrames: Spark has no business with what is in a block, and a query that is planned,
+compiled and converted for each run costs the JVM twice what the shuffle does. A DataFrame that the
+flow reads is one all the same, up to where its rows become blocks.
 """
 
 from __future__ import annotations
@@ -29,13 +32,19 @@ if TYPE_CHECKING:
 __all__ = ["StageRdds"]
 
 TAKEN_AT_ONCE_BYTES = 128 << 20
-"""What the program gets in one piece, with what leaves the same stages beside it; more it takes partition by partition."""
+"""What the program gets in one piece, with what leaves the same stages beside it; more it takes
+partition by partition.
+"""
 
 ROWS_AT_A_TIME = 32
 
 
 class StageRdds:
-    """The RDDs of one run. `programs` by stage; `subtasks`: how many a source has; `given`: what `af.io.spark` reads, by stage."""
+    """The RDDs of one run.
+
+    `programs` by stage; `subtasks`: how many a source has; `given`: what `af.io.spark` reads, by
+    stage.
+    """
 
     def __init__(
         self,
@@ -54,13 +63,17 @@ class StageRdds:
         for stage in plan.stages:
             if not stage.at_home:
                 frame = frame_of(session, given[stage.id]) if stage.reads_frame else None
-                self._rdds[stage.id] = self._rdd(stage, programs[stage.id], subtasks.get(stage.id, 0), frame)
+                self._rdds[stage.id] = self._rdd(
+                    stage, programs[stage.id], subtasks.get(stage.id, 0), frame
+                )
 
     def compute(self) -> bool:
-        """Run the job, as far as Spark is concerned. Whether what is kept for this program may be taken in one piece.
+        """Run the job, as far as Spark is concerned. Whether what is kept for this program may be
+        taken in one piece.
 
-        Counting is the cheapest way to have a stage run: rows stay bytes to Java, and need no second process of Python. What Spark keeps in
-        memory as it is weighs what it is; what it had to bring to disk is compressed there, and more than should be taken at once.
+        Counting is the cheapest way to have a stage run: rows stay bytes to Java, and need no
+        second process of Python. What Spark keeps in memory as it is weighs what it is; what it had
+        to bring to disk is compressed there, and more than should be taken at once.
         """
         ends, kept = [], set()
         for stage in self._plan.stages:
@@ -74,15 +87,25 @@ class StageRdds:
                 rdd._jrdd.count()  # Before its readers, which would each begin to compute it.
             if wanted:
                 kept.add(rdd._jrdd.rdd().id())
-                self._results.append(rdd.filter(partial(_is_of, frozenset(wanted))) if is_read else rdd)
+                self._results.append(
+                    rdd.filter(partial(_is_of, frozenset(wanted))) if is_read else rdd
+                )
         if ends:
-            self._context.union(ends)._jrdd.count()  # One job for all: Spark runs beside each other what can be.
+            self._context.union(
+                ends
+            )._jrdd.count()  # One job for all: Spark runs beside each other what can be.
         infos = [info for info in self._context._jsc.sc().getRDDStorageInfo() if info.id() in kept]
-        return sum(info.memSize() for info in infos) <= TAKEN_AT_ONCE_BYTES and not any(info.diskSize() for info in infos)
+        return sum(info.memSize() for info in infos) <= TAKEN_AT_ONCE_BYTES and not any(
+            info.diskSize() for info in infos
+        )
 
     def take(self) -> list[BlockRow]:
         """All rows of `compute` for this program."""
-        return list(map(_row_of, self._context.union(self._results).collect())) if self._results else []
+        return (
+            list(map(_row_of, self._context.union(self._results).collect()))
+            if self._results
+            else []
+        )
 
     def take_some(self) -> list[BlockRow]:
         """The next of these rows, and none at the end."""
@@ -101,7 +124,11 @@ class StageRdds:
 
     def _readers(self, stage: Stage) -> set[int]:
         """The other stages in Spark that read from this one."""
-        return {self._plan.target_of(edge).id for edge in stage.outputs if not self._plan.target_of(edge).at_home}
+        return {
+            self._plan.target_of(edge).id
+            for edge in stage.outputs
+            if not self._plan.target_of(edge).at_home
+        }
 
     def _wanted(self, stage: Stage) -> list[int]:
         """Edges of the rows that come to this program."""
@@ -117,7 +144,9 @@ class StageRdds:
                 narrow = narrow.coalesce(1)
             rdd = narrow.mapInArrow(program.on_frame, SCHEMA).rdd.map(_pair_of)
         elif stage.is_source:
-            rdd = self._context.parallelize(range(subtasks), subtasks).mapPartitionsWithIndex(program.on_splits)
+            rdd = self._context.parallelize(range(subtasks), subtasks).mapPartitionsWithIndex(
+                program.on_splits
+            )
         else:
             rdd = self._exchange(stage).mapPartitionsWithIndex(program.on_rows)
         wanted = bool(self._wanted(stage))
@@ -136,7 +165,9 @@ class StageRdds:
         for producer_id, edges in edges_of.items():
             rows, leaves = self._rdds[producer_id], self._plan.stage(producer_id)
             # Most stages have one exchange: nothing to look for.
-            whole = len(leaves.outputs) == len(edges) and not any(node.sink for node in leaves.nodes())
+            whole = len(leaves.outputs) == len(edges) and not any(
+                node.sink for node in leaves.nodes()
+            )
             parts.append(rows if whole else rows.filter(partial(_is_of, frozenset(edges))))
         every = parts[0] if len(parts) == 1 else self._context.union(parts)
         return every.repartitionAndSortWithinPartitions(stage.parallelism, itemgetter(0))

@@ -1,6 +1,8 @@
-"""The rows of a DataFrame as the elements of a source, where Spark has them: in the task that computed them.
+"""The rows of a DataFrame as the elements of a source, where Spark has them: in the task that
+computed them.
 
-They come as Arrow batches, and become elements in slices, as the flow asks for them. Each partition is a split.
+They come as Arrow batches, and become elements in slices, as the flow asks for them. Each partition
+is a split.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ __all__ = ["FrameRows"]
 
 
 class FrameRows:
-    """Stands for a `FrameSource` in a job of Spark. What it reads is the payload of its split: an iterator of record batches."""
+    """Stands for a `FrameSource` in a job of Spark.
+
+    What it reads is the payload of its split: an iterator of record batches.
+    """
 
     bounded = True
 

@@ -1,11 +1,14 @@
-"""One subtask of a stage: its operators with their state, timers and mail, driven from one input to the end of it.
+"""One subtask of a stage: its operators with their state, timers and mail, driven from one input to
+the end of it.
 
-What a StreamTask is to a worker of ours, without network and checkpoints: mailbox, chains, contexts and operators are the engine's own,
-so each element meets the same code in the same order. Input comes as pieces of records with their watermarks; a piece is through when
-`feed` returns, except for calls of async operators that are still under way. The end of input is the end of the job: event time ends,
-operators finish, sinks prepare what they have written.
+What a StreamTask is to a worker of ours, without network and checkpoints: mailbox, chains, contexts
+and operators are the engine's own, so each element meets the same code in the same order. Input
+comes as pieces of records with their watermarks; a piece is through when `feed` returns, except for
+calls of async operators that are still under way. The end of input is the end of the job: event
+time ends, operators finish, sinks prepare what they have written.
 
-It runs in one asyncio task, which owns the mailbox: in a process of Spark's as well as in the program itself.
+It runs in one asyncio task, which owns the mailbox: in a process of Spark's as well as in the
+program itself.
 """
 
 from __future__ import annotations
@@ -54,8 +57,8 @@ ONLY_CHECKPOINT = 1
 
 
 class StageSubtask:
-    """Runs subtask `id` of `stage`. `outlets` by number of the exchange; `make_room` is awaited between slices, for whoever takes what
-    left by them.
+    """Runs subtask `id` of `stage`. `outlets` by number of the exchange; `make_room` is awaited
+    between slices, for whoever takes what left by them.
 
     `clock`: given, input was read before and brings its time along. Otherwise time is the host's.
     """
@@ -74,8 +77,8 @@ class StageSubtask:
         *,
         shares_loop: bool = True,
     ) -> None:
-        """`restored`: the operator state that a stage of one operator begins with. `restore` fills keyed state, before it is used.
-        `shares_loop`: whether others want their turn too."""
+        """`restored`: the operator state that a stage of one operator begins with. `restore` fills
+        keyed state, before it is used. `shares_loop`: whether others want their turn too."""
         self.host = host
         self.resources = ResourceScope()
         self.group = OrderedTaskGroup()
@@ -84,14 +87,26 @@ class StageSubtask:
         self._id = id
         self._make_room = make_room
         self._timers = None if clock is None else ReplayedTimers(clock)
-        self._processor = MailboxProcessor(_nothing_to_do, name=stage.root.name, probe_interval_s=None)
+        self._processor = MailboxProcessor(
+            _nothing_to_do, name=stage.root.name, probe_interval_s=None
+        )
         self._executor = self._processor.executor(-1)
         self._watched: list[Availability] = []
         self._input_of = {edge.id: edge.input_index for edge in stage.inputs}
         self._opened = False
         self._reached = MIN_WATERMARK
         self._restore = restore
-        self._made = StageTasks(self, job, stage, id, outlets, self._processor, self._timers, restored, shares_loop=shares_loop)
+        self._made = StageTasks(
+            self,
+            job,
+            stage,
+            id,
+            outlets,
+            self._processor,
+            self._timers,
+            restored,
+            shares_loop=shares_loop,
+        )
         self._tasks = self._made.tasks
         self._first = self._tasks[0]
         self._scope = self._made.scope
@@ -117,7 +132,8 @@ class StageSubtask:
             try:
                 await self._open()
                 result = await work()
-            except BaseException as error:  # noqa: BLE001  # Raised below, bare: the group would wrap it.
+            # Raised below, bare: the group would wrap it.
+            except BaseException as error:  # noqa: BLE001
                 failure = error
             self.group.cancel_children()
         try:
@@ -154,7 +170,8 @@ class StageSubtask:
     async def _push(self, batch: RecordBatch, input_index: int) -> None:
         marks = batch.watermarks
         if marks is not None and marks[0] == marks[-1] == self._reached:
-            # Nothing of it sees time move, as in all of a flow without event time: operators need not look.
+            # Nothing of it sees time move, as in all of a flow without event time: operators need
+            # not look.
             batch = batch.with_watermarks(None, batch.watermark)
         self._reached = max(self._reached, batch.watermark)
         self._first.chain.push(batch, input_index)
@@ -181,13 +198,17 @@ class StageSubtask:
                 self._made.slice_ns,
             )
             await source_input.open()
-            while (status := source_input.emit_next(task.chain.room)) is not InputStatus.END_OF_DATA:
+            while (
+                status := source_input.emit_next(task.chain.room)
+            ) is not InputStatus.END_OF_DATA:
                 await self._settle()
                 if status is InputStatus.NOTHING_AVAILABLE:
                     await self._wait_for(source_input.availability)
         except Exception as error:
             if not getattr(error, "__notes__", None):
-                note_once(error, f"in {place}{'' if source_input is None else source_input.culprit}")
+                note_once(
+                    error, f"in {place}{'' if source_input is None else source_input.culprit}"
+                )
             raise
         finally:
             if source_input is not None:
@@ -199,7 +220,9 @@ class StageSubtask:
         await self._push(empty_batch(watermark), 0)
 
     async def pause(self) -> None:
-        """What came in is through, and all state is where it is kept: the subtask may end here, and be gone on with."""
+        """What came in is through, and all state is where it is kept: the subtask may end here,
+        and be gone on with.
+        """
         await self._settle(idle=True)
         for operator in self._made.backwards():
             self._scope.operator_context = operator.ctx
@@ -209,7 +232,9 @@ class StageSubtask:
         self._made.flush()
 
     async def finish(self) -> None:
-        """The end of input: event time ends for each operator, then that finishes, producers first."""
+        """The end of input: event time ends for each operator, then that finishes, producers
+        first.
+        """
         for task in self._tasks:
             task.chain.holds_end = True
         for operator in self._made.backwards():
@@ -241,7 +266,9 @@ class StageSubtask:
             for node, context, operator in task.nodes():
                 if isinstance(operator, SinkOperator):
                     await operator.snapshot_state(checkpoint_id)
-                    committables = [one for _, one in context.operator_state.get_list_state(COMMITTABLES).get()]
+                    committables = [
+                        one for _, one in context.operator_state.get_list_state(COMMITTABLES).get()
+                    ]
                     if committables:
                         found[node.id] = committables
         return found
@@ -263,7 +290,8 @@ class StageSubtask:
         for operator in self._made.backwards():
             try:
                 await operator.close()
-            except Exception as error:  # noqa: BLE001  # The others are closed all the same; raised below.
+            # The others are closed all the same; raised below.
+            except Exception as error:  # noqa: BLE001
                 first = first or error
         for context in self.contexts:
             if context.keyed_state is not None:
@@ -280,8 +308,12 @@ class StageSubtask:
     # Mail, slices and waiting.
 
     async def _settle(self, *, idle: bool = False) -> None:
-        """Run mail and the chains until nothing waits; with `idle` also until no operator has results to come."""
-        chains = [task.chain for task in reversed(self._tasks)]  # Consumers first: little is held in between.
+        """Run mail and the chains until nothing waits; with `idle` also until no operator has
+        results to come.
+        """
+        chains = [
+            task.chain for task in reversed(self._tasks)
+        ]  # Consumers first: little is held in between.
         while True:
             await self._processor.drain()
             if self._make_room is not None:
@@ -296,7 +328,12 @@ class StageSubtask:
                 if self._processor.mailbox.has_mail:
                     continue
                 if blocked is None and idle:
-                    busy = (operator for task in self._tasks for operator in task.operators if operator.busy)
+                    busy = (
+                        operator
+                        for task in self._tasks
+                        for operator in task.operators
+                        if operator.busy
+                    )
                     blocked = next((operator.availability for operator in busy), None)
                 if blocked is None:
                     return
@@ -323,7 +360,14 @@ class StageSubtask:
     def emit_from(self, operator_index: int, batch: RecordBatch) -> None:
         self._made.emit_from(operator_index, batch)
 
-    def emit_side(self, operator_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
+    def emit_side(
+        self,
+        operator_index: int,
+        tag: OutputTag[Any],
+        value: Any,
+        timestamp: int | None,
+        watermark: int,
+    ) -> None:
         self._made.emit_side(operator_index, tag, value, timestamp, watermark)
 
     def emit_status(self, idle: bool) -> None:
@@ -351,4 +395,6 @@ def _nothing() -> None:
 
 
 def _nothing_to_do(_processor: MailboxProcessor) -> None:
-    raise AssertionError("the subtask drives its chains itself, the loop of the mailbox does not run")
+    raise AssertionError(
+        "the subtask drives its chains itself, the loop of the mailbox does not run"
+    )

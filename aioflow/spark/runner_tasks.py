@@ -1,5 +1,6 @@
-"""What one subtask of a stage consists of: its tasks, each a chain of the engine's own operators with their contexts and state, and where
-their output goes. It is built here; `runner_subtask` drives it.
+"""What one subtask of a stage consists of: its tasks, each a chain of the engine's own operators
+with their contexts and state, and where their output goes. It is built here; `runner_subtask`
+drives it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["Outlet", "StageTask", "StageTasks", "SubtaskId"]
 
 ALONE = (20_000_000, 4096)
-"""Slice in ns and records at a time where the loop has nothing else to do than this subtask and its own calls: fewer, longer turns."""
+"""Slice in ns and records at a time where the loop has nothing else to do than this subtask and
+its own calls: fewer, longer turns.
+"""
 
 
 class Outlet(Protocol):
@@ -81,14 +84,20 @@ class StageTask:
 
     def nodes(self) -> Iterator[tuple[StreamNode, StageContext, Operator]]:
         """Those that have an operator."""
-        return zip(self.vertex.nodes[self.offset :], self.contexts[self.offset :], self.operators, strict=True)
+        return zip(
+            self.vertex.nodes[self.offset :],
+            self.contexts[self.offset :],
+            self.operators,
+            strict=True,
+        )
 
 
 class StageTasks:
-    """All tasks of subtask `id` of `stage`, connected. `services` is what their operators ask, `outlets` make the ends of exchanges.
+    """All tasks of subtask `id` of `stage`, connected. `services` is what their operators ask,
+    `outlets` make the ends of exchanges.
 
-    `timers`: keys have theirs there instead of at the clock. `restored`: the operator state that a stage of one operator begins with.
-    `shares_loop`: whether others want their turn too.
+    `timers`: keys have theirs there instead of at the clock. `restored`: the operator state that a
+    stage of one operator begins with. `shares_loop`: whether others want their turn too.
     """
 
     def __init__(
@@ -118,7 +127,9 @@ class StageTasks:
         self._metrics = MetricGroup(services.host.clock.monotonic)
         self._places: list[tuple[StageTask, int]] = []
         options = job.options
-        self.slice_ns, self._batch_records_max = (options.slice_ns, options.batch_records_max) if shares_loop else ALONE
+        self.slice_ns, self._batch_records_max = (
+            (options.slice_ns, options.batch_records_max) if shares_loop else ALONE
+        )
         self.tasks = [self._task(vertex) for vertex in stage.vertices]
         """Input goes to the first."""
         self._connect(stage, outlets)
@@ -126,7 +137,9 @@ class StageTasks:
     def _task(self, vertex: JobVertex) -> StageTask:
         task = StageTask(vertex)
         groups = self._metrics.add_group(vertex.name)
-        for place, (node, name) in enumerate(zip(vertex.nodes, unique_names([node.name for node in vertex.nodes]), strict=True)):
+        for place, (node, name) in enumerate(
+            zip(vertex.nodes, unique_names([node.name for node in vertex.nodes]), strict=True)
+        ):
             context = self._context(vertex, place, groups.add_group(name))
             self.contexts.append(context)
             self._places.append((task, place - task.offset))
@@ -144,7 +157,9 @@ class StageTasks:
             batch_records_max=self._batch_records_max,
             scope=self.scope,
         )
-        task.chain.holds_end = False  # A stream has no end; that of a bounded job begins with `finish`.
+        task.chain.holds_end = (
+            False  # A stream has no end; that of a bounded job begins with `finish`.
+        )
         return task
 
     def _context(self, vertex: JobVertex, place: int, metrics: MetricGroup) -> StageContext:
@@ -154,7 +169,9 @@ class StageTasks:
             keyed_state = create_keyed_backend(
                 self._job.options.state_backend,
                 max_parallelism=vertex.max_parallelism,
-                key_group_range=range_for_subtask(id_.index, id_.parallelism, vertex.max_parallelism),
+                key_group_range=range_for_subtask(
+                    id_.index, id_.parallelism, vertex.max_parallelism
+                ),
                 now_ms=host.clock.wall_ms,
                 codec=self._codec,
                 operator=node.name,
@@ -186,7 +203,8 @@ class StageTasks:
             self.scope,
             self._services.host.clock.wall_ms,
             has_event_time=node.event_time,
-            checkpointing=True,  # The end of the job is its one checkpoint: it decides what sinks commit.
+            # The end of the job is its one checkpoint: it decides what sinks commit.
+            checkpointing=True,
             debug=False,
         )
         if self._timers is not None:
@@ -201,23 +219,36 @@ class StageTasks:
                 outlet: Callable[[RecordBatch], None] = tasks[edge.target].chain.push
             else:
                 name = task.vertex.nodes[edge.operator_index].name
-                made = outlets(edge, f"operator {name!r}, subtask {self._id.index + 1}/{self._id.parallelism}")
+                made = outlets(
+                    edge, f"operator {name!r}, subtask {self._id.index + 1}/{self._id.parallelism}"
+                )
                 self._outlets.append(made)
                 outlet = made.emit
             if edge.side is None:
                 task.main.append(outlet)
             else:
-                task.side.setdefault((edge.operator_index - task.offset, edge.side), []).append(outlet)
+                task.side.setdefault((edge.operator_index - task.offset, edge.side), []).append(
+                    outlet
+                )
 
     def emit_from(self, operator_index: int, batch: RecordBatch) -> None:
         task, place = self._places[operator_index]
         task.chain.emit_from(place, batch)
 
-    def emit_side(self, operator_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
+    def emit_side(
+        self,
+        operator_index: int,
+        tag: OutputTag[Any],
+        value: Any,
+        timestamp: int | None,
+        watermark: int,
+    ) -> None:
         task, place = (self.tasks[0], -1) if operator_index < 0 else self._places[operator_index]
         outlets = task.side.get((place, tag))
         if outlets is not None:
-            batch = RecordBatch([value], None if timestamp is None else [timestamp], None, [watermark], watermark)
+            batch = RecordBatch(
+                [value], None if timestamp is None else [timestamp], None, [watermark], watermark
+            )
             for outlet in outlets:
                 outlet(batch)
 

@@ -1,8 +1,10 @@
-"""Time and contexts of a subtask on Spark: what users count by the clock goes by when records arrived, the rest by the machine's.
+"""Time and contexts of a subtask on Spark: what users count by the clock goes by when records
+arrived, the rest by the machine's.
 
-A subtask behind a shuffle reads, in seconds, what arrived over an hour. So its wall clock is told the time by its records, and timers of
-keys fire when it passes them, each at its own time. What an operator does by itself (a batch that waits for more, a throttle) must go on
-where no record comes, and stays with the clock of the machine.
+A subtask behind a shuffle reads, in seconds, what arrived over an hour. So its wall clock is told
+the time by its records, and timers of keys fire when it passes them, each at its own time. What an
+operator does by itself (a batch that waits for more, a throttle) must go on where no record comes,
+and stays with the clock of the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ __all__ = ["ReplayedClock", "ReplayedTimers", "StageContext"]
 
 
 class ReplayedClock:
-    """The clock of a subtask that reads what has arrived before: its wall clock is that of the records."""
+    """The clock of a subtask that reads what has arrived before: its wall clock is that of the
+    records.
+    """
 
     def __init__(self, clock: Clock, now_ms: int = 0) -> None:
         self.monotonic = clock.monotonic
@@ -47,7 +51,11 @@ class ReplayedTimer:
 
 
 class StageContext(TaskOperatorContext):
-    """The context of an operator. Timers of keys go by the clock of the records; what an operator does by itself, by the machine's."""
+    """The context of an operator.
+
+    Timers of keys go by the clock of the records; what an operator does by itself, by the
+    machine's.
+    """
 
     replays: Callable[[int, Callable[[], None]], ReplayedTimer] | None = None
 
@@ -65,7 +73,13 @@ class StageContext(TaskOperatorContext):
             fire = partial(self.execute, partial(callback, timestamp_ms), "processing-time timer")
             return replays(timestamp_ms, fire)
 
-        service = InternalTimerService(name, require_keyed(self.keyed_state, self.name), on_event_time, on_processing_time, register)
+        service = InternalTimerService(
+            name,
+            require_keyed(self.keyed_state, self.name),
+            on_event_time,
+            on_processing_time,
+            register,
+        )
         self.timer_services.append(service)
         return service
 
@@ -85,7 +99,9 @@ class ReplayedTimers:
         return timer
 
     async def pass_time(self, now_ms: int, settle: Callable[[], Awaitable[None]]) -> None:
-        """Let it be `now_ms`, if that is later; what is due before fires at its own time, and is settled."""
+        """Let it be `now_ms`, if that is later; what is due before fires at its own time, and is
+        settled.
+        """
         clock, heap = self._clock, self._heap
         while heap and heap[0][0] < now_ms:
             timestamp_ms, _, timer = heapq.heappop(heap)

@@ -4,13 +4,15 @@
         frame = await spark.sql("SELECT * FROM range(10)")
         count = await spark.call(frame.count, timeout="30s")
 
-PySpark blocks: every call goes through a socket to the Java process, and an action returns when its job is through. So each call runs in
-a thread of a bounded number, whose thread in the JVM has the session as its active one and the call's own job group.
+PySpark blocks: every call goes through a socket to the Java process, and an action returns when its
+job is through. So each call runs in a thread of a bounded number, whose thread in the JVM has the
+session as its active one and the call's own job group.
 
-Invariants: at most `capacity` calls that somebody waits for run at a time; whoever is cancelled or out of time stops waiting at once, and
-the jobs of the call are cancelled, those too that it has not submitted yet; a call that does not return all the same is given up after
-`ABANDON_AFTER_S`, counted in `abandoned`, and takes nobody's place. A Java process that died fails the calls under way; the next call
-starts another.
+Invariants: at most `capacity` calls that somebody waits for run at a time; whoever is cancelled or
+out of time stops waiting at once, and the jobs of the call are cancelled, those too that it has not
+submitted yet; a call that does not return all the same is given up after `ABANDON_AFTER_S`, counted
+in `abandoned`, and takes nobody's place. A Java process that died fails the calls under way; the
+next call starts another.
 
 Through the bridge goes control. Rows go over channels of our own (`transfer`).
 """
@@ -45,10 +47,16 @@ __all__ = ["ABANDON_AFTER_S", "CAPACITY", "SparkBridge", "check_bridge"]
 T = TypeVar("T")
 
 CAPACITY = 4
-"""Calls at a time. Spark runs the jobs of several threads side by side; more would only wait for the same cores."""
+"""Calls at a time.
+
+Spark runs the jobs of several threads side by side; more would only wait for the same cores.
+"""
 
 ABANDON_AFTER_S = 10.0
-"""How long a cancelled call may take to return before its thread is given up. Spark interrupts tasks within a second or two."""
+"""How long a cancelled call may take to return before its thread is given up.
+
+Spark interrupts tasks within a second or two.
+"""
 
 CONNECT_TIMEOUT_S = 5.0
 """How long a master may take to answer before it is called unreachable."""
@@ -59,14 +67,18 @@ logger = logging.getLogger(__name__)
 
 
 def _load_flows() -> None:
-    """Import what flows are made of that read and write here, in a thread: it takes half a second, for which it would hold the loop."""
+    """Import what flows are made of that read and write here, in a thread: it takes half a
+    second, for which it would hold the loop.
+    """
     import aioflow.api.calls
     import aioflow.api.flow
     import aioflow.api.keyed
     import aioflow.api.windows
     import aioflow.operators.function_sink
 
-    with contextlib.suppress(ModuleNotFoundError):  # `af.io.spark` names what lacks, and how to get it.
+    with contextlib.suppress(
+        ModuleNotFoundError
+    ):  # `af.io.spark` names what lacks, and how to get it.
         import aioflow.spark.connector
         import aioflow.spark.runner
         import aioflow.spark.sink
@@ -85,7 +97,10 @@ def check_bridge(bridge: object, name: str) -> None:
 
 
 class SparkBridge:
-    """One Spark session, started by the first call. Safe to use from several loops, one after the other."""
+    """One Spark session, started by the first call.
+
+    Safe to use from several loops, one after the other.
+    """
 
     def __init__(
         self,
@@ -98,10 +113,11 @@ class SparkBridge:
         allow_plaintext: bool = False,
         host: Host | None = None,
     ) -> None:
-        """`config` goes over the defaults, which are quiet and on loopback. Raises SparkError for what is no master URL.
+        """`config` goes over the defaults, which are quiet and on loopback. Raises SparkError for
+        what is no master URL.
 
-        Rows from and to executors on other machines go over TLS, with files that lie at the same paths there, or in plain text if that
-        is allowed.
+        Rows from and to executors on other machines go over TLS, with files that lie at the same
+        paths there, or in plain text if that is allowed.
         """
         check_master(master)
         if type(capacity) is not int or capacity < 1:
@@ -126,7 +142,12 @@ class SparkBridge:
         await self._host.blocking(_load_flows)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         await close_within(self.close(), 2 * CLOSE_TIMEOUT_S, what="the Spark bridge")
 
     @property
@@ -136,7 +157,9 @@ class SparkBridge:
 
     @property
     def owns_session(self) -> bool:
-        """Whether there is a session, and this bridge started it: a context that the program made itself is used by others too."""
+        """Whether there is a session, and this bridge started it: a context that the program
+        made itself is used by others too.
+        """
         return self._process is not None and self._process.is_ours
 
     @property
@@ -157,7 +180,11 @@ class SparkBridge:
     @property
     def address(self) -> str:
         """Where Spark's tasks reach this process: the driver's address."""
-        return "127.0.0.1" if self.master.startswith("local") else self._config.get("spark.driver.host", "127.0.0.1")
+        return (
+            "127.0.0.1"
+            if self.master.startswith("local")
+            else self._config.get("spark.driver.host", "127.0.0.1")
+        )
 
     @property
     def reach(self) -> Reach:
@@ -168,27 +195,53 @@ class SparkBridge:
         """PySpark's SparkSession. Its methods block: use them in functions given to `call`."""
         return await self.call(self._current_session)
 
-    async def sql(self, query: str, args: Mapping[str, Any] | None = None, *, timeout: str | timedelta | None = None) -> Any:
-        """The DataFrame of `query`; `args` fill its named parameters (":name"). It is computed when an action asks for it."""
+    async def sql(
+        self,
+        query: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        timeout: str | timedelta | None = None,
+    ) -> Any:
+        """The DataFrame of `query`; `args` fill its named parameters (":name").
+
+        It is computed when an action asks for it.
+        """
 
         def run() -> Any:
             return self._current_session().sql(query, args=None if args is None else dict(args))
 
         return await self.call(run, timeout=timeout)
 
-    async def call(self, fn: Callable[..., T], /, *args: Any, timeout: str | timedelta | None = None, **kwargs: Any) -> T:
+    async def call(
+        self,
+        fn: Callable[..., T],
+        /,
+        *args: Any,
+        timeout: str | timedelta | None = None,
+        **kwargs: Any,
+    ) -> T:
         """`fn(*args, **kwargs)` in a thread in which it may use Spark, as long as that takes.
 
-        Raises TimeoutError after `timeout`, which counts from now, and SparkError for what fails in Spark; other errors of `fn` come out
-        as they are. Cancelled or out of time, the jobs of the call are cancelled too.
+        Raises TimeoutError after `timeout`, which counts from now, and SparkError for what fails in
+        Spark; other errors of `fn` come out as they are. Cancelled or out of time, the jobs of the
+        call are cancelled too.
         """
-        return await self._call(partial(fn, *args, **kwargs), getattr(fn, "__qualname__", repr(fn)), timeout, apart=False)
+        return await self._call(
+            partial(fn, *args, **kwargs),
+            getattr(fn, "__qualname__", repr(fn)),
+            timeout,
+            apart=False,
+        )
 
     async def job(self, fn: Callable[[], T]) -> T:
-        """As `call`, for what lasts as long as a stream does: it has a thread of its own beyond the capacity."""
+        """As `call`, for what lasts as long as a stream does: it has a thread of its own beyond
+        the capacity.
+        """
         return await self._call(fn, getattr(fn, "__qualname__", repr(fn)), None, apart=True)
 
-    async def _call(self, fn: Callable[[], T], what: str, timeout: str | timedelta | None, *, apart: bool) -> T:
+    async def _call(
+        self, fn: Callable[[], T], what: str, timeout: str | timedelta | None, *, apart: bool
+    ) -> T:
         timeout_s = None if timeout is None else to_seconds(timeout)
         if self._closed:
             raise Closed("the Spark bridge is closed: call before leaving it")
@@ -204,13 +257,18 @@ class SparkBridge:
         except TimeoutError as error:
             if call.future.done() and not call.future.cancelled():
                 raise  # The function's own.
-            raise TimeoutError(f"the Spark call {what} took longer than {timeout}, its jobs are cancelled") from error
+            raise TimeoutError(
+                f"the Spark call {what} took longer than {timeout}, its jobs are cancelled"
+            ) from error
         finally:
             if submitted and not call.ended and (not call.future.done() or call.future.cancelled()):
                 self._give_up(call)
 
     async def close(self) -> None:
-        """End the session and the Java process that we started. Calls under way are cancelled. Closing again does nothing."""
+        """End the session and the Java process that we started.
+
+        Calls under way are cancelled. Closing again does nothing.
+        """
         if self._closed:
             return
         self._closed = True
@@ -234,7 +292,9 @@ class SparkBridge:
                     context._jsc.clearJobGroup()
         except Exception as error:
             better = translated(error)
-            if process.has_ended or (isinstance(better, (SparkGone, ConnectionError)) and process.ends_soon()):
+            if process.has_ended or (
+                isinstance(better, (SparkGone, ConnectionError)) and process.ends_soon()
+            ):
                 self._forget(process)
                 raise gone(process) from None
             if better is error:
@@ -255,14 +315,17 @@ class SparkBridge:
             if process is None:
                 _load_flows()
                 try:
-                    process = self._process = SparkProcess.start(self.master, self._app, self._config)
+                    process = self._process = SparkProcess.start(
+                        self.master, self._app, self._config
+                    )
                 except (SparkError, ModuleNotFoundError):
                     raise
                 except Exception as error:  # Whatever Java says, in a sentence.
                     better = translated(error)
                     if isinstance(better, SparkGone) and standalone_masters(self.master):
                         better = SparkError(
-                            f"Spark ended while it registered at {self.master}: what listens there does not answer as a master of the same "
+                            f"Spark ended while it registered at {self.master}: what listens "
+                            "there does not answer as a master of the same "
                             "version of Spark does (it tries for a minute); is the address right?"
                         )
                     if better is error:
@@ -294,7 +357,9 @@ class SparkBridge:
     # On the loop.
 
     async def _check_reachable(self) -> None:
-        """Raises SparkError if no standalone master answers: Spark would try for a minute, and then stop from within."""
+        """Raises SparkError if no standalone master answers: Spark would try for a minute, and
+        then stop from within.
+        """
         if self._process is not None:
             return
         masters = standalone_masters(self.master)
@@ -309,18 +374,27 @@ class SparkBridge:
             transport.abort()
             return
         if masters:
-            raise SparkError(f"no Spark master answers at {self.master} ({'; '.join(reasons)}): is it running, and is the address right?")
+            raise SparkError(
+                f"no Spark master answers at {self.master} ({'; '.join(reasons)}): is it running, "
+                "and is the address right?"
+            )
 
     def _give_up(self, call: Call) -> None:
         """Nobody waits for `call` any more."""
         if self._threads.withdraw(call):
             return
-        _ = self._host.blocking(self._cancel_jobs, call.group, dedicated=True, name="aioflow-spark-cancel")
+        _ = self._host.blocking(
+            self._cancel_jobs, call.group, dedicated=True, name="aioflow-spark-cancel"
+        )
         asyncio.get_running_loop().call_later(ABANDON_AFTER_S, self._abandon, call)
 
     def _abandon(self, call: Call) -> None:
         if self._threads.abandon(call):
-            logger.warning("a cancelled Spark call did not return within %g s and is given up, with its thread", ABANDON_AFTER_S)
+            logger.warning(
+                "a cancelled Spark call did not return within %g s and is given up, with its "
+                "thread",
+                ABANDON_AFTER_S,
+            )
 
     def _cancel_jobs(self, group: str) -> None:
         """In a thread of its own: those of the calls may all be taken."""
@@ -330,5 +404,6 @@ class SparkBridge:
         try:
             # Also what the call submits from now on: it may be just between two jobs.
             process.session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
-        except Exception as error:  # noqa: BLE001  # The process may be ending; then its jobs end too.
+        # The process may be ending; then its jobs end too.
+        except Exception as error:  # noqa: BLE001
             logger.debug("jobs of a Spark call could not be cancelled: %r", error)

@@ -1,4 +1,5 @@
-"""What a Spark session of ours is configured with: quiet, on loopback, no web interface, files in one scratch directory.
+"""What a Spark session of ours is configured with: quiet, on loopback, no web interface, files in
+one scratch directory.
 
 Whatever the user gives wins over it.
 """
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Reach", "check_master", "session_config", "standalone_masters"]
 
 _MASTERS = re.compile(
-    r"local|local\[(N|\*)\]|local\[(N|\*),\s*\d+\]|local-cluster\[N,\s*N,\s*N\]|spark://[^/,:]+:\d+(,[^/,:]+:\d+)*|yarn|k8s://.+".replace(
-        "N", r"0*[1-9]\d*"
-    )
+    r"local|local\[(N|\*)\]|local\[(N|\*),\s*\d+\]|local-cluster\[N,\s*N,\s*N\]|spark://[^/,"
+    r":]+:\d+(,[^/,:]+:\d+)*|yarn|k8s://.+".replace("N", r"0*[1-9]\d*")
 )
 """`N`: a number of at least 1. With none of it Spark would end, or wait for ever."""
 
@@ -40,7 +40,9 @@ appender.c.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Where Spark's tasks reach this process, and what keeps others on the way from reading along."""
+    """Where Spark's tasks reach this process, and what keeps others on the way from reading
+    along.
+    """
 
     address: str
     tls: TlsFiles | None = None
@@ -52,19 +54,27 @@ class Reach:
 
         if self.tls is None and not self.allow_plaintext and not is_loopback(self.address):
             raise NotAuthenticated(
-                f"rows between executors on other machines and {self.address} would cross the network in plain text: give the bridge "
-                "tls=af.TlsFiles(...), whose files lie at the same paths there, or say that the network may be trusted with "
+                f"rows between executors on other machines and {self.address} would cross the "
+                "network in plain text: give the bridge "
+                "tls=af.TlsFiles(...), whose files lie at the same paths there, or say that the "
+                "network may be trusted with "
                 "allow_plaintext=True"
             )
 
 
 def check_master(master: str) -> None:
-    """Raises SparkError for what is no master URL: Spark itself would say so in Java, after it has started. TypeError for no text."""
+    """Raises SparkError for what is no master URL: Spark itself would say so in Java, after it
+    has started. TypeError for no text.
+    """
     if not isinstance(master, str):
-        raise TypeError(f"master is {master!r}, expected a text such as 'local[4]' or 'spark://host:7077'; a session goes into bridge=")
+        raise TypeError(
+            f"master is {master!r}, expected a text such as 'local[4]' or 'spark://host:7077'; a "
+            "session goes into bridge="
+        )
     if not _MASTERS.fullmatch(master):
         raise SparkError(
-            f"{master!r} is no master URL of Spark, expected local, local[4], local[*], local-cluster[2,1,1024], "
+            f"{master!r} is no master URL of Spark, expected local, local[4], local[*], "
+            "local-cluster[2,1,1024], "
             "spark://host:7077, yarn or k8s://https://host:port"
         )
 
@@ -89,8 +99,9 @@ def session_config(master: str, given: Mapping[str, str], scratch: str) -> dict[
         "spark.sql.warehouse.dir": os.path.join(scratch, "warehouse"),
         "spark.local.dir": os.path.join(scratch, "local"),
         "spark.sql.session.timeZone": "UTC",
-        # No limit: otherwise Spark adds up the size of the batch at each row, which takes as long as all else that it does for the row.
-        # Rows are limited by number, as they are for toArrow(), and tasks of ours cut what is large all the same (`executor`).
+        # No limit: otherwise Spark adds up the size of the batch at each row, which takes as long
+        # as all else that it does for the row. Rows are limited by number, as they are for
+        # toArrow(), and tasks of ours cut what is large all the same (`executor`).
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
         # A Python worker that is asked to trace its own end prints into everybody's log.
@@ -100,13 +111,16 @@ def session_config(master: str, given: Mapping[str, str], scratch: str) -> dict[
         ours |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            # One machine: as many partitions after a shuffle as it has cores. Spark's own default of 200 is for clusters.
+            # One machine: as many partitions after a shuffle as it has cores. Spark's own default
+            # of 200 is for clusters.
             "spark.sql.shuffle.partitions": str(max(2, min(_cores(master), 16))),
             "spark.executor.extraJavaOptions": logging,
         }
     config = ours | dict(given)
     extra = config.get("spark.driver.extraJavaOptions", "")
-    config["spark.driver.extraJavaOptions"] = f"{logging} -Dderby.system.home={scratch} {extra}".rstrip()
+    config["spark.driver.extraJavaOptions"] = (
+        f"{logging} -Dderby.system.home={scratch} {extra}".rstrip()
+    )
     return config
 
 

@@ -1,11 +1,13 @@
-"""A stream written through Spark, a batch a checkpoint: `stream.sink(af.io.spark(bridge, into="/data/delays", schema="..."))`.
+"""A stream written through Spark, a batch a checkpoint: `stream.sink(af.io.spark(bridge,
+into="/data/delays", schema="..."))`.
 
     records       become Arrow batches of the schema at once; what does not fit is an error at the record
     prepare(n)    they are whole and durable in the spool, a directory of this machine
     commit        a Spark job whose tasks fetch them over our channels writes them; then the spool lets go
 
-Spooled rather than written to Spark at once, for no DataFrameWriter can be taken back: a job that fails after its write would leave rows
-that will be written again. Without checkpoints a batch is committed whenever it has `ROLL_ROWS` rows, and at the end.
+Spooled rather than written to Spark at once, for no DataFrameWriter can be taken back: a job that
+fails after its write would leave rows that will be written again. Without checkpoints a batch is
+committed whenever it has `ROLL_ROWS` rows, and at the end.
 
 The job holds no core while rows come in: only a commit is a job. It runs beside the records.
 """
@@ -47,7 +49,10 @@ PARTITIONS_MAX = 8
 """Tasks, and so files, of one batch."""
 
 TASK_BYTES = 8 << 20
-"""What a task writes at least, if there is so much: in the spool. Beginning and ending one costs as much CPU as writing 2 MiB of it."""
+"""What a task writes at least, if there is so much: in the spool.
+
+Beginning and ending one costs as much CPU as writing 2 MiB of it.
+"""
 
 
 class FrameSink:
@@ -73,7 +78,9 @@ class FrameSink:
         return FrameCommitter(self.bridge.host if ctx is None else ctx.host, self)
 
     async def arrow_schema(self) -> pa.Schema:
-        """Raises SparkError for what is no schema, and what `Target.check` does for one that its target cannot take."""
+        """Raises SparkError for what is no schema, and what `Target.check` does for one that its
+        target cannot take.
+        """
         text = self.schema
         session = await self.bridge.session()
 
@@ -81,14 +88,20 @@ class FrameSink:
             from pyspark.sql.pandas.types import to_arrow_schema
             from pyspark.sql.types import StructType
 
-            pa.array([0])  # Loads pandas where it is there, which takes a second: here, not on the loop.
+            pa.array(
+                [0]
+            )  # Loads pandas where it is there, which takes a second: here, not on the loop.
             struct: Any = StructType.fromDDL(text)
             return struct, to_arrow_schema(struct, timezone="UTC")
 
         try:
             struct, schema = await self.bridge.call(parse)
         except SparkError as error:
-            raise SparkError(f"schema={text!r} of {self!r}: {error}", condition=error.condition, trace=error.trace) from None
+            raise SparkError(
+                f"schema={text!r} of {self!r}: {error}",
+                condition=error.condition,
+                trace=error.trace,
+            ) from None
         await self.bridge.call(self.target.check, session, struct)
         return schema
 
@@ -146,7 +159,8 @@ class FrameWriter:
             fields = fields_of_value(value)
             has = f"has the fields {', '.join(fields)}" if fields else "has no such field"
             raise ValueError(
-                f"{self._sink!r} got {describe_record(value)}, which {has}: expected {self._sink.schema!r}; "
+                f"{self._sink!r} got {describe_record(value)}, which {has}: expected "
+                f"{self._sink.schema!r}; "
                 "give records these fields, or name theirs in schema="
             ) from None
 
@@ -156,10 +170,14 @@ class FrameWriter:
                 pa.array([cell], field.type)
             except (pa.ArrowException, ValueError, TypeError, OverflowError):
                 return ValueError(
-                    f"{self._sink!r} got {describe_record(value)}, whose {field.name} does not fit {field.type}: "
+                    f"{self._sink!r} got {describe_record(value)}, whose {field.name} does not "
+                    f"fit {field.type}: "
                     f"expected {self._sink.schema!r}"
                 )
-        return ValueError(f"{self._sink!r}: the values of {field.name} do not fit {field.type} together, expected {self._sink.schema!r}")
+        return ValueError(
+            f"{self._sink!r}: the values of {field.name} do not fit {field.type} together, "
+            f"expected {self._sink.schema!r}"
+        )
 
     async def flush(self) -> None:
         self.full = False
@@ -196,7 +214,10 @@ class FrameCommitter:
         self._sink = sink
 
     async def commit(self, committables: Sequence[Any]) -> None:
-        """In order. What was written already is passed over. Raises StateError when the spool has lost a batch."""
+        """In order.
+
+        What was written already is passed over. Raises StateError when the spool has lost a batch.
+        """
         for committable in committables:
             staged = staged_of(committable, self._sink.spool)
             reader = StagedReader(self._host, staged)
@@ -205,8 +226,10 @@ class FrameCommitter:
                 continue
             if not await reader.is_there():
                 raise StateError(
-                    f"{staged.rows} rows for {self._sink!r}, prepared for checkpoint {staged.checkpoint}, were in {staged.path}, and that "
-                    "is not there any more: put the spool back as it was, or start with restore=None, fresh=True"
+                    f"{staged.rows} rows for {self._sink!r}, prepared for checkpoint "
+                    f"{staged.checkpoint}, were in {staged.path}, and that "
+                    "is not there any more: put the spool back as it was, or start with "
+                    "restore=None, fresh=True"
                 )
             await self._write(staged, reader)
             await reader.done()
@@ -215,7 +238,8 @@ class FrameCommitter:
         sink = self._sink
         session = await sink.bridge.session()
         listener = ChannelListener(self._host, sink.bridge.reach)
-        # By the batch alone, not by the cores of today: a commit that is repeated must make the same files.
+        # By the batch alone, not by the cores of today: a commit that is repeated must make the
+        # same files.
         partitions = min(len(staged.lengths), PARTITIONS_MAX, -(-sum(staged.lengths) // TASK_BYTES))
         stream = OutboundStream(partial(reader.batches, partitions=partitions))
         await listener.open()

@@ -1,11 +1,13 @@
 """A DataFrame as the source of a flow: `af.io.spark(bridge, "SELECT ...")`.
 
-Each partition of the DataFrame is a split, with event time of its own; partitions come as Spark computes them. Where order matters, or
-rows shall be late by their own order, let the DataFrame have one partition (`coalesce(1)`).
+Each partition of the DataFrame is a split, with event time of its own; partitions come as Spark
+computes them. Where order matters, or rows shall be late by their own order, let the DataFrame have
+one partition (`coalesce(1)`).
 
-A split's position is how many rows were read, with a checksum over them. After a restart Spark computes the partition again, its task
-skips what was read, and the checksum tells whether these are the same rows; if not, it is an error. So a restored flow takes each row
-exactly once, provided that the DataFrame gives the same rows in the same order, as files and sorted results do.
+A split's position is how many rows were read, with a checksum over them. After a restart Spark
+computes the partition again, its task skips what was read, and the checksum tells whether these are
+the same rows; if not, it is an error. So a restored flow takes each row exactly once, provided that
+the DataFrame gives the same rows in the same order, as files and sorted results do.
 
 Columns stay columns up to here: rows are made of them in slices, as the flow asks for them.
 """
@@ -39,15 +41,28 @@ class FrameSource(Generic[T]):
     parallelism_max = 1
     stays_here = True
     in_spark = True
-    """Whether Spark takes filters and fields behind it for columns of its own, in a job of Spark."""
+    """Whether Spark takes filters and fields behind it for columns of its own, in a job of
+    Spark.
+    """
 
-    def __init__(self, bridge: SparkBridge, what: Any, make: Callable[[dict[str, Any]], T] | None, *, batches: bool) -> None:
-        """`make` turns a row into an element; None leaves dicts. With `batches` the elements are Arrow's record batches."""
+    def __init__(
+        self,
+        bridge: SparkBridge,
+        what: Any,
+        make: Callable[[dict[str, Any]], T] | None,
+        *,
+        batches: bool,
+    ) -> None:
+        """`make` turns a row into an element; None leaves dicts.
+
+        With `batches` the elements are Arrow's record batches.
+        """
         self._bridge = self.bridge = bridge
         self._what = self.what = what
         self.make = make
         self.batches = batches
-        # Made by discover() for the reader that comes next: planning may compute a part of the query.
+        # Made by discover() for the reader that comes next: planning may compute a part of the
+        # query.
         self._planned: tuple[FrameReading, int] | None = None
 
     def __repr__(self) -> str:
@@ -88,7 +103,8 @@ class _FrameReader:
         self._ctx = ctx
         self._source = source
         self._reading: FrameReading | None = None
-        # By partition: what was read whole, and how many rows of the batch behind that were taken in an attempt before.
+        # By partition: what was read whole, and how many rows of the batch behind that were taken
+        # in an attempt before.
         self._read: dict[int, Progress] = {}
         self._skip: dict[int, int] = {}
         self._arrival: Arrival | None = None
@@ -106,8 +122,10 @@ class _FrameReader:
         for split in splits:
             if split.payload != count:
                 raise RestoreError(
-                    f"{self._source!r} had {split.payload} partitions when its positions were saved, and has {count} now: it cannot go "
-                    "on in the middle of them; give it the same number (repartition), or start with restore=None, fresh=True"
+                    f"{self._source!r} had {split.payload} partitions when its positions were "
+                    f"saved, and has {count} now: it cannot go "
+                    "on in the middle of them; give it the same number (repartition), or start "
+                    "with restore=None, fresh=True"
                 )
             rows, chain, offset = split.position or (0, 0, 0)
             self._read[int(split.id)] = Progress(rows, chain)
@@ -172,7 +190,11 @@ class _FrameReader:
         number = int(split_id)
         rows, chain, _ = self._read.get(number, NOT_BEGUN)
         arrival = self._arrival
-        offset = self._offset if arrival is not None and arrival.partition == number else self._skip.get(number, 0)
+        offset = (
+            self._offset
+            if arrival is not None and arrival.partition == number
+            else self._skip.get(number, 0)
+        )
         return [rows, chain, offset]
 
     async def close(self) -> None:

@@ -1,12 +1,14 @@
-"""Arrow batches in files of this machine: what waits there for Spark to take it, in the hands of a checkpoint.
+"""Arrow batches in files of this machine: what waits there for Spark to take it, in the hands of a
+checkpoint.
 
-A file holds batches of one schema, one behind the other; where each begins stands in its `Staged`, which is plain data and goes into the
-checkpoint. A file's name tells whose it is, as with the part files of `io.parts`: `<since>-<job>-<attempt>-<token>.arrow`, `since` being
-the checkpoint after whose barrier it was begun. What was begun after the restored checkpoint, by an attempt that is gone, belongs to
-nobody and is deleted when the next writer opens.
+A file holds batches of one schema, one behind the other; where each begins stands in its `Staged`,
+which is plain data and goes into the checkpoint. A file's name tells whose it is, as with the part
+files of `io.parts`: `<since>-<job>-<attempt>-<token>.arrow`, `since` being the checkpoint after
+whose barrier it was begun. What was begun after the restored checkpoint, by an attempt that is
+gone, belongs to nobody and is deleted when the next writer opens.
 
-A batch that Spark has written leaves an empty `<batch>.done` before its file goes: so a commit that is repeated finds the file or the mark,
-or knows that somebody has emptied the directory.
+A batch that Spark has written leaves an empty `<batch>.done` before its file goes: so a commit that
+is repeated finds the file or the mark, or knows that somebody has emptied the directory.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ UNCHECKED = "none"
 """Stands for `since` where nobody takes checkpoints."""
 
 MARKS_KEPT = 100
-"""Marks of batches that are done. A commit can only be repeated until a later checkpoint is complete."""
+"""Marks of batches that are done.
+
+A commit can only be repeated until a later checkpoint is complete.
+"""
 
 _FILE = re.compile(r"(\d+|none)-([0-9A-Za-z]+)-(\d+)-([0-9a-f]+)\.arrow")
 """Groups: since, job, attempt, token."""
@@ -78,13 +83,17 @@ class Spool:
         return self._rows
 
     async def open(self, ctx: OperatorContext, restored: int | None) -> None:
-        """For a writer: make the directory, and delete what nobody will commit. `restored`: the checkpoint; None: nobody takes them."""
+        """For a writer: make the directory, and delete what nobody will commit.
+
+        `restored`: the checkpoint; None: nobody takes them.
+        """
         self._since, self._job, self._attempt = restored, ctx.job_id[:8], ctx.runtime.attempt
         await self._fs.mkdirs(self._directory, private=True)
         for name in await self._fs.list(self._directory):
             mark = _MARK.fullmatch(name)
             if mark is not None and restored is not None and int(mark[1]) > restored:
-                # Of a run that is not gone on with: the marks that are kept are the last by number, and ours begin below it.
+                # Of a run that is not gone on with: the marks that are kept are the last by number,
+                # and ours begin below it.
                 await self._fs.delete(posixpath.join(self._directory, name))
             match = _FILE.fullmatch(name)
             if match is None or (match[2] == self._job and int(match[3]) > self._attempt):
@@ -97,7 +106,9 @@ class Spool:
         if not self._path:
             self._token = self._host.ids.new("spool")[:16]
             since = UNCHECKED if self._since is None else self._since
-            self._path = posixpath.join(self._directory, f"{since}-{self._job}-{self._attempt}-{self._token}.arrow")
+            self._path = posixpath.join(
+                self._directory, f"{since}-{self._job}-{self._attempt}-{self._token}.arrow"
+            )
             self._schema = batches[0].schema.serialize().to_pybytes()
 
         def encode() -> list[bytes]:
@@ -116,7 +127,9 @@ class Spool:
             return None
         await self._fs.fsync(self._path)
         await self._fs.fsync_dir(self._directory)
-        staged = Staged(self._path, self._token, checkpoint_id, self._schema, self._lengths, self._rows)
+        staged = Staged(
+            self._path, self._token, checkpoint_id, self._schema, self._lengths, self._rows
+        )
         self._path, self._token, self._lengths, self._rows = "", "", [], 0
         return staged
 
@@ -128,7 +141,9 @@ class Spool:
 
 
 class StagedReader:
-    """The batches of one `Staged`, for the partitions of a Spark job; and what becomes of it afterwards."""
+    """The batches of one `Staged`, for the partitions of a Spark job; and what becomes of it
+    afterwards.
+    """
 
     def __init__(self, host: Host, staged: Staged) -> None:
         self._host = host
@@ -141,7 +156,9 @@ class StagedReader:
     async def is_done(self) -> bool:
         return await self._host.fs.exists(self._mark)
 
-    async def batches(self, partition: int, partitions: int) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def batches(
+        self, partition: int, partitions: int
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Every `partitions`-th batch from number `partition` on: the same ones each time."""
         schema = pa.ipc.read_schema(pa.py_buffer(self._staged.schema))
         offset = 0
@@ -166,19 +183,31 @@ class StagedReader:
 
 
 def staged_of(committable: Any, spool: str) -> Staged:
-    """A `Staged` as it comes out of a checkpoint. Raises RestoreError unless it is a file of a sink below the directory `spool`.
+    """A `Staged` as it comes out of a checkpoint. Raises RestoreError unless it is a file of a sink
+    below the directory `spool`.
 
-    The checkpoint may be forged, and the file is read and deleted. Spark writes a file of the same name.
+    The checkpoint may be forged, and the file is read and deleted. Spark writes a file of the same
+    name.
     """
     match committable:
         case (str(path), str(token), int(checkpoint), bytes(schema), list(lengths), int(rows)):
             place, name = posixpath.split(path)
             match = _FILE.fullmatch(name)
             above, own = posixpath.split(place)
-            is_here = posixpath.abspath(above) == posixpath.abspath(spool) and own not in ("", ".", "..")
-            if match is not None and match[4] == token and is_here and all(type(length) is int for length in lengths):
+            is_here = posixpath.abspath(above) == posixpath.abspath(spool) and own not in (
+                "",
+                ".",
+                "..",
+            )
+            if (
+                match is not None
+                and match[4] == token
+                and is_here
+                and all(type(length) is int for length in lengths)
+            ):
                 return Staged(path, token, checkpoint, schema, lengths, rows)
     raise RestoreError(
-        f"the checkpoint has {committable!r:.200} as staged rows, which is no file below {spool!r}, and nothing was written: "
+        f"the checkpoint has {committable!r:.200} as staged rows, which is no file below "
+        f"{spool!r}, and nothing was written: "
         "restore with the spool= that the sink had, or from a checkpoint that you trust"
     )

@@ -1,9 +1,10 @@
-"""The query of a flow that never ends. Everything here calls Spark and blocks: it runs in threads of the bridge.
+"""The query of a flow that never ends. Everything here calls Spark and blocks: it runs in threads
+of the bridge.
 
     query of the user -> mapInArrow: rows of keys, and of time -> withWatermark -> groupBy(key).transformWithState -> foreachBatch
 
-Late rows are not for Spark to drop: window and process functions have something to say about them. So the column of event time ends behind
-`withWatermark`, which only learns the time from it.
+Late rows are not for Spark to drop: window and process functions have something to say about them.
+So the column of event time ends behind `withWatermark`, which only learns the time from it.
 """
 
 from __future__ import annotations
@@ -46,10 +47,15 @@ def start_query(
     apart = session.newSession()
     for name, value in SETTINGS.items():
         apart.conf.set(name, value)
-    partitions = max((stage.parallelism for stage in plan.stages if not stage.at_home and not stage.is_source), default=1)
+    partitions = max(
+        (stage.parallelism for stage in plan.stages if not stage.at_home and not stage.is_source),
+        default=1,
+    )
     apart.conf.set("spark.sql.shuffle.partitions", str(partitions))
     rows = {
-        stage.id: _told_time(stage, _source_rows(session, apart, stage, sources[stage.id], programs[stage.id]))
+        stage.id: _told_time(
+            stage, _source_rows(session, apart, stage, sources[stage.id], programs[stage.id])
+        )
         for stage in plan.stages
         if stage.is_source
     }
@@ -63,7 +69,15 @@ def start_query(
             if home:
                 results.append(_home_rows(rows[stage.id], home))
         else:
-            results.append(_keyed(plan, stage, rows, KeyProcessor(programs[stage.id], event_time=event_time), event_time=event_time))
+            results.append(
+                _keyed(
+                    plan,
+                    stage,
+                    rows,
+                    KeyProcessor(programs[stage.id], event_time=event_time),
+                    event_time=event_time,
+                )
+            )
     whole = results[0]
     for more in results[1:]:
         whole = whole.union(more)
@@ -73,12 +87,21 @@ def start_query(
     return writer.option("checkpointLocation", directory).start()
 
 
-def _source_rows(session: Any, apart: Any, stage: Stage, source: StreamSource[Any], program: StageProgram) -> Any:
-    """What comes out before the key, in the session of the run: its settings are no other query's business."""
+def _source_rows(
+    session: Any, apart: Any, stage: Stage, source: StreamSource[Any], program: StageProgram
+) -> Any:
+    """What comes out before the key, in the session of the run: its settings are no other
+    query's business.
+    """
     given = frame_of(session, source.what, streaming=True)
     if not given.isStreaming:
-        raise GraphError(f"{source!r} is no streaming query, expected one with checkpoint=: leave that out to read it once")
-    name = "aioflow_" + "".join(letter if letter.isalnum() else "_" for letter in f"{program.job_id}_{stage.id}")
+        raise GraphError(
+            f"{source!r} is no streaming query, expected one with checkpoint=: leave that out to "
+            "read it once"
+        )
+    name = "aioflow_" + "".join(
+        letter if letter.isalnum() else "_" for letter in f"{program.job_id}_{stage.id}"
+    )
     given.createGlobalTempView(name)
     try:
         frame = apart.table(f"{apart.conf.get('spark.sql.globalTempDatabase')}.{name}")
@@ -93,7 +116,11 @@ def _told_time(stage: Stage, rows: Any) -> Any:
 
 
 def _of(rows: Any, edges: list[int]) -> Any:
-    """Those of `edges`. Spark would take a condition on the edge alone to before it learned the time, and lose the rows that tell it."""
+    """Those of `edges`.
+
+    Spark would take a condition on the edge alone to before it learned the time, and lose the rows
+    that tell it.
+    """
     from pyspark.sql import functions as f
 
     return rows.where(f.col("edge").isin(edges) | f.isnull("at"))
@@ -106,12 +133,22 @@ def _home_rows(rows: Any, edges: list[int]) -> Any:
     return _of(rows, edges).select(*head, "edge", "producer", "seq", "payload")
 
 
-def _keyed(plan: SparkPlan, stage: Stage, rows: Mapping[int, Any], processor: KeyProcessor, *, event_time: bool) -> Any:
+def _keyed(
+    plan: SparkPlan,
+    stage: Stage,
+    rows: Mapping[int, Any],
+    processor: KeyProcessor,
+    *,
+    event_time: bool,
+) -> Any:
     edges_of: dict[int, list[int]] = {}
     for edge in stage.inputs:
         producer = next(one for one in plan.stages if edge in one.outputs)
         edges_of.setdefault(producer.id, []).append(edge.id)
-    parts = [_of(rows[producer_id], edges).select("key", "edge", "producer", "seq", "payload") for producer_id, edges in edges_of.items()]
+    parts = [
+        _of(rows[producer_id], edges).select("key", "edge", "producer", "seq", "payload")
+        for producer_id, edges in edges_of.items()
+    ]
     whole = parts[0]
     for part in parts[1:]:
         whole = whole.union(part)

@@ -1,13 +1,15 @@
-"""The state of one key between the batches of Structured Streaming, and what becomes of it when the key's turn comes.
+"""The state of one key between the batches of Structured Streaming, and what becomes of it when the
+key's turn comes.
 
-Spark keeps bytes for each key (`ValueState`), and calls for the state cost a fifth of a millisecond each. So a turn is one read, the
-operators of the stage with the state and timers of that key in memory, and one write: a cache that is written behind.
+Spark keeps bytes for each key (`ValueState`), and calls for the state cost a fifth of a millisecond
+each. So a turn is one read, the operators of the stage with the state and timers of that key in
+memory, and one write: a cache that is written behind.
 
     turn    event time goes to Spark's watermark: what is due fires      then the key's records, in order of arrival      then the write
 
-Spark sets one timer a key: for the earliest of the key's own. When it comes, that is a turn without records. So timers fire before the
-records of the batch that finds them due, in order of their own time, and what they gave is as of an engine whose watermark moves once a
-batch.
+Spark sets one timer a key: for the earliest of the key's own. When it comes, that is a turn without
+records. So timers fire before the records of the batch that finds them due, in order of their own
+time, and what they gave is as of an engine whose watermark moves once a batch.
 
 Nothing here knows Spark: `stream_processor` is what Spark calls.
 """
@@ -74,9 +76,21 @@ _unpack = msgspec.msgpack.Decoder(_Kept).decode
 
 
 class KeyedStage:
-    """A stage with keyed state, in one process of Spark's. `event_time`: its timers go by Spark's watermark, otherwise by the clock."""
+    """A stage with keyed state, in one process of Spark's.
 
-    def __init__(self, host: SystemHost, job: ShippedJob, stage: Stage, job_id: str, producer: int, *, event_time: bool) -> None:
+    `event_time`: its timers go by Spark's watermark, otherwise by the clock.
+    """
+
+    def __init__(
+        self,
+        host: SystemHost,
+        job: ShippedJob,
+        stage: Stage,
+        job_id: str,
+        producer: int,
+        *,
+        event_time: bool,
+    ) -> None:
         self._job = replace(job, options=replace(job.options, state_backend="heap"))  # One key's.
         self._codec = Codec(job.types)
         self._stage = stage
@@ -85,13 +99,19 @@ class KeyedStage:
         self._event_time = event_time
         self._host = host
         self._clock = ReplayedClock(host.clock)
-        host.clock = self._clock  # type: ignore[assignment]  # The same readings; it is told the time.
+        # The same readings; it is told the time.
+        host.clock = self._clock  # type: ignore[assignment]
         self._seq = 0
 
-    async def take_turn(self, state: bytes | None, rows: Iterable[KeyedRow], watermark: int, now_ms: int) -> Turn:
+    async def take_turn(
+        self, state: bytes | None, rows: Iterable[KeyedRow], watermark: int, now_ms: int
+    ) -> Turn:
         """One key's turn, at `watermark` of event time."""
         kept = None if state is None else _unpack(state)
-        given = [decode_block(BlockRow(0, 0, row.edge, row.producer, row.seq, row.payload), self._codec) for row in rows]
+        given = [
+            decode_block(BlockRow(0, 0, row.edge, row.producer, row.seq, row.payload), self._codec)
+            for row in rows
+        ]
         given.sort(key=_place)
         out: list[BlockRow] = []
         self._clock.now_ms = now_ms
@@ -101,18 +121,42 @@ class KeyedStage:
                 keyed = contexts[0].keyed_state
                 assert keyed is not None, "the stage begins with a keyed operator"
                 file = StateFile("", len(kept.content), kept.digest, kept.content)
-                handle = KeyedStateHandle(CANONICAL, kept.max_parallelism, 0, kept.max_parallelism - 1, (file,))
+                handle = KeyedStateHandle(
+                    CANONICAL, kept.max_parallelism, 0, kept.max_parallelism - 1, (file,)
+                )
                 await keyed.restore_from([handle], InlineState())
-                contexts[0].operator_state.restore(decode_operator_state(kept.operator, self._codec, contexts[0].name))
+                contexts[0].operator_state.restore(
+                    decode_operator_state(kept.operator, self._codec, contexts[0].name)
+                )
 
         def outlet(edge: JobEdge, owner: str) -> BlockWriter:
             partitioner = create_partitioner(
-                edge.partitioning, 1, max_parallelism=1, subtask_index=0, rng=self._host.rng, place=owner
+                edge.partitioning,
+                1,
+                max_parallelism=1,
+                subtask_index=0,
+                rng=self._host.rng,
+                place=owner,
             )
-            return BlockWriter(edge.id, self._producer, partitioner, self._codec, owner, self._clock.wall_ms, out.append)
+            return BlockWriter(
+                edge.id,
+                self._producer,
+                partitioner,
+                self._codec,
+                owner,
+                self._clock.wall_ms,
+                out.append,
+            )
 
         subtask = StageSubtask(
-            self._host, self._job, self._stage, self._id, outlet, clock=self._clock, restore=restore, shares_loop=False
+            self._host,
+            self._job,
+            self._stage,
+            self._id,
+            outlet,
+            clock=self._clock,
+            restore=restore,
+            shares_loop=False,
         )
 
         async def work() -> tuple[bytes | None, int | None]:
@@ -127,7 +171,9 @@ class KeyedStage:
         content, timer_ms = await subtask.run(work)
         return Turn([self._numbered(row) for row in out], content, timer_ms)
 
-    async def _keep(self, context: StageContext, operator: Operator) -> tuple[bytes | None, int | None]:
+    async def _keep(
+        self, context: StageContext, operator: Operator
+    ) -> tuple[bytes | None, int | None]:
         keyed = context.keyed_state
         assert keyed is not None, "the stage begins with a keyed operator"
         timer_ms = self._next_timer(context, operator)
@@ -139,10 +185,15 @@ class KeyedStage:
         (file,) = handle.files
         assert file.content is not None, "it was written into its handle"
         beside = encode_operator_state(context.operator_state.snapshot(), self._codec, context.name)
-        return _pack(_Kept(timer_ms, handle.max_parallelism, file.digest, file.content, beside)), timer_ms
+        return _pack(
+            _Kept(timer_ms, handle.max_parallelism, file.digest, file.content, beside)
+        ), timer_ms
 
     def _next_timer(self, context: StageContext, operator: Operator) -> int | None:
-        """When the key has something to do next. Raises GraphError for a timer that Spark cannot keep."""
+        """When the key has something to do next.
+
+        Raises GraphError for a timer that Spark cannot keep.
+        """
         services = context.timer_services
         event = min((service.next_event_time for service in services), default=NO_TIMER)
         if isinstance(operator, SliceWindowOperator):
@@ -150,8 +201,10 @@ class KeyedStage:
         processing = min((service.next_processing_time for service in services), default=NO_TIMER)
         if self._event_time and processing != NO_TIMER:
             raise GraphError(
-                f"operator {context.name!r} sets a timer of processing time in a flow with event time, and Spark keeps one of both kinds: "
-                "leave the watermark strategy out, or use event time alone, or run the flow with on=af.SparkWorkers(...)"
+                f"operator {context.name!r} sets a timer of processing time in a flow with event "
+                "time, and Spark keeps one of both kinds: "
+                "leave the watermark strategy out, or use event time alone, or run the flow with "
+                "on=af.SparkWorkers(...)"
             )
         found = event if self._event_time else processing
         return None if found >= MAX_WATERMARK else found

@@ -1,10 +1,12 @@
-"""The stages of a flow that never ends, for Structured Streaming; and what is refused, naming the operator and the way out.
+"""The stages of a flow that never ends, for Structured Streaming; and what is refused, naming the
+operator and the way out.
 
     query of Spark -> map -> flat_map  ==key_by==>  window -> map  ==>  sinks, in this program
     `mapInArrow`, by partition          `transformWithState`, by key      a batch of Spark at a time
 
-Spark keeps the state of one key at a time and shuffles once for it. So there is one `key_by` between a source and a sink; what stands
-before it looks at one record at a time, and so does what stands behind the operator with the state. Sinks stay in this program.
+Spark keeps the state of one key at a time and shuffles once for it. So there is one `key_by`
+between a source and a sink; what stands before it looks at one record at a time, and so does what
+stands behind the operator with the state. Sinks stay in this program.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = ["delay_ms_of", "is_stream", "plan_stream"]
 
-WAY_OUT = "run the flow on machines of Spark with on=af.SparkWorkers(...), where the engine's own semantics hold"
+WAY_OUT = (
+    "run the flow on machines of Spark with on=af.SparkWorkers(...), where the engine's own "
+    "semantics hold"
+)
 
 KNOWN_TIME = (WatermarkKind.BOUNDED, WatermarkKind.NONE)
 
@@ -65,25 +70,34 @@ def plan_stream(graph: JobGraph) -> SparkPlan:
 def delay_ms_of(stage: Stage) -> int | None:
     """How far the records of a source may be out of order; None: they move no event time."""
     strategy = stage.root.head.watermarks
-    return strategy.delay_ms if strategy is not None and strategy.kind is WatermarkKind.BOUNDED else None
+    return (
+        strategy.delay_ms
+        if strategy is not None and strategy.kind is WatermarkKind.BOUNDED
+        else None
+    )
 
 
 def _check_source(vertex: JobVertex) -> None:
     node, strategy = vertex.head, vertex.head.watermarks
     source: object = node.source
-    if not isinstance(source, StreamSource | FrameRows):  # The latter stands for it where Spark reads it.
+    if not isinstance(
+        source, StreamSource | FrameRows
+    ):  # The latter stands for it where Spark reads it.
         raise GraphError(
-            f"source {node.name!r} is no streaming query of Spark, and Structured Streaming reads nothing else: give a "
+            f"source {node.name!r} is no streaming query of Spark, and Structured Streaming reads "
+            "nothing else: give a "
             f"af.io.spark(bridge, query, checkpoint=...), or {WAY_OUT}"
         )
     if strategy is not None and strategy.kind not in KNOWN_TIME:
         raise GraphError(
-            f"source {node.name!r} has {strategy.kind.value} as its watermark strategy, and Spark knows one: give "
+            f"source {node.name!r} has {strategy.kind.value} as its watermark strategy, and Spark "
+            "knows one: give "
             f"af.WatermarkStrategy.bounded_out_of_orderness(...), or {WAY_OUT}"
         )
     if strategy is not None and strategy.idle_after_ms is not None:
         raise GraphError(
-            f"source {node.name!r} has idle_after=, and Spark's watermark waits for every query that it is made of: leave it out, or "
+            f"source {node.name!r} has idle_after=, and Spark's watermark waits for every query "
+            "that it is made of: leave it out, or "
             f"{WAY_OUT}"
         )
 
@@ -95,16 +109,32 @@ def _check(plan: SparkPlan, stage: Stage) -> None:
             _check_by_record(node, "before key_by")
         return
     if not root.keyed:
-        _refuse(root, "gets records that are dealt out anew without a key, and Spark keeps state by key: put key_by(...) before it")
+        _refuse(
+            root,
+            "gets records that are dealt out anew without a key, and Spark keeps state by key: "
+            "put key_by(...) before it",
+        )
     operator = root.factory() if root.factory is not None else None
     if not isinstance(operator, BY_KEY) or isinstance(operator, ClockWindowOperator):
-        _refuse(root, "keeps more than state and timers of keys, which is all that Spark keeps: use event time, or timers of your own")
+        _refuse(
+            root,
+            "keeps more than state and timers of keys, which is all that Spark keeps: use event "
+            "time, or timers of your own",
+        )
     for edge in stage.inputs:
         if edge.partitioning.strategy is not ShipStrategy.HASH:
-            _refuse(root, "reads a stream that goes to every subtask, and Spark hands a record to one key: join them by key")
+            _refuse(
+                root,
+                "reads a stream that goes to every subtask, and Spark hands a record to one key: "
+                "join them by key",
+            )
         producer = next(one for one in plan.stages if edge in one.outputs)
         if not producer.is_source:
-            _refuse(root, f"has a key_by behind that of {producer.root.head.name!r}, and there is one to a stream: sum it up by one key")
+            _refuse(
+                root,
+                f"has a key_by behind that of {producer.root.head.name!r}, and there is one to a "
+                "stream: sum it up by one key",
+            )
     for node in _behind(stage):
         _check_by_record(node, f"behind {root.name!r}")
 
@@ -116,7 +146,11 @@ def _behind(stage: Stage) -> Iterator[StreamNode]:
 
 def _check_by_record(node: StreamNode, where: str) -> None:
     if node.kind not in BY_RECORD or node.stateful or node.keyed:
-        _refuse(node, f"stands {where} and holds something beyond a record, which Spark does not keep for it: put key_by(...) before it")
+        _refuse(
+            node,
+            f"stands {where} and holds something beyond a record, which Spark does not keep for "
+            "it: put key_by(...) before it",
+        )
 
 
 def _refuse(node: StreamNode, why: str) -> NoReturn:

@@ -1,6 +1,8 @@
-"""What `transformWithState` calls in a task of Spark: it gives each key its turn (`stream_keys`), with the state and the timer of it.
+"""What `transformWithState` calls in a task of Spark: it gives each key its turn (`stream_keys`),
+with the state and the timer of it.
 
-Spark forgets a timer when the call for it has returned, also one that was set anew for the same time: so what is set there is later.
+Spark forgets a timer when the call for it has returned, also one that was set anew for the same
+time: so what is set there is later.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ __all__ = ["KeyProcessor"]
 
 
 class KeyProcessor(StatefulProcessor):
-    """In one task of Spark: `init`, then turns of keys, then `close`. On the driver `init` and `close` alone, for what state there is."""
+    """In one task of Spark: `init`, then turns of keys, then `close`.
+
+    On the driver `init` and `close` alone, for what state there is.
+    """
 
     def __init__(self, program: StageProgram, *, event_time: bool) -> None:
         self._program = program
@@ -40,7 +45,9 @@ class KeyProcessor(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         return self._turn(rows, timerValues, None)
 
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
         return self._turn((), timerValues, expiredTimerInfo.getExpiryTimeInMs())
 
     def close(self) -> None:
@@ -58,10 +65,13 @@ class KeyProcessor(StatefulProcessor):
         stored = self._state.get()
         state = None if stored is None else bytes(stored[0])
         reached = times.getCurrentWatermarkInMs()
-        # Spark says "before this nothing comes any more", and 0 before there was any; the engine's watermark is the last such time.
+        # Spark says "before this nothing comes any more", and 0 before there was any; the engine's
+        # watermark is the last such time.
         watermark = reached - 1 if self._event_time and reached > 0 else MIN_WATERMARK
         with told(self._codec):
-            turn = self._loop.run_until_complete(stage.take_turn(state, rows, watermark, times.getCurrentProcessingTimeInMs()))
+            turn = self._loop.run_until_complete(
+                stage.take_turn(state, rows, watermark, times.getCurrentProcessingTimeInMs())
+            )
         set_before, wanted = _spelled(timer_of(state)), _spelled(turn.timer_ms)
         if set_before is not None and set_before not in (wanted, fired):
             self._handle.deleteTimer(set_before)

@@ -1,4 +1,6 @@
-"""What Spark runs for the partitions of a streaming query: the operators before the key, batch by batch of Spark, and `KeyedRow`s out."""
+"""What Spark runs for the partitions of a streaming query: the operators before the key, batch
+by batch of Spark, and `KeyedRow`s out.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ __all__ = ["SourceProgram", "stream_program"]
 
 
 class SourceProgram(StageProgram):
-    """The function for `mapInArrow` over a streaming query: the operators before the key, for one partition of one batch of Spark."""
+    """The function for `mapInArrow` over a streaming query: the operators before the key, for
+    one partition of one batch of Spark.
+    """
 
     def on_frame(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`."""
@@ -35,7 +39,9 @@ class SourceProgram(StageProgram):
         for rows in self.keyed_rows(batches, context.partitionId(), context.attemptNumber()):
             yield arrow_of_keyed(rows)
 
-    def keyed_rows(self, batches: Iterator[pa.RecordBatch], number: int, attempt: int = 0) -> Iterator[list[Any]]:
+    def keyed_rows(
+        self, batches: Iterator[pa.RecordBatch], number: int, attempt: int = 0
+    ) -> Iterator[list[Any]]:
         """The `KeyedRow`s that come out, for the rows of partition `number`."""
         job, plan = self.load()
         stage, codec = plan.stage(self.stage_id), Codec(job.types)
@@ -43,15 +49,24 @@ class SourceProgram(StageProgram):
 
         def outlets(edge: JobEdge, owner: str, host: Host, put: Callable[[Any], None]) -> KeyedRows:
             partitioner = create_partitioner(
-                edge.partitioning, 1, max_parallelism=stage.root.max_parallelism, subtask_index=0, rng=host.rng, place=owner
+                edge.partitioning,
+                1,
+                max_parallelism=stage.root.max_parallelism,
+                subtask_index=0,
+                rng=host.rng,
+                place=owner,
             )
             return KeyedRows(edge, number, partitioner, codec, owner, delay_ms, put)
 
         subtask = SubtaskId(self.job_id, number, number + 1, attempt)
-        return run_subtask(job, plan, stage, subtask, splits=[Split(str(number), payload=batches)], outlets=outlets)
+        return run_subtask(
+            job, plan, stage, subtask, splits=[Split(str(number), payload=batches)], outlets=outlets
+        )
 
 
 def stream_program(job: bytes, job_id: str, stage: Stage, paths: Sequence[str]) -> StageProgram:
-    """What the tasks of `stage` run: the operators before the key, or what `KeyProcessor` takes its stage from."""
+    """What the tasks of `stage` run: the operators before the key, or what `KeyProcessor` takes
+    its stage from.
+    """
     kind = SourceProgram if stage.is_source else StageProgram
     return kind(job, job_id, stage.id, paths, planner=plan_stream)

@@ -1,4 +1,5 @@
-"""Records of a flow that never ends, on their way to the state of their keys: rows that Spark groups by the bytes of the key.
+"""Records of a flow that never ends, on their way to the state of their keys: rows that Spark
+groups by the bytes of the key.
 
     edge       number of the exchange, or `TIME`
     key        canonical bytes of the key; empty where the exchange has none
@@ -7,9 +8,10 @@
     seq        which row of this producer it is
     payload    records of this one key, as in `runner_blocks`
 
-A row holds what one Arrow batch of Spark's has of a key, so that a key that comes often costs one row. Within a key the rows of a producer
-keep their order: whoever reads them sorts by producer and seq. *Event time travels in rows of its own* (`TIME`), since a record that a
-filter drops moves it all the same.
+A row holds what one Arrow batch of Spark's has of a key, so that a key that comes often costs one
+row. Within a key the rows of a producer keep their order: whoever reads them sorts by producer and
+seq. *Event time travels in rows of its own* (`TIME`), since a record that a filter drops moves it
+all the same.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class KeyedRow(NamedTuple):
 
 
 class KeyedRows:
-    """The producer's side of one exchange: what `emit` is given leaves through `put`, a row a key."""
+    """The producer's side of one exchange: what `emit` is given leaves through `put`, a row a
+    key.
+    """
 
     def __init__(
         self,
@@ -83,7 +87,9 @@ class KeyedRows:
         for _, part in self._partitioner.split(batch):
             values, keys = list(part.values), part.keys
             if not self._keyed or keys is None:
-                self._write(b"", RecordBatch(values, part.timestamps, None, [MIN_WATERMARK] * len(values)))
+                self._write(
+                    b"", RecordBatch(values, part.timestamps, None, [MIN_WATERMARK] * len(values))
+                )
                 continue
             places: dict[Any, list[int]] = {}
             for place, key in enumerate(keys):
@@ -110,7 +116,16 @@ def arrow_of_keyed(rows: list[KeyedRow]) -> pa.RecordBatch:
     """The rows with exactly the types of the schema: Spark casts nothing."""
     import pyarrow as pa
 
-    types = (pa.int32(), pa.binary(), pa.timestamp("ms", "UTC"), pa.int32(), pa.int64(), pa.binary())
-    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), types, strict=True)]
+    types = (
+        pa.int32(),
+        pa.binary(),
+        pa.timestamp("ms", "UTC"),
+        pa.int32(),
+        pa.int64(),
+        pa.binary(),
+    )
+    columns = [
+        pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), types, strict=True)
+    ]
     columns[2] = columns[2].cast(pa.timestamp("us", "UTC"))
     return pa.RecordBatch.from_arrays(columns, names=list(KeyedRow._fields))

@@ -1,9 +1,10 @@
-"""A flow that never ends as a query of Spark, in the program that runs it: starts the query, and hands each batch to the sinks.
+"""A flow that never ends as a query of Spark, in the program that runs it: starts the query, and
+hands each batch to the sinks.
 
     batch n of Spark   its rows go through the sinks       they commit, as at a checkpoint       only now Spark goes on to batch n + 1
 
-A batch that Spark had not noted as done when the program ended comes again, so sinks see rows at least once. The state of keys is exact
-all the same: Spark keeps it with the batch.
+A batch that Spark had not noted as done when the program ended comes again, so sinks see rows at
+least once. The state of keys is exact all the same: Spark keeps it with the batch.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ __all__ = ["StreamRun"]
 STOP_TIMEOUT = "20s"
 
 TOO_LATE = "Timed out while waiting for the Python worker to connect back"
-"""What Spark says when one of its Python processes takes ten seconds to begin, as on a busy machine; it has no setting for that."""
+"""What Spark says when one of its Python processes takes ten seconds to begin, as on a busy
+machine; it has no setting for that.
+"""
 
 STARTS_MAX = 20
-"""So many starts of the query without a batch that got through are taken for a machine that cannot run it."""
+"""So many starts of the query without a batch that got through are taken for a machine that
+cannot run it.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +86,10 @@ class StreamRun:
             raise self._error from None  # What a sink failed with, and not what Spark says of it.
 
     async def _go_on(self, feeding: Feeding) -> None:
-        """Until the query ends for good. One whose Python process came too late begins where it was."""
+        """Until the query ends for good.
+
+        One whose Python process came too late begins where it was.
+        """
         while True:
             try:
                 await self._watch(feeding)
@@ -89,12 +97,17 @@ class StreamRun:
             except SparkError as error:
                 if TOO_LATE not in str(error) or self._starts >= STARTS_MAX:
                     raise
-                logger.warning("a Python process of the query took longer than Spark waits for one: it begins again where it was")
+                logger.warning(
+                    "a Python process of the query took longer than Spark waits for one: it "
+                    "begins again where it was"
+                )
             await self._bridge.call(self._query.stop, timeout=STOP_TIMEOUT)
             await self._start()
 
     async def _watch(self, feeding: Feeding) -> None:
-        watching = self._loop.create_task(self._bridge.job(self._query.awaitTermination), name="spark query")
+        watching = self._loop.create_task(
+            self._bridge.job(self._query.awaitTermination), name="spark query"
+        )
         stopping = self._loop.create_task(self.stopping.wait(), name="spark query stop")
         try:
             await wait_first([watching, stopping, *feeding.tasks])
@@ -123,7 +136,9 @@ class StreamRun:
                 raise Closed("the flow that takes this query's rows is over")
             asyncio.run_coroutine_threadsafe(self._noted(rows, number), self._loop).result()
 
-        self._query = await self._bridge.call(start_query, session, self._plan, self._programs, self._sources, directory, on_batch)
+        self._query = await self._bridge.call(
+            start_query, session, self._plan, self._programs, self._sources, directory, on_batch
+        )
 
     async def _noted(self, rows: Sequence[BlockRow], number: int) -> None:
         """So that `_close` can end what a thread waits for."""

@@ -1,11 +1,13 @@
-"""A streaming query of Spark as the source of a flow: `af.io.spark(bridge, query, checkpoint="/var/lib/app/spark")`.
+"""A streaming query of Spark as the source of a flow: `af.io.spark(bridge, query,
+checkpoint="/var/lib/app/spark")`.
 
     Spark     computes batch n, and calls us (foreachBatch)      its tasks push the rows over our channels
     we        write them down (`handover`), then answer           only now Spark goes on to batch n + 1
     the flow  reads what is written down, batch by batch          a completed checkpoint behind a batch lets it go
 
-So rows are taken exactly once over restarts of either side: Spark gives a batch again until it was answered, and what was written down
-before is not taken again; the flow goes on where its checkpoint says. At most `BACKLOG` batches wait: a slow flow holds the query back.
+So rows are taken exactly once over restarts of either side: Spark gives a batch again until it was
+answered, and what was written down before is not taken again; the flow goes on where its checkpoint
+says. At most `BACKLOG` batches wait: a slow flow holds the query back.
 
 Batches and the rows in them keep their order: it is one stream, one split.
 """
@@ -51,14 +53,24 @@ ONCE = "once"
 
 
 class StreamSource(Generic[T]):
-    """A `Source`. It stays in the process that has the bridge. `trigger` is a duration, or "once"."""
+    """A `Source`.
+
+    It stays in the process that has the bridge. `trigger` is a duration, or "once".
+    """
 
     parallelism_max = 1
     stays_here = True
     in_spark = True
 
     def __init__(
-        self, bridge: SparkBridge, what: Any, make: Callable[[dict[str, Any]], T] | None, *, batches: bool, checkpoint: str, trigger: str
+        self,
+        bridge: SparkBridge,
+        what: Any,
+        make: Callable[[dict[str, Any]], T] | None,
+        *,
+        batches: bool,
+        checkpoint: str,
+        trigger: str,
     ) -> None:
         self.bridge = bridge
         self.what = what
@@ -79,7 +91,9 @@ class StreamSource(Generic[T]):
 
 
 class _StreamReader:
-    """Position: the batch to go on with, the Arrow batch in it, and the rows of that which were taken."""
+    """Position: the batch to go on with, the Arrow batch in it, and the rows of that which were
+    taken.
+    """
 
     def __init__(self, ctx: SourceContext, source: StreamSource[Any]) -> None:
         self._ctx = ctx
@@ -93,7 +107,8 @@ class _StreamReader:
         self._position = [0, 0, 0]
         self._current: pa.RecordBatch | None = None
         self._next_batch: asyncio.Queue[pa.RecordBatch] = asyncio.Queue(1)
-        # For whoever waits: rows, a batch that was written down, one that was read, the end of the query.
+        # For whoever waits: rows, a batch that was written down, one that was read, the end of the
+        # query.
         self._news = asyncio.Condition()
         self._query: Any = None
         self._ended = False
@@ -127,16 +142,25 @@ class _StreamReader:
             name = self._ask(self._admit(number))
             if name is None:
                 return
-            results = frame.mapInArrow(PushRows(self._listener.where, name), RESULT_SCHEMA).collect()
+            results = frame.mapInArrow(
+                PushRows(self._listener.where, name), RESULT_SCHEMA
+            ).collect()
             self._ask(self._take(number, sum(row.rows for row in results)))
 
         def start() -> Any:
             frame = frame_of(session, source.what, streaming=True)
             if not frame.isStreaming:
-                raise SparkError(f"{source!r} is no streaming query, expected one with checkpoint=: leave that out to read it once")
-            trigger = {"availableNow": True} if source.bounded else {"processingTime": source.trigger}
+                raise SparkError(
+                    f"{source!r} is no streaming query, expected one with checkpoint=: leave that "
+                    "out to read it once"
+                )
+            trigger = (
+                {"availableNow": True} if source.bounded else {"processingTime": source.trigger}
+            )
             writer = frame.writeStream.foreachBatch(on_batch).trigger(**trigger)
-            return writer.option("checkpointLocation", posixpath.join(source.checkpoint, "spark")).start()
+            return writer.option(
+                "checkpointLocation", posixpath.join(source.checkpoint, "spark")
+            ).start()
 
         self._query = await source.bridge.call(start)
 
@@ -164,18 +188,27 @@ class _StreamReader:
             self._asked.discard(task)
 
     async def _admit(self, number: int) -> str | None:
-        """The name of the stream that takes a batch, once there is room for it. None: it was taken before."""
-        metadata = await self._ctx.host.fs.read(posixpath.join(self._source.checkpoint, "spark", "metadata"))
+        """The name of the stream that takes a batch, once there is room for it.
+
+        None: it was taken before.
+        """
+        metadata = await self._ctx.host.fs.read(
+            posixpath.join(self._source.checkpoint, "spark", "metadata")
+        )
         await self._handover.check_query(json.loads(metadata.partition(b"\n")[0])["id"])
         if self._handover.knows(number):
             return None
         async with self._news:
-            await self._news.wait_for(lambda: sum(one >= self._position[0] for one in self._handover.taken) < BACKLOG)
+            await self._news.wait_for(
+                lambda: sum(one >= self._position[0] for one in self._handover.taken) < BACKLOG
+            )
         await self._drop_incoming()
         await self._handover.begin(number)
         stream = InboundStream()
         name = self._listener.add(stream)
-        draining = self._loop.create_task(self._drain(number, stream, name), name=f"spark-batch-{number}")
+        draining = self._loop.create_task(
+            self._drain(number, stream, name), name=f"spark-batch-{number}"
+        )
         self._incoming = number, stream, name, draining
         return name
 
@@ -202,14 +235,19 @@ class _StreamReader:
 
     async def _take(self, number: int, rows: int) -> None:
         """All tasks are through: write down what came."""
-        assert self._incoming is not None and self._incoming[0] == number, "a batch is admitted before it is taken"
+        assert self._incoming is not None and self._incoming[0] == number, (
+            "a batch is admitted before it is taken"
+        )
         _, stream, name, draining = self._incoming
         stream.close()
         await draining
         self._incoming = None
         self._listener.remove(name)
         if rows != stream.rows:
-            raise SparkError(f"Spark's tasks have handed over {rows} rows of batch {number}, and {stream.rows} arrived")
+            raise SparkError(
+                f"Spark's tasks have handed over {rows} rows of batch {number}, and {stream.rows} "
+                "arrived"
+            )
         await self._handover.seal(number)
         await self._tell()
 
@@ -244,7 +282,9 @@ class _StreamReader:
         place = self._position[1]
         while True:
             async with self._news:
-                await self._news.wait_for(lambda: self._position[0] in self._handover.taken or self._ended)
+                await self._news.wait_for(
+                    lambda: self._position[0] in self._handover.taken or self._ended
+                )
             number = self._position[0]
             taken = self._handover.taken.get(number)
             if taken is None:
@@ -253,7 +293,8 @@ class _StreamReader:
                 await self._next_batch.put(await self._handover.read(taken, at))
                 await self._tell()
             await self._next_batch.join()
-            # Taking the last of them has moved the position on; a batch without rows has none to do so.
+            # Taking the last of them has moved the position on; a batch without rows has none to do
+            # so.
             self._position = max(self._position, [number + 1, 0, 0])
             if not self._ctx.checkpointing:
                 await self._handover.release(number + 1)
@@ -306,7 +347,9 @@ class _StreamReader:
         if self.finished or self._current is not None:
             return
         async with self._news:
-            await self._news.wait_for(lambda: not self._next_batch.empty() or self._error is not None or self._is_over())
+            await self._news.wait_for(
+                lambda: not self._next_batch.empty() or self._error is not None or self._is_over()
+            )
         self.finished = self._is_over()
 
     def position(self, split_id: str) -> list[int]:
@@ -336,6 +379,8 @@ class _StreamReader:
         finally:
             # Half a release would leave rows without their mark until the next one opens.
             await wait_all(self._releases, timeout_s=RELEASE_TIMEOUT_S)
-            await cancel_and_wait([task for task in (*self._tasks, *self._releases) if not task.done()])
+            await cancel_and_wait(
+                [task for task in (*self._tasks, *self._releases) if not task.done()]
+            )
             await self._drop_incoming()
             await self._listener.close()

@@ -1,8 +1,10 @@
-"""Where a batch goes when it is committed: a directory of files, a table of Spark's catalog, or wherever a function of the user writes it.
+"""Where a batch goes when it is committed: a directory of files, a table of Spark's catalog, or
+wherever a function of the user writes it.
 
-All may be asked for the same batch again, after a crash between their end and our knowing of it. Files have names that follow from the
-batch, so what is there already is not put there twice; tables that Spark keeps in files get such files too. A function gets the id of the
-batch, and has to see to it itself.
+All may be asked for the same batch again, after a crash between their end and our knowing of it.
+Files have names that follow from the batch, so what is there already is not put there twice; tables
+that Spark keeps in files get such files too. A function gets the id of the batch, and has to see to
+it itself.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Target(Protocol):
     """All calls come in a thread of the bridge."""
 
     def check(self, session: Any, schema: Any) -> None:
-        """Before the first row: raises SparkError if rows of this StructType can never be written."""
+        """Before the first row: raises SparkError if rows of this StructType can never be
+        written.
+        """
 
     def write(self, session: Any, frame: Any, batch_id: str) -> None: ...
 
@@ -57,12 +61,17 @@ class FileTarget:
         _check_format(session, self.format)
 
     def write(self, session: Any, frame: Any, batch_id: str) -> None:
-        _add_files(session, frame.write.format(self.format).options(**self.options), self.path, batch_id)
+        _add_files(
+            session, frame.write.format(self.format).options(**self.options), self.path, batch_id
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class TableTarget:
-    """A table of Spark's own catalog whose rows are files. One that there is not is made, of `format` with `options`."""
+    """A table of Spark's own catalog whose rows are files.
+
+    One that there is not is made, of `format` with `options`.
+    """
 
     name: str
     format: str | None = None
@@ -78,24 +87,34 @@ class TableTarget:
             if forgets:
                 raise self._forgotten("there is no such table")
             _check_format(session, self.format or "parquet")
-            session.catalog.createTable(self.name, source=self.format or "parquet", schema=schema, **self.options)
+            session.catalog.createTable(
+                self.name, source=self.format or "parquet", schema=schema, **self.options
+            )
             table = self._described(session)
             assert table is not None, "it was made just now"
         provider = table.get("provider", "")
         if forgets and table.get("type") == "MANAGED":
             raise self._forgotten("it was made without a LOCATION")
         if self.format is not None and provider.lower() != self.format.lower():
-            raise SparkError(f"format={self.format!r} is not that of {self}, which is there and has {provider!r}: leave format= out")
+            raise SparkError(
+                f"format={self.format!r} is not that of {self}, which is there and has "
+                f"{provider!r}: leave format= out"
+            )
         if table.get("type") not in ("MANAGED", "EXTERNAL") or not _is_of_files(session, provider):
             raise SparkError(
-                f"{self} is {with_article(table.get('type', 'table'))} of {provider or 'no format'!r}, expected one that Spark keeps "
+                f"{self} is {with_article(table.get('type', 'table'))} of "
+                f"{provider or 'no format'!r}, expected one that Spark keeps "
                 f"in part files (USING parquet, orc, json, csv): {WAY_OUT}"
             )
         if table.get("num_buckets"):
-            raise SparkError(f"{self} has buckets, which tell by the names of files what is in them: {WAY_OUT}")
+            raise SparkError(
+                f"{self} has buckets, which tell by the names of files what is in them: {WAY_OUT}"
+            )
         has, gets = _columns(session.table(self.name).schema), _columns(schema)
         if has != gets:
-            raise SparkError(f"schema= of {self} is {_shown(gets)}, and the table has {_shown(has)}: give those")
+            raise SparkError(
+                f"schema= of {self} is {_shown(gets)}, and the table has {_shown(has)}: give those"
+            )
 
     def write(self, session: Any, frame: Any, batch_id: str) -> None:
         table = self._described(session)
@@ -105,7 +124,12 @@ class TableTarget:
         # Formats without names in their files go by the order of the columns.
         ordered = frame.select(*[f"`{name}`" for name in session.table(self.name).columns])
         writer = ordered.write.format(table["provider"]).options(**_own_options(table))
-        _add_files(session, writer.partitionBy(*partitions) if partitions else writer, table["location"], batch_id)
+        _add_files(
+            session,
+            writer.partitionBy(*partitions) if partitions else writer,
+            table["location"],
+            batch_id,
+        )
         if partitions:
             session.catalog.recoverPartitions(self.name)
         session.catalog.refreshTable(self.name)
@@ -119,15 +143,20 @@ class TableTarget:
             if isinstance(better, SparkError) and better.condition in _UNKNOWN:
                 return None
             if isinstance(better, SparkError) and "AS_JSON" in better.condition:
-                raise SparkError(f"{self} is in a catalog that keeps its own books of what was written: {WAY_OUT}") from None
+                raise SparkError(
+                    f"{self} is in a catalog that keeps its own books of what was written: "
+                    f"{WAY_OUT}"
+                ) from None
             raise
         described: dict[str, Any] = json.loads(row[0])
         return described
 
     def _forgotten(self, why: str) -> SparkError:
         return SparkError(
-            f"{self} would be forgotten with this session ({why}): keep the catalog, config={{'spark.sql.catalogImplementation': 'hive', "
-            "'spark.sql.warehouse.dir': ...}, or make the table at each start, CREATE TABLE ... LOCATION, or give a directory as into="
+            f"{self} would be forgotten with this session ({why}): keep the catalog, "
+            f"config={{'spark.sql.catalogImplementation': 'hive', "
+            "'spark.sql.warehouse.dir': ...}, or make the table at each start, CREATE TABLE ... "
+            "LOCATION, or give a directory as into="
         )
 
 
@@ -148,7 +177,9 @@ class FunctionTarget:
 
 
 def _add_files(session: Any, writer: Any, path: str, batch_id: str) -> None:
-    """Files are written aside and then renamed one by one; names that exist are of an earlier try, whole, and stay."""
+    """Files are written aside and then renamed one by one; names that exist are of an earlier
+    try, whole, and stay.
+    """
     aside = f"{path}/{STAGING}/{batch_id}"
     writer.mode("overwrite").save(aside)
     path_of = getattr(session._jvm, "org.apache.hadoop.fs.Path")
@@ -167,18 +198,27 @@ def _add_files(session: Any, writer: Any, path: str, batch_id: str) -> None:
                 continue
             match = _PART.fullmatch(name)
             if match is None:
-                raise SparkError(f"Spark has written {name!r} into {aside}, expected part files: {WAY_OUT}")
+                raise SparkError(
+                    f"Spark has written {name!r} into {aside}, expected part files: {WAY_OUT}"
+                )
             number = f"{match[1]}-{match[2]}" if match[2] else match[1]
             target = path_of(f"{goal}/part-{batch_id}-{number}{match[3] or ''}")
             if not files.rename(status.getPath(), target) and not files.exists(target):
-                raise SparkError(f"{status.getPath().toString()} could not be renamed to {target.toString()}")
+                raise SparkError(
+                    f"{status.getPath().toString()} could not be renamed to {target.toString()}"
+                )
     files.delete(source, True)
 
 
 def _check_format(session: Any, name: str) -> None:
-    """Raises SparkError for a format that writes no files: there nothing tells whether a batch was written before."""
+    """Raises SparkError for a format that writes no files: there nothing tells whether a batch
+    was written before.
+    """
     if not _is_of_files(session, name):
-        raise SparkError(f"format={name!r} does not write part files, by whose names a batch is written once: {WAY_OUT}")
+        raise SparkError(
+            f"format={name!r} does not write part files, by whose names a batch is written once: "
+            f"{WAY_OUT}"
+        )
 
 
 def _is_of_files(session: Any, name: str) -> bool:
@@ -190,16 +230,26 @@ def _is_of_files(session: Any, name: str) -> bool:
         better = translated(error)
         if isinstance(better, SparkError) and better.condition in _UNKNOWN:
             raise SparkError(
-                f"format={name!r} is none that this Spark knows, expected one like parquet, orc, json or csv, or one whose package is in "
+                f"format={name!r} is none that this Spark knows, expected one like parquet, orc, "
+                "json or csv, or one whose package is in "
                 "the session's spark.jars.packages"
             ) from None
         raise
-    return any(jvm.java.lang.Class.forName(f"org.apache.spark.sql.execution.{base}").isAssignableFrom(found) for base in _OF_FILES)
+    return any(
+        jvm.java.lang.Class.forName(f"org.apache.spark.sql.execution.{base}").isAssignableFrom(
+            found
+        )
+        for base in _OF_FILES
+    )
 
 
 def _own_options(table: Mapping[str, Any]) -> dict[str, str]:
     """With which a table was made, as with `OPTIONS (sep ';')`."""
-    return {str(name): str(value) for name, value in (table.get("storage_properties") or {}).items() if name != "serialization.format"}
+    return {
+        str(name): str(value)
+        for name, value in (table.get("storage_properties") or {}).items()
+        if name != "serialization.format"
+    }
 
 
 def _columns(schema: Any) -> dict[str, str]:

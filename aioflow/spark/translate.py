@@ -1,15 +1,19 @@
-"""From a flow's graph to the stages of a Spark job: which tasks run together, where records are shuffled, and what is refused.
+"""From a flow's graph to the stages of a Spark job: which tasks run together, where records are
+shuffled, and what is refused.
 
-A stage is a tree of the flow's tasks (`JobVertex`) that need no exchange between them. Its subtasks are Spark tasks: as many as the
-task at its root has subtasks in the flow, so `parallelism=` means the same as anywhere, and a flow of parallelism 1 has one order. A
-source is the exception: where every operator after it looks at one record at a time, each split of it is a Spark task of its own.
+A stage is a tree of the flow's tasks (`JobVertex`) that need no exchange between them. Its subtasks
+are Spark tasks: as many as the task at its root has subtasks in the flow, so `parallelism=` means
+the same as anywhere, and a flow of parallelism 1 has one order. A source is the exception: where
+every operator after it looks at one record at a time, each split of it is a Spark task of its own.
 
     source -> map -> flat_map  ==key_by==>  window -> map  ==collect==>  this program
 
-What has a side exit or two consumers is one stage all the same: its records leave by number of the edge. Tasks that stay in this
-program (`collect`, functions as sinks, and what prints) are stages of one subtask that run here.
+What has a side exit or two consumers is one stage all the same: its records leave by number of the
+edge. Tasks that stay in this program (`collect`, functions as sinks, and what prints) are stages of
+one subtask that run here.
 
-Nothing here knows Spark. What cannot be done is refused here, before anything starts, naming the operator and the way out.
+Nothing here knows Spark. What cannot be done is refused here, before anything starts, naming the
+operator and the way out.
 """
 
 from __future__ import annotations
@@ -33,12 +37,24 @@ if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobGraph, JobVertex
     from aioflow.graph.stream_graph import StreamNode
 
-__all__ = ["BY_RECORD", "SparkPlan", "Stage", "plan_flow", "plan_stages", "with_ends_apart", "with_printing_apart"]
+__all__ = [
+    "BY_RECORD",
+    "SparkPlan",
+    "Stage",
+    "plan_flow",
+    "plan_stages",
+    "with_ends_apart",
+    "with_printing_apart",
+]
 
 BY_RECORD = frozenset({"map", "filter", "flat_map", "select", "map_batches", "sink", "collect"})
-"""Kinds of operators that make the same of a record wherever it is: it does not matter how many of them there are."""
+"""Kinds of operators that make the same of a record wherever it is: it does not matter how many
+of them there are.
+"""
 
-SPREADING = frozenset({ShipStrategy.FORWARD, ShipStrategy.REBALANCE, ShipStrategy.RESCALE, ShipStrategy.SHUFFLE})
+SPREADING = frozenset(
+    {ShipStrategy.FORWARD, ShipStrategy.REBALANCE, ShipStrategy.RESCALE, ShipStrategy.SHUFFLE}
+)
 """Strategies that promise no more than that each record gets to one subtask."""
 
 
@@ -120,15 +136,25 @@ def plan_stages(graph: JobGraph) -> SparkPlan:
     for edge in graph.edges:
         if edge.source in home:
             name = graph.vertex(edge.source).name
-            raise GraphError(f"{name!r} stays in this program, and what follows it would run in Spark: let it be the end of its stream")
+            raise GraphError(
+                f"{name!r} stays in this program, and what follows it would run in Spark: let it "
+                "be the end of its stream"
+            )
     merged = {edge.target: edge for edge in graph.edges if _is_fused(graph, edge, home)}
     root_of: dict[int, int] = {}
     for vertex in graph.vertices:  # Producers first, so the root of a producer is known.
         root_of[vertex.id] = root_of[merged[vertex.id].source] if vertex.id in merged else vertex.id
-    return SparkPlan(graph, tuple(_stage(graph, root, root_of, merged, home) for root in dict.fromkeys(root_of.values())))
+    return SparkPlan(
+        graph,
+        tuple(
+            _stage(graph, root, root_of, merged, home) for root in dict.fromkeys(root_of.values())
+        ),
+    )
 
 
-def _stage(graph: JobGraph, root: int, root_of: dict[int, int], merged: dict[int, JobEdge], home: set[int]) -> Stage:
+def _stage(
+    graph: JobGraph, root: int, root_of: dict[int, int], merged: dict[int, JobEdge], home: set[int]
+) -> Stage:
     vertices = tuple(vertex for vertex in graph.vertices if root_of[vertex.id] == root)
     members = {vertex.id for vertex in vertices}
     inner = tuple(edge for edge in merged.values() if edge.target in members)
@@ -150,13 +176,15 @@ def _check_source(vertex: JobVertex) -> None:
         return
     if node.stays_here:
         raise GraphError(
-            f"source {node.name!r} is fed by this program while the flow runs, and a job of Spark reads its input by itself: run the flow "
+            f"source {node.name!r} is fed by this program while the flow runs, and a job of Spark "
+            "reads its input by itself: run the flow "
             "here or with workers=, or write the elements to files first"
         )
     # Whether a function's iterator ends, nobody knows before it does.
     if not node.source.bounded and not isinstance(node.source, FunctionSource):
         raise GraphError(
-            f"source {node.name!r} never ends, and on=af.Spark(...) runs flows that do: give it an end, or run the flow on machines of "
+            f"source {node.name!r} never ends, and on=af.Spark(...) runs flows that do: give it "
+            "an end, or run the flow on machines of "
             "Spark with on=af.SparkWorkers(...)"
         )
 
@@ -179,9 +207,28 @@ def with_ends_apart(graph: JobGraph, stays: Callable[[StreamNode], bool]) -> Job
         if not others:
             vertices.append(replace(vertex, nodes=(here,)))
             continue
-        vertices.append(replace(vertex, name=" -> ".join(node.name for node in others), nodes=tuple(others), uids=vertex.uids[:-1]))
-        vertices.append(replace(vertex, id=last.id, name=last.name, nodes=(here,), uids=vertex.uids[-1:]))
-        edges.append(JobEdge(len(edges), vertex.id, last.id, 0, Partitioning(ShipStrategy.FORWARD), len(others) - 1, None))
+        vertices.append(
+            replace(
+                vertex,
+                name=" -> ".join(node.name for node in others),
+                nodes=tuple(others),
+                uids=vertex.uids[:-1],
+            )
+        )
+        vertices.append(
+            replace(vertex, id=last.id, name=last.name, nodes=(here,), uids=vertex.uids[-1:])
+        )
+        edges.append(
+            JobEdge(
+                len(edges),
+                vertex.id,
+                last.id,
+                0,
+                Partitioning(ShipStrategy.FORWARD),
+                len(others) - 1,
+                None,
+            )
+        )
     return replace(graph, vertices=tuple(vertices), edges=tuple(edges))
 
 
@@ -189,10 +236,15 @@ def _with_frames_there(graph: JobGraph) -> JobGraph:
     """The graph in which DataFrames are read where Spark has them, and not in this program."""
     vertices = []
     for vertex in graph.vertices:
-        source: object = vertex.head.source  # As mypy sees it, a source that wants the host is none.
+        source: object = (
+            vertex.head.source
+        )  # As mypy sees it, a source that wants the host is none.
         if isinstance(source, FrameSource | StreamSource):
             rows = FrameRows(source.make, batches=source.batches)
-            vertex = replace(vertex, nodes=(replace(vertex.head, source=rows, stays_here=False), *vertex.nodes[1:]))
+            vertex = replace(
+                vertex,
+                nodes=(replace(vertex.head, source=rows, stays_here=False), *vertex.nodes[1:]),
+            )
         vertices.append(vertex)
     return replace(graph, vertices=tuple(vertices))
 
@@ -211,7 +263,12 @@ def _prints(node: StreamNode) -> bool:
 def _is_fused(graph: JobGraph, edge: JobEdge, home: set[int]) -> bool:
     """Whether the consumer of `edge` runs in the Spark tasks of its producer."""
     source, target = graph.vertex(edge.source), graph.vertex(edge.target)
-    if source.id in home or target.id in home or len(graph.inputs_of(target.id)) != 1 or target.head.keyed:
+    if (
+        source.id in home
+        or target.id in home
+        or len(graph.inputs_of(target.id)) != 1
+        or target.head.keyed
+    ):
         return False
     strategy = edge.partitioning.strategy
     if strategy is ShipStrategy.FORWARD:
@@ -220,4 +277,7 @@ def _is_fused(graph: JobGraph, edge: JobEdge, home: set[int]) -> bool:
 
 
 def _is_by_record(vertex: JobVertex) -> bool:
-    return all(node.source is not None or (node.kind in BY_RECORD and not node.stateful and not node.keyed) for node in vertex.nodes)
+    return all(
+        node.source is not None or (node.kind in BY_RECORD and not node.stateful and not node.keyed)
+        for node in vertex.nodes
+    )

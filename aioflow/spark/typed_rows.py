@@ -1,4 +1,6 @@
-"""Rows of Spark as values of a type: a row that is none is named with its field and what to do about it."""
+"""Rows of Spark as values of a type: a row that is none is named with its field and what to do
+about it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from aioflow.operators.userfunction import describe_record
 
 __all__ = ["TypedRows"]
 
-_PLACE = re.compile(r"^(?P<what>.*) - at `\$(?:\.(?P<field>\w+)|\[(?P<index>\d+)\])(?P<within>.*)`$", re.DOTALL)
+_PLACE = re.compile(
+    r"^(?P<what>.*) - at `\$(?:\.(?P<field>\w+)|\[(?P<index>\d+)\])(?P<within>.*)`$", re.DOTALL
+)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
 
 
@@ -36,11 +40,19 @@ class TypedRows:
         what, remedy = text, "change the type, or CAST the column in the query"
         if (missing := _MISSING.match(text)) is not None:
             name = missing["field"]
-            what = f"field {name}: there is no column {name!r}, there are {', '.join(map(repr, row))}"
+            what = (
+                f"field {name}: there is no column {name!r}, there are {', '.join(map(repr, row))}"
+            )
             remedy = f"name one so in the query (SELECT ... AS {name}), or give the field a default"
         elif (place := _PLACE.match(text)) is not None:
             name = place["field"] or field_names(self.type)[int(place["index"])]
             what = f"field {name}{place['within']}: {place['what']}"
             if what.endswith("got `null`"):
-                remedy = "let the field be None as well (`| None`), or leave such rows out in the query (WHERE ... IS NOT NULL)"
-        return f"a row of Spark is no {self.type.__name__}: {what}; {remedy}. The row: {describe_record(row)}"
+                remedy = (
+                    "let the field be None as well (`| None`), or leave such rows out in the "
+                    "query (WHERE ... IS NOT NULL)"
+                )
+        return (
+            f"a row of Spark is no {self.type.__name__}: {what}; {remedy}. The row: "
+            f"{describe_record(row)}"
+        )

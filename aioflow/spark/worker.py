@@ -1,9 +1,12 @@
-"""A worker inside a Python process of a Spark executor: what Spark runs there, for as long as the flow runs.
+"""A worker inside a Python process of a Spark executor: what Spark runs there, for as long as the
+flow runs.
 
-It is a TaskManager like any other, and belongs to one JobManager: that of the program that runs the flow. It ends when that sends it
-home, when the connection ends, and when nothing is heard of it: whatever becomes of the driver, nothing is left behind on the executors.
+It is a TaskManager like any other, and belongs to one JobManager: that of the program that runs the
+flow. It ends when that sends it home, when the connection ends, and when nothing is heard of it:
+whatever becomes of the driver, nothing is left behind on the executors.
 
-This module is loaded before it is known what the Python of the executors has, so it imports nothing but the standard library.
+This module is loaded before it is known what the Python of the executors has, so it imports nothing
+but the standard library.
 """
 
 from __future__ import annotations
@@ -31,11 +34,16 @@ SERVED, RETRIED, LACKS = "served", "retried", "lacks"
 """How a worker's Spark job may end."""
 
 SILENCE_S = 6.0
-"""A driver that was not heard for so long is dead, or cut off. It answers from a thread of its own, whatever holds the program's loop."""
+"""A driver that was not heard for so long is dead, or cut off.
+
+It answers from a thread of its own, whatever holds the program's loop.
+"""
 
 CHECK_S = 0.5
 GRACE_S = 2.0
-"""How long a worker without a driver may take to end by itself: a function that blocks would keep it for ever."""
+"""How long a worker without a driver may take to end by itself: a function that blocks would
+keep it for ever.
+"""
 
 LOST_DRIVER = 3
 """Exit code."""
@@ -43,7 +51,10 @@ LOST_DRIVER = 3
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
-    """The function for `mapPartitions`. Its one result tells how the worker ended: one of the words above, and details."""
+    """The function for `mapPartitions`.
+
+    Its one result tells how the worker ended: one of the words above, and details.
+    """
 
     worker_id: str
     host: str
@@ -63,9 +74,14 @@ class WorkerTask:
         assert context is not None, "Spark runs it in a task"
         lacking = [name for name in self.needed if find_spec(name) is None]
         if lacking:
-            yield LACKS, f"{sys.executable} (Python {platform.python_version()}) on {platform.node()} lacks {', '.join(lacking)}"
+            yield (
+                LACKS,
+                f"{sys.executable} (Python {platform.python_version()}) on {platform.node()} "
+                f"lacks {', '.join(lacking)}",
+            )
         elif context.attemptNumber():
-            # The ResourceManager has asked for another one by now: who is started again, and when, is decided there alone.
+            # The ResourceManager has asked for another one by now: who is started again, and when,
+            # is decided there alone.
             yield RETRIED, f"attempt {context.attemptNumber()}"
         else:
             self._serve()
@@ -97,7 +113,9 @@ class WorkerTask:
         manager = TaskManager(host, self.secret, options, self.worker_id)
         manager.inspector.start()  # Its past is there when it is first asked for.
         over = threading.Event()
-        watching = host.blocking(_end_with_driver, manager, host, over, dedicated=True, name="aioflow-driver")
+        watching = host.blocking(
+            _end_with_driver, manager, host, over, dedicated=True, name="aioflow-driver"
+        )
         try:
             await manager.run()
         finally:
@@ -115,11 +133,16 @@ class WorkerTask:
         if self.tls is not None:
             certificate, key, authority = self.tls
             contexts = TlsFiles(certificate=certificate, key=key, authority=authority).load()
-        return SecuredHost(SystemHost(), Security(tls=contexts, allow_plaintext=self.allow_plaintext))
+        return SecuredHost(
+            SystemHost(), Security(tls=contexts, allow_plaintext=self.allow_plaintext)
+        )
 
 
 def _reached_from(host: str, port: int) -> str:
-    """The address of this machine on the way to the driver: there the other workers find it. Nothing is sent."""
+    """The address of this machine on the way to the driver: there the other workers find it.
+
+    Nothing is sent.
+    """
     import socket
 
     family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]

@@ -1,4 +1,6 @@
-"""What a session must be like for workers to live in it: cores enough, no second attempts, and secrets that stay secret."""
+"""What a session must be like for workers to live in it: cores enough, no second attempts, and
+secrets that stay secret.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from aioflow.spark.failures import SparkError
 __all__ = ["check_cores", "check_secrecy", "found_in", "worker_config"]
 
 KEPT_FREE = 1
-"""Cores for other jobs of a session that workers share: they would wait for ever behind tasks that do not end."""
+"""Cores for other jobs of a session that workers share: they would wait for ever behind tasks
+that do not end.
+"""
 
 _ENCRYPTION = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
 
@@ -31,11 +35,17 @@ def worker_config(given: Mapping[str, str], workers: int) -> dict[str, str]:
     return ours | dict(given)
 
 
-def check_cores(master: str, config: Mapping[str, str], workers: int, *, shared: bool, cores: int | None = None) -> None:
-    """Raises SparkError if so many workers cannot live there. `cores` is what a running session has, if it can tell."""
+def check_cores(
+    master: str, config: Mapping[str, str], workers: int, *, shared: bool, cores: int | None = None
+) -> None:
+    """Raises SparkError if so many workers cannot live there.
+
+    `cores` is what a running session has, if it can tell.
+    """
     if config.get("spark.speculation") == "true":
         raise SparkError(
-            "spark.speculation is on: Spark would start workers a second time because they take long, and kill the first; set it to false"
+            "spark.speculation is on: Spark would start workers a second time because they take "
+            "long, and kill the first; set it to false"
         )
     each = int(config.get("spark.task.cpus", "1"))
     found = _cores_of(master, config) if cores is None else cores
@@ -45,30 +55,41 @@ def check_cores(master: str, config: Mapping[str, str], workers: int, *, shared:
     what = f"{workers} workers of {each} cores each" if each > 1 else f"{workers} workers"
     free = f" and {KEPT_FREE} must stay free for the other jobs of this session" if shared else ""
     raise SparkError(
-        f"{master} has {found} cores, and {what} need {wanted}: each holds its core for as long as the flow runs{free}; "
+        f"{master} has {found} cores, and {what} need {wanted}: each holds its core for as long "
+        f"as the flow runs{free}; "
         "take fewer workers, or a master with more cores"
     )
 
 
 def found_in(session: Any) -> tuple[int | None, dict[str, str]]:
-    """Of a running session: how many cores it has, None where that may still change, and its settings. In a thread of the bridge."""
+    """Of a running session: how many cores it has, None where that may still change, and its
+    settings. In a thread of the bridge.
+    """
     context = session.sparkContext
     config = dict(context.getConf().getAll())
-    return (context.defaultParallelism if re.fullmatch(r"local(\[.*\])?", context.master) else None), config
+    return (
+        context.defaultParallelism if re.fullmatch(r"local(\[.*\])?", context.master) else None
+    ), config
 
 
-def check_secrecy(address: str, config: Mapping[str, str], *, has_tls: bool, allow_plaintext: bool) -> None:
-    """Raises NotAuthenticated if somebody between the machines could read the records, or the secret on its way to the workers."""
+def check_secrecy(
+    address: str, config: Mapping[str, str], *, has_tls: bool, allow_plaintext: bool
+) -> None:
+    """Raises NotAuthenticated if somebody between the machines could read the records, or the
+    secret on its way to the workers.
+    """
     if is_loopback(address) or allow_plaintext:
         return
     if not has_tls:
         raise NotAuthenticated(
-            f"workers of Spark on other machines would connect to {address} in plain text: give tls=af.TlsFiles(...), or say that the "
+            f"workers of Spark on other machines would connect to {address} in plain text: give "
+            "tls=af.TlsFiles(...), or say that the "
             "network may be trusted with allow_plaintext=True"
         )
     if not any(config.get(name) == "true" for name in _ENCRYPTION):
         raise NotAuthenticated(
-            f"the secret of the workers would travel in plain text in Spark's tasks: set {' or '.join(_ENCRYPTION)} to true in config=, or "
+            "the secret of the workers would travel in plain text in Spark's tasks: set "
+            f"{' or '.join(_ENCRYPTION)} to true in config=, or "
             "say that the network may be trusted with allow_plaintext=True"
         )
 

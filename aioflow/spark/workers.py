@@ -1,10 +1,12 @@
-"""`on=af.SparkWorkers(...)`: a flow on machines of Spark, run by the engine itself, with its own state, timers and checkpoints.
+"""`on=af.SparkWorkers(...)`: a flow on machines of Spark, run by the engine itself, with its own
+state, timers and checkpoints.
 
     await flow.execute(on=af.SparkWorkers("spark://host:7077", workers=4, slots=2), checkpoints="s3://bucket/flows")
 
-Spark brings up the workers and owns their machines: each is one long task in an executor (`provider`, `worker`). What they run, and what
-happens when one is lost, is decided by the JobManager in this program (`headquarters`), as in any cluster. So the run ends with the
-program; a flow that shall survive it needs a cluster of its own.
+Spark brings up the workers and owns their machines: each is one long task in an executor
+(`provider`, `worker`). What they run, and what happens when one is lost, is decided by the
+JobManager in this program (`headquarters`), as in any cluster. So the run ends with the program; a
+flow that shall survive it needs a cluster of its own.
 """
 
 from __future__ import annotations
@@ -46,19 +48,26 @@ __all__ = ["SparkWorkers", "SparkWorkersRun"]
 logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = START_TIMEOUT_S + 60.0
-"""A job that is short of slots for so long fails: longer than one worker may take to be replaced."""
+"""A job that is short of slots for so long fails: longer than one worker may take to be
+replaced.
+"""
 
 WORKER_SILENCE_S = 10.0
-"""A worker that is silent for longer is given up. Its sign of life comes from a thread, also while a function holds its loop."""
+"""A worker that is silent for longer is given up.
+
+Its sign of life comes from a thread, also while a function holds its loop.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SparkWorkers:
-    """Where a flow runs: in `workers` tasks of the Spark at `master`, each with `slots` (None: as many as the flow needs).
+    """Where a flow runs: in `workers` tasks of the Spark at `master`, each with `slots` (None: as
+    many as the flow needs).
 
-    `config` are settings of the session that is started for the run; `bridge` is the service's own session instead, which stays. With
-    executors on other machines `config` says at which address they reach this one (`spark.driver.host`); `tls` are the files of a
-    certificate, at the same paths everywhere, or `allow_plaintext` says that the network may be trusted.
+    `config` are settings of the session that is started for the run; `bridge` is the service's own
+    session instead, which stays. With executors on other machines `config` says at which address
+    they reach this one (`spark.driver.host`); `tls` are the files of a certificate, at the same
+    paths everywhere, or `allow_plaintext` says that the network may be trusted.
     """
 
     master: str = "local[*]"
@@ -78,42 +87,87 @@ class SparkWorkers:
         if self.bridge is not None:
             check_bridge(self.bridge, "bridge")
             if self.bridge.master != self.master:
-                raise ValueError(f"bridge= is a session on {self.bridge.master!r}, and master= is {self.master!r}: give that of the bridge")
+                raise ValueError(
+                    f"bridge= is a session on {self.bridge.master!r}, and master= is "
+                    f"{self.master!r}: give that of the bridge"
+                )
 
     def start(
-        self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
+        self,
+        host: Host,
+        graph: JobGraph,
+        restart: RestartPolicy,
+        options: TaskOptions,
+        checkpoints: CheckpointSettings | None = None,
     ) -> SparkWorkersRun:
-        """The run of one job. Raises GraphError if the flow cannot travel, SparkError for too few cores or slots."""
+        """The run of one job.
+
+        Raises GraphError if the flow cannot travel, SparkError for too few cores or slots.
+        """
         graph = with_printing_apart(graph)  # What executors print, nobody sees.
         bridge, owned = self.bridge or self._bridge_of(graph), False
         config = worker_config(self.config, self.workers)
         if bridge is None:
-            bridge, owned = SparkBridge(self.master, app=f"aioflow {graph.name}", config=config), True
+            bridge, owned = (
+                SparkBridge(self.master, app=f"aioflow {graph.name}", config=config),
+                True,
+            )
         if owned:
-            check_secrecy(bridge.address, config, has_tls=self.tls is not None, allow_plaintext=self.allow_plaintext)
+            check_secrecy(
+                bridge.address,
+                config,
+                has_tls=self.tls is not None,
+                allow_plaintext=self.allow_plaintext,
+            )
         check_cores(self.master, config if owned else {}, self.workers, shared=not owned)
         security = Security.of(self.tls, allow_plaintext=self.allow_plaintext)
         return SparkWorkersRun(
-            SecuredHost(host, security), graph, restart, options, checkpoints, self, bridge, security, address=bridge.address, owned=owned
+            SecuredHost(host, security),
+            graph,
+            restart,
+            options,
+            checkpoints,
+            self,
+            bridge,
+            security,
+            address=bridge.address,
+            owned=owned,
         )
 
     def slots_for(self, graph: JobGraph) -> int:
-        """Of each worker: as given, or so many that all of them together just hold the flow. Raises SparkError if those given do not."""
-        roaming = {vertex.id for vertex in graph.vertices if not any(node.stays_here for node in vertex.nodes)}
-        # As they will be asked for: where narrow operators lie beside a wide one that stays here, they share fewer slots than they might.
-        needed = max(sum(any(vertex in roaming for vertex, _ in place.subtasks) for place in places_of(graph)), 1)
+        """Of each worker: as given, or so many that all of them together just hold the flow.
+
+        Raises SparkError if those given do not.
+        """
+        roaming = {
+            vertex.id
+            for vertex in graph.vertices
+            if not any(node.stays_here for node in vertex.nodes)
+        }
+        # As they will be asked for: where narrow operators lie beside a wide one that stays here,
+        # they share fewer slots than they might.
+        needed = max(
+            sum(
+                any(vertex in roaming for vertex, _ in place.subtasks) for place in places_of(graph)
+            ),
+            1,
+        )
         if self.slots is None:
             return -(-needed // self.workers)
         there = self.workers * self.slots
         if there < needed:
             raise SparkError(
-                f"flow {graph.name!r} needs {needed} slots, and workers={self.workers} with slots={self.slots} have {there}: give "
-                f"slots={-(-needed // self.workers)}, or leave slots= out, or workers={-(-needed // self.slots)}, or a smaller parallelism="
+                f"flow {graph.name!r} needs {needed} slots, and workers={self.workers} with "
+                f"slots={self.slots} have {there}: give "
+                f"slots={-(-needed // self.workers)}, or leave slots= out, or "
+                f"workers={-(-needed // self.slots)}, or a smaller parallelism="
             )
         return self.slots
 
     def _bridge_of(self, graph: JobGraph) -> SparkBridge | None:
-        """That of a source or sink in the flow: a process has one session, which the workers then share."""
+        """That of a source or sink in the flow: a process has one session, which the workers
+        then share.
+        """
         for vertex in graph.vertices:
             for node in vertex.nodes:
                 # A sink is an argument of what makes its operator.
@@ -123,8 +177,10 @@ class SparkWorkers:
                         continue
                     if bridge.master != self.master:
                         raise GraphError(
-                            f"operator {node.name!r} uses a Spark session on {bridge.master!r}, and the workers would be on "
-                            f"{self.master!r}: a program can have one session, give both the same master"
+                            f"operator {node.name!r} uses a Spark session on {bridge.master!r}, "
+                            "and the workers would be on "
+                            f"{self.master!r}: a program can have one session, give both the same "
+                            "master"
                         )
                     return bridge
         return None
@@ -157,7 +213,10 @@ class SparkWorkersRun(RemoteRun):
         self._cancelled_early: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> JobStatus:
-        """Bring up the workers, run the job there, send them home. Cancelling this cancels the job; no worker outlives it."""
+        """Bring up the workers, run the job there, send them home.
+
+        Cancelling this cancels the job; no worker outlives it.
+        """
         self.job_master.ask = self._ask_early
         try:
             async with AsyncExitStack() as stack:
@@ -170,22 +229,44 @@ class SparkWorkersRun(RemoteRun):
                 self.job_master.ask = None
                 status = await super().run()
                 error = self.job_master.error
-                if status is JobStatus.FAILED and error is not None and provider.last_error is not None:
-                    note_once(error, f"the last worker that was asked of Spark did not come: {provider.last_error}")
+                if (
+                    status is JobStatus.FAILED
+                    and error is not None
+                    and provider.last_error is not None
+                ):
+                    note_once(
+                        error,
+                        "the last worker that was asked of Spark did not come: "
+                        f"{provider.last_error}",
+                    )
                 return status
-        except Exception as error:  # noqa: BLE001  # Whatever keeps the workers from starting has failed the job.
+        # Whatever keeps the workers from starting has failed the job.
+        except Exception as error:  # noqa: BLE001
             self.job_master.error = error
             self.job_master.set_status(JobStatus.FAILED)
             return JobStatus.FAILED
 
     async def _bring_up(self, stack: AsyncExitStack) -> SparkProvider | None:
-        """All workers, registered. None: the job was cancelled meanwhile. Raises SparkError for workers that do not come."""
-        provider = SparkProvider(self._bridge, self._task_of, workers=self._place.workers, slots=self._slots)
+        """All workers, registered.
+
+        None: the job was cancelled meanwhile. Raises SparkError for workers that do not come.
+        """
+        provider = SparkProvider(
+            self._bridge, self._task_of, workers=self._place.workers, slots=self._slots
+        )
         stack.push_async_callback(provider.close)
         headquarters = Headquarters(
-            self.host, self._secret, self._bind, self._security, provider, request_timeout_s=REQUEST_TIMEOUT_S, silence_s=WORKER_SILENCE_S
+            self.host,
+            self._secret,
+            self._bind,
+            self._security,
+            provider,
+            request_timeout_s=REQUEST_TIMEOUT_S,
+            silence_s=WORKER_SILENCE_S,
         )
-        session = asyncio.get_running_loop().create_task(self._check_session(), name="spark session")
+        session = asyncio.get_running_loop().create_task(
+            self._check_session(), name="spark session"
+        )
         stack.push_async_callback(cancel_and_wait, [session])
         await wait_first([session, self._cancelled_early])
         if self._cancelled_early.done():
@@ -194,12 +275,19 @@ class SparkWorkersRun(RemoteRun):
         await stack.enter_async_context(headquarters)
         stack.callback(provider.begin_closing)
         self._where = "{}:{}".format(*headquarters.address)
-        self._client = ClusterClient(self.host, Whereabouts((headquarters.address,)), self._secret, self._handlers())
+        self._client = ClusterClient(
+            self.host, Whereabouts((headquarters.address,)), self._secret, self._handlers()
+        )
         await wait_first([provider.ready, self._cancelled_early])
         if self._cancelled_early.done():
             return None
         provider.ready.result()
-        logger.info("%d workers with %d slots each are there, from Spark at %s", self._place.workers, self._slots, self._place.master)
+        logger.info(
+            "%d workers with %d slots each are there, from Spark at %s",
+            self._place.workers,
+            self._slots,
+            self._place.master,
+        )
         return provider
 
     async def _check_session(self) -> None:
@@ -207,16 +295,31 @@ class SparkWorkersRun(RemoteRun):
         session = await self._bridge.session()
         cores, config = await self._bridge.call(found_in, session)
         place, is_alone = self._place, self._is_owned and self._bridge.owns_session
-        check_secrecy(self._bridge.address, config, has_tls=place.tls is not None, allow_plaintext=place.allow_plaintext)
+        check_secrecy(
+            self._bridge.address,
+            config,
+            has_tls=place.tls is not None,
+            allow_plaintext=place.allow_plaintext,
+        )
         check_cores(place.master, config, place.workers, shared=not is_alone, cores=cores)
 
     def _task_of(self, worker_id: str) -> WorkerTask:
         host, _, port = self._where.rpartition(":")
         tls = self._place.tls
         files = None if tls is None else (tls.certificate, tls.key, tls.authority)
-        return WorkerTask(worker_id, host, int(port), self._secret, self._slots, files, self._place.allow_plaintext)
+        return WorkerTask(
+            worker_id,
+            host,
+            int(port),
+            self._secret,
+            self._slots,
+            files,
+            self._place.allow_plaintext,
+        )
 
     def _ask_early(self, method: str, *_: object) -> None:
-        """Before there is a JobMaster: whatever else is asked, it is asked again when there is one."""
+        """Before there is a JobMaster: whatever else is asked, it is asked again when there is
+        one.
+        """
         if method == "cancel" and not self._cancelled_early.done():
             self._cancelled_early.set_result(None)

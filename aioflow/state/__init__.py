@@ -1,1 +1,3 @@
-"""Keyed state, operator state and timers: what an operator remembers, and what a checkpoint holds of it."""
+"""Keyed state, operator state and timers: what an operator remembers, and what a checkpoint
+holds of it.
+"""

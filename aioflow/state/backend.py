@@ -1,14 +1,16 @@
 """What operators and user functions see of state, whatever keeps it; and how a backend is chosen.
 
-A `KeyedStateBackend` holds named tables: `namespace -> key -> value`. Plain keyed state lives in namespace None, a
-window's state in the namespace of that window. The five kinds of state are views of such tables for the current key;
-built-in operators read and write the raw dicts of a `StateTable`. Keys that are equal in Python are one key.
+A `KeyedStateBackend` holds named tables: `namespace -> key -> value`. Plain keyed state lives in
+namespace None, a window's state in the namespace of that window. The five kinds of state are views
+of such tables for the current key; built-in operators read and write the raw dicts of a
+`StateTable`. Keys that are equal in Python are one key.
 
-The mapping that `StateTable.of` returns is valid for one batch, and only for the keys that were named: so a backend knows what
-changes, can keep what an unfinished snapshot still needs, and can fetch all keys of a batch at once. The state objects may be kept.
+The mapping that `StateTable.of` returns is valid for one batch, and only for the keys that were
+named: so a backend knows what changes, can keep what an unfinished snapshot still needs, and can
+fetch all keys of a batch at once. The state objects may be kept.
 
-A checkpoint: `begin_snapshot` between two slices, `PendingSnapshot.write` while the job goes on, then `checkpoint_completed` or
-`checkpoint_aborted`. Timers are part of it.
+A checkpoint: `begin_snapshot` between two slices, `PendingSnapshot.write` while the job goes on,
+then `checkpoint_completed` or `checkpoint_aborted`. Timers are part of it.
 """
 
 from __future__ import annotations
@@ -45,20 +47,31 @@ __all__ = [
 DEFAULT_BACKEND = "heap"
 
 INTERNAL_PREFIX = "aioflow."
-"""State whose name begins so is the engine's own beside the user's: part of every snapshot, and nothing that a reader of state sees."""
+"""State whose name begins so is the engine's own beside the user's: part of every snapshot, and
+nothing that a reader of state sees.
+"""
 
-BACKENDS = {"heap": ("aioflow.state.heap", "HeapKeyedStateBackend"), "rocksdb": ("aioflow.state.rocksdb", "RocksDB")}
-"""Name -> (module, class), imported when the backend is asked for: an extra may be dear to load, or absent."""
+BACKENDS = {
+    "heap": ("aioflow.state.heap", "HeapKeyedStateBackend"),
+    "rocksdb": ("aioflow.state.rocksdb", "RocksDB"),
+}
+"""Name -> (module, class), imported when the backend is asked for: an extra may be dear to load,
+or absent.
+"""
 
 
 class _NoKey:
-    """Stands for "no current key". Looking it up in any dict raises StateError: so the hot path needs no check of its own."""
+    """Stands for "no current key".
+
+    Looking it up in any dict raises StateError: so the hot path needs no check of its own.
+    """
 
     __slots__ = ()
 
     def __hash__(self) -> int:
         raise StateError(
-            "keyed state was used without a current key: it is bound to the key of the element (or timer) being "
+            "keyed state was used without a current key: it is bound to the key of the element "
+            "(or timer) being "
             "processed; do not use it in open(), in close() or from a task of your own"
         )
 
@@ -74,11 +87,13 @@ class StateTable(Protocol):
 
     name: str
 
-    def of(self, namespace: Any = None, keys: Sequence[Any] | None = None) -> MutableMapping[Any, Any]:
+    def of(
+        self, namespace: Any = None, keys: Sequence[Any] | None = None
+    ) -> MutableMapping[Any, Any]:
         """`key -> value` of `namespace`, created on demand. Ask again for each batch.
 
-        `keys`: those that may be changed, or whose values may be changed in place; others must not be. Without them any may,
-        and each access costs more.
+        `keys`: those that may be changed, or whose values may be changed in place; others must not
+        be. Without them any may, and each access costs more.
         """
 
     def of_key(self, namespace: Any, key: Any) -> MutableMapping[Any, Any]:
@@ -91,7 +106,8 @@ class StateTable(Protocol):
         """All namespaces that hold something."""
 
     def removed(self, namespace: Any, key: Any) -> None:
-        """Note that `key` was deleted from the mapping that `of_key` gave. That mapping is not used for it again.
+        """Note that `key` was deleted from the mapping that `of_key` gave. That mapping is not used
+        for it again.
 
         An empty namespace other than None is dropped.
         """
@@ -104,7 +120,8 @@ class PendingSnapshot(Protocol):
     """A consistent view of one backend, to be written while the job goes on."""
 
     async def write(self, output: StateOutput) -> KeyedStateHandle | None:
-        """Writes what has to be written, in slices; None: there is nothing to keep. Once. The view ends, whatever happens.
+        """Writes what has to be written, in slices; None: there is nothing to keep. Once. The view
+        ends, whatever happens.
 
         Raises OSError of `output`, and TypeNotSupported naming operator, state, type and remedy.
         """
@@ -117,7 +134,10 @@ class KeyedStateBackend(Protocol):
     """Keyed state of one operator's subtask: the keys of `key_group_range`."""
 
     current_key: Any
-    """`NO_KEY` when no element is being processed. A plain attribute: hot loops store to it directly."""
+    """`NO_KEY` when no element is being processed.
+
+    A plain attribute: hot loops store to it directly.
+    """
     max_parallelism: int
     key_group_range: KeyGroupRange
     codec: Codec
@@ -132,49 +152,63 @@ class KeyedStateBackend(Protocol):
     def get_state(self, descriptor: StateDescriptor, namespace: Any = None) -> Any:
         """The state that `descriptor` declares, for the current key in `namespace`.
 
-        One object for each name in namespace None; one of another namespace is made for the occasion. Raises StateError
-        when the name was declared differently, or holds restored state of another kind.
+        One object for each name in namespace None; one of another namespace is made for the
+        occasion. Raises StateError when the name was declared differently, or holds restored state
+        of another kind.
         """
 
-    def table(self, name: str, *, result: Callable[[Any], Any] | None = None, transient: bool = False) -> StateTable:
+    def table(
+        self, name: str, *, result: Callable[[Any], Any] | None = None, transient: bool = False
+    ) -> StateTable:
         """Raw table `name`; `result` turns a stored value into what queries show.
 
-        `transient`: its keys are removed one by one as often as they come, each with a call of `removed`.
+        `transient`: its keys are removed one by one as often as they come, each with a call of
+        `removed`.
         """
 
     def query(self, name: str, key: Any, namespace: Any = None, default: Any = ...) -> Any:
-        """What state `name` shows for `key`. For a key without state `default`; if none is given the descriptor's, then None.
+        """What state `name` shows for `key`. For a key without state `default`; if none is given
+        the descriptor's, then None.
 
         Does not touch the current key. Raises StateError: unknown name.
         """
 
-    def items(self, name: str, limit: int | None = None, namespace: Any = None) -> list[tuple[Any, Any]]:
+    def items(
+        self, name: str, limit: int | None = None, namespace: Any = None
+    ) -> list[tuple[Any, Any]]:
         """Up to `limit` pairs (key, what `query` gives)."""
 
     def names(self) -> list[str]:
         """All names that hold state, declared or restored."""
 
     def attach_timers(self, service: InternalTimerService) -> None:
-        """Makes the timers and the event time of `service` part of every snapshot, and gives it those that were restored.
+        """Makes the timers and the event time of `service` part of every snapshot, and gives it
+        those that were restored.
 
         The service calls it when it is made. Raises StateError for a second one of the same name.
         """
 
-    def begin_snapshot(self, checkpoint_id: int, *, full: bool = False, canonical: bool = False) -> PendingSnapshot:
-        """A consistent view of all state and timers as they are now. Called between two slices; costs next to nothing.
+    def begin_snapshot(
+        self, checkpoint_id: int, *, full: bool = False, canonical: bool = False
+    ) -> PendingSnapshot:
+        """A consistent view of all state and timers as they are now. Called between two slices;
+        costs next to nothing.
 
-        `full`: nothing may refer to files of earlier checkpoints. `canonical`: for a savepoint, one file in the format that
-        every backend reads. Another snapshot may still be unfinished.
+        `full`: nothing may refer to files of earlier checkpoints. `canonical`: for a savepoint, one
+        file in the format that every backend reads. Another snapshot may still be unfinished.
         """
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """What `begin_snapshot(checkpoint_id)` gave is part of a completed checkpoint: the next increment is relative to it."""
+        """What `begin_snapshot(checkpoint_id)` gave is part of a completed checkpoint: the next
+        increment is relative to it.
+        """
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         """It is part of none, and never will be."""
 
     async def restore_from(self, handles: Sequence[KeyedStateHandle], source: StateInput) -> None:
-        """Takes the key groups of its own range out of the state of all former subtasks. Before any state is used, and once.
+        """Takes the key groups of its own range out of the state of all former subtasks. Before any
+        state is used, and once.
 
         Raises RestoreError naming the file and the operator.
         """
@@ -187,7 +221,9 @@ class OperatorStateBackend(Protocol):
 
     is_restored: bool
     is_lent: bool
-    """Whether a function may ask for state whenever it likes: what nobody has asked for yet may be its own."""
+    """Whether a function may ask for state whenever it likes: what nobody has asked for yet may
+    be its own.
+    """
 
     def get_list_state(self, descriptor: StateDescriptor | str) -> Any: ...
     def get_union_list_state(self, descriptor: StateDescriptor | str) -> Any: ...
@@ -201,13 +237,21 @@ class OperatorStateBackend(Protocol):
 
 @runtime_checkable
 class StateBackend(Protocol):
-    """A backend object that the application brings along. May have `configure(options: Mapping) -> None`, called first.
+    """A backend object that the application brings along. May have `configure(options: Mapping) ->
+    None`, called first.
 
-    With a true attribute `needs_host` it also gets `host=`: the machine that it runs on, None if it was made without one.
+    With a true attribute `needs_host` it also gets `host=`: the machine that it runs on, None if it
+    was made without one.
     """
 
     def create_keyed(
-        self, *, max_parallelism: int, key_group_range: KeyGroupRange, now_ms: Callable[[], int], codec: Codec, operator: str
+        self,
+        *,
+        max_parallelism: int,
+        key_group_range: KeyGroupRange,
+        now_ms: Callable[[], int],
+        codec: Codec,
+        operator: str,
     ) -> KeyedStateBackend: ...
 
 
@@ -216,7 +260,9 @@ def choose_backend(
     job: str | StateBackend | None = None,
     cluster: str | StateBackend | None = None,
 ) -> str | StateBackend:
-    """The application's choice wins over the job's, that over the cluster's; with none it is the heap."""
+    """The application's choice wins over the job's, that over the cluster's; with none it is the
+    heap.
+    """
     for choice in (application, job, cluster):
         if choice is not None:
             return choice
@@ -229,10 +275,13 @@ def check_backend(choice: object) -> None:
     if isinstance(choice, str):
         if choice not in BACKENDS:
             hint = did_you_mean(choice, BACKENDS)
-            raise StateError(f"unknown state backend {choice!r}, expected {known} or a StateBackend object{hint}")
+            raise StateError(
+                f"unknown state backend {choice!r}, expected {known} or a StateBackend object{hint}"
+            )
     elif choice is not None and not isinstance(choice, StateBackend):
         raise StateError(
-            f"state backend is {type(choice).__name__} object {choice!r}, expected a name ({known}) or an object with "
+            f"state backend is {type(choice).__name__} object {choice!r}, expected a name "
+            f"({known}) or an object with "
             "create_keyed()"
         )
 
@@ -248,12 +297,13 @@ def create_keyed_backend(
     operator: str = "",
     host: Host | None = None,
 ) -> KeyedStateBackend:
-    """Creates the keyed backend of one subtask. `now_ms` is the processing-time clock that times to live count by.
+    """Creates the keyed backend of one subtask. `now_ms` is the processing-time clock that times to
+    live count by.
 
-    `codec` encodes what users keep in state (None: the types that are registered by default); errors name `operator`. `host` is the
-    machine, for a backend that keeps files on it.
-    `options` (of the cluster) are handed to a backend that can be configured, also to one the application brought.
-    Raises StateError for an unknown name, naming the known ones.
+    `codec` encodes what users keep in state (None: the types that are registered by default);
+    errors name `operator`. `host` is the machine, for a backend that keeps files on it. `options`
+    (of the cluster) are handed to a backend that can be configured, also to one the application
+    brought. Raises StateError for an unknown name, naming the known ones.
     """
     check_backend(choice)
     backend = DEFAULT_BACKEND if choice is None else choice
@@ -277,10 +327,13 @@ def create_keyed_backend(
 
 
 def require_keyed(backend: KeyedStateBackend | None, operator: str) -> KeyedStateBackend:
-    """`backend`, or StateError saying that `operator` lacks a `key_by`: raised at open, not at the first element."""
+    """`backend`, or StateError saying that `operator` lacks a `key_by`: raised at open, not at
+    the first element.
+    """
     if backend is None:
         raise StateError(
-            f"operator {operator!r} uses keyed state or timers, but its input is not keyed: put key_by(...) directly "
+            f"operator {operator!r} uses keyed state or timers, but its input is not keyed: put "
+            "key_by(...) directly "
             "before it"
         )
     return backend

@@ -1,8 +1,10 @@
-"""Frees what state lets go of at once, like the window of a million keys that has fired, a slice at a time.
+"""Frees what state lets go of at once, like the window of a million keys that has fired, a slice at
+a time.
 
-To free a key and its value takes some 50 ns, so a million of them hold the loop for 50 ms, and the mail of all its tasks with them.
-Memory comes back within as many turns of the loop as there are slices, in whichever dicts it is: a thousand windows that fire in one turn
-are as much as one that is a thousand times as large. Without a running loop it comes back at once: nobody waits.
+To free a key and its value takes some 50 ns, so a million of them hold the loop for 50 ms, and the
+mail of all its tasks with them. Memory comes back within as many turns of the loop as there are
+slices, in whichever dicts it is: a thousand windows that fire in one turn are as much as one that
+is a thousand times as large. Without a running loop it comes back at once: nobody waits.
 """
 
 from __future__ import annotations

@@ -1,23 +1,33 @@
-"""What changed since when: the bookkeeping that makes a snapshot a matter of moments, and a checkpoint as large as what changed.
+"""What changed since when: the bookkeeping that makes a snapshot a matter of moments, and a
+checkpoint as large as what changed.
 
-State stays where it is, in plain dicts that are always up to date. Until the first snapshot nothing is noted at all: it says everything.
-From then on *generations* run beside the state: generation n is the time between two snapshots, and holds which keys of which `Space` (one
-namespace of one table) were touched in it. To begin a snapshot is to begin a generation: nothing is copied, however much state there is.
+State stays where it is, in plain dicts that are always up to date. Until the first snapshot nothing
+is noted at all: it says everything. From then on *generations* run beside the state: generation n
+is the time between two snapshots, and holds which keys of which `Space` (one namespace of one
+table) were touched in it. To begin a snapshot is to begin a generation: nothing is copied, however
+much state there is.
 
-The contents are written afterwards, in slices, while the job goes on. So while a snapshot is unfinished the first touch of a key saves
-what the key held (a copy if it is mutable, shared if not), and who reads the state *as of generation n* takes the oldest value saved
-since, or the present one if none was. Several snapshots may be unfinished at once: each begins a generation of its own. Nothing has to
-be merged back, so whoever holds a dict of the live state may go on holding it.
+The contents are written afterwards, in slices, while the job goes on. So while a snapshot is
+unfinished the first touch of a key saves what the key held (a copy if it is mutable, shared if
+not), and who reads the state *as of generation n* takes the oldest value saved since, or the
+present one if none was. Several snapshots may be unfinished at once: each begins a generation of
+its own. Nothing has to be merged back, so whoever holds a dict of the live state may go on holding
+it.
 
-The rule that this stands on: a key is touched *before* it is changed, or before a mutable value of it is given to somebody who may.
+The rule that this stands on: a key is touched *before* it is changed, or before a mutable value of
+it is given to somebody who may.
 
-What comes and goes within one generation leaves no note, so that the notes are bounded by what was there at its begin and at its end:
+What comes and goes within one generation leaves no note, so that the notes are bounded by what was
+there at its begin and at its end:
 
-- A space that is made in the generation is noted as a whole. Its keys are not noted at all, and if it is dropped again nothing is left.
-- A space that `notes_births` keeps with each note whether the key was there at the first touch. `forget` takes the note of a new key back.
+- A space that is made in the generation is noted as a whole. Its keys are not noted at all, and if
+  it is dropped again nothing is left.
+- A space that `notes_births` keeps with each note whether the key was there at the first touch.
+  `forget` takes the note of a new key back.
 
-Most of the price is the look-up of each key that is touched. So the keys of other spaces are noted batch by batch, by one call of
-`set.update`, which takes half the time of anything that keeps their order; the writer of a snapshot sorts them.
+Most of the price is the look-up of each key that is touched. So the keys of other spaces are noted
+batch by batch, by one call of `set.update`, which takes half the time of anything that keeps their
+order; the writer of a snapshot sorts them.
 """
 
 from __future__ import annotations
@@ -31,7 +41,19 @@ from aioflow.core.value_columns import lay_out, pick
 from aioflow.state.burial import bury
 from aioflow.state.snapshot import ATOMS, Uncopied, frozen_copy
 
-__all__ = ["MISSING", "RESTORED", "ChangeLog", "Generation", "Guard", "GuardMarks", "Kept", "Space", "missing_in", "values_at", "values_of"]
+__all__ = [
+    "MISSING",
+    "RESTORED",
+    "ChangeLog",
+    "Generation",
+    "Guard",
+    "GuardMarks",
+    "Kept",
+    "Space",
+    "missing_in",
+    "values_at",
+    "values_of",
+]
 
 RESTORED = -1
 """The generation in which restored state was made: before all that a log counts."""
@@ -43,7 +65,10 @@ _SHARED = ATOMS | {type(MISSING)}
 """Exact types of what is saved as it is."""
 
 KEPT_TOGETHER = 4
-"""So many values at least are kept as columns. Batches of a keyed stream are small where there is little to do."""
+"""So many values at least are kept as columns.
+
+Batches of a keyed stream are small where there is little to do.
+"""
 
 Keys = set[Any] | dict[Any, Any] | list[Any]
 
@@ -51,20 +76,34 @@ Keys = set[Any] | dict[Any, Any] | list[Any]
 class Space:
     """One namespace of one table: key -> stored value, and where its changes are noted."""
 
-    __slots__ = ("born", "dirty", "dropped", "entries", "namespace", "notes_births", "table", "token")
+    __slots__ = (
+        "born",
+        "dirty",
+        "dropped",
+        "entries",
+        "namespace",
+        "notes_births",
+        "table",
+        "token",
+    )
 
     def __init__(self, table: Any, namespace: Any, *, notes_births: bool = False) -> None:
         self.table = table
         self.namespace = namespace
         self.entries: dict[Any, Any] = {}
         self.notes_births = notes_births
-        """Whether each note says if the key was there before. Otherwise keys are noted as a set, which is cheaper by the batch."""
+        """Whether each note says if the key was there before.
+
+        Otherwise keys are noted as a set, which is cheaper by the batch.
+        """
         self.born = RESTORED
         """Generation in which it was made."""
         self.dropped: int | None = None
         """Generation in which it was dropped."""
         self.token: object = None
-        """Equal to the log's: `dirty` is of the present generation and may be written to directly."""
+        """Equal to the log's: `dirty` is of the present generation and may be written to
+        directly.
+        """
         self.dirty: Any = None
         """A set, or with `notes_births` a dict: key -> whether it was there."""
 
@@ -77,7 +116,10 @@ class Space:
         return self.entries.get(key, MISSING)
 
     def keys(self, start: int, count: int) -> list[Any]:
-        """`count` keys from the one at `start`. Keys that are new come last, and one that goes moves those behind it up."""
+        """`count` keys from the one at `start`.
+
+        Keys that are new come last, and one that goes moves those behind it up.
+        """
         return list(islice(self.entries, start, start + count))
 
     def release(self) -> None:
@@ -122,9 +164,13 @@ class Generation:
         self.saved: dict[Space, dict[Any, Any]] = {}
         """Space -> key -> what it held before: what was touched while one was."""
         self.whole: dict[Space, None] = {}
-        """Spaces of which all keys count as touched: made in this generation, or without earlier notes."""
+        """Spaces of which all keys count as touched: made in this generation, or without earlier
+        notes.
+        """
         self.drops: dict[tuple[str, Any], None] = {}
-        """(table, namespace) of spaces that are older than this generation and were dropped in it."""
+        """(table, namespace) of spaces that are older than this generation and were dropped in
+        it.
+        """
         self.next: Generation | None = None
 
     def noted(self) -> Iterator[tuple[Space, Keys]]:
@@ -133,7 +179,9 @@ class Generation:
         yield from self.touched.items()
 
     def held(self, space: Space, key: Any) -> bool | None:
-        """Whether `key` of `space` was there when the generation began, as far as its notes say; None: it was not touched."""
+        """Whether `key` of `space` was there when the generation began, as far as its notes say;
+        None: it was not touched.
+        """
         saved = self.saved.get(space)
         if saved is not None and key in saved:
             return saved[key] is not MISSING
@@ -148,14 +196,22 @@ class ChangeLog:
 
     def __init__(self) -> None:
         self.noting = False
-        """Whether changes are noted: since the first snapshot, or since the restore of one that can be built upon."""
+        """Whether changes are noted: since the first snapshot, or since the restore of one that
+        can be built upon.
+        """
         self.since = RESTORED
-        """Changes are noted of spaces that were made before this generation: the present one, or none."""
+        """Changes are noted of spaces that were made before this generation: the present one, or
+        none.
+        """
         self.token: object = object()
-        """Changes whenever spaces have to ask again; `Space.token is log.token` is the test of the hot path."""
+        """Changes whenever spaces have to ask again; `Space.token is log.token` is the test of
+        the hot path.
+        """
         self.current = Generation(0)
         self.on_change: Callable[[], None] = _nothing
-        """Called when a generation begins and when the last unfinished snapshot ends: what is bound to dicts binds again."""
+        """Called when a generation begins and when the last unfinished snapshot ends: what is
+        bound to dicts binds again.
+        """
         self._open = 0
         self._dropped: list[Space] = []
 
@@ -201,7 +257,10 @@ class ChangeLog:
             dirty[key] = space.held(key) is not MISSING
 
     def forget(self, space: Space, key: Any) -> None:
-        """Note that `key` of `space` was removed. A key that came in this generation needs no note."""
+        """Note that `key` of `space` was removed.
+
+        A key that came in this generation needs no note.
+        """
         if space.born >= self.since:
             return
         generation, is_new = self.current, False
@@ -218,7 +277,9 @@ class ChangeLog:
                 touched.pop(key, None)
 
     def dirty_of(self, space: Space) -> Any:
-        """Where the changes of `space` in this generation are noted, unless a snapshot is unfinished."""
+        """Where the changes of `space` in this generation are noted, unless a snapshot is
+        unfinished.
+        """
         if space.token is self.token:
             return space.dirty
         touched = self.current.touched
@@ -261,7 +322,8 @@ class ChangeLog:
         space.release()
 
     def begin(self, spaces: Callable[[], list[Space]]) -> Generation:
-        """Ends the present generation and gives it: a snapshot of its end is unfinished until `end` is called, once.
+        """Ends the present generation and gives it: a snapshot of its end is unfinished until `end`
+        is called, once.
 
         `spaces` gives all there are, for the first one.
         """
@@ -284,16 +346,24 @@ class ChangeLog:
             self._turn()
 
     def spaces_at(self, ended: Generation, present: Iterable[Space]) -> list[Space]:
-        """Those of `present`, which are there now, and of the dropped ones, that were there at the end of `ended`.
+        """Those of `present`, which are there now, and of the dropped ones, that were there at the
+        end of `ended`.
 
         Only while a snapshot of that moment is unfinished.
         """
         number = ended.number
         found = [space for space in present if space.born <= number]
-        return found + [space for space in self._dropped if space.born <= number and space.dropped > number]  # type: ignore[operator]
+        return found + [
+            space
+            for space in self._dropped
+            if space.born <= number and space.dropped > number  # type: ignore[operator]
+        ]
 
     def build_upon_restored(self, spaces: Iterable[Space]) -> None:
-        """Begin to note changes: the restored state is in files of a checkpoint. `spaces`: all that exist."""
+        """Begin to note changes: the restored state is in files of a checkpoint.
+
+        `spaces`: all that exist.
+        """
         self.noting, self.since = True, self.current.number
         self.current.whole = dict.fromkeys(space for space in spaces if space.born != RESTORED)
 
@@ -303,7 +373,10 @@ class ChangeLog:
 
 
 def values_at(later: Generation | None, space: Space, keys: Sequence[Any]) -> list[Any]:
-    """What each of `keys` held before generation `later` began, or `MISSING`. Only while a snapshot of that moment is unfinished."""
+    """What each of `keys` held before generation `later` began, or `MISSING`.
+
+    Only while a snapshot of that moment is unfinished.
+    """
     held = space.lookup(keys)
     since: list[dict[Any, Any]] = []
     while later is not None:
@@ -314,7 +387,9 @@ def values_at(later: Generation | None, space: Space, keys: Sequence[Any]) -> li
     for saved in reversed(since):  # The oldest last: it overrules the others.
         held = list(map(saved.get, keys, held))
     if since and Kept in map(type, held):
-        held = [now.of(key) if type(now) is Kept else now for key, now in zip(keys, held, strict=True)]
+        held = [
+            now.of(key) if type(now) is Kept else now for key, now in zip(keys, held, strict=True)
+        ]
     return held
 
 
@@ -339,12 +414,18 @@ def values_of(later: Generation | None, spaces: Sequence[Space], keys: Sequence[
 
 
 def missing_in(held: Sequence[Any]) -> bool:
-    """Whether one of these is `MISSING`. The `in` of a list would ask the values whether they are equal."""
+    """Whether one of these is `MISSING`.
+
+    The `in` of a list would ask the values whether they are equal.
+    """
     return any(map(is_, held, repeat(MISSING)))
 
 
 class Guard:
-    """Stands in for the dict that a state reads from while a snapshot is unfinished. Of one generation."""
+    """Stands in for the dict that a state reads from while a snapshot is unfinished.
+
+    Of one generation.
+    """
 
     __slots__ = ("_held", "_saved")
 
@@ -365,7 +446,10 @@ class Guard:
 
 
 class GuardMarks:
-    """Stands in for the notes of one generation while a snapshot is unfinished. Looking up a key notes it."""
+    """Stands in for the notes of one generation while a snapshot is unfinished.
+
+    Looking up a key notes it.
+    """
 
     __slots__ = ("_held", "_saved")
 
@@ -399,10 +483,10 @@ def _saved(held: Any) -> Any:
         return held
     try:
         return frozen_copy(held)
-    except Exception as error:  # noqa: BLE001  # From user code, or a value that contains itself. Encoding names it.
+    # From user code, or a value that contains itself. Encoding names it.
+    except Exception as error:  # noqa: BLE001
         return Uncopied(f"{type(error).__name__}: {error}")
 
 
 def _nothing() -> None:
     """Nobody is bound."""
-

@@ -8,10 +8,12 @@
     REMOVES  likewise without values: keys that earlier files hold and that are gone
     END      last and once: how many frames there were before it
 
-Columns are batches of the codec; namespaces that are all None are left out. Entries come in order of their key groups, in frames of
-bounded size, so writing takes little memory, and a frame of foreign key groups is skipped without being decoded. The values of a table
-are what its states keep: a value, list, map, reduced value or accumulator, with their times if the table is timed. Timers are tables of
-kind `timers`: namespace = timestamp, key = (key, namespace of the timer), value = order among equal timestamps.
+Columns are batches of the codec; namespaces that are all None are left out. Entries come in order
+of their key groups, in frames of bounded size, so writing takes little memory, and a frame of
+foreign key groups is skipped without being decoded. The values of a table are what its states keep:
+a value, list, map, reduced value or accumulator, with their times if the table is timed. Timers are
+tables of kind `timers`: namespace = timestamp, key = (key, namespace of the timer), value = order
+among equal timestamps.
 
 Anything else than this is refused with RestoreError, naming the file and the operator.
 """
@@ -57,6 +59,7 @@ KEY_CHARS_MAX = 80
 
 _HEADER, _DROPS, _PUTS, _REMOVES, _END = range(5)
 
+
 @dataclass(frozen=True, slots=True)
 class FileHeader:
     """What is said once for a file."""
@@ -65,7 +68,10 @@ class FileHeader:
     groups: KeyGroupRange
     """Of the subtask that wrote the file."""
     tables: dict[str, TableMeta]
-    """All tables by name, also those of which the file holds nothing. Frames name them by their place in it."""
+    """All tables by name, also those of which the file holds nothing.
+
+    Frames name them by their place in it.
+    """
     watermarks: dict[str, int]
     """Timer service -> the event time that it had reached."""
 
@@ -126,11 +132,16 @@ def groups_of(kind: str, keys: Sequence[Any], max_parallelism: int) -> list[int]
 
 
 def groups_of_read(kind: str, keys: Sequence[Any], max_parallelism: int, where: str) -> list[int]:
-    """`groups_of` keys that were read. Raises RestoreError naming `where` they were, if one of them cannot be a key."""
+    """`groups_of` keys that were read.
+
+    Raises RestoreError naming `where` they were, if one of them cannot be a key.
+    """
     try:
         return groups_of(kind, keys, max_parallelism)
     except (TypeNotSupported, TypeError, LookupError) as error:
-        raise RestoreError(f"cannot restore {where}: it holds a key that is none: {error}") from error
+        raise RestoreError(
+            f"cannot restore {where}: it holds a key that is none: {error}"
+        ) from error
 
 
 # Writing.
@@ -140,7 +151,15 @@ def encode_header(header: FileHeader) -> bytes:
     """The beginning of a file."""
     tables = [(name, meta.kind, meta.timed) for name, meta in header.tables.items()]
     groups = header.groups
-    return MAGIC + bytes((VERSION,)) + _frame(_Header(_HEADER, header.max_parallelism, groups.start, groups.end, tables, header.watermarks))
+    return (
+        MAGIC
+        + bytes((VERSION,))
+        + _frame(
+            _Header(
+                _HEADER, header.max_parallelism, groups.start, groups.end, tables, header.watermarks
+            )
+        )
+    )
 
 
 def encode_drops(table: int, namespaces: list[Any], codec: Codec, owner: str) -> bytes:
@@ -148,16 +167,27 @@ def encode_drops(table: int, namespaces: list[Any], codec: Codec, owner: str) ->
 
 
 def encode_entries(
-    table: int, groups: KeyGroupRange, namespaces: list[Any], keys: list[Any], values: list[Any] | None, codec: Codec, owner: str
+    table: int,
+    groups: KeyGroupRange,
+    namespaces: list[Any],
+    keys: list[Any],
+    values: list[Any] | None,
+    codec: Codec,
+    owner: str,
 ) -> bytes:
-    """One frame of rows of `groups`; `values` None: their keys are gone. Raises TypeNotSupported naming `owner` and the remedy."""
+    """One frame of rows of `groups`; `values` None: their keys are gone.
+
+    Raises TypeNotSupported naming `owner` and the remedy.
+    """
     return _frame(
         _Entries(
             _REMOVES if values is None else _PUTS,
             table,
             groups.start,
             groups.end,
-            None if namespaces.count(None) == len(namespaces) else _column(codec, namespaces, f"{owner}, namespaces"),
+            None
+            if namespaces.count(None) == len(namespaces)
+            else _column(codec, namespaces, f"{owner}, namespaces"),
             _column(codec, keys, f"{owner}, keys"),
             None if values is None else _values(codec, keys, values, owner),
         )
@@ -189,19 +219,23 @@ def _values(codec: Codec, keys: list[Any], values: list[Any], owner: str) -> byt
 
 
 def encode_value(codec: Codec, key: Any, value: Any, owner: str) -> bytes:
-    """The bytes of one value. Raises TypeNotSupported naming `owner`, the key, the type and the remedy.
+    """The bytes of one value. Raises TypeNotSupported naming `owner`, the key, the type and the
+    remedy.
 
     Any error of the value's own code counts: another try would come to the same value.
     """
     if type(value) is Uncopied:
         raise ValueNotSupported(
-            f"{owner}, key {_shown(key)}: a value cannot be copied ({value.reason}), and would go on changing while the checkpoint is "
+            f"{owner}, key {_shown(key)}: a value cannot be copied ({value.reason}), and would go "
+            "on changing while the checkpoint is "
             "written; keep values that do not contain themselves, and whose classes can be copied"
         )
     try:
         return codec.encode(value, owner=owner)
     except TypeNotSupported as error:
-        raise ValueNotSupported(str(error).replace(owner, f"{owner}, key {_shown(key)}", 1)) from None
+        raise ValueNotSupported(
+            str(error).replace(owner, f"{owner}, key {_shown(key)}", 1)
+        ) from None
     except Exception as error:
         what = f"a {type(value).__name__} cannot be encoded: {type(error).__name__}: {error}"
         raise ValueNotSupported(f"{owner}, key {_shown(key)}: {what}") from error
@@ -215,14 +249,19 @@ def _shown(key: Any) -> str:
 def _frame(content: msgspec.Struct) -> bytes:
     packed = _pack(content)
     if len(packed) > FRAME_BYTES_MAX:
-        raise ValueNotSupported(f"a frame of state takes {len(packed)} bytes, expected up to {FRAME_BYTES_MAX}; keep smaller values")
+        raise ValueNotSupported(
+            f"a frame of state takes {len(packed)} bytes, expected up to {FRAME_BYTES_MAX}; keep "
+            "smaller values"
+        )
     return len(packed).to_bytes(4, "big") + packed
 
 
 # Reading.
 
 
-def read_frames(content: bytes, groups: KeyGroupRange, codec: Codec, where: str) -> Iterator[FileHeader | Drops | Entries]:
+def read_frames(
+    content: bytes, groups: KeyGroupRange, codec: Codec, where: str
+) -> Iterator[FileHeader | Drops | Entries]:
     """The header, then what the file says of the key groups of `groups`, frame by frame.
 
     Raises RestoreError naming `where` when the file is not of this format, or not whole.
@@ -239,11 +278,17 @@ def read_frames(content: bytes, groups: KeyGroupRange, codec: Codec, where: str)
             yield Drops(table, reader.column(frame.namespaces))
             continue
         if not header.groups.start <= frame.first <= frame.last <= header.groups.end:
-            raise reader.refused(f"entries of key groups {frame.first}-{frame.last} in a file of {header.groups}")
+            raise reader.refused(
+                f"entries of key groups {frame.first}-{frame.last} in a file of {header.groups}"
+            )
         shared = groups.intersection(KeyGroupRange(frame.first, frame.last))
         if shared is not None:
             entries = _entries(reader, table, kind, frame)
-            yield entries if len(shared) > frame.last - frame.first else _only(entries, kind, groups, header.max_parallelism, reader)
+            yield (
+                entries
+                if len(shared) > frame.last - frame.first
+                else _only(entries, kind, groups, header.max_parallelism, reader)
+            )
 
 
 class _Reader:
@@ -264,15 +309,22 @@ class _Reader:
             raise self.refused("it is no file of keyed state")
         if len(start) != self._at or start[-1] != VERSION:
             version = "nothing" if len(start) < self._at else str(start[-1])
-            raise self.refused(f"its format is of version {version}, this program reads {VERSION}; restore with the one that wrote it")
+            raise self.refused(
+                f"its format is of version {version}, this program reads {VERSION}; restore with "
+                "the one that wrote it"
+            )
         kind, frame = self._take()
         if kind != _HEADER:
             raise self.refused("it does not begin with a header")
         found = self._decode(_unpack_header, frame)
         tables = {name: TableMeta(kind, timed) for name, kind, timed in found.tables}
-        if not 0 <= found.first <= found.last < found.max_parallelism or len(tables) != len(found.tables):
+        if not 0 <= found.first <= found.last < found.max_parallelism or len(tables) != len(
+            found.tables
+        ):
             raise self.refused("its header contradicts itself")
-        return FileHeader(found.max_parallelism, KeyGroupRange(found.first, found.last), tables, found.watermarks)
+        return FileHeader(
+            found.max_parallelism, KeyGroupRange(found.first, found.last), tables, found.watermarks
+        )
 
     def next(self) -> _Drops | _Entries | None:
         """The next frame; None after the last."""
@@ -319,7 +371,9 @@ class _Reader:
         try:
             return unpack(frame)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise self.refused(f"the frame that ends at byte {self._at} is malformed: {error}") from error
+            raise self.refused(
+                f"the frame that ends at byte {self._at} is malformed: {error}"
+            ) from error
 
 
 def _entries(reader: _Reader, table: str, kind: str, frame: _Entries) -> Entries:
@@ -342,7 +396,9 @@ def _entries(reader: _Reader, table: str, kind: str, frame: _Entries) -> Entries
     return Entries(table, KeyGroupRange(frame.first, frame.last), namespaces, keys, values)
 
 
-def _only(entries: Entries, kind: str, groups: KeyGroupRange, max_parallelism: int, reader: _Reader) -> Entries:
+def _only(
+    entries: Entries, kind: str, groups: KeyGroupRange, max_parallelism: int, reader: _Reader
+) -> Entries:
     """The rows whose key is in `groups`."""
     found = groups_of_read(kind, entries.keys, max_parallelism, reader.in_table(entries.table))
     rows = [row for row, group in enumerate(found) if groups.start <= group <= groups.end]

@@ -1,7 +1,9 @@
-"""What stays of state once it is written: files by name, size and digest, and which key groups they hold.
+"""What stays of state once it is written: files by name, size and digest, and which key groups they
+hold.
 
-A handle is plain data: it travels in an acknowledgement, stands in the metadata of a checkpoint, and is enough to read the state again.
-Whoever writes gets a `StateOutput`, whoever restores a `StateInput`; where the bytes really lie is the business of the store behind.
+A handle is plain data: it travels in an acknowledgement, stands in the metadata of a checkpoint,
+and is enough to read the state again. Whoever writes gets a `StateOutput`, whoever restores a
+`StateInput`; where the bytes really lie is the business of the store behind.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class StateFile:
 
 @dataclass(frozen=True, slots=True)
 class KeyedStateHandle:
-    """Keyed state and timers of one operator's subtask at one checkpoint: the key groups from `first_group` to `last_group`."""
+    """Keyed state and timers of one operator's subtask at one checkpoint: the key groups from
+    `first_group` to `last_group`.
+    """
 
     format: str
     """`CANONICAL`, or the name of the backend whose own files these are."""
@@ -40,7 +44,9 @@ class KeyedStateHandle:
     last_group: int
     """Inclusive."""
     files: tuple[StateFile, ...]
-    """In the order in which they apply: what a later one says about a key replaces what an earlier one said."""
+    """In the order in which they apply: what a later one says about a key replaces what an
+    earlier one said.
+    """
     meta: dict[str, Any] = field(default_factory=dict)
     """What the format needs besides: plain msgpack data."""
 
@@ -49,14 +55,20 @@ class StateOutput(Protocol):
     """Where one subtask writes the state of one checkpoint."""
 
     async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
-        """Write one file of `chunks`; durable when this returns. Raises OSError; then nothing of it stays visible."""
+        """Write one file of `chunks`; durable when this returns.
+
+        Raises OSError; then nothing of it stays visible.
+        """
 
 
 class StateInput(Protocol):
     """Where state is read from."""
 
     async def read(self, file: StateFile) -> bytes:
-        """The whole content. Raises RestoreError, naming the file, when it is missing, or its size or digest differs."""
+        """The whole content.
+
+        Raises RestoreError, naming the file, when it is missing, or its size or digest differs.
+        """
 
 
 async def whole(content: bytes) -> AsyncIterator[bytes]:

@@ -1,9 +1,10 @@
 """Keyed state as Python dicts: the default backend.
 
-One dict a table and namespace, not one a key group: key groups are computed when a snapshot is written. The state
-objects hold the dict of their table, so that `value()` and `update()` are a dict operation or two and a few attribute loads.
-No state checks for a current key: `NO_KEY` cannot be hashed. The states themselves are in `views`, what changed since when is
-in `changes`, how it is written and read in `heap_snapshot` and `heap_restore`.
+One dict a table and namespace, not one a key group: key groups are computed when a snapshot is
+written. The state objects hold the dict of their table, so that `value()` and `update()` are a dict
+operation or two and a few attribute loads. No state checks for a current key: `NO_KEY` cannot be
+hashed. The states themselves are in `views`, what changed since when is in `changes`, how it is
+written and read in `heap_snapshot` and `heap_restore`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ TIMERS_PREFIX = f"{INTERNAL_PREFIX}timers."
 
 @dataclass(slots=True)
 class _Timers:
-    """The timers of one service: of one that was made, or restored ones of which none was made yet."""
+    """The timers of one service: of one that was made, or restored ones of which none was made
+    yet.
+    """
 
     event: TimerQueue
     processing: TimerQueue
@@ -83,10 +86,20 @@ class HeapKeyedStateBackend:
 
     @classmethod
     def create_keyed(
-        cls, *, max_parallelism: int, key_group_range: KeyGroupRange, now_ms: Callable[[], int], codec: Codec, operator: str
+        cls,
+        *,
+        max_parallelism: int,
+        key_group_range: KeyGroupRange,
+        now_ms: Callable[[], int],
+        codec: Codec,
+        operator: str,
     ) -> HeapKeyedStateBackend:
         return cls(
-            max_parallelism=max_parallelism, key_group_range=key_group_range, now_ms=now_ms, codec=codec, operator=operator
+            max_parallelism=max_parallelism,
+            key_group_range=key_group_range,
+            now_ms=now_ms,
+            codec=codec,
+            operator=operator,
         )
 
     @property
@@ -103,7 +116,9 @@ class HeapKeyedStateBackend:
         """The state that `descriptor` declares, see `KeyedStateBackend`."""
         return self._named.get_state(descriptor, namespace)
 
-    def table(self, name: str, *, result: Callable[[Any], Any] | None = None, transient: bool = False) -> HeapStateTable:
+    def table(
+        self, name: str, *, result: Callable[[Any], Any] | None = None, transient: bool = False
+    ) -> HeapStateTable:
         """Raw table `name`, see `KeyedStateBackend`."""
         self._raw.setdefault(name, name in self._tables)
         table = self._named.open_table(name, TableMeta(RAW))
@@ -113,10 +128,14 @@ class HeapKeyedStateBackend:
             table.result = result
         return table
 
-    def query(self, name: str, key: Any, namespace: Any = None, default: Any = views.MISSING) -> Any:
+    def query(
+        self, name: str, key: Any, namespace: Any = None, default: Any = views.MISSING
+    ) -> Any:
         return self._named.query(name, key, namespace, default)
 
-    def items(self, name: str, limit: int | None = None, namespace: Any = None) -> list[tuple[Any, Any]]:
+    def items(
+        self, name: str, limit: int | None = None, namespace: Any = None
+    ) -> list[tuple[Any, Any]]:
         return self._named.items(name, limit, namespace)
 
     def names(self) -> list[str]:
@@ -127,15 +146,25 @@ class HeapKeyedStateBackend:
         return find_unclaimed(self._tables, self._named.states, self._raw)
 
     def attach_timers(self, service: InternalTimerService) -> None:
-        """Makes the timers of `service` part of every snapshot, and gives it those that were restored."""
+        """Makes the timers of `service` part of every snapshot, and gives it those that were
+        restored.
+        """
         timers = self._timers_of(service.name)
         if timers.service is not None:
-            raise StateError(f"operator {self._operator!r} has two timer services of the name {service.name!r}; use another name")
+            raise StateError(
+                f"operator {self._operator!r} has two timer services of the name "
+                f"{service.name!r}; use another name"
+            )
         timers.service = service
         service.attach(timers.event, timers.processing, timers.watermark)
 
-    def begin_snapshot(self, checkpoint_id: int, *, full: bool = False, canonical: bool = False) -> HeapSnapshot:
-        """A view of the present state, see `KeyedStateBackend`. Costs the same however much state there is."""
+    def begin_snapshot(
+        self, checkpoint_id: int, *, full: bool = False, canonical: bool = False
+    ) -> HeapSnapshot:
+        """A view of the present state, see `KeyedStateBackend`.
+
+        Costs the same however much state there is.
+        """
         tables = {name: table.meta for name, table in self._tables.items()}
         for timers in self._timers.values():
             tables.update((queue.name, queue.meta) for queue in (timers.event, timers.processing))
@@ -156,11 +185,16 @@ class HeapKeyedStateBackend:
             self.codec,
             self._operator,
         )
-        snapshot = self._snapshots[checkpoint_id] = HeapSnapshot(self._log, plan, self._spaces, self._merge, self._retired)
+        snapshot = self._snapshots[checkpoint_id] = HeapSnapshot(
+            self._log, plan, self._spaces, self._merge, self._retired
+        )
         return snapshot
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """The next increment is relative to this checkpoint. A savepoint, which may be moved away, is no such base."""
+        """The next increment is relative to this checkpoint.
+
+        A savepoint, which may be moved away, is no such base.
+        """
         snapshot = self._snapshots.get(checkpoint_id)
         for earlier in [known for known in self._snapshots if known <= checkpoint_id]:
             del self._snapshots[earlier]
@@ -168,10 +202,17 @@ class HeapKeyedStateBackend:
             return
         plan = snapshot.plan
         self._retired.add_keys(plan.void)
-        if not self._log.guarded:  # None is being written that looks at them: one that began meanwhile, or an older savepoint.
-            self._retired.add_generations(generation for generation in self._generations if generation.number <= plan.ended.number)
+        # None is being written that looks at them: one that began meanwhile, or an older savepoint.
+        if not self._log.guarded:
+            self._retired.add_generations(
+                generation
+                for generation in self._generations
+                if generation.number <= plan.ended.number
+            )
         self._archive = snapshot.plan.result
-        self._generations = [generation for generation in self._generations if generation.number > plan.ended.number]
+        self._generations = [
+            generation for generation in self._generations if generation.number > plan.ended.number
+        ]
         if plan.full:
             self._named.has_converted = False
 
@@ -186,8 +227,16 @@ class HeapKeyedStateBackend:
         self.is_restored = True
         groups = self.key_group_range
         for handle in handles:
-            check_max_parallelism(handle.max_parallelism, self.max_parallelism, f"state of operator {self._operator!r}")
-        mine = [handle for handle in handles if groups.intersection(KeyGroupRange(handle.first_group, handle.last_group))]
+            check_max_parallelism(
+                handle.max_parallelism,
+                self.max_parallelism,
+                f"state of operator {self._operator!r}",
+            )
+        mine = [
+            handle
+            for handle in handles
+            if groups.intersection(KeyGroupRange(handle.first_group, handle.last_group))
+        ]
         watermarks: dict[str, list[int]] = {}
         timers: dict[str, dict[int, list[tuple[int, int, Any]]]] = {}
         read: ReadState | None = None
@@ -248,7 +297,9 @@ class HeapKeyedStateBackend:
         timers = self._timers.get(name)
         if timers is None:
             log, table = self._log, TIMERS_PREFIX + name
-            timers = self._timers[name] = _Timers(TimerQueue(log, table + EVENT), TimerQueue(log, table + PROCESSING))
+            timers = self._timers[name] = _Timers(
+                TimerQueue(log, table + EVENT), TimerQueue(log, table + PROCESSING)
+            )
         return timers
 
     def _queue(self, table: str) -> TimerQueue:
@@ -275,8 +326,11 @@ class HeapKeyedStateBackend:
                 space.entries.update(part)
                 await asyncio.sleep(0)
 
-    async def _set_timers(self, queue: TimerQueue, buckets: dict[int, list[tuple[int, int, Any]]], *, keep_order: bool) -> None:
-        # The order among equal timestamps is each former subtask's own; the subtask's number breaks ties.
+    async def _set_timers(
+        self, queue: TimerQueue, buckets: dict[int, list[tuple[int, int, Any]]], *, keep_order: bool
+    ) -> None:
+        # The order among equal timestamps is each former subtask's own; the subtask's number breaks
+        # ties.
         order = 0
         for timestamp, found in buckets.items():
             found.sort(key=_place)

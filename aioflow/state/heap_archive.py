@@ -1,18 +1,22 @@
 """What a checkpoint of the heap rests on, and which of it the next one writes again.
 
-A checkpoint is a list of files that apply in order. The key groups of the subtask are cut into *sections*, and each section has a *base*:
-the file in which all that it holds was written last. What changes goes into the new file, whatever section it is of; besides, the new file
-becomes the base of the sections whose bases are the oldest, as many as weigh about what has changed. So the bases go round, nothing is
-ever written again all at once, and a file from which no section needs anything any more leaves the list at its front:
+A checkpoint is a list of files that apply in order. The key groups of the subtask are cut into
+*sections*, and each section has a *base*: the file in which all that it holds was written last.
+What changes goes into the new file, whatever section it is of; besides, the new file becomes the
+base of the sections whose bases are the oldest, as many as weigh about what has changed. So the
+bases go round, nothing is ever written again all at once, and a file from which no section needs
+anything any more leaves the list at its front:
 
     file 1  all sections           gone: every section has a newer base
     file 2  changes, sections 1-3  the oldest that is needed, for sections 1-3
     file 3  changes, sections 4-5  and so on, to the last one
 
-Files leave at the front only. So a key that is gone needs to be said once: whoever said before that it is there goes first.
+Files leave at the front only. So a key that is gone needs to be said once: whoever said before that
+it is there goes first.
 
-Where little changes, bases would take for ever to go round, and files gather. So small files at the end of the list, when there are some of
-about the size of the new one, are written together with it: the fewer keys change, the cheaper that is.
+Where little changes, bases would take for ever to go round, and files gather. So small files at the
+end of the list, when there are some of about the size of the new one, are written together with it:
+the fewer keys change, the cheaper that is.
 """
 
 from __future__ import annotations
@@ -27,10 +31,15 @@ from aioflow.state.heap_keys import SpokenKeys
 __all__ = ["Archive", "Choice", "Sections", "WrittenFile", "choose"]
 
 SECTIONS_MAX = 128
-"""What is written again at once, at least: this share of the subtask's keys. As many as there are key groups in all by default."""
+"""What is written again at once, at least: this share of the subtask's keys.
+
+As many as there are key groups in all by default.
+"""
 
 ROUND = 64
-"""In so many checkpoints bases are to have gone round, where that takes no more than twice what has changed."""
+"""In so many checkpoints bases are to have gone round, where that takes no more than twice what
+has changed.
+"""
 
 SMALL_FILES_MAX = 4
 """So many files of about the size of the new one are written together with it into one."""
@@ -65,9 +74,14 @@ class WrittenFile:
 
     file: StateFile
     keys: dict[int, SpokenKeys]
-    """Section -> the keys that it puts, as far as anything is still taken from it for that section."""
+    """Section -> the keys that it puts, as far as anything is still taken from it for that
+    section.
+    """
     gone: SpokenKeys
-    """Keys that it removes. Needed for as long as it is: a file before it may put them, in whatever section."""
+    """Keys that it removes.
+
+    Needed for as long as it is: a file before it may put them, in whatever section.
+    """
     drops: dict[tuple[str, object], None]
     rows: int
 
@@ -85,7 +99,9 @@ class Archive:
     bases: tuple[int, ...] = ()
     """Section -> the place in `files` of its base."""
     credit: int = 0
-    """Rows that may be looked at, besides what the next checkpoint earns: less than what the next section has."""
+    """Rows that may be looked at, besides what the next checkpoint earns: less than what the
+    next section has.
+    """
 
     def after(self, choice: Choice, file: WrittenFile) -> Archive:
         """The archive once `file` was written as `choice` says."""
@@ -97,7 +113,9 @@ class Archive:
             kept.append(replace(old, keys=keys))
         new, count = len(kept), max(len(self.bases), len(choice.sections))
         stays = [
-            new if section in choice.sections or self.bases[section] >= choice.end else self.bases[section] - choice.first
+            new
+            if section in choice.sections or self.bases[section] >= choice.end
+            else self.bases[section] - choice.first
             for section in range(count)
         ]
         return Archive((*kept, file), tuple(stays), choice.credit)
@@ -128,10 +146,14 @@ class Choice:
         return self.first >= self.end
 
     def again(self, archive: Archive) -> Iterator[list[tuple[int | None, SpokenKeys]]]:
-        """The keys of which the new file speaks again, from old to new: file by file, which of which section; None: of several."""
+        """The keys of which the new file speaks again, from old to new: file by file, which of
+        which section; None: of several.
+        """
         for place, written in enumerate(archive.files):
             whole = place >= self.end
-            found: list[tuple[int | None, SpokenKeys]] = list(written.keys.items() if whole else written.of(self.sections))
+            found: list[tuple[int | None, SpokenKeys]] = list(
+                written.keys.items() if whole else written.of(self.sections)
+            )
             if whole and not self.is_base:
                 found.append((None, written.gone))
             yield found
@@ -166,7 +188,9 @@ def choose(archive: Archive, sections: int, changed: int, *, full: bool) -> Choi
 
 
 def _before_small(files: Sequence[WrittenFile], first: int, size: int, limit: int) -> int:
-    """Where the small files at the end begin that a new one of `size` rows takes in, at most `limit` rows of them."""
+    """Where the small files at the end begin that a new one of `size` rows takes in, at most
+    `limit` rows of them.
+    """
     end, room = len(files), limit
     while True:
         place, left = end, room

@@ -1,7 +1,9 @@
-"""The keys of which a snapshot of the heap speaks: brought together from where they were noted, and put in order of key groups.
+"""The keys of which a snapshot of the heap speaks: brought together from where they were noted, and
+put in order of key groups.
 
-In slices, as everything that takes long, at the `Pace` that the loop allows. What is kept long is kept in tuples of some hundred keys:
-Python's garbage collector looks at a tuple of texts or numbers once, and at a list of a million in each full collection.
+In slices, as everything that takes long, at the `Pace` that the loop allows. What is kept long is
+kept in tuples of some hundred keys: Python's garbage collector looks at a tuple of texts or numbers
+once, and at a list of a million in each full collection.
 """
 
 from __future__ import annotations
@@ -17,7 +19,16 @@ from aioflow.core.keygroups import canonical_key
 from aioflow.state.changes import Generation, Space
 from aioflow.state.format import groups_of
 
-__all__ = ["KEYS_A_SLICE", "CutKeys", "GatheredKeys", "GroupPart", "Pace", "Part", "SpokenKeys", "breathe"]
+__all__ = [
+    "KEYS_A_SLICE",
+    "CutKeys",
+    "GatheredKeys",
+    "GroupPart",
+    "Pace",
+    "Part",
+    "SpokenKeys",
+    "breathe",
+]
 
 Rows = dict[int, dict[Space | None, list[Any]]]
 """Key group -> keys of each space; None: pairs (space, key) of spaces with few keys."""
@@ -32,7 +43,9 @@ KEYS_A_SLICE = 512
 """Keys looked at before others get their turn: about 0.4 ms."""
 
 KEYS_LISTED = 1 << 16
-"""Keys taken at once of a dict that others change between two slices: to find the place again costs some ns for each key before it."""
+"""Keys taken at once of a dict that others change between two slices: to find the place again
+costs some ns for each key before it.
+"""
 
 KEYS_A_TUPLE = 512
 KEYS_ALONE = 32
@@ -42,27 +55,39 @@ Smaller spaces, such as those of timers and sessions, share one.
 """
 
 TURNS = 4
-"""Turns of the loop between two slices: a record that is due takes about so many, from the timer of its source to the sink."""
+"""Turns of the loop between two slices: a record that is due takes about so many, from the timer
+of its source to the sink.
+"""
 
 LONG_S = 0.004
-"""A breath in which others take so long is a long one: each of its turns that of a task with more to do than it may do at once. At a
-steady rate they have to make up for one slice, and a loop that is half full does that in less.
+"""A breath in which others take so long is a long one: each of its turns that of a task with more
+to do than it may do at once. At a steady rate they have to make up for one slice, and a loop that
+is half full does that in less.
 """
 
 LONG_BREATHS = 3
 """A loop with so many of these one after the other has no time to spare."""
 
 SLICES_WHEN_FULL = 8
-"""On such a loop so many slices follow each other: about as long as what a task does in its turn."""
+"""On such a loop so many slices follow each other: about as long as what a task does in its
+turn.
+"""
 
 RUNS_WHEN_FULL = 4
-"""So many times, then a breath tells whether it still is. What others take after eight slices does not: so long have they waited."""
+"""So many times, then a breath tells whether it still is.
+
+What others take after eight slices does not: so long have they waited.
+"""
 
 AGE_S = 0.25
-"""Age of a snapshot after which its slices of a full loop, and their number, grow by as much again."""
+"""Age of a snapshot after which its slices of a full loop, and their number, grow by as much
+again.
+"""
 
 AGES_MAX = 2
-"""Largest number of these ages that counts: the share of a snapshot in a full loop grows from a third to two thirds."""
+"""Largest number of these ages that counts: the share of a snapshot in a full loop grows from a
+third to two thirds.
+"""
 
 HOLD_S = 0.01
 """Longest time that a slice holds the loop."""
@@ -81,9 +106,10 @@ async def breathe() -> None:
 class Pace:
     """How much a snapshot does between two breaths.
 
-    On a loop with time to spare little, so that no record waits for long. On a full one all wait for each other anyway, and the job pays
-    for what it changes while a snapshot is unfinished: there it does more at once, and others get one turn, not several. An older
-    snapshot does still more at once, so that it ends however busy the loop is.
+    On a loop with time to spare little, so that no record waits for long. On a full one all wait
+    for each other anyway, and the job pays for what it changes while a snapshot is unfinished:
+    there it does more at once, and others get one turn, not several. An older snapshot does still
+    more at once, so that it ends however busy the loop is.
     """
 
     __slots__ = ("_began_s", "_done", "_long_breaths", "_pause_at", "_resumed_s", "_runs_left")
@@ -94,7 +120,9 @@ class Pace:
         self._began_s: float | None = None
         self._resumed_s = 0.0
         self._long_breaths = 0
-        """One after the other: a single one may be a burst of records, or other processes of the machine."""
+        """One after the other: a single one may be a burst of records, or other processes of the
+        machine.
+        """
         self._runs_left = 0
 
     async def looked_at(self, keys: int) -> None:
@@ -108,7 +136,10 @@ class Pace:
             self._began_s = self._resumed_s = now
         more = 1 + min(int((now - self._began_s) / AGE_S), AGES_MAX)
         if self._runs_left > 0:
-            if self._done < more * SLICES_WHEN_FULL * KEYS_A_SLICE and now - self._resumed_s < HOLD_S:
+            if (
+                self._done < more * SLICES_WHEN_FULL * KEYS_A_SLICE
+                and now - self._resumed_s < HOLD_S
+            ):
                 self._pause_at += KEYS_A_SLICE
                 return
             self._runs_left -= 1
@@ -149,8 +180,8 @@ class GatheredKeys:
         return CutKeys(self._tables.pop(table, {}), self._repeated)
 
     async def add(self, space: Space, keys: Collection[Any], group: int | None = None) -> None:
-        """What was noted; `group`: of all these keys. Those of a set, which come in another order in each process, are sorted: the same
-        files everywhere.
+        """What was noted; `group`: of all these keys. Those of a set, which come in another order
+        in each process, are sorted: the same files everywhere.
         """
         if space.dropped is not None and space.dropped <= self._ended.number:
             await self._pace.looked_at(1)
@@ -195,7 +226,9 @@ class GatheredKeys:
     def _add_few(self, table: str, few: list[tuple[Space, Any]]) -> None:
         rows = self._tables.setdefault(table, {})
         keys = [key for _, key in few]
-        for group, pair in zip(groups_of(few[0][0].table.meta.kind, keys, self._max_parallelism), few, strict=True):
+        for group, pair in zip(
+            groups_of(few[0][0].table.meta.kind, keys, self._max_parallelism), few, strict=True
+        ):
             of = rows.get(group)
             if of is None:
                 of = rows[group] = {}
@@ -206,7 +239,9 @@ class GatheredKeys:
                 pairs.append(pair)
 
     async def add_whole(self, spaces: Iterable[Space]) -> None:
-        """All that each of `spaces` held at the end of the generation: what it holds now, and what was touched since."""
+        """All that each of `spaces` held at the end of the generation: what it holds now, and
+        what was touched since.
+        """
         looked_at = 0
         since = self._saved_since()
         for space in spaces:
@@ -239,7 +274,8 @@ class GatheredKeys:
         last = parts[0]
         while len(last) >= KEYS_LISTED:
             await breathe()
-            # Keys that came are behind all others. Where the last one still has its place, none before it has gone.
+            # Keys that came are behind all others. Where the last one still has its place, none
+            # before it has gone.
             before, *last = space.keys(count - 1, step + 1) or [None]
             if before is not parts[-1][-1]:
                 self._repeated.add(space)
@@ -248,14 +284,20 @@ class GatheredKeys:
                 break
             count += len(last)
             parts.append(last)
-        # At this very moment: what goes later is in the list, and what comes back later is in one of these.
-        parts += [list(filterfalse(space.entries.__contains__, saved.get(space, ()))) for saved in self._saved_since()]
+        # At this very moment: what goes later is in the list, and what comes back later is in one
+        # of these.
+        parts += [
+            list(filterfalse(space.entries.__contains__, saved.get(space, ())))
+            for saved in self._saved_since()
+        ]
         for keys in parts:
             await self.add(space, keys)
 
 
 class CutKeys:
-    """Cuts what is to be written into frames: in order of key groups, each key once, as many as are wanted."""
+    """Cuts what is to be written into frames: in order of key groups, each key once, as many as
+    are wanted.
+    """
 
     def __init__(self, rows: Rows, repeated: set[Space]) -> None:
         self.parts: list[GroupPart] = []
@@ -273,7 +315,10 @@ class CutKeys:
         self._group = 0
 
     def take(self, wanted: int) -> bool:
-        """Takes up to `wanted` keys; fewer, or none, where many come a second time. False at the end."""
+        """Takes up to `wanted` keys; fewer, or none, where many come a second time.
+
+        False at the end.
+        """
         parts: list[GroupPart] = []
         self.parts = parts
         left = KEYS_A_SLICE
@@ -286,7 +331,9 @@ class CutKeys:
             if self._taken is not None:
                 before = len(self._taken)
                 self._taken.update(dict.fromkeys(some))
-                some = list(islice(reversed(self._taken), len(self._taken) - before))[::-1]  # What is new came last.
+                some = list(islice(reversed(self._taken), len(self._taken) - before))[
+                    ::-1
+                ]  # What is new came last.
                 if not some:
                     continue
             wanted -= len(some)

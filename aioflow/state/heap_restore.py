@@ -1,4 +1,6 @@
-"""Reads the keyed state of former subtasks: of each handle its files in order, of each file the key groups that are wanted."""
+"""Reads the keyed state of former subtasks: of each handle its files in order, of each file the
+key groups that are wanted.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class ReadFile:
     """What one file spoke of, for who goes on from it."""
 
     file: StateFile
-    spoken: list[tuple[Iterable[int | None], str, Sequence[Any], Sequence[Any]]] = field(default_factory=list)
+    spoken: list[tuple[Iterable[int | None], str, Sequence[Any], Sequence[Any]]] = field(
+        default_factory=list
+    )
     """Frame by frame: section of each key, None where it removes them; table, namespaces, keys."""
     drops: dict[tuple[str, Any], None] = field(default_factory=dict)
     rows: int = 0
@@ -46,23 +50,36 @@ class ReadState:
 
 
 async def read_state_file(
-    file: StateFile, handle: KeyedStateHandle, groups: KeyGroupRange, source: StateInput, codec: Codec, operator: str
+    file: StateFile,
+    handle: KeyedStateHandle,
+    groups: KeyGroupRange,
+    source: StateInput,
+    codec: Codec,
+    operator: str,
 ) -> AsyncIterator[FileHeader | Drops | Entries]:
-    """The frames of one file of `handle`, as `format.read_frames` gives them; others get their turn after each."""
+    """The frames of one file of `handle`, as `format.read_frames` gives them; others get their
+    turn after each.
+    """
     where = f"{f'file {file.name!r}' if file.name else 'inline state'} of operator {operator!r}"
     for frame in read_frames(await source.read(file), groups, codec, where):
         if isinstance(frame, FileHeader):
             check_max_parallelism(frame.max_parallelism, handle.max_parallelism, where)
             if (frame.groups.start, frame.groups.end) != (handle.first_group, handle.last_group):
                 raise RestoreError(
-                    f"cannot restore {where}: it holds the key groups {frame.groups}, expected {handle.first_group}-{handle.last_group}"
+                    f"cannot restore {where}: it holds the key groups {frame.groups}, expected "
+                    f"{handle.first_group}-{handle.last_group}"
                 )
         yield frame
         await asyncio.sleep(0)
 
 
 async def read_handle(
-    handle: KeyedStateHandle, groups: KeyGroupRange, source: StateInput, codec: Codec, operator: str, sections: Sections | None = None
+    handle: KeyedStateHandle,
+    groups: KeyGroupRange,
+    source: StateInput,
+    codec: Codec,
+    operator: str,
+    sections: Sections | None = None,
 ) -> ReadState:
     """What `handle` holds of `groups`. Raises RestoreError naming the file and the operator.
 
@@ -70,7 +87,8 @@ async def read_handle(
     """
     if handle.format not in (HEAP_FORMAT, CANONICAL):
         raise RestoreError(
-            f"state of operator {operator!r} is in the format {handle.format!r}, expected {HEAP_FORMAT!r} or {CANONICAL!r}: "
+            f"state of operator {operator!r} is in the format {handle.format!r}, expected "
+            f"{HEAP_FORMAT!r} or {CANONICAL!r}: "
             "restore with the backend that wrote it, or from a savepoint, which every backend reads"
         )
     tables: dict[str, dict[Any, dict[Any, Any]]] = {}
@@ -91,18 +109,30 @@ async def read_handle(
                 read.rows += len(frame.keys)
                 _apply(frame, tables.setdefault(frame.table, {}))
                 if sections is not None and header is not None:
-                    read.spoken.append((_sections_of(frame, sections, header, operator), frame.table, frame.namespaces, tuple(frame.keys)))
+                    read.spoken.append(
+                        (
+                            _sections_of(frame, sections, header, operator),
+                            frame.table,
+                            frame.namespaces,
+                            tuple(frame.keys),
+                        )
+                    )
     if header is None:
         raise RestoreError(f"state of operator {operator!r} has no file, expected at least one")
     return ReadState(header, tables, files)
 
 
 async def restored_archive(
-    handle: KeyedStateHandle, read: ReadState, sections: Sections, find: Callable[[str, Any], Space | None]
+    handle: KeyedStateHandle,
+    read: ReadState,
+    sections: Sections,
+    find: Callable[[str, Any], Space | None],
 ) -> Archive:
-    """What a checkpoint after that of `handle` rests on. `find` gives the space of a namespace of a table, if there is one.
+    """What a checkpoint after that of `handle` rests on. `find` gives the space of a namespace of a
+    table, if there is one.
 
-    Without a word on where the bases are, as of files that an earlier version wrote, all are where the first file is.
+    Without a word on where the bases are, as of files that an earlier version wrote, all are where
+    the first file is.
     """
     bases = _bases(handle.meta.get(BASES), sections.count, len(read.files))
     written: list[WrittenFile] = []
@@ -110,7 +140,9 @@ async def restored_archive(
         found = WrittenFile(file.file, {}, SpokenKeys(), file.drops, file.rows)
         for of, table, namespaces, keys in file.spoken:
             # Frames of one section say so without end.
-            for (section, namespace), some in groupby(zip(of, namespaces, keys, strict=False), key=_PLACE):
+            for (section, namespace), some in groupby(
+                zip(of, namespaces, keys, strict=False), key=_PLACE
+            ):
                 space = find(table, namespace)
                 if space is None:
                     continue
@@ -129,19 +161,28 @@ async def restored_archive(
 
 
 def _bases(said: Any, sections: int, files: int) -> tuple[int, ...]:
-    if isinstance(said, list) and len(said) == sections and all(isinstance(place, int) and 0 <= place < files for place in said):
+    if (
+        isinstance(said, list)
+        and len(said) == sections
+        and all(isinstance(place, int) and 0 <= place < files for place in said)
+    ):
         return tuple(said)
     return (0,) * sections
 
 
-def _sections_of(rows: Entries, sections: Sections, header: FileHeader, operator: str) -> Iterable[int | None]:
+def _sections_of(
+    rows: Entries, sections: Sections, header: FileHeader, operator: str
+) -> Iterable[int | None]:
     if rows.values is None:
         return repeat(None)
     first, last = sections.of(rows.groups.start), sections.of(rows.groups.end)
     if first == last:
         return repeat(first)
     kind, where = header.tables[rows.table].kind, f"table {rows.table!r} of operator {operator!r}"
-    return [sections.of(group) for group in groups_of_read(kind, rows.keys, header.max_parallelism, where)]
+    return [
+        sections.of(group)
+        for group in groups_of_read(kind, rows.keys, header.max_parallelism, where)
+    ]
 
 
 def _apply(rows: Entries, table: dict[Any, dict[Any, Any]]) -> None:

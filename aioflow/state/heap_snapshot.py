@@ -1,8 +1,10 @@
-"""Writes a snapshot of the heap: in slices, beside the job that goes on, and no more than has to be written.
+"""Writes a snapshot of the heap: in slices, beside the job that goes on, and no more than has to be
+written.
 
-What changed since the last *completed* checkpoint goes into one new file; an aborted or lost checkpoint leaves its keys to the next. What
-else the file says again, so that those before it can go, is decided in `heap_archive`. A file before which there is none is a base: it says
-everything, and nothing has to be said of keys that are gone.
+What changed since the last *completed* checkpoint goes into one new file; an aborted or lost
+checkpoint leaves its keys to the next. What else the file says again, so that those before it can
+go, is decided in `heap_archive`. A file before which there is none is a base: it says everything,
+and nothing has to be said of keys that are gone.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import StateError
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.serializers import Codec
-from aioflow.state.changes import MISSING, ChangeLog, Generation, Space, missing_in, values_at, values_of
+from aioflow.state.changes import (
+    MISSING,
+    ChangeLog,
+    Generation,
+    Space,
+    missing_in,
+    values_at,
+    values_of,
+)
 from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_entries, encode_header
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput
 from aioflow.state.heap_archive import Archive, Choice, Sections, WrittenFile, choose
@@ -26,20 +36,28 @@ from aioflow.state.retired import Retired
 __all__ = ["BASES", "HEAP_FORMAT", "HeapSnapshot", "SnapshotPlan"]
 
 HEAP_FORMAT = "heap"
-"""Of a checkpoint that may consist of several files; each is like the one of a canonical snapshot."""
+"""Of a checkpoint that may consist of several files; each is like the one of a canonical
+snapshot.
+"""
 
 BASES = "bases"
-"""In `meta` of its handle: section -> place of its base in the files. Who goes on from the checkpoint asks for it, nobody who reads."""
+"""In `meta` of its handle: section -> place of its base in the files.
+
+Who goes on from the checkpoint asks for it, nobody who reads.
+"""
 
 ROWS_A_FRAME = 256
 BYTES_A_FRAME = 1 << 15
-"""What one frame should take, and with it one slice of encoding, up to a ms: values are counted on being like those before them."""
+"""What one frame should take, and with it one slice of encoding, up to a ms: values are counted
+on being like those before them.
+"""
 
 FIRST_FRAME_ROWS = 32
 """Rows of the first frame of a table, of whose values nothing is known yet."""
 
 GENERATIONS_MAX = 8
 """So many generations that no completed checkpoint covers are looked at one by one."""
+
 
 @dataclass(slots=True)
 class SnapshotPlan:
@@ -75,7 +93,9 @@ class HeapSnapshot:
         merged: Callable[[tuple[Generation, ...], Generation], None],
         retired: Retired,
     ) -> None:
-        """`spaces` gives all there are; `retired` holds what former checkpoints left, to be given back with this one."""
+        """`spaces` gives all there are; `retired` holds what former checkpoints left, to be
+        given back with this one.
+        """
         self.plan = plan
         self._spaces = spaces
         self._whole: dict[Space, None] = {}
@@ -96,9 +116,14 @@ class HeapSnapshot:
             self._log.end()
 
     async def write(self, output: StateOutput) -> KeyedStateHandle | None:
-        """Writes what has to be written. None when there is nothing to keep. Once, and not after `cancel`."""
+        """Writes what has to be written.
+
+        None when there is nothing to keep. Once, and not after `cancel`.
+        """
         if not self._open or self._began:
-            raise StateError("a snapshot was written twice, or after it was cancelled; begin another")
+            raise StateError(
+                "a snapshot was written twice, or after it was cancelled; begin another"
+            )
         self._began = True
         plan = self.plan
         try:
@@ -107,27 +132,46 @@ class HeapSnapshot:
             sections = Sections(plan.header.groups)
             choice = choose(plan.archive, sections.count, await self._changed(), full=plan.full)
             gathered = await self._gather(choice, sections)
-            if choice.is_base and not gathered and all(reached == MIN_WATERMARK for reached in plan.header.watermarks.values()):
+            if (
+                choice.is_base
+                and not gathered
+                and all(reached == MIN_WATERMARK for reached in plan.header.watermarks.values())
+            ):
                 plan.result, plan.void = Archive(), tuple(plan.archive.void(choice))
                 return None
-            written = WrittenFile(StateFile("", 0, b""), {}, SpokenKeys(), {} if choice.is_base else self._drops(choice), 0)
+            written = WrittenFile(
+                StateFile("", 0, b""),
+                {},
+                SpokenKeys(),
+                {} if choice.is_base else self._drops(choice),
+                0,
+            )
             file = await output.write(self._content(gathered, choice, sections, written))
         finally:
             self.cancel()
         await self._retired.release(self._pace)
         plan.result = plan.archive.after(choice, replace(written, file=file, rows=self.rows))
         plan.void = tuple(plan.archive.void(choice))
-        header, meta = plan.header, {} if plan.format == CANONICAL else {BASES: list(plan.result.bases)}
+        header, meta = (
+            plan.header,
+            {} if plan.format == CANONICAL else {BASES: list(plan.result.bases)},
+        )
         files = tuple(known.file for known in plan.result.files)
-        return KeyedStateHandle(plan.format, header.max_parallelism, header.groups.start, header.groups.end, files, meta)
+        return KeyedStateHandle(
+            plan.format, header.max_parallelism, header.groups.start, header.groups.end, files, meta
+        )
 
     async def _merge_generations(self) -> None:
-        """While no checkpoint completes, generations gather; what one key was touched in is one of them then."""
+        """While no checkpoint completes, generations gather; what one key was touched in is one
+        of them then.
+        """
         plan = self.plan
         merged = Generation(plan.ended.number)
         for generation in plan.generations:
             merged.drops.update(generation.drops)
-            merged.whole.update((space, None) for space in generation.whole if not _is_gone(space, merged))
+            merged.whole.update(
+                (space, None) for space in generation.whole if not _is_gone(space, merged)
+            )
             for space, keys in generation.noted():
                 if _is_gone(space, merged):
                     continue
@@ -138,8 +182,12 @@ class HeapSnapshot:
         self._merged(plan.generations, merged)
         plan.generations = (merged,)
 
-    def _merge_notes(self, merged: Generation, generation: Generation, space: Space, keys: list[Any]) -> None:
-        """Adds what `generation` notes of `keys` to `merged`, without those that came and went meanwhile."""
+    def _merge_notes(
+        self, merged: Generation, generation: Generation, space: Space, keys: list[Any]
+    ) -> None:
+        """Adds what `generation` notes of `keys` to `merged`, without those that came and went
+        meanwhile.
+        """
         if not space.notes_births:
             merged.touched.setdefault(space, set()).update(keys)  # type: ignore[union-attr]
             return
@@ -156,7 +204,10 @@ class HeapSnapshot:
         changed = 0
         for generation in self.plan.generations:
             changed += len(generation.drops)
-            counted = chain((keys for _, keys in generation.noted()), (space.entries for space in generation.whole))
+            counted = chain(
+                (keys for _, keys in generation.noted()),
+                (space.entries for space in generation.whole),
+            )
             while part := list(islice(counted, KEYS_A_SLICE)):
                 changed += sum(map(len, part))
                 await self._pace.looked_at(KEYS_A_SLICE // 4)
@@ -165,11 +216,14 @@ class HeapSnapshot:
     def _drops(self, choice: Choice) -> dict[tuple[str, Any], None]:
         """Namespaces that are void in the files that are kept."""
         plan = self.plan
-        void = [written.drops for written in choice.replaced(plan.archive)] + [generation.drops for generation in plan.generations]
+        void = [written.drops for written in choice.replaced(plan.archive)] + [
+            generation.drops for generation in plan.generations
+        ]
         return {place: None for places in void for place in places}
 
     async def _gather(self, choice: Choice, sections: Sections) -> GatheredKeys:
-        """The keys of which the new file speaks: what is said again, what has changed, and all keys of what was not noted.
+        """The keys of which the new file speaks: what is said again, what has changed, and all keys
+        of what was not noted.
 
         The first file names all live keys, and none that came and went.
         """
@@ -195,7 +249,9 @@ class HeapSnapshot:
         await gathered.add_whole(space for space in self._whole if not _is_gone(space, plan.ended))
         return gathered
 
-    async def _content(self, gathered: GatheredKeys, choice: Choice, sections: Sections, written: WrittenFile) -> AsyncIterator[bytes]:
+    async def _content(
+        self, gathered: GatheredKeys, choice: Choice, sections: Sections, written: WrittenFile
+    ) -> AsyncIterator[bytes]:
         """The file, frame by frame; notes in `written` of what it speaks."""
         plan = self.plan
         yield encode_header(plan.header)
@@ -214,15 +270,19 @@ class HeapSnapshot:
             cut = gathered.cut(name)
             while cut.take(frame_rows):
                 size = 0
-                # Looked up and encoded in one go: a mutable value of the live state may change as soon as others get their turn.
+                # Looked up and encoded in one go: a mutable value of the live state may change as
+                # soon as others get their turn.
                 for content in self._encoded(index, cut.parts, choice, sections, written, owner):
                     size += len(content)
                     frames += 1
                     yield content
                 if size:
-                    frame_rows = max(1, min(ROWS_A_FRAME, 2 * frame_rows, frame_rows * BYTES_A_FRAME // size))
+                    frame_rows = max(
+                        1, min(ROWS_A_FRAME, 2 * frame_rows, frame_rows * BYTES_A_FRAME // size)
+                    )
                 await self._pace.looked_at(KEYS_A_SLICE)
-        # Everything that it looks at has been encoded: what the store still has to do costs the job no view.
+        # Everything that it looks at has been encoded: what the store still has to do costs the job
+        # no view.
         self.cancel()
         written.gone.settle()
         for spoken in written.keys.values():
@@ -230,7 +290,13 @@ class HeapSnapshot:
         yield encode_end(frames)
 
     def _encoded(
-        self, index: int, parts: list[GroupPart], choice: Choice, sections: Sections, written: WrittenFile, owner: str
+        self,
+        index: int,
+        parts: list[GroupPart],
+        choice: Choice,
+        sections: Sections,
+        written: WrittenFile,
+        owner: str,
     ) -> list[bytes]:
         if not parts:
             return []
@@ -254,7 +320,9 @@ class HeapSnapshot:
                         gone[1].append(key)
                         written.gone.add_few((space,), (key,))
                 there = [now is not MISSING for now in held]
-                spaces, some, held = (list(compress(column, there)) for column in (spaces, some, held))
+                spaces, some, held = (
+                    list(compress(column, there)) for column in (spaces, some, held)
+                )
             if some:
                 spoken = written.keys.get(section := sections.of(group))
                 if spoken is None:
@@ -268,13 +336,19 @@ class HeapSnapshot:
             values.extend(held)
         self.rows += len(keys) + len(gone[1])
         groups = KeyGroupRange(parts[0][0], parts[-1][0])
-        encoded = [encode_entries(index, groups, namespaces, keys, values, plan.codec, owner)] if keys else []
+        encoded = (
+            [encode_entries(index, groups, namespaces, keys, values, plan.codec, owner)]
+            if keys
+            else []
+        )
         if gone[1]:
             encoded.append(encode_entries(index, groups, *gone, None, plan.codec, owner))
         return encoded
 
     def _is_news(self, choice: Choice, space: Space, key: Any) -> bool:
-        """Whether it has to be said that `key` is gone: a file that is kept may put it, and none behind that says so."""
+        """Whether it has to be said that `key` is gone: a file that is kept may put it, and none
+        behind that says so.
+        """
         if choice.is_base or space in self._whole:
             return False
         plan = self.plan

@@ -20,7 +20,9 @@ class HeapStateTable:
 
     __slots__ = ("_log", "_notes_births", "_spaces", "index", "meta", "name", "result")
 
-    def __init__(self, log: ChangeLog, name: str, meta: TableMeta, result: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self, log: ChangeLog, name: str, meta: TableMeta, result: Callable[[Any], Any] | None = None
+    ) -> None:
         self.name = name
         self.meta = meta
         self.result = result
@@ -30,8 +32,12 @@ class HeapStateTable:
         self._spaces: dict[Any, Space] = {}
         self.space(None)
 
-    def of(self, namespace: Any = None, keys: Sequence[Any] | None = None) -> MutableMapping[Any, Any]:
-        """What `namespace` holds, created on demand, to change `keys` of it; None: whichever, at a price for each access."""
+    def of(
+        self, namespace: Any = None, keys: Sequence[Any] | None = None
+    ) -> MutableMapping[Any, Any]:
+        """What `namespace` holds, created on demand, to change `keys` of it; None: whichever, at
+        a price for each access.
+        """
         if keys is None:
             return _Tracked(self, namespace)
         space = self._spaces.get(namespace)
@@ -72,7 +78,10 @@ class HeapStateTable:
                 self._log.on_change()  # State objects hold its dict.
 
     def removed(self, namespace: Any, key: Any) -> None:
-        """Note that `key` of `namespace` is gone. A namespace without keys goes too: old windows leave no dict."""
+        """Note that `key` of `namespace` is gone.
+
+        A namespace without keys goes too: old windows leave no dict.
+        """
         space = self._spaces[namespace]
         if namespace is None or space.entries:
             self._log.forget(space, key)
@@ -80,7 +89,10 @@ class HeapStateTable:
             self.drop(namespace)
 
     def be_transient(self) -> None:
-        """Prepare for keys that are removed one by one as often as they come. Call it before the first change."""
+        """Prepare for keys that are removed one by one as often as they come.
+
+        Call it before the first change.
+        """
         self._notes_births = True
         for space in self._spaces.values():
             space.notes_births = True
@@ -91,7 +103,9 @@ class HeapStateTable:
         """The space of `namespace`, created on demand."""
         space = self._spaces.get(namespace)
         if space is None:
-            space = self._spaces[namespace] = Space(self, namespace, notes_births=self._notes_births)
+            space = self._spaces[namespace] = Space(
+                self, namespace, notes_births=self._notes_births
+            )
             self._log.born(space)
         return space
 
@@ -102,7 +116,9 @@ class HeapStateTable:
         return self._spaces.get(namespace)
 
     def readable(self, namespace: Any) -> Any:
-        """To read from with `get` and `in`, by those who may change the mutable values that they get."""
+        """To read from with `get` and `in`, by those who may change the mutable values that they
+        get.
+        """
         space = self._spaces.get(namespace)
         if space is None:
             return _NOTHING

@@ -23,9 +23,14 @@ class InlineState:
     async def read(self, file: StateFile) -> bytes:
         content = file.content
         if content is None:
-            raise RestoreError(f"cannot read state file {file.name!r} here: its content is not in its handle")
+            raise RestoreError(
+                f"cannot read state file {file.name!r} here: its content is not in its handle"
+            )
         if len(content) != file.size or _digest(content) != file.digest:
-            raise RestoreError(f"inline state of {file.size} bytes is not what was written: its size or digest differs")
+            raise RestoreError(
+                f"inline state of {file.size} bytes is not what was written: its size or digest "
+                "differs"
+            )
         return content
 
 

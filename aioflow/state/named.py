@@ -1,4 +1,6 @@
-"""The states of a backend by their names: who declared what, and what queries see of it, whatever the tables are kept in."""
+"""The states of a backend by their names: who declared what, and what queries see of it,
+whatever the tables are kept in.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class NamedStates(Generic[T]):
         self.tables: dict[str, T] = {}
         self.states: dict[str, views.View] = {}
         self.has_converted = False
-        """Whether restored values were given a time to live, or lost it: files of both kinds cannot apply to one table."""
+        """Whether restored values were given a time to live, or lost it: files of both kinds
+        cannot apply to one table.
+        """
         self._owner = owner
         self._make = make
 
@@ -57,7 +61,8 @@ class NamedStates(Generic[T]):
             table = self.tables[name] = self._make(name, meta)
         elif table.meta != meta:
             raise StateError(
-                f"state {name!r} is declared as {_spell(meta)}, but it exists as {_spell(table.meta)}; use another "
+                f"state {name!r} is declared as {_spell(meta)}, but it exists as "
+                f"{_spell(table.meta)}; use another "
                 "name, or restore without it"
             )
         return table
@@ -87,7 +92,11 @@ class NamedStates(Generic[T]):
 
     def filters(self) -> dict[str, Callable[[Any], Any]]:
         """State with a time to live -> what is left now of a stored value, or `MISSING`."""
-        return {name: alive for name, state in self.states.items() if (alive := state.still_alive()) is not None}
+        return {
+            name: alive
+            for name, state in self.states.items()
+            if (alive := state.still_alive()) is not None
+        }
 
     def bind(self) -> None:
         for state in self.states.values():
@@ -98,18 +107,28 @@ class NamedStates(Generic[T]):
         view = (ttl.VIEWS if timed else views.VIEWS).get(descriptor.kind)
         if view is None:
             raise StateError(
-                f"state {descriptor.name!r} is declared by a {type(descriptor).__name__}, expected a Value-, List-, Map-, "
+                f"state {descriptor.name!r} is declared by a {type(descriptor).__name__}, "
+                "expected a Value-, List-, Map-, "
                 "Reducing- or AggregatingStateDescriptor"
             )
-        if timed and to_ms(descriptor.ttl, "ttl") <= 0:  # type: ignore[arg-type]  # `timed` says that it is not None.
-            raise StateError(f"ttl of state {descriptor.name!r} is {descriptor.ttl!r}, expected a positive duration")
+        # `timed` says that it is not None.
+        if timed and to_ms(descriptor.ttl, "ttl") <= 0:  # type: ignore[arg-type]
+            raise StateError(
+                f"ttl of state {descriptor.name!r} is {descriptor.ttl!r}, expected a positive "
+                "duration"
+            )
         restored = self.tables.get(descriptor.name)
         if restored is not None and restored.meta == TableMeta(descriptor.kind, not timed):
-            # A time to live was given to state that had none, or taken from it: the data stays, its time starts now.
+            # A time to live was given to state that had none, or taken from it: the data stays, its
+            # time starts now.
             self.has_converted = True
             restored.meta = TableMeta(descriptor.kind, timed)
             ttl.convert(restored, descriptor.kind, self._owner.now_ms() if timed else None)
-        return view(self._owner, self.open_table(descriptor.name, TableMeta(descriptor.kind, timed)), descriptor)
+        return view(
+            self._owner,
+            self.open_table(descriptor.name, TableMeta(descriptor.kind, timed)),
+            descriptor,
+        )
 
     def _known(self, name: str) -> T:
         table = self.tables.get(name)
@@ -121,11 +140,17 @@ class NamedStates(Generic[T]):
 
 def _check_same(old: StateDescriptor, new: StateDescriptor) -> None:
     if old.kind != new.kind:
-        raise StateError(f"state {new.name!r} is declared as {new.kind}, but it was declared as {old.kind} before; use another name")
+        raise StateError(
+            f"state {new.name!r} is declared as {new.kind}, but it was declared as {old.kind} "
+            "before; use another name"
+        )
     ttl_before = None if old.ttl is None else to_ms(old.ttl)
     ttl_now = None if new.ttl is None else to_ms(new.ttl)
     if ttl_before != ttl_now:
-        raise StateError(f"state {new.name!r} is declared with ttl {new.ttl!r}, but it was declared with ttl {old.ttl!r} before")
+        raise StateError(
+            f"state {new.name!r} is declared with ttl {new.ttl!r}, but it was declared with ttl "
+            f"{old.ttl!r} before"
+        )
 
 
 def _show(table: NamedTable, state: views.View | None, stored: Any) -> Any:

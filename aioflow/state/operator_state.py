@@ -4,7 +4,8 @@
     union list state  elements that every subtask wants to see: all get all
     broadcast state   a map that is the same on every subtask
 
-`redistribute` is a pure function from the snapshots of the former subtasks to those of the new ones.
+`redistribute` is a pure function from the snapshots of the former subtasks to those of the new
+ones.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from aioflow.core.errors import ProtocolError, RestoreError, StateError, TypeNotSupported, ValueNotSupported
+from aioflow.core.errors import (
+    ProtocolError,
+    RestoreError,
+    StateError,
+    TypeNotSupported,
+    ValueNotSupported,
+)
 from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import MapStateDescriptor, StateDescriptor
 from aioflow.state.snapshot import OperatorSnapshot, frozen_copy
@@ -64,12 +71,16 @@ class OperatorListState:
     def _checked(self, values: Iterable[Any]) -> list[Any]:
         new = list(values)
         if any(value is None for value in new):
-            raise StateError(f"operator state {self.name!r} was given None, expected an element that is not None")
+            raise StateError(
+                f"operator state {self.name!r} was given None, expected an element that is not None"
+            )
         return new
 
 
 class ReadOnlyBroadcastState:
-    """Broadcast state as the side sees it that is not broadcast: what it changed, the other subtasks would not have."""
+    """Broadcast state as the side sees it that is not broadcast: what it changed, the other
+    subtasks would not have.
+    """
 
     __slots__ = ("_entries", "name")
 
@@ -109,13 +120,16 @@ class ReadOnlyBroadcastState:
 
     def _refused(self, method: str) -> StateError:
         return StateError(
-            f"{method}() on broadcast state {self.name!r} from the side that is not broadcast: it is read-only there, or "
+            f"{method}() on broadcast state {self.name!r} from the side that is not broadcast: it "
+            "is read-only there, or "
             "the subtasks would differ; change it in process_broadcast_element"
         )
 
 
 class BroadcastState(ReadOnlyBroadcastState):
-    """A map that every subtask keeps alike, because each applies the same broadcast elements to it."""
+    """A map that every subtask keeps alike, because each applies the same broadcast elements to
+    it.
+    """
 
     __slots__ = ()
 
@@ -163,7 +177,10 @@ class HeapOperatorStateBackend:
         return self._broadcast.setdefault(name, BroadcastState(name, {}))
 
     def snapshot(self) -> OperatorSnapshot:
-        """A consistent copy; names without elements are in it. What cannot be copied is refused where it is encoded."""
+        """A consistent copy; names without elements are in it.
+
+        What cannot be copied is refused where it is encoded.
+        """
         snapshot = OperatorSnapshot()
         for lists, copies in ((self._split, snapshot.split), (self._union, snapshot.union)):
             for name, state in lists.items():
@@ -173,11 +190,16 @@ class HeapOperatorStateBackend:
         return snapshot
 
     def lend(self) -> None:
-        """A function has got this, or a context with it, and may ask for state whenever it likes."""
+        """A function has got this, or a context with it, and may ask for state whenever it
+        likes.
+        """
         self.is_lent = True
 
     def unclaimed(self) -> list[str]:
-        """The names of restored list states that hold elements and were not asked for. Broadcast state may be asked for with an element."""
+        """The names of restored list states that hold elements and were not asked for.
+
+        Broadcast state may be asked for with an element.
+        """
         lists = {**self._split, **self._union}
         return [name for name, state in lists.items() if name not in self._asked and state.get()]
 
@@ -187,7 +209,10 @@ class HeapOperatorStateBackend:
         self._union.pop(name, None)
 
     def restore(self, snapshot: OperatorSnapshot) -> None:
-        """Takes over what `redistribute` gave this subtask. Before any state is asked for. The snapshot stays as it is."""
+        """Takes over what `redistribute` gave this subtask.
+
+        Before any state is asked for. The snapshot stays as it is.
+        """
         self.is_restored = True
         for name, elements in snapshot.split.items():
             self._split[name] = OperatorListState(name, frozen_copy(elements))
@@ -196,26 +221,35 @@ class HeapOperatorStateBackend:
         for name, entries in snapshot.broadcast.items():
             self._broadcast[name] = BroadcastState(name, frozen_copy(entries))
 
-    def _name(self, descriptor: StateDescriptor | str, wanted: Mapping[str, object], kind: str) -> str:
+    def _name(
+        self, descriptor: StateDescriptor | str, wanted: Mapping[str, object], kind: str
+    ) -> str:
         name = descriptor if isinstance(descriptor, str) else descriptor.name
         if not name:
             raise StateError("operator state needs a name that is not empty")
         self._asked[name] = None
-        for states, found in ((self._split, "list"), (self._union, "union list"), (self._broadcast, "broadcast")):
+        for states, found in (
+            (self._split, "list"),
+            (self._union, "union list"),
+            (self._broadcast, "broadcast"),
+        ):
             if states is not wanted and name in states:
                 raise StateError(
-                    f"operator state {name!r} is asked for as {kind} state, but it is {found} state; use another name"
+                    f"operator state {name!r} is asked for as {kind} state, but it is {found} "
+                    "state; use another name"
                 )
         return name
 
 
 def redistribute(snapshots: Sequence[OperatorSnapshot], parallelism: int) -> list[OperatorSnapshot]:
-    """The snapshots of `parallelism` new subtasks out of those of the former ones. After RoundRobinOperatorStateRepartitioner.
+    """The snapshots of `parallelism` new subtasks out of those of the former ones. After
+    RoundRobinOperatorStateRepartitioner.
 
-    List state: all elements in old order, cut into contiguous chunks whose sizes differ by one at most; the larger
-    chunks of the next name begin where those of this one ended, so that the first subtasks do not get everything. With
-    an unchanged parallelism elements stay where they were. Union state goes to everybody in old order. Of broadcast
-    state, new subtask i gets the copy of i modulo the former parallelism.
+    List state: all elements in old order, cut into contiguous chunks whose sizes differ by one at
+    most; the larger chunks of the next name begin where those of this one ended, so that the first
+    subtasks do not get everything. With an unchanged parallelism elements stay where they were.
+    Union state goes to everybody in old order. Of broadcast state, new subtask i gets the copy of i
+    modulo the former parallelism.
     """
     if parallelism < 1:
         raise ValueError(f"parallelism is {parallelism}, expected at least 1")
@@ -228,7 +262,9 @@ def redistribute(snapshots: Sequence[OperatorSnapshot], parallelism: int) -> lis
     else:
         start = 0
         for name in _names([snapshot.split for snapshot in snapshots]):
-            elements = [element for snapshot in snapshots for element in snapshot.split.get(name, ())]
+            elements = [
+                element for snapshot in snapshots for element in snapshot.split.get(name, ())
+            ]
             base, extra = divmod(len(elements), parallelism)
             taken = 0
             for i in range(parallelism):
@@ -246,10 +282,14 @@ def redistribute(snapshots: Sequence[OperatorSnapshot], parallelism: int) -> lis
 
 
 def _frozen(name: str, state: Any, uncopied: dict[str, str]) -> Any:
-    """A copy. What cannot be copied is noted, and named by `encode_operator_state`: that ends the job."""
+    """A copy.
+
+    What cannot be copied is noted, and named by `encode_operator_state`: that ends the job.
+    """
     try:
         return frozen_copy(state)
-    except Exception as error:  # noqa: BLE001  # Whatever `__deepcopy__` raises; a task that failed of it would come back to the same value.
+    # Whatever `__deepcopy__` raises; a task that failed of it would come back to the same value.
+    except Exception as error:  # noqa: BLE001
         uncopied[name] = f"{type(error).__name__}: {error}"
         return state
 
@@ -268,7 +308,10 @@ class _Encoded(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) -> bytes:
-    """The bytes of `snapshot`. Raises TypeNotSupported naming the operator `owner`, the state, the type and the remedy."""
+    """The bytes of `snapshot`.
+
+    Raises TypeNotSupported naming the operator `owner`, the state, the type and the remedy.
+    """
 
     def batch(name: str, values: list[Any]) -> bytes:
         place = f"operator {owner!r}, operator state {name!r}"
@@ -276,11 +319,18 @@ def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) 
             content = codec.encode_batch(values, owner=place)  # Names an unsupported type.
         except TypeNotSupported:
             raise
-        except Exception as error:  # Of a registered `encode=`: another try would come to the same value.
-            raise ValueNotSupported(f"{place}: a value cannot be encoded: {type(error).__name__}: {error}") from error
-        if name in snapshot.uncopied:  # It may have changed since: these bytes would not be those of the checkpoint.
+        except (
+            Exception
+        ) as error:  # Of a registered `encode=`: another try would come to the same value.
             raise ValueNotSupported(
-                f"{place}: a value cannot be copied ({snapshot.uncopied[name]}), and would go on changing while the checkpoint is written; "
+                f"{place}: a value cannot be encoded: {type(error).__name__}: {error}"
+            ) from error
+        if (
+            name in snapshot.uncopied
+        ):  # It may have changed since: these bytes would not be those of the checkpoint.
+            raise ValueNotSupported(
+                f"{place}: a value cannot be copied ({snapshot.uncopied[name]}), and would go on "
+                "changing while the checkpoint is written; "
                 "give its class __deepcopy__, or keep what it is made from"
             )
         return content
@@ -288,23 +338,38 @@ def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) 
     encoded = _Encoded(
         {name: batch(name, elements) for name, elements in snapshot.split.items()},
         {name: batch(name, elements) for name, elements in snapshot.union.items()},
-        {name: (batch(name, list(held)), batch(name, list(held.values()))) for name, held in snapshot.broadcast.items()},
+        {
+            name: (batch(name, list(held)), batch(name, list(held.values())))
+            for name, held in snapshot.broadcast.items()
+        },
     )
     return MAGIC + bytes((VERSION,)) + _pack(encoded)
 
 
 def decode_operator_state(content: bytes, codec: Codec, where: str) -> OperatorSnapshot:
-    """What `encode_operator_state` was given. Raises RestoreError naming the operator, `where`, when these are not its bytes."""
+    """What `encode_operator_state` was given.
+
+    Raises RestoreError naming the operator, `where`, when these are not its bytes.
+    """
     start = len(MAGIC) + 1
     if content[:start] != MAGIC + bytes((VERSION,)):
-        raise RestoreError(f"cannot restore operator state of {where!r}: it does not begin like version {VERSION} of its format")
+        raise RestoreError(
+            f"cannot restore operator state of {where!r}: it does not begin like version "
+            f"{VERSION} of its format"
+        )
     try:
         encoded = _unpack(content[start:])
-        broadcast = {name: (codec.decode_batch(keys), codec.decode_batch(values)) for name, (keys, values) in encoded.broadcast.items()}
+        broadcast = {
+            name: (codec.decode_batch(keys), codec.decode_batch(values))
+            for name, (keys, values) in encoded.broadcast.items()
+        }
         return OperatorSnapshot(
             {name: codec.decode_batch(elements) for name, elements in encoded.split.items()},
             {name: codec.decode_batch(elements) for name, elements in encoded.union.items()},
-            {name: dict(zip(keys, values, strict=True)) for name, (keys, values) in broadcast.items()},
+            {
+                name: dict(zip(keys, values, strict=True))
+                for name, (keys, values) in broadcast.items()
+            },
         )
     except (msgspec.MsgspecError, ProtocolError, ValueError, TypeError, RecursionError) as error:
         raise RestoreError(f"cannot restore operator state of {where!r}: {error}") from error

@@ -1,8 +1,9 @@
-"""What a completed checkpoint has made superfluous, given back in slices: to free the keys of a million rows at once holds the loop for
-as long as a hundred milliseconds.
+"""What a completed checkpoint has made superfluous, given back in slices: to free the keys of a
+million rows at once holds the loop for as long as a hundred milliseconds.
 
-The keys that a file spoke of are in tuples which others may hold too: here only references to them go. The notes of a generation are
-emptied in place, so they are given here only where nobody else looks at them.
+The keys that a file spoke of are in tuples which others may hold too: here only references to them
+go. The notes of a generation are emptied in place, so they are given here only where nobody else
+looks at them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Keyed state in RocksDB, for more of it than fits into memory: `state="rocksdb"`, or a `RocksDB` object with options.
+"""Keyed state in RocksDB, for more of it than fits into memory: `state="rocksdb"`, or a `RocksDB`
+object with options.
 
-What is hot is kept in memory as Python values and never encoded for an access (`rocksdb_cache`); what is cold costs a read of some
-microseconds. Timers, and the names of namespaces (windows), stay in memory. A checkpoint uploads the files that are new
-(`rocksdb_snapshot`). The database is in a temporary directory of its own (`rocksdb_files`), and nothing in it outlives the process: what
-survives is the last checkpoint. It has threads of its own, which no simulation can hold still, so it is refused there.
+What is hot is kept in memory as Python values and never encoded for an access (`rocksdb_cache`);
+what is cold costs a read of some microseconds. Timers, and the names of namespaces (windows), stay
+in memory. A checkpoint uploads the files that are new (`rocksdb_snapshot`). The database is in a
+temporary directory of its own (`rocksdb_files`), and nothing in it outlives the process: what
+survives is the last checkpoint. It has threads of its own, which no simulation can hold still, so
+it is refused there.
 """
 
 from __future__ import annotations
@@ -53,14 +56,19 @@ class RocksDB:
     needs_host: ClassVar[bool] = True
 
     path: str | None = None
-    """Below which each operator's subtask makes its directory. None: the system's directory for temporary files."""
+    """Below which each operator's subtask makes its directory.
+
+    None: the system's directory for temporary files.
+    """
     cache_entries: int = 200_000
     """At most so many entries of an operator's subtask are in memory as Python values."""
     cache_bytes: int = 256 << 20
     """And what they take there, roughly."""
 
     def configure(self, options: Mapping[str, Any]) -> None:
-        """Takes `rocksdb.path`, `rocksdb.cache_entries` and `rocksdb.cache_bytes` of the cluster's options."""
+        """Takes `rocksdb.path`, `rocksdb.cache_entries` and `rocksdb.cache_bytes` of the
+        cluster's options.
+        """
         for name in ("path", "cache_entries", "cache_bytes"):
             if f"rocksdb.{name}" in options:
                 setattr(self, name, options[f"rocksdb.{name}"])
@@ -76,21 +84,29 @@ class RocksDB:
         host: Host | None = None,
     ) -> RocksKeyedStateBackend:
         if self.cache_entries < 1 or self.cache_bytes < 1:
-            raise StateError(f"the cache of RocksDB is {self.cache_entries} entries and {self.cache_bytes} bytes, expected at least 1")
+            raise StateError(
+                f"the cache of RocksDB is {self.cache_entries} entries and {self.cache_bytes} "
+                "bytes, expected at least 1"
+            )
         if not isinstance(host, SystemHost):
             where = "no host" if host is None else type(host).__name__
             raise StateError(
-                f"operator {operator!r} cannot keep its state in RocksDB here ({where}): it has files and threads of its own, which only "
+                f"operator {operator!r} cannot keep its state in RocksDB here ({where}): it has "
+                "files and threads of its own, which only "
                 'a real machine has; use state="heap", which keeps and restores the same'
             )
         limits = CacheLimits(self.cache_entries, self.cache_bytes)
         directory = Directory(self.path, host.procs)
-        return RocksKeyedStateBackend(host, directory, limits, max_parallelism, key_group_range, now_ms, codec, operator)
+        return RocksKeyedStateBackend(
+            host, directory, limits, max_parallelism, key_group_range, now_ms, codec, operator
+        )
 
 
 @dataclass(slots=True)
 class _Timers:
-    """The timers of one service: of one that was made, or restored ones of which none was made yet."""
+    """The timers of one service: of one that was made, or restored ones of which none was made
+    yet.
+    """
 
     event: TimerSpace
     processing: TimerSpace
@@ -122,7 +138,9 @@ class RocksKeyedStateBackend:
         self.codec = codec
         self._operator = operator
         self._rows = RowCodec(codec, max_parallelism)
-        self._cache = Cache(self._rows, key_group_range, limits, operator, lambda: Database(directory.database()))
+        self._cache = Cache(
+            self._rows, key_group_range, limits, operator, lambda: Database(directory.database())
+        )
         self._named: NamedStates[RocksTable] = NamedStates(self, self._make_table)
         self._raw: dict[str, bool] = {}
         self._timers: dict[str, _Timers] = {}
@@ -143,7 +161,9 @@ class RocksKeyedStateBackend:
         """The state that `descriptor` declares, see `KeyedStateBackend`."""
         return self._named.get_state(descriptor, namespace)
 
-    def table(self, name: str, *, result: Callable[[Any], Any] | None = None, transient: bool = False) -> RocksTable:
+    def table(
+        self, name: str, *, result: Callable[[Any], Any] | None = None, transient: bool = False
+    ) -> RocksTable:
         """Raw table `name`, see `KeyedStateBackend`."""
         self._raw.setdefault(name, name in self._tables)
         table = self._named.open_table(name, TableMeta(RAW))
@@ -154,7 +174,9 @@ class RocksKeyedStateBackend:
     def query(self, name: str, key: Any, namespace: Any = None, default: Any = MISSING) -> Any:
         return self._named.query(name, key, namespace, default)
 
-    def items(self, name: str, limit: int | None = None, namespace: Any = None) -> list[tuple[Any, Any]]:
+    def items(
+        self, name: str, limit: int | None = None, namespace: Any = None
+    ) -> list[tuple[Any, Any]]:
         return self._named.items(name, limit, namespace)
 
     def names(self) -> list[str]:
@@ -165,18 +187,30 @@ class RocksKeyedStateBackend:
         return find_unclaimed(self._tables, self._named.states, self._raw)
 
     def attach_timers(self, service: InternalTimerService) -> None:
-        """Makes the timers of `service` part of every snapshot, and gives it those that were restored."""
+        """Makes the timers of `service` part of every snapshot, and gives it those that were
+        restored.
+        """
         timers = self._timers_of(service.name)
         if timers.service is not None:
-            raise StateError(f"operator {self._operator!r} has two timer services of the name {service.name!r}; use another name")
+            raise StateError(
+                f"operator {self._operator!r} has two timer services of the name "
+                f"{service.name!r}; use another name"
+            )
         timers.service = service
         service.attach(timers.event.queue, timers.processing.queue, timers.watermark)
 
-    def begin_snapshot(self, checkpoint_id: int, *, full: bool = False, canonical: bool = False) -> RocksSnapshot:
-        """A view of the present state, see `KeyedStateBackend`. Costs the same however much state there is."""
+    def begin_snapshot(
+        self, checkpoint_id: int, *, full: bool = False, canonical: bool = False
+    ) -> RocksSnapshot:
+        """A view of the present state, see `KeyedStateBackend`.
+
+        Costs the same however much state there is.
+        """
         tables = {name: table.meta for name, table in self._tables.items()}
         for timers in self._timers.values():
-            tables.update((space.table, space.queue.meta) for space in (timers.event, timers.processing))
+            tables.update(
+                (space.table, space.queue.meta) for space in (timers.event, timers.processing)
+            )
         watermarks = {
             name: timers.watermark if timers.service is None else timers.service.current_watermark
             for name, timers in self._timers.items()
@@ -189,11 +223,16 @@ class RocksKeyedStateBackend:
             self.codec,
             self._operator,
         )
-        snapshot = self._snapshots[checkpoint_id] = RocksSnapshot(self._host, self._directory, self._cache, plan)
+        snapshot = self._snapshots[checkpoint_id] = RocksSnapshot(
+            self._host, self._directory, self._cache, plan
+        )
         return snapshot
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """The next checkpoint may refer to the files of this one. A savepoint, which may be moved away, is no such base."""
+        """The next checkpoint may refer to the files of this one.
+
+        A savepoint, which may be moved away, is no such base.
+        """
         snapshot = self._snapshots.get(checkpoint_id)
         for earlier in [known for known in self._snapshots if known <= checkpoint_id]:
             del self._snapshots[earlier]
@@ -211,22 +250,41 @@ class RocksKeyedStateBackend:
         self.is_restored = True
         groups = self.key_group_range
         for handle in handles:
-            check_max_parallelism(handle.max_parallelism, self.max_parallelism, f"state of operator {self._operator!r}")
+            check_max_parallelism(
+                handle.max_parallelism,
+                self.max_parallelism,
+                f"state of operator {self._operator!r}",
+            )
             if handle.format not in (ROCKSDB_FORMAT, CANONICAL):
                 raise RestoreError(
-                    f"state of operator {self._operator!r} is in the format {handle.format!r}, expected {ROCKSDB_FORMAT!r} or "
-                    f"{CANONICAL!r}: restore with the backend that wrote it, or from a savepoint, which every backend reads"
+                    f"state of operator {self._operator!r} is in the format {handle.format!r}, "
+                    f"expected {ROCKSDB_FORMAT!r} or "
+                    f"{CANONICAL!r}: restore with the backend that wrote it, or from a savepoint, "
+                    "which every backend reads"
                 )
-        mine = [handle for handle in handles if groups.intersection(KeyGroupRange(handle.first_group, handle.last_group))]
+        mine = [
+            handle
+            for handle in handles
+            if groups.intersection(KeyGroupRange(handle.first_group, handle.last_group))
+        ]
         restoring = _Restoring()
         own = (groups.start, groups.end)
-        same = len(mine) == 1 and mine[0].format == ROCKSDB_FORMAT and (mine[0].first_group, mine[0].last_group) == own
+        same = (
+            len(mine) == 1
+            and mine[0].format == ROCKSDB_FORMAT
+            and (mine[0].first_group, mine[0].last_group) == own
+        )
         for origin, handle in enumerate(mine):
             if handle.format == CANONICAL:
                 await self._restore_canonical(restoring, origin, handle, source)
                 continue
             path = self._directory.database() if same else self._directory.other(origin)
-            stored = StoredState(await download(handle, path, source, self._host, self._operator), path, self._rows, self._operator)
+            stored = StoredState(
+                await download(handle, path, source, self._host, self._operator),
+                path,
+                self._rows,
+                self._operator,
+            )
             self._declare(restoring, stored.header)
             try:
                 if same:
@@ -276,7 +334,9 @@ class RocksKeyedStateBackend:
         timers = self._timers.get(name)
         if timers is None:
             table = TIMERS_PREFIX + name
-            timers = self._timers[name] = _Timers(open_queue(self._cache, table + EVENT), open_queue(self._cache, table + PROCESSING))
+            timers = self._timers[name] = _Timers(
+                open_queue(self._cache, table + EVENT), open_queue(self._cache, table + PROCESSING)
+            )
         return timers
 
     def _queue(self, table: str) -> TimerSpace:
@@ -296,9 +356,13 @@ class RocksKeyedStateBackend:
             else:
                 self._named.open_table(name, meta)
 
-    async def _restore_canonical(self, restoring: _Restoring, origin: int, handle: KeyedStateHandle, source: StateInput) -> None:
+    async def _restore_canonical(
+        self, restoring: _Restoring, origin: int, handle: KeyedStateHandle, source: StateInput
+    ) -> None:
         for file in handle.files:
-            async for frame in read_state_file(file, handle, self.key_group_range, source, self.codec, self._operator):
+            async for frame in read_state_file(
+                file, handle, self.key_group_range, source, self.codec, self._operator
+            ):
                 if isinstance(frame, FileHeader):
                     self._declare(restoring, frame)
                     kinds = {name: meta.kind for name, meta in frame.tables.items()}
@@ -336,8 +400,11 @@ class RocksKeyedStateBackend:
                 await asyncio.sleep(0)
         self._base = stored.files
 
-    async def _set_timers(self, space: TimerSpace, buckets: dict[int, list[tuple[int, int, Any]]], *, mine: bool) -> None:
-        # The order among equal timestamps is each former subtask's own; the subtask's number breaks ties.
+    async def _set_timers(
+        self, space: TimerSpace, buckets: dict[int, list[tuple[int, int, Any]]], *, mine: bool
+    ) -> None:
+        # The order among equal timestamps is each former subtask's own; the subtask's number breaks
+        # ties.
         order = 0
         for timestamp, found in buckets.items():
             found.sort(key=_place)

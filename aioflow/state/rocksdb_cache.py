@@ -1,16 +1,20 @@
 """The hot part of state in memory, as decoded Python values: a write-back cache over RocksDB.
 
-Of each space some keys are in memory (`Space.entries`). Those that were named as changing since the last snapshot began are its *dirty*
-ones: what memory says of them counts, and that a dirty key has no entry means that it is gone. What memory does not know is read from
-the database, unless the space is *complete*, as it is until something of it was evicted: then there is nothing else.
+Of each space some keys are in memory (`Space.entries`). Those that were named as changing since the
+last snapshot began are its *dirty* ones: what memory says of them counts, and that a dirty key has
+no entry means that it is gone. What memory does not know is read from the database, unless the
+space is *complete*, as it is until something of it was evicted: then there is nothing else.
 
-Over its limit the cache lets go of the oldest entries that were not named lately, dirty ones after writing them, in one batch.
+Over its limit the cache lets go of the oldest entries that were not named lately, dirty ones after
+writing them, in one batch.
 
-A dirty key is *fresh* if the database holds no row of it, and no snapshot is yet to write one. When a fresh key goes, nothing has to be
-written: what comes and goes between two snapshots costs neither of them anything.
+A dirty key is *fresh* if the database holds no row of it, and no snapshot is yet to write one. When
+a fresh key goes, nothing has to be written: what comes and goes between two snapshots costs neither
+of them anything.
 
-A snapshot takes the dirty keys over: they are *frozen* for it until they are written. Whoever is about to change a frozen key, or gets a
-mutable value of one, has it encoded first. While a snapshot is captured nothing newer may reach the database: so nothing dirty is evicted.
+A snapshot takes the dirty keys over: they are *frozen* for it until they are written. Whoever is
+about to change a frozen key, or gets a mutable value of one, has it encoded first. While a snapshot
+is captured nothing newer may reach the database: so nothing dirty is evicted.
 """
 
 from __future__ import annotations
@@ -30,7 +34,9 @@ EVICTED_MAX = 1_024
 """Entries written out in one go: some 5 ms."""
 
 NAMED_LATELY = 1_024
-"""So many keys may be named between the moment when an operator names one and when it is done with it."""
+"""So many keys may be named between the moment when an operator names one and when it is done
+with it.
+"""
 
 ROWS_FEW = 64
 """So many rows of a space are known by themselves."""
@@ -66,7 +72,10 @@ class Capture(Protocol):
 
 
 class Entries(dict[Any, Any]):
-    """Key -> value of what is in memory: a dict for the keys that were named. Empty, and iterated, as all of the space is."""
+    """Key -> value of what is in memory: a dict for the keys that were named.
+
+    Empty, and iterated, as all of the space is.
+    """
 
     __slots__ = ("space",)
     space: Space
@@ -106,10 +115,14 @@ class Space:
         self.few: dict[bytes, None] | None = {}
         """All rows that there may be; None: more than a few, or nobody knows."""
         self.passed = b""
-        """Rows below it, if there are any, are of keys that are gone: whoever asks whether any is left need not look at them again."""
+        """Rows below it, if there are any, are of keys that are gone: whoever asks whether any
+        is left need not look at them again.
+        """
         self.dropped = False
         self.dirty: dict[Any, int] = {}
-        """Key -> when it was named last, if `token` is the cache's; otherwise it counts as empty."""
+        """Key -> when it was named last, if `token` is the cache's; otherwise it counts as
+        empty.
+        """
         self.fresh: set[Any] = set()
         """Keys of `dirty` that RocksDB did not hold when they were named first."""
         self.token: object = None
@@ -133,7 +146,10 @@ class Space:
         return self.dirty
 
     def forget(self, key: Any) -> None:
-        """Note that `key`, which was named, is gone. A fresh key need not be written. It is named again before it comes back."""
+        """Note that `key`, which was named, is gone.
+
+        A fresh key need not be written. It is named again before it comes back.
+        """
         if self.token is self.cache.token and key in self.fresh:
             self.fresh.discard(key)
             del self.dirty[key]
@@ -174,7 +190,11 @@ class Space:
 
     def is_known(self, key: Any) -> bool:
         """Whether memory says all about `key`, also if it holds nothing."""
-        return key in self.entries or (self.token is self.cache.token and key in self.dirty) or self.is_frozen(key)
+        return (
+            key in self.entries
+            or (self.token is self.cache.token and key in self.dirty)
+            or self.is_frozen(key)
+        )
 
     def is_frozen(self, key: Any) -> bool:
         return any(key in capture.frozen.get(self, ()) for capture in self.cache.captures)
@@ -246,10 +266,17 @@ class Space:
 
 
 class Cache:
-    """All spaces of one backend, and the database behind them, which is opened when something is first written."""
+    """All spaces of one backend, and the database behind them, which is opened when something is
+    first written.
+    """
 
     def __init__(
-        self, codec: RowCodec, groups: KeyGroupRange, limits: CacheLimits, operator: str, open_database: Callable[[], Database]
+        self,
+        codec: RowCodec,
+        groups: KeyGroupRange,
+        limits: CacheLimits,
+        operator: str,
+        open_database: Callable[[], Database],
     ) -> None:
         self.codec = codec
         self.groups = groups
@@ -262,7 +289,9 @@ class Cache:
         """Of the present `dirty`."""
         self.captures: list[Capture] = []
         self.held = 0
-        """At least so many entries and dirty keys are in memory, if it is more than was counted last."""
+        """At least so many entries and dirty keys are in memory, if it is more than was counted
+        last.
+        """
         self.ask_at = limits.entries
         """From so many on, `make_room` is asked."""
         self.epoch = 0
@@ -287,7 +316,10 @@ class Cache:
         return space
 
     def adopt(self, number: int, space: Space) -> None:
-        """`space` goes on as `number`, of which there are rows. Another one that was given it here, and has none yet, gets a new one."""
+        """`space` goes on as `number`, of which there are rows.
+
+        Another one that was given it here, and has none yet, gets a new one.
+        """
         if self.spaces.get(space.number) is space:
             del self.spaces[space.number]
         self._next_space = max(self._next_space, number + 1)
@@ -295,7 +327,14 @@ class Cache:
             other.number = self._next_space
             self.spaces[other.number] = other
             self._next_space += 1
-        space.number, space.stored, space.complete, space.groups, space.few, space.passed = number, True, False, None, None, b""
+        space.number, space.stored, space.complete, space.groups, space.few, space.passed = (
+            number,
+            True,
+            False,
+            None,
+            None,
+            b"",
+        )
         self.spaces[number] = space
 
     def drop(self, space: Space) -> None:
@@ -324,16 +363,20 @@ class Cache:
         return doomed
 
     def remove(self, doomed: Iterable[Space]) -> None:
-        """Removes the rows of `doomed`: if they are few one by one, else a range for each key group in which there are any.
+        """Removes the rows of `doomed`: if they are few one by one, else a range for each key group
+        in which there are any.
 
-        A range that was deleted makes all reads dearer until RocksDB has written its memory out, and each session would leave one.
+        A range that was deleted makes all reads dearer until RocksDB has written its memory out,
+        and each session would leave one.
         """
         batch = WriteBatch(raw_mode=True)
         for space in doomed:
             if space.stored:
                 if space.few is None:
                     for group in self._groups_of(space):
-                        batch.delete_range(prefix(group, space.number), prefix(group, space.number + 1))
+                        batch.delete_range(
+                            prefix(group, space.number), prefix(group, space.number + 1)
+                        )
                 else:
                     for row in space.few:
                         batch.delete(row)
@@ -360,8 +403,14 @@ class Cache:
         return max(1, min(self._limits.entries, self._limits.bytes // entry))
 
     def make_room(self) -> None:
-        """Lets go of some entries if there are too many, of all spaces in proportion; where these are very many, of the oldest first."""
-        sizes = [(space, max(len(space.entries), len(space.dirty))) for space in self.spaces.values() if not space.is_timers]
+        """Lets go of some entries if there are too many, of all spaces in proportion; where
+        these are very many, of the oldest first.
+        """
+        sizes = [
+            (space, max(len(space.entries), len(space.dirty)))
+            for space in self.spaces.values()
+            if not space.is_timers
+        ]
         held, limit = sum(size for _, size in sizes), self.limit
         spare = min(limit // 16, EVICTED_MAX) + 1
         excess = min(held - limit + spare, EVICTED_MAX)
@@ -381,7 +430,14 @@ class Cache:
     def put(self, batch: WriteBatch, space: Space, key: Any, value: Any) -> None:
         """Adds to `batch` what `key` holds, `MISSING` for nothing."""
         row = self.codec.row(space, key)
-        self.put_row(batch, space, row, None if value is MISSING else self.codec.content(space, space.first_spelling(key), value))
+        self.put_row(
+            batch,
+            space,
+            row,
+            None
+            if value is MISSING
+            else self.codec.content(space, space.first_spelling(key), value),
+        )
 
     def put_row(self, batch: WriteBatch, space: Space, row: bytes, content: bytes | None) -> None:
         if content is None:
@@ -392,7 +448,10 @@ class Cache:
         if not space.stored:
             # At once, as `batch` may yet be given up; a space without rows does no harm.
             first = WriteBatch(raw_mode=True)
-            first.put(self.codec.space_row(space.number), self.codec.space_content(space.table, space.namespace, space.owner))
+            first.put(
+                self.codec.space_row(space.number),
+                self.codec.space_content(space.table, space.namespace, space.owner),
+            )
             self.opened().write(first)
             space.stored = True
         if space.groups is not None:
@@ -426,7 +485,10 @@ class Cache:
         return [
             group
             for group in self.groups
-            if next(database.rows(prefix(group, space.number), prefix(group, space.number + 1)), None) is not None
+            if next(
+                database.rows(prefix(group, space.number), prefix(group, space.number + 1)), None
+            )
+            is not None
         ]
 
     def _measure(self, content: bytes) -> None:
@@ -438,7 +500,10 @@ class Cache:
             measured[1] //= 2
 
     def _evict(self, space: Space, count: int, batch: WriteBatch) -> int:
-        """Lets go of up to `count` keys. Those that may not go become the newest, so that they are not met again soon."""
+        """Lets go of up to `count` keys.
+
+        Those that may not go become the newest, so that they are not met again soon.
+        """
         entries, dirty, free = space.entries, space.named(), not self.captures
         lately, gone = self.epoch - 1, 0
         for key in list(islice(entries.keys_in_memory(), count)):
@@ -460,7 +525,9 @@ class Cache:
             gone += 1
         if free and len(dirty) > len(entries):
             # Keys that are gone, of which no snapshot was told.
-            for key in [key for key in islice(dirty, count) if key not in entries and dirty[key] < lately]:
+            for key in [
+                key for key in islice(dirty, count) if key not in entries and dirty[key] < lately
+            ]:
                 self.put(batch, space, key, MISSING)
                 del dirty[key]
                 space.fresh.discard(key)

@@ -1,7 +1,8 @@
 """The directory of one RocksDB, and how it is opened: once something is written to it.
 
-Each backend has a directory of its own, which no other user may enter; it holds the database and, while one is written, a checkpoint.
-All of it goes when the backend is closed. Its name tells which process made it: what a killed process left goes when another opens one.
+Each backend has a directory of its own, which no other user may enter; it holds the database and,
+while one is written, a checkpoint. All of it goes when the backend is closed. Its name tells which
+process made it: what a killed process left goes when another opens one.
 """
 
 from __future__ import annotations
@@ -21,13 +22,23 @@ try:
     import rocksdict
 except ModuleNotFoundError as missing:
     raise StateError(
-        "state backend 'rocksdb' needs the package rocksdict, which is not installed: pip install 'aioflow[rocksdb]'"
+        "state backend 'rocksdb' needs the package rocksdict, which is not installed: pip install "
+        "'aioflow[rocksdb]'"
     ) from missing
 
 if TYPE_CHECKING:
     from aioflow.core.host import Processes
 
-__all__ = ["Database", "Directory", "View", "WriteBatch", "list_files", "read_part", "remove_files", "write_files"]
+__all__ = [
+    "Database",
+    "Directory",
+    "View",
+    "WriteBatch",
+    "list_files",
+    "read_part",
+    "remove_files",
+    "write_files",
+]
 
 WriteBatch = rocksdict.WriteBatch
 
@@ -44,7 +55,10 @@ MANIFEST_BYTES_MAX = 64 << 10
 """The manifest is part of every checkpoint, and says each change of files since it was begun."""
 
 RUNS_MAX = 6
-"""Files of changes before some are merged. With merging by size a row is written anew about log4(all / changed) times, not each time."""
+"""Files of changes before some are merged.
+
+With merging by size a row is written anew about log4(all / changed) times, not each time.
+"""
 
 AMPLIFICATION_PERCENT = 200
 """So much may lie over the oldest file before all is merged into one."""
@@ -82,7 +96,15 @@ class Directory:
             os.makedirs(self._base, exist_ok=True)
             self._sweep()
             me = self._processes.identity()
-            name = "_".join((PREFIX, quote(me.machine, safe="").replace("_", "%5F"), str(me.pid), me.started, ""))
+            name = "_".join(
+                (
+                    PREFIX,
+                    quote(me.machine, safe="").replace("_", "%5F"),
+                    str(me.pid),
+                    me.started,
+                    "",
+                )
+            )
             self._path = tempfile.mkdtemp(prefix=name, dir=self._base)
         return self._path
 
@@ -96,7 +118,10 @@ class Directory:
 
 
 class Database:
-    """An open RocksDB. Nothing in it outlives the process but by its checkpoints, so there is no log of writes."""
+    """An open RocksDB.
+
+    Nothing in it outlives the process but by its checkpoints, so there is no log of writes.
+    """
 
     def __init__(self, path: str) -> None:
         """Raises StateError naming the path."""
@@ -105,11 +130,13 @@ class Database:
         except Exception as error:
             raise StateError(f"RocksDB in {path} cannot be opened: {error}") from error
         self._write = rocksdict.WriteOptions()
-        setattr(self._write, "disable_wal", True)  # noqa: B010  # A property; its stub says that it is a method.
+        # A property; its stub says that it is a method.
+        setattr(self._write, "disable_wal", True)  # noqa: B010
 
     def get(self, rows: list[bytes]) -> list[bytes | None]:
         """What each of `rows` holds."""
-        return self._db.get(rows)  # type: ignore[arg-type, return-value]  # It takes a list of one type, and gives one.
+        # It takes a list of one type, and gives one.
+        return self._db.get(rows)  # type: ignore[arg-type, return-value]
 
     def write(self, batch: WriteBatch) -> None:
         self._db.write(batch, self._write)
@@ -123,7 +150,10 @@ class Database:
         return View(self._db.iter())
 
     def checkpoint(self, path: str) -> None:
-        """Makes a directory of hard links to all files, after writing out what is in memory. Blocks."""
+        """Makes a directory of hard links to all files, after writing out what is in memory.
+
+        Blocks.
+        """
         self._db.flush()
         rocksdict.Checkpoint(self._db).create_checkpoint(path)
 
@@ -132,7 +162,8 @@ class Database:
 
 
 class View:
-    """Rows of the moment in which `iterator` was made. Let go of it: it keeps what was deleted since.
+    """Rows of the moment in which `iterator` was made. Let go of it: it keeps what was deleted
+    since.
 
     Not a snapshot of rocksdict: what that iterates over are the rows of now (0.3.29).
     """
@@ -141,7 +172,9 @@ class View:
         self._iterator = iterator
 
     def rows(self, start: bytes, stop: bytes) -> Rows:
-        """Rows from `start` up to, and without, `stop`: to be read to their end before others are asked for."""
+        """Rows from `start` up to, and without, `stop`: to be read to their end before others
+        are asked for.
+        """
         iterator = self._iterator
         iterator.seek(start)
         while iterator.valid() and (row := cast("bytes", iterator.key())) < stop:
@@ -164,10 +197,16 @@ def write_files(path: str, files: Sequence[tuple[str, bytes]]) -> None:
 
 
 def list_files(path: str) -> tuple[list[str], dict[str, bytes]]:
-    """Of a checkpoint the names of the tables, by their numbers, and the small files that belong to it. Blocks."""
+    """Of a checkpoint the names of the tables, by their numbers, and the small files that belong
+    to it. Blocks.
+    """
     names = sorted(os.listdir(path))
     tables = [name for name in names if name.endswith(".sst")]
-    smalls = {name: Path(path, name).read_bytes() for name in names if name == "CURRENT" or name.startswith(("MANIFEST-", CONFIG))}
+    smalls = {
+        name: Path(path, name).read_bytes()
+        for name in names
+        if name == "CURRENT" or name.startswith(("MANIFEST-", CONFIG))
+    }
     return tables, smalls
 
 

@@ -25,7 +25,10 @@ __all__ = ["StoredState", "download"]
 async def download(
     handle: KeyedStateHandle, path: str, source: StateInput, host: Host, operator: str
 ) -> tuple[Bundle, dict[str, StateFile]]:
-    """Puts the files of `handle` into the directory `path`, one at a time; gives what they are. Raises RestoreError."""
+    """Puts the files of `handle` into the directory `path`, one at a time; gives what they are.
+
+    Raises RestoreError.
+    """
     if not handle.files:
         raise RestoreError(f"state of operator {operator!r} has no file, expected at least one")
     *tables, last = handle.files
@@ -36,9 +39,12 @@ async def download(
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RestoreError(f"cannot restore {where}: {error}") from error
     check_max_parallelism(bundle.max_parallelism, handle.max_parallelism, where)
-    if (bundle.first, bundle.last) != (handle.first_group, handle.last_group) or len(bundle.files) != len(tables):
+    if (bundle.first, bundle.last) != (handle.first_group, handle.last_group) or len(
+        bundle.files
+    ) != len(tables):
         raise RestoreError(
-            f"cannot restore {where}: it is of the key groups {bundle.first}-{bundle.last} and {len(bundle.files)} files, expected "
+            f"cannot restore {where}: it is of the key groups {bundle.first}-{bundle.last} and "
+            f"{len(bundle.files)} files, expected "
             f"{handle.first_group}-{handle.last_group} and {len(tables)}"
         )
     await host.blocking(write_files, path, list(bundle.small.items()))
@@ -50,19 +56,32 @@ async def download(
 class StoredState:
     """A database that was brought back."""
 
-    def __init__(self, downloaded: tuple[Bundle, dict[str, StateFile]], path: str, rows: RowCodec, operator: str) -> None:
+    def __init__(
+        self,
+        downloaded: tuple[Bundle, dict[str, StateFile]],
+        path: str,
+        rows: RowCodec,
+        operator: str,
+    ) -> None:
         """Raises RestoreError naming the operator."""
         bundle, self.files = downloaded
         self._rows = rows
         self._operator = operator
         tables = {name: TableMeta(kind, timed) for name, kind, timed in bundle.tables}
-        self.header = FileHeader(bundle.max_parallelism, KeyGroupRange(bundle.first, bundle.last), tables, bundle.watermarks)
+        self.header = FileHeader(
+            bundle.max_parallelism,
+            KeyGroupRange(bundle.first, bundle.last),
+            tables,
+            bundle.watermarks,
+        )
         try:
             self.database = Database(path)
         except StateError as error:
             raise RestoreError(f"cannot restore state of operator {operator!r}: {error}") from error
         try:
-            self.spaces: dict[int, StoredSpace] = rows.spaces(self.database.rows(prefix(SPACES), END), operator, timers_of(tables))
+            self.spaces: dict[int, StoredSpace] = rows.spaces(
+                self.database.rows(prefix(SPACES), END), operator, timers_of(tables)
+            )
             unknown = [space.table for space in self.spaces.values() if space.table not in tables]
             if unknown:
                 raise StateError(f"its database holds {unknown[0]!r}, which is no table of it")
@@ -80,7 +99,9 @@ class StoredState:
     def entries_of(self, space: StoredSpace, groups: KeyGroupRange) -> Iterator[tuple[Any, Any]]:
         """Key and value of all of `space` that is in `groups`."""
         for group in groups:
-            for row, content in self.database.rows(prefix(group, space.number), prefix(group, space.number + 1)):
+            for row, content in self.database.rows(
+                prefix(group, space.number), prefix(group, space.number + 1)
+            ):
                 yield self._rows.entry(space, row, content)
 
     def close(self) -> None:

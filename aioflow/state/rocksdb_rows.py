@@ -3,9 +3,10 @@
     row      = key group (2 bytes) | space (6 bytes) | canonical key          all big endian, so that rows are in order of key groups
     content  = flags (1 byte) | the key as it was first spelled, with its length, if its canonical bytes do not tell | value
 
-A *space* is one namespace of one table, by a number that is never used again: so what is dropped is out of reach at once, and removed
-when there is time. Which number stands for what is in rows of its own, behind all key groups. A timer is an entry as well, its canonical
-key being (timestamp, key, namespace).
+A *space* is one namespace of one table, by a number that is never used again: so what is dropped is
+out of reach at once, and removed when there is time. Which number stands for what is in rows of its
+own, behind all key groups. A timer is an entry as well, its canonical key being (timestamp, key,
+namespace).
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from aioflow.core.keygroups import KeyNotSupported, canonical_key
 from aioflow.core.serializers import Codec
 from aioflow.state.format import encode_value
 
-__all__ = ["END", "SPACES", "RowCodec", "Spaced", "StoredSpace", "group_in", "plain_key", "prefix", "space_of"]
+__all__ = [
+    "END",
+    "SPACES",
+    "RowCodec",
+    "Spaced",
+    "StoredSpace",
+    "group_in",
+    "plain_key",
+    "prefix",
+    "space_of",
+]
 
 PREFIX_BYTES = 8
 SPACE_BITS = 48
@@ -93,14 +104,24 @@ class RowCodec:
             canonical = canonical_key(inner)
             group = zlib.crc32(canonical) % self._max_parallelism
             time = (timestamp + TIME_BIAS).to_bytes(TIME_BYTES, "big")
-            canonical = b"".join((time, len(canonical).to_bytes(4, "big"), canonical, self._namespace(namespace, space.owner)))
+            canonical = b"".join(
+                (
+                    time,
+                    len(canonical).to_bytes(4, "big"),
+                    canonical,
+                    self._namespace(namespace, space.owner),
+                )
+            )
         else:
             canonical = canonical_key(key)
             group = zlib.crc32(canonical) % self._max_parallelism
         return prefix(group, space.number) + canonical
 
     def content(self, space: Spaced, key: Any, value: Any) -> bytes:
-        """What the row of `key` holds. Raises TypeNotSupported naming operator, state, type and remedy."""
+        """What the row of `key` holds.
+
+        Raises TypeNotSupported naming operator, state, type and remedy.
+        """
         flags, spelled = 0, b""
         if space.is_timers:
             key = key[1:]
@@ -112,15 +133,23 @@ class RowCodec:
                 return b"".join((bytes((flags,)), spelled, _pack(value)))
             except (OverflowError, UnicodeEncodeError):
                 pass  # An int above 64 bits or a lone surrogate: the codec has a form for them.
-        return b"".join((bytes((flags | CODED,)), spelled, encode_value(self._codec, key, value, space.owner)))
+        return b"".join(
+            (bytes((flags | CODED,)), spelled, encode_value(self._codec, key, value, space.owner))
+        )
 
     def entry(self, space: Spaced, row: bytes, content: bytes) -> tuple[Any, Any]:
         """Key and value of a row. Raises StateError: it is damaged."""
         try:
             key, at = self._key(row, content)
             if space.is_timers:
-                key = (int.from_bytes(row[PREFIX_BYTES : PREFIX_BYTES + TIME_BYTES], "big") - TIME_BIAS, *key)
-            value = self._codec.decode(content[at:]) if content[0] & CODED else _unpack(content[at:])
+                key = (
+                    int.from_bytes(row[PREFIX_BYTES : PREFIX_BYTES + TIME_BYTES], "big")
+                    - TIME_BIAS,
+                    *key,
+                )
+            value = (
+                self._codec.decode(content[at:]) if content[0] & CODED else _unpack(content[at:])
+            )
         except _DAMAGE as error:
             raise _unreadable(space, error) from error
         return key, value
@@ -146,16 +175,25 @@ class RowCodec:
     def space_content(self, table: str, namespace: Any, owner: str) -> bytes:
         return self._codec.encode((table, namespace), owner=f"{owner}, namespaces")
 
-    def spaces(self, rows: Iterable[tuple[bytes, bytes]], operator: str, timers: frozenset[str]) -> dict[int, StoredSpace]:
-        """The spaces that `rows`, those of `space_row`, tell of; `timers` are the tables of timers. Raises StateError: it is damaged."""
+    def spaces(
+        self, rows: Iterable[tuple[bytes, bytes]], operator: str, timers: frozenset[str]
+    ) -> dict[int, StoredSpace]:
+        """The spaces that `rows`, those of `space_row`, tell of; `timers` are the tables of timers.
+
+        Raises StateError: it is damaged.
+        """
         found: dict[int, StoredSpace] = {}
         for row, content in rows:
             try:
                 table, namespace = self._codec.decode(content)
             except (ProtocolError, ValueError, TypeError) as error:
-                raise StateError(f"operator {operator!r}: a row of its RocksDB cannot be read: {error}") from error
+                raise StateError(
+                    f"operator {operator!r}: a row of its RocksDB cannot be read: {error}"
+                ) from error
             number = space_of(row)
-            found[number] = StoredSpace(number, table, namespace, table in timers, f"operator {operator!r}, state {table!r}")
+            found[number] = StoredSpace(
+                number, table, namespace, table in timers, f"operator {operator!r}, state {table!r}"
+            )
         return found
 
     def _namespace(self, namespace: Any, owner: str) -> bytes:
@@ -168,11 +206,15 @@ class RowCodec:
 
 
 def _unreadable(space: Spaced, error: Exception) -> StateError:
-    return StateError(f"{space.owner}: a row of its RocksDB cannot be read: {error}; restore from a checkpoint")
+    return StateError(
+        f"{space.owner}: a row of its RocksDB cannot be read: {error}; restore from a checkpoint"
+    )
 
 
 def prefix(group: int, space: int = 0) -> bytes:
-    """What all rows of a space in a key group begin with; with space 0, which there is not, what is below all rows of the group."""
+    """What all rows of a space in a key group begin with; with space 0, which there is not, what
+    is below all rows of the group.
+    """
     return (group << SPACE_BITS | space).to_bytes(PREFIX_BYTES, "big")
 
 

@@ -1,12 +1,15 @@
-"""Snapshots of RocksDB: the dirty part of the cache is written to it in slices, and then its files are linked, not copied.
+"""Snapshots of RocksDB: the dirty part of the cache is written to it in slices, and then its files
+are linked, not copied.
 
-To begin one is to take the dirty keys over, however many. While a snapshot is *captured*, the job goes on in memory, and nothing newer
-reaches the database. Captures come one after the other, in the order in which the snapshots began; whoever writes a later one brings
-the earlier ones forward. The last step, the checkpoint of RocksDB itself, is made in a thread.
+To begin one is to take the dirty keys over, however many. While a snapshot is *captured*, the job
+goes on in memory, and nothing newer reaches the database. Captures come one after the other, in the
+order in which the snapshots began; whoever writes a later one brings the earlier ones forward. The
+last step, the checkpoint of RocksDB itself, is made in a thread.
 
-Files of the database never change: each is uploaded once, and what the next checkpoint has in common with the last *completed* one it
-refers to. The small files (the manifest, and what the tables are) go into one, the last. A canonical snapshot is written row by row
-out of a view of the database.
+Files of the database never change: each is uploaded once, and what the next checkpoint has in
+common with the last *completed* one it refers to. The small files (the manifest, and what the
+tables are) go into one, the last. A canonical snapshot is written row by row out of a view of the
+database.
 """
 
 from __future__ import annotations
@@ -30,17 +33,33 @@ from aioflow.state.format import TIMERS, FileHeader, encode_end, encode_entries,
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput, whole
 from aioflow.state.heap_keys import KEYS_A_SLICE, Pace
 from aioflow.state.rocksdb_cache import Cache, Space
-from aioflow.state.rocksdb_files import Directory, View, WriteBatch, list_files, read_part, remove_files
+from aioflow.state.rocksdb_files import (
+    Directory,
+    View,
+    WriteBatch,
+    list_files,
+    read_part,
+    remove_files,
+)
 from aioflow.state.rocksdb_rows import END, SPACES, Spaced, group_in, prefix, space_of
 from aioflow.state.snapshot import TableMeta
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
-__all__ = ["ROCKSDB_FORMAT", "Bundle", "RocksSnapshot", "SnapshotPlan", "decode_bundle", "timers_of"]
+__all__ = [
+    "ROCKSDB_FORMAT",
+    "Bundle",
+    "RocksSnapshot",
+    "SnapshotPlan",
+    "decode_bundle",
+    "timers_of",
+]
 
 ROCKSDB_FORMAT = "rocksdb"
-"""Of a checkpoint that is made of the files of a database: in order of their numbers, and last a `Bundle`."""
+"""Of a checkpoint that is made of the files of a database: in order of their numbers, and last a
+`Bundle`.
+"""
 
 VERSION = 1
 
@@ -88,7 +107,9 @@ class SnapshotPlan:
     filters: dict[str, Callable[[Any], Any]]
     """Table with a time to live -> what is left of a stored value, or `MISSING`."""
     base: dict[str, StateFile]
-    """Files of the last completed checkpoint, by their names in the database; those that may be referred to."""
+    """Files of the last completed checkpoint, by their names in the database; those that may be
+    referred to.
+    """
     canonical: bool
     codec: Codec
     operator: str
@@ -125,11 +146,18 @@ class RocksSnapshot:
     def save(self, space: Space, key: Any, value: Any) -> None:
         """Takes over what frozen `key` holds, which is about to change."""
         value = self._left(space, value)
-        content = None if value is MISSING else self._cache.codec.content(space, space.first_spelling(key), value)
+        content = (
+            None
+            if value is MISSING
+            else self._cache.codec.content(space, space.first_spelling(key), value)
+        )
         self._saved.append((space, self._cache.codec.row(space, key), content))
 
     def cancel(self) -> None:
-        """Lets go of the view. What was not written to the database is dirty again. Safe at any time, and more than once."""
+        """Lets go of the view.
+
+        What was not written to the database is dirty again. Safe at any time, and more than once.
+        """
         phase, self._phase = self._phase, _Phase.ENDED
         if phase is _Phase.WRITING:
             self._give_back()
@@ -138,13 +166,19 @@ class RocksSnapshot:
             self._release()
 
     async def write(self, output: StateOutput) -> KeyedStateHandle | None:
-        """Captures the state, and writes what the store does not have. None when there is no state. Once, and not after `cancel`."""
+        """Captures the state, and writes what the store does not have.
+
+        None when there is no state. Once, and not after `cancel`.
+        """
         if self._phase is _Phase.ENDED or self._began:
-            raise StateError("a snapshot was written twice, or after it was cancelled; begin another")
+            raise StateError(
+                "a snapshot was written twice, or after it was cancelled; begin another"
+            )
         self._began = True
         try:
             while self._phase in (_Phase.WRITING, _Phase.LINKING):
-                # The eldest comes first, whoever writes it: files of this snapshot hold what it wrote.
+                # The eldest comes first, whoever writes it: files of this snapshot hold what it
+                # wrote.
                 eldest = self._cache.captures[0]
                 assert isinstance(eldest, RocksSnapshot)
                 wait_s = eldest.advance()
@@ -179,7 +213,9 @@ class RocksSnapshot:
                 not any(len(space.entries) for space in cache.spaces.values())
                 and next(database.rows(prefix(groups.start), prefix(groups.end + 1)), None) is None
             )
-            if no_rows and all(reached == MIN_WATERMARK for reached in self.plan.header.watermarks.values()):
+            if no_rows and all(
+                reached == MIN_WATERMARK for reached in self.plan.header.watermarks.values()
+            ):
                 self._empty = True
                 self._captured()
                 return 0.0
@@ -193,7 +229,8 @@ class RocksSnapshot:
             self._linking = self._host.blocking(database.checkpoint, self._path)
             self._linking.add_done_callback(self._linked)
         except Exception as error:  # noqa: BLE001  # Raised where the snapshot is written.
-            # Whoever writes this snapshot is told; another one that only brought it forward is not to blame.
+            # Whoever writes this snapshot is told; another one that only brought it forward is not
+            # to blame.
             self._error = error
             self._phase = _Phase.CAPTURED
             self._give_back()
@@ -224,7 +261,9 @@ class RocksSnapshot:
         for keys, part in written:
             for key in part:
                 del keys[key]
-        for space in [space for space, keys in islice(self.frozen.items(), len(written)) if not keys]:
+        for space in [
+            space for space, keys in islice(self.frozen.items(), len(written)) if not keys
+        ]:
             del self.frozen[space]
         return rows > 0
 
@@ -290,7 +329,9 @@ class RocksSnapshot:
         tables, smalls = await self._host.blocking(list_files, path)
         files: dict[str, StateFile] = {}
         for name in tables:
-            files[name] = base.get(name) or await output.write(self._parts(os.path.join(path, name)))
+            files[name] = base.get(name) or await output.write(
+                self._parts(os.path.join(path, name))
+            )
         header = self.plan.header
         bundle = Bundle(
             VERSION,
@@ -314,7 +355,9 @@ class RocksSnapshot:
 
     def _handle(self, kind: str, files: tuple[StateFile, ...]) -> KeyedStateHandle:
         header = self.plan.header
-        return KeyedStateHandle(kind, header.max_parallelism, header.groups.start, header.groups.end, files)
+        return KeyedStateHandle(
+            kind, header.max_parallelism, header.groups.start, header.groups.end, files
+        )
 
     async def _rows(self) -> AsyncIterator[bytes]:
         """The canonical file, frame by frame."""
@@ -322,7 +365,9 @@ class RocksSnapshot:
         assert view is not None, "captured"
         yield encode_header(plan.header)
         frames = 1
-        spaces = cache.codec.spaces(view.rows(prefix(SPACES), END), plan.operator, timers_of(plan.header.tables))
+        spaces = cache.codec.spaces(
+            view.rows(prefix(SPACES), END), plan.operator, timers_of(plan.header.tables)
+        )
         places = {name: place for place, name in enumerate(plan.header.tables)}
         waiting = {name: _Frame() for name in places}
         groups = plan.header.groups
@@ -346,7 +391,9 @@ class RocksSnapshot:
         for name, frame in waiting.items():
             if frame.keys:
                 frames += 1
-                yield frame.encoded(places[name], f"operator {plan.operator!r}, state {name!r}", plan.codec)
+                yield frame.encoded(
+                    places[name], f"operator {plan.operator!r}, state {name!r}", plan.codec
+                )
         yield encode_end(frames)
 
 
@@ -376,7 +423,15 @@ class _Frame:
         self.values.append(value)
 
     def encoded(self, place: int, owner: str, codec: Codec) -> bytes:
-        return encode_entries(place, KeyGroupRange(self.first, self.last), self.namespaces, self.keys, self.values, codec, owner)
+        return encode_entries(
+            place,
+            KeyGroupRange(self.first, self.last),
+            self.namespaces,
+            self.keys,
+            self.values,
+            codec,
+            owner,
+        )
 
 
 def timers_of(tables: Mapping[str, TableMeta]) -> frozenset[str]:

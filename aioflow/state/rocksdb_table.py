@@ -20,9 +20,21 @@ _NOTHING: Any = MappingProxyType({})
 class RocksTable:
     """`namespace -> key -> value`. Namespace None always exists."""
 
-    __slots__ = ("_cache", "_codec", "_on_change", "_spaces", "checked", "index", "meta", "name", "result")
+    __slots__ = (
+        "_cache",
+        "_codec",
+        "_on_change",
+        "_spaces",
+        "checked",
+        "index",
+        "meta",
+        "name",
+        "result",
+    )
 
-    def __init__(self, cache: Cache, codec: Codec, name: str, meta: TableMeta, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, cache: Cache, codec: Codec, name: str, meta: TableMeta, on_change: Callable[[], None]
+    ) -> None:
         self.name = name
         self.meta = meta
         self.result: Callable[[Any], Any] | None = None
@@ -35,7 +47,9 @@ class RocksTable:
         self._spaces: dict[Any, Space] = {}
         self.space(None)
 
-    def of(self, namespace: Any = None, keys: Sequence[Any] | None = None) -> MutableMapping[Any, Any]:
+    def of(
+        self, namespace: Any = None, keys: Sequence[Any] | None = None
+    ) -> MutableMapping[Any, Any]:
         """The entries of `keys` in memory, to change; None: whichever, each access by itself."""
         if keys is None:
             return _Tracked(self, namespace)
@@ -77,7 +91,9 @@ class RocksTable:
             self.drop(namespace)
 
     def check(self, key: Any, value: Any) -> None:
-        """Raises TypeNotSupported naming operator, state, key, type and remedy if `value`, the first of its type, cannot be encoded."""
+        """Raises TypeNotSupported naming operator, state, key, type and remedy if `value`, the
+        first of its type, cannot be encoded.
+        """
         encode_value(self._codec, key, value, self._spaces[None].owner)
         self.checked.add(type(value))
 
@@ -94,7 +110,9 @@ class RocksTable:
         return self._spaces.get(namespace)
 
     def readable(self, namespace: Any) -> Any:
-        """To read from with `get` and `in`, by those who may change the mutable values that they get."""
+        """To read from with `get` and `in`, by those who may change the mutable values that they
+        get.
+        """
         space = self._spaces.get(namespace)
         return _NOTHING if space is None else _Reader(space)
 

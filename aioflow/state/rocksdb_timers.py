@@ -1,7 +1,8 @@
 """Timers beside RocksDB: in memory, as with the heap, and rows of the database in a checkpoint.
 
-They stay in the queues, since what fires next must be known without a read, and a timer is small. What a checkpoint costs is in proportion
-to the timers that were set, deleted or fired since the last: these become rows, and so part of the files that are new.
+They stay in the queues, since what fires next must be known without a read, and a timer is small.
+What a checkpoint costs is in proportion to the timers that were set, deleted or fired since the
+last: these become rows, and so part of the files that are new.
 """
 
 from __future__ import annotations
@@ -59,5 +60,6 @@ class _Log:
 def open_queue(cache: Cache, name: str) -> TimerSpace:
     """A queue and its space."""
     space = cache.new_space(name, None, TimerSpace)
-    space.queue = TimerQueue(_Log(space), name)  # type: ignore[arg-type]  # It uses no more of a ChangeLog than this.
+    # It uses no more of a ChangeLog than this.
+    space.queue = TimerQueue(_Log(space), name)  # type: ignore[arg-type]
     return space

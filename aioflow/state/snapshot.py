@@ -1,6 +1,8 @@
-"""What snapshots are made of: declarations of tables, operator state as plain data, and copies that nobody can change.
+"""What snapshots are made of: declarations of tables, operator state as plain data, and copies that
+nobody can change.
 
-`frozen_copy` copies whatever the job could still change, and shares the rest: what a snapshot holds can be encoded later.
+`frozen_copy` copies whatever the job could still change, and shares the rest: what a snapshot holds
+can be encoded later.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from aioflow.core.errors import RestoreError
 
 __all__ = ["OperatorSnapshot", "TableMeta", "Uncopied", "check_max_parallelism", "frozen_copy"]
 
-ATOMS = frozenset({type(None), bool, int, float, str, bytes, datetime, date, timedelta, Decimal, UUID})
+ATOMS = frozenset(
+    {type(None), bool, int, float, str, bytes, datetime, date, timedelta, Decimal, UUID}
+)
 """Exact types that nobody can change."""
 
 
@@ -28,7 +32,9 @@ class TableMeta:
     kind: str
     """value, list, map, reducing or aggregating; `table` for raw storage of a built-in operator."""
     timed: bool = False
-    """Whether values are stored with the time of their last write, because the state has a time to live."""
+    """Whether values are stored with the time of their last write, because the state has a time
+    to live.
+    """
 
 
 @dataclass(slots=True)
@@ -42,22 +48,29 @@ class OperatorSnapshot:
     broadcast: dict[str, dict[Any, Any]] = field(default_factory=dict)
     """Broadcast state: the same on every subtask."""
     uncopied: dict[str, str] = field(default_factory=dict)
-    """Names of those that could not be copied, and why: what is here in their place may change, and is not to be written."""
+    """Names of those that could not be copied, and why: what is here in their place may change,
+    and is not to be written.
+    """
 
 
 def check_max_parallelism(found: int, expected: int, what: str) -> None:
-    """Raises RestoreError when `what` was written with another number of key groups than this job has."""
+    """Raises RestoreError when `what` was written with another number of key groups than this
+    job has.
+    """
     if found != expected:
         raise RestoreError(
-            f"{what} was written with max_parallelism={found}, but the operator has {expected}; max_parallelism is fixed for the "
+            f"{what} was written with max_parallelism={found}, but the operator has {expected}; "
+            "max_parallelism is fixed for the "
             f"life of the state: set it to {found} again"
         )
 
 
 class Uncopied:
-    """Stands in a snapshot for a value that could not be copied. Encoding it is refused, by name, with `reason`.
+    """Stands in a snapshot for a value that could not be copied. Encoding it is refused, by name,
+    with `reason`.
 
-    It is no dataclass, because a dataclass can be encoded: it would be written in place of the value.
+    It is no dataclass, because a dataclass can be encoded: it would be written in place of the
+    value.
     """
 
     __slots__ = ("reason",)

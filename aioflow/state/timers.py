@@ -1,16 +1,20 @@
-"""Timers of keys: by event time and by processing time, exactly once each, in a fixed order, part of every checkpoint.
+"""Timers of keys: by event time and by processing time, exactly once each, in a fixed order, part
+of every checkpoint.
 
-A timer is (timestamp, key, namespace); registering it twice is registering it once. Timers fire in order of their
-timestamps, equal timestamps in order of registration. A timer that is registered while others fire, and is due, fires
-in the same advance.
+A timer is (timestamp, key, namespace); registering it twice is registering it once. Timers fire in
+order of their timestamps, equal timestamps in order of registration. A timer that is registered
+while others fire, and is due, fires in the same advance.
 
-Event time is continuous: while a timer fires, `current_watermark` is that timer's timestamp, however far the watermark
-jumps. So what a timer sees, and what it registers, does not depend on where batches were cut.
+Event time is continuous: while a timer fires, `current_watermark` is that timer's timestamp,
+however far the watermark jumps. So what a timer sees, and what it registers, does not depend on
+where batches were cut.
 
-Timers of one timestamp share a bucket, a dict in order of registration, and the heap orders distinct timestamps only:
-the thousand keys of a window cost one heap entry, keys are never compared, and a deletion is a dict deletion. A bucket
-that has begun to fire is iterated in place: its dict must not change size, so deletions mark and late registrations go
-to a second dict beside it. To a snapshot a bucket is a namespace of a table: a timestamp that is over is one namespace less.
+Timers of one timestamp share a bucket, a dict in order of registration, and the heap orders
+distinct timestamps only: the thousand keys of a window cost one heap entry, keys are never
+compared, and a deletion is a dict deletion. A bucket that has begun to fire is iterated in place:
+its dict must not change size, so deletions mark and late registrations go to a second dict beside
+it. To a snapshot a bucket is a namespace of a table: a timestamp that is over is one namespace
+less.
 """
 
 from __future__ import annotations
@@ -30,10 +34,15 @@ from aioflow.state.snapshot import TableMeta
 __all__ = ["NO_TIMER", "Cancelable", "InternalTimerService", "TimerQueue"]
 
 NO_TIMER = MAX_WATERMARK + 1
-"""Above every timestamp: `next_event_time` when there is no timer, so that the fast path is one comparison."""
+"""Above every timestamp: `next_event_time` when there is no timer, so that the fast path is one
+comparison.
+"""
 
 FIRED_PER_MAIL = 1024
-"""Processing-time timers fired in one mail. The rest follows in the next, so that other mail gets its turn."""
+"""Processing-time timers fired in one mail.
+
+The rest follows in the next, so that other mail gets its turn.
+"""
 
 Timer = tuple[Any, Any]
 """(key, namespace)"""
@@ -51,11 +60,15 @@ class TimerBackend(Protocol):
     current_key: Any
 
     def attach_timers(self, service: InternalTimerService) -> None:
-        """Makes the timers and the event time of `service` part of every snapshot, and gives it those that were restored."""
+        """Makes the timers and the event time of `service` part of every snapshot, and gives it
+        those that were restored.
+        """
 
 
 class Bucket(Space):
-    """The timers of one timestamp: (key, namespace) -> place in the order of registration, 0 for one that has fired."""
+    """The timers of one timestamp: (key, namespace) -> place in the order of registration, 0 for
+    one that has fired.
+    """
 
     __slots__ = ("firing", "late", "pending")
 
@@ -85,7 +98,11 @@ class Bucket(Space):
 
 
 class TimerQueue:
-    """Timers of one time domain. Millions are fine; register, delete and pop cost a few dict operations and a share of a heap one."""
+    """Timers of one time domain.
+
+    Millions are fine; register, delete and pop cost a few dict operations and a share of a heap
+    one.
+    """
 
     __slots__ = ("_buckets", "_heap", "_log", "meta", "name", "next_time", "order", "popped")
 
@@ -165,7 +182,8 @@ class TimerQueue:
         return None
 
     def take_all(self) -> Iterator[tuple[int, Any, Any]]:
-        """Takes the timers that there are now, one by one, in the order in which they would fire. What is added meanwhile stays.
+        """Takes the timers that there are now, one by one, in the order in which they would fire.
+        What is added meanwhile stays.
 
         Each is in the queue until it is its turn, so one that is deleted before does not come.
         """
@@ -198,7 +216,10 @@ class TimerQueue:
         return self._buckets.get(timestamp)
 
     def adopt(self, timestamp: int, entries: dict[Timer, int]) -> Bucket:
-        """Takes over restored timers of `timestamp`, in the order in which they will fire. It notes no change."""
+        """Takes over restored timers of `timestamp`, in the order in which they will fire.
+
+        It notes no change.
+        """
         bucket = self._bucket(timestamp)
         bucket.entries = entries
         self.order = max(self.order, *entries.values())
@@ -213,7 +234,8 @@ class TimerQueue:
         return bucket
 
     def _spend(self, bucket: Bucket, timer: Timer) -> None:
-        # A bucket that has begun to fire loses a timer. After its last one come those registered meanwhile.
+        # A bucket that has begun to fire loses a timer. After its last one come those registered
+        # meanwhile.
         if noted := bucket.born < self._log.since:
             self._log.touch_one(bucket, timer)
         bucket.entries[timer] = 0
@@ -229,8 +251,9 @@ class TimerQueue:
                 self._drop(bucket)
 
     def _drop(self, bucket: Bucket) -> None:
-        # Timestamps whose bucket is gone stay in the heap until they reach its top, or outnumber the others: sessions delete
-        # the timer of each element but the last, and would otherwise leave them all behind.
+        # Timestamps whose bucket is gone stay in the heap until they reach its top, or outnumber
+        # the others: sessions delete the timer of each element but the last, and would otherwise
+        # leave them all behind.
         heap, buckets = self._heap, self._buckets
         del buckets[bucket.namespace]
         self._log.drop(bucket)
@@ -245,9 +268,10 @@ class TimerQueue:
 class InternalTimerService:
     """The timers of one operator's subtask. After Flink's InternalTimerServiceImpl.
 
-    `on_event_time` and `on_processing_time` are called with (timestamp, key, namespace) and the backend's current key
-    set. `register_physical(timestamp_ms, callback)` asks for `callback(timestamp_ms)` as mail once the wall clock has
-    passed it; only one is ever registered, for the earliest processing-time timer.
+    `on_event_time` and `on_processing_time` are called with (timestamp, key, namespace) and the
+    backend's current key set. `register_physical(timestamp_ms, callback)` asks for
+    `callback(timestamp_ms)` as mail once the wall clock has passed it; only one is ever registered,
+    for the earliest processing-time timer.
     """
 
     def __init__(
@@ -262,7 +286,9 @@ class InternalTimerService:
         self.current_watermark = MIN_WATERMARK
         """The watermark reached; while an event-time timer fires, at least its timestamp."""
         self.on_processing_done: Callable[[], None] | None = None
-        """Called after a run of processing-time timers: the place to emit what they gave, as one batch."""
+        """Called after a run of processing-time timers: the place to emit what they gave, as one
+        batch.
+        """
         self._backend = backend
         self._on_event_time = on_event_time
         self._on_processing_time = on_processing_time
@@ -299,15 +325,17 @@ class InternalTimerService:
             self._schedule()
 
     def delete_processing_time_timer(self, key: Any, namespace: Any, timestamp: int) -> None:
-        # The physical timer stays: it finds nothing due and moves on. Cheaper than moving it at each deletion.
+        # The physical timer stays: it finds nothing due and moves on. Cheaper than moving it at
+        # each deletion.
         self._processing.delete(timestamp, key, namespace)
 
     def pop_due(self, watermark: int) -> tuple[int, Any, Any] | None:
-        """Takes the first event-time timer due at `watermark`, as (timestamp, key, namespace), and moves event time to it.
+        """Takes the first event-time timer due at `watermark`, as (timestamp, key, namespace), and
+        moves event time to it.
 
-        The current key is set to the timer's. None when all have fired: event time is then `watermark`. A watermark
-        below the current one counts as the current one. For operators that run timers themselves; the callback is not
-        called.
+        The current key is set to the timer's. None when all have fired: event time is then
+        `watermark`. A watermark below the current one counts as the current one. For operators that
+        run timers themselves; the callback is not called.
         """
         if watermark < self.current_watermark:
             watermark = self.current_watermark
@@ -315,7 +343,8 @@ class InternalTimerService:
         if timer is None:
             self.current_watermark = watermark
         else:
-            # The end of event time is no step of it: it comes once, after all records, wherever batches were cut.
+            # The end of event time is no step of it: it comes once, after all records, wherever
+            # batches were cut.
             reached = watermark if watermark == MAX_WATERMARK else timer[0]
             if reached > self.current_watermark:
                 self.current_watermark = reached
@@ -323,16 +352,21 @@ class InternalTimerService:
         return timer
 
     def take_waiting(self) -> Iterator[tuple[int, Any, Any]]:
-        """Takes the processing-time timers that there are now, in order, one at a time: no clock will reach them any more.
+        """Takes the processing-time timers that there are now, in order, one at a time: no clock
+        will reach them any more.
 
-        The current key is set to the timer's; the callback is not called. What is registered meanwhile is kept and does not come.
+        The current key is set to the timer's; the callback is not called. What is registered
+        meanwhile is kept and does not come.
         """
         for timer in self._processing.take_all():
             self._backend.current_key = timer[1]
             yield timer
 
     def advance_watermark(self, watermark: int, max_timers: int = NO_TIMER) -> bool:
-        """Fires what is due at `watermark`, at most `max_timers`. Whether all of it has fired; if not, call again to go on."""
+        """Fires what is due at `watermark`, at most `max_timers`.
+
+        Whether all of it has fired; if not, call again to go on.
+        """
         on_event_time, pop_due = self._on_event_time, self.pop_due
         fired = 0
         try:
@@ -352,7 +386,9 @@ class InternalTimerService:
         return True
 
     def event_time_timers(self) -> list[tuple[int, Any, Any]]:
-        """All event-time timers as (timestamp, key, namespace) in the order in which they will fire."""
+        """All event-time timers as (timestamp, key, namespace) in the order in which they will
+        fire.
+        """
         return sorted(self._event.items(), key=_timestamp)
 
     def processing_time_timers(self) -> list[tuple[int, Any, Any]]:
@@ -361,8 +397,9 @@ class InternalTimerService:
     def attach(self, event: TimerQueue, processing: TimerQueue, watermark: int) -> None:
         """Goes on with these timers, at event time `watermark`: what was late stays late.
 
-        A job that was drained goes on behind the end of time: there it begins anew, or all that comes would be late for ever.
-        The backend calls it, when the service is made. Processing-time timers that are overdue fire with the first mail.
+        A job that was drained goes on behind the end of time: there it begins anew, or all that
+        comes would be late for ever. The backend calls it, when the service is made.
+        Processing-time timers that are overdue fire with the first mail.
         """
         self._event, self._processing = event, processing
         self.current_watermark = MIN_WATERMARK if watermark == MAX_WATERMARK else watermark
@@ -386,7 +423,8 @@ class InternalTimerService:
 
     def _on_physical(self, timestamp_ms: int) -> None:
         self._physical, self._physical_time = None, NO_TIMER
-        # Due is what the physical timer stood for, not what the clock says now: the same run fires the same timers.
+        # Due is what the physical timer stood for, not what the clock says now: the same run fires
+        # the same timers.
         fire, pop, backend = self._on_processing_time, self._processing.pop, self._backend
         try:
             for _ in range(FIRED_PER_MAIL):

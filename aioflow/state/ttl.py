@@ -1,11 +1,11 @@
 """Times to live: keyed state whose values end some time after they were last written.
 
-Values are stored as `(written_ms, value)`; elements of a list and entries of a map each carry their own time. A write
-refreshes, a read never does. What is as old as the time to live is never returned. It is removed when it is met, and a few
-entries at each write; a snapshot leaves it out.
+Values are stored as `(written_ms, value)`; elements of a list and entries of a map each carry their
+own time. A write refreshes, a read never does. What is as old as the time to live is never
+returned. It is removed when it is met, and a few entries at each write; a snapshot leaves it out.
 
-The few entries are found by `ExpiryIndex`, which keeps what was written in coarse slices of time, so that each removal
-finds something to remove and nothing ever scans the table.
+The few entries are found by `ExpiryIndex`, which keeps what was written in coarse slices of time,
+so that each removal finds something to remove and nothing ever scans the table.
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ from aioflow.state.views import (
 __all__ = ["VIEWS", "ExpiryIndex", "convert"]
 
 REMOVED_PER_WRITE = 4
-"""More than the one entry a write can add, so that the backlog shrinks; few enough not to be felt."""
+"""More than the one entry a write can add, so that the backlog shrinks; few enough not to be
+felt.
+"""
 
 SLICES = 8
-"""Into how many slices a time to live is cut: an entry is removed at most 1/8 of its time after its end."""
+"""Into how many slices a time to live is cut: an entry is removed at most 1/8 of its time after
+its end.
+"""
 
 
 class ExpiryIndex:
@@ -60,7 +64,9 @@ class ExpiryIndex:
         entries[namespace, key] = None
 
     def take_ended(self, now_ms: int, limit: int) -> list[tuple[Any, Any]]:
-        """Up to `limit` of (namespace, key) all of whose writes of one slice have ended; each is given once."""
+        """Up to `limit` of (namespace, key) all of whose writes of one slice have ended; each is
+        given once.
+        """
         if self._oldest_end is None or now_ms < self._oldest_end:
             return []
         number = min(self._slices)
@@ -72,11 +78,15 @@ class ExpiryIndex:
         return taken
 
     def _find_oldest(self) -> None:
-        self._oldest_end = (min(self._slices) + 1) * self._width - 1 + self.ttl_ms if self._slices else None
+        self._oldest_end = (
+            (min(self._slices) + 1) * self._width - 1 + self.ttl_ms if self._slices else None
+        )
 
 
 class TimedView(View):
-    """What the timed kinds share: reading a key's stored value without what has ended, and noting writes."""
+    """What the timed kinds share: reading a key's stored value without what has ended, and
+    noting writes.
+    """
 
     def prepare(self) -> None:
         super().prepare()
@@ -201,7 +211,8 @@ class TimedListView(TimedView, ListView):
         return {written_ms: None for written_ms, _ in stored}
 
     def _append(self, values: list[Any]) -> None:
-        # What has ended stays until it is read or the index finds it: to look for it here would be to look at all of a long list each time.
+        # What has ended stays until it is read or the index finds it: to look for it here would be
+        # to look at all of a long list each time.
         now = self._now_ms()
         added = [(now, value) for value in values]
         key = self._backend.current_key
@@ -264,9 +275,13 @@ class TimedMapView(TimedView, MapView):
         stored = self._entries.get(self._backend.current_key)
         if stored is None:
             return True
-        # One that is alive is enough: to look at all of a large map each time would cost more with every entry.
+        # One that is alive is enough: to look at all of a large map each time would cost more with
+        # every entry.
         ended = self._now_ms() - self._ttl_ms
-        return not any(written_ms > ended for written_ms, _ in stored.values()) and self._current() is MISSING
+        return (
+            not any(written_ms > ended for written_ms, _ in stored.values())
+            and self._current() is MISSING
+        )
 
     def show(self, stored: Any) -> Any:
         left = self.alive(stored, self._now_ms())
@@ -338,11 +353,15 @@ VIEWS: dict[str, Callable[[Owner, Table, StateDescriptor], View]] = {
 }
 """Kind of a descriptor -> its view, with a time to live."""
 
-register_namespaced(TimedValueView, TimedListView, TimedMapView, TimedReducingView, TimedAggregatingView)
+register_namespaced(
+    TimedValueView, TimedListView, TimedMapView, TimedReducingView, TimedAggregatingView
+)
 
 
 def convert(table: Table, kind: str, now_ms: int | None) -> None:
-    """Gives the values of an untimed table the time `now_ms`, or takes the times off a timed one if it is None."""
+    """Gives the values of an untimed table the time `now_ms`, or takes the times off a timed one
+    if it is None.
+    """
     table.index = None
     for namespace in table.namespaces():
         for key, stored in list(table.peek(namespace).items()):
@@ -351,7 +370,13 @@ def convert(table: Table, kind: str, now_ms: int | None) -> None:
 
 def _convert(stored: Any, kind: str, now_ms: int | None) -> Any:
     if kind == "list":
-        return [(now_ms, value) for value in stored] if now_ms is not None else [value for _, value in stored]
+        return (
+            [(now_ms, value) for value in stored]
+            if now_ms is not None
+            else [value for _, value in stored]
+        )
     if kind == "map":
-        return {key: entry[1] if now_ms is None else (now_ms, entry) for key, entry in stored.items()}
+        return {
+            key: entry[1] if now_ms is None else (now_ms, entry) for key, entry in stored.items()
+        }
     return stored[1] if now_ms is None else (now_ms, stored)

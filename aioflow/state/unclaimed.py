@@ -1,7 +1,9 @@
-"""Restored keyed state that the operator under its uid has no use for: it was written by an operator of another kind.
+"""Restored keyed state that the operator under its uid has no use for: it was written by an
+operator of another kind.
 
-Built-in operators ask for their raw tables when they are opened. Functions may ask for their states whenever they like, so a state that
-nobody has asked for yet is no proof of anything, as long as the operator may be the one that had it.
+Built-in operators ask for their raw tables when they are opened. Functions may ask for their states
+whenever they like, so a state that nobody has asked for yet is no proof of anything, as long as the
+operator may be the one that had it.
 """
 
 from __future__ import annotations
@@ -25,12 +27,18 @@ class Table(Protocol):
     def drop(self, namespace: Any) -> None: ...
 
 
-def find_unclaimed(tables: Mapping[str, Table], declared: Collection[str], raw: Mapping[str, bool]) -> dict[str, Table]:
-    """By name, once the operator is open. `raw`: the raw tables that it has asked for, and whether they were there already."""
+def find_unclaimed(
+    tables: Mapping[str, Table], declared: Collection[str], raw: Mapping[str, bool]
+) -> dict[str, Table]:
+    """By name, once the operator is open.
+
+    `raw`: the raw tables that it has asked for, and whether they were there already.
+    """
     own = [was_there for name, was_there in raw.items() if not name.startswith(INTERNAL_PREFIX)]
     if any(own):
         return {}
-    # One with raw tables of which none was there is new under this uid. One without any has no use for those of others.
+    # One with raw tables of which none was there is new under this uid. One without any has no use
+    # for those of others.
     return {
         name: table
         for name, table in tables.items()

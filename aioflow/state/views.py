@@ -1,11 +1,13 @@
 """The five kinds of keyed state as views of a table of dicts, for the current key.
 
-A view reads through `_entries` and writes through `_store`, after it has noted in `_dirty` that the key changes. In namespace None
-the first two are the dict of the table, so that `value()` is one dict look-up, except while a snapshot is unfinished: then `_entries`
-and `_dirty` are a guard (`changes`). In any other namespace they are looked up at each access, because namespaces come and go: reading
-never creates one, and clearing the last key drops it.
+A view reads through `_entries` and writes through `_store`, after it has noted in `_dirty` that the
+key changes. In namespace None the first two are the dict of the table, so that `value()` is one
+dict look-up, except while a snapshot is unfinished: then `_entries` and `_dirty` are a guard
+(`changes`). In any other namespace they are looked up at each access, because namespaces come and
+go: reading never creates one, and clearing the last key drops it.
 
-Stored values are owned by the view: a list or map goes out as a copy, so a change counts only when it is written back.
+Stored values are owned by the view: a list or map goes out as a copy, so a change counts only when
+it is written back.
 """
 
 from __future__ import annotations
@@ -19,7 +21,18 @@ from aioflow.core.state_descriptors import StateDescriptor
 from aioflow.state.changes import MISSING
 from aioflow.state.snapshot import ATOMS
 
-__all__ = ["MISSING", "VIEWS", "AppendingView", "ListView", "MapView", "Owner", "Table", "ValueView", "View"]
+__all__ = [
+    "MISSING",
+    "VIEWS",
+    "AppendingView",
+    "ListView",
+    "MapView",
+    "Owner",
+    "Table",
+    "ValueView",
+    "View",
+]
+
 
 class Owner(Protocol):
     """What a view needs of its backend."""
@@ -55,7 +68,9 @@ class View:
     _entries: Any
     _store: dict[Any, Any]
 
-    def __init__(self, backend: Owner, table: Table, descriptor: StateDescriptor, namespace: Any = None) -> None:
+    def __init__(
+        self, backend: Owner, table: Table, descriptor: StateDescriptor, namespace: Any = None
+    ) -> None:
         self._backend = backend
         self._table = table
         self.descriptor = descriptor
@@ -65,9 +80,15 @@ class View:
         self.prepare()
 
     def bind(self) -> None:
-        """Takes the table's present dicts of namespace None; called again whenever they are replaced."""
+        """Takes the table's present dicts of namespace None; called again whenever they are
+        replaced.
+        """
         table = self._table
-        self._entries, self._store, self._dirty = table.readable(None), table.store(None), table.marks(None)
+        self._entries, self._store, self._dirty = (
+            table.readable(None),
+            table.store(None),
+            table.marks(None),
+        )
 
     def prepare(self) -> None:
         """Reads what it needs of the descriptor."""
@@ -79,7 +100,9 @@ class View:
     def clear(self) -> None:
         """Removes what the current key has."""
         key = self._backend.current_key
-        if key in self._entries:  # This looks at the key, and so raises for none; `pop` of an empty dict would not.
+        if (
+            key in self._entries
+        ):  # This looks at the key, and so raises for none; `pop` of an empty dict would not.
             if (dirty := self._dirty) is not None and key not in dirty:
                 dirty[key] = key in self._entries
             del self._store[key]
@@ -94,7 +117,9 @@ class View:
         return MISSING
 
     def still_alive(self) -> Callable[[Any], Any] | None:
-        """What gives the part of a stored value that has not outlived its time by now, or `MISSING`. Without a time to live None."""
+        """What gives the part of a stored value that has not outlived its time by now, or
+        `MISSING`. Without a time to live None.
+        """
         return None
 
 
@@ -123,7 +148,9 @@ class ValueView(View):
 
 
 class ValueViewCopyingDefault(ValueView):
-    """`ValueState` with a mutable default: each key gets its own, or one key's change would show under all."""
+    """`ValueState` with a mutable default: each key gets its own, or one key's change would show
+    under all.
+    """
 
     __slots__ = ()
 
@@ -188,7 +215,10 @@ class ListView(View):
         return new
 
     def none_refused(self) -> StateError:
-        return StateError(f"list state {self.descriptor.name!r} was given None, expected an element that is not None")
+        return StateError(
+            f"list state {self.descriptor.name!r} was given None, expected an element that is not "
+            "None"
+        )
 
 
 class MapView(View):
@@ -259,7 +289,8 @@ class ReducingView(AppendingView):
     __slots__ = ("_fn",)
 
     def prepare(self) -> None:
-        self._fn = self.descriptor.fn  # type: ignore[attr-defined]  # VIEWS chooses the view by the descriptor's kind.
+        # VIEWS chooses the view by the descriptor's kind.
+        self._fn = self.descriptor.fn  # type: ignore[attr-defined]
 
     def get(self) -> Any:
         return self._entries.get(self._backend.current_key)
@@ -338,7 +369,11 @@ _NAMESPACED: dict[type[View], type[View]] = {}
 def register_namespaced(*classes: type[View]) -> None:
     """Derives the variant of each view that lives in a namespace other than None."""
     for view in classes:
-        _NAMESPACED[view] = type(f"{view.__name__}InNamespace", (InNamespace, view), {"__slots__": ()})
+        _NAMESPACED[view] = type(
+            f"{view.__name__}InNamespace", (InNamespace, view), {"__slots__": ()}
+        )
 
 
-register_namespaced(ValueView, ValueViewCopyingDefault, ListView, MapView, ReducingView, AggregatingView)
+register_namespaced(
+    ValueView, ValueViewCopyingDefault, ListView, MapView, ReducingView, AggregatingView
+)

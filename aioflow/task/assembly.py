@@ -1,7 +1,9 @@
-"""What a task is made of, and in which order the parts are made: output, contexts and operators, chain, input.
+"""What a task is made of, and in which order the parts are made: output, contexts and operators,
+chain, input.
 
-The output comes first, with the task itself: consumers may ask for its partitions before the task runs. The rest is made when the task
-begins. Nothing here runs user code but the factories of operators, sources' `reader()` and backends.
+The output comes first, with the task itself: consumers may ask for its partitions before the task
+runs. The rest is made when the task begins. Nothing here runs user code but the factories of
+operators, sources' `reader()` and backends.
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ from aioflow.network.partition import ResultPartition
 from aioflow.state.backend import create_keyed_backend
 from aioflow.state.operator_state import HeapOperatorStateBackend
 from aioflow.task.chain import OperatorChain
-from aioflow.task.context import SourceServices, SourceTaskContext, SubtaskRuntimeContext, TaskOperatorContext
+from aioflow.task.context import (
+    SourceServices,
+    SourceTaskContext,
+    SubtaskRuntimeContext,
+    TaskOperatorContext,
+)
 from aioflow.task.input import InputConsumer
 from aioflow.task.metrics import TaskMetrics, unique_names
 from aioflow.task.network_input import InputEdge, NetworkInput
@@ -40,8 +47,10 @@ if TYPE_CHECKING:
 __all__ = ["PERMITS_PER_SUBPARTITION", "AssembledTask", "TaskAssembly", "create_output"]
 
 PERMITS_PER_SUBPARTITION = 4
-"""Sealed batches that may wait for a consumer, or be on the way to it: what two processes work off while their loops do something else for
-a slice each. With 2 both wait for one another (a quarter less throughput by wall, a tenth by CPU); 8 bring no more than 4."""
+"""Sealed batches that may wait for a consumer, or be on the way to it: what two processes work off
+while their loops do something else for a slice each. With 2 both wait for one another (a quarter
+less throughput by wall, a tenth by CPU); 8 bring no more than 4.
+"""
 
 
 class AssembledTask(SourceServices, InputConsumer, Protocol):
@@ -57,14 +66,19 @@ def create_output(descriptor: TaskDeploymentDescriptor, environment: TaskEnviron
 
 
 def _add_writer(
-    output: TaskOutput, made: ResultPartitionDescriptor, descriptor: TaskDeploymentDescriptor, environment: TaskEnvironment
+    output: TaskOutput,
+    made: ResultPartitionDescriptor,
+    descriptor: TaskDeploymentDescriptor,
+    environment: TaskEnvironment,
 ) -> None:
     vertex, subtask = descriptor.vertex, descriptor.attempt.subtask_index
     options = environment.options
     consumers = len(made.consumers)
     name = vertex.nodes[made.operator_index].name
     pool = environment.pool.create_buffer_pool(consumers, PERMITS_PER_SUBPARTITION * consumers)
-    partition = ResultPartition(str(made.partition), consumers, pool, options.batch_records_max, owner=name)
+    partition = ResultPartition(
+        str(made.partition), consumers, pool, options.batch_records_max, owner=name
+    )
     environment.partitions.register(made.partition, partition)
     partitioner = create_partitioner(
         made.partitioning,
@@ -74,13 +88,29 @@ def _add_writer(
         rng=environment.host.rng,
         place=f"operator {name!r}, subtask {subtask + 1}/{vertex.parallelism}",
     )
-    check = TravelCheck(f"output of {name!r}", made.partition.edge_id, environment.checked_edges, environment.codec, strict=options.strict)
-    if made.side is None:  # Of a side output there may be little for long, and nothing would tell that its reader keeps up.
+    check = TravelCheck(
+        f"output of {name!r}",
+        made.partition.edge_id,
+        environment.checked_edges,
+        environment.codec,
+        strict=options.strict,
+    )
+    if (
+        made.side is None
+        # Of a side output there may be little for long, and nothing would tell that its reader
+        # keeps up.
+    ):
         for subpartition in partition.subpartitions:
             subpartition.start_small()
     side = None if made.side is None else (made.operator_index, made.side)
     strategy = made.partitioning.strategy
-    writer = RecordWriter(partition, partitioner, check, edge_id=made.partition.edge_id, may_be_overtaken=strategy.may_be_overtaken)
+    writer = RecordWriter(
+        partition,
+        partitioner,
+        check,
+        edge_id=made.partition.edge_id,
+        may_be_overtaken=strategy.may_be_overtaken,
+    )
     output.add(writer, side)
 
 
@@ -105,12 +135,19 @@ class TaskAssembly:
         self._scope = scope
         self._metrics = metrics
         nodes = descriptor.vertex.nodes
-        self._groups = [metrics.add_group(name) for name in unique_names([node.name for node in nodes])]
+        self._groups = [
+            metrics.add_group(name) for name in unique_names([node.name for node in nodes])
+        ]
 
     def create_operators(self) -> Iterator[tuple[TaskOperatorContext, Operator | None]]:
-        """Context and operator of each node, head first; a source node has no operator. Keep each at once: the next may fail."""
+        """Context and operator of each node, head first; a source node has no operator.
+
+        Keep each at once: the next may fail.
+        """
         vertex = self._descriptor.vertex
-        for index, (node, uid, group) in enumerate(zip(vertex.nodes, vertex.uids, self._groups, strict=True)):
+        for index, (node, uid, group) in enumerate(
+            zip(vertex.nodes, vertex.uids, self._groups, strict=True)
+        ):
             context = self._create_context(index, node, uid, group)
             operator = None
             if node.factory is not None:
@@ -119,7 +156,9 @@ class TaskAssembly:
             yield context, operator
 
     def create_chain(self, operators: Sequence[Operator], output: TaskOutput) -> OperatorChain:
-        """The chain of `operators` in front of `output`; in debug mode one that looks for functions that change shared values."""
+        """The chain of `operators` in front of `output`; in debug mode one that looks for
+        functions that change shared values.
+        """
         options = self._options
         chain_type = OperatorChain
         if options.debug:
@@ -145,8 +184,9 @@ class TaskAssembly:
         timers: ProcessingTimeService,
         urgently: Callable[[Callable[[], None], str], None],
     ) -> NetworkInput:
-        """The gates of all edges; `head` is asked which input it wants, `listener` hears of barriers, whose timeouts are in `timers`;
-        `urgently(action, description)` runs what cannot wait until the task takes input.
+        """The gates of all edges; `head` is asked which input it wants, `listener` hears of
+        barriers, whose timeouts are in `timers`; `urgently(action, description)` runs what cannot
+        wait until the task takes input.
         """
         open_channel = self._environment.partitions.open_channel
         edges = []
@@ -155,7 +195,9 @@ class TaskAssembly:
             edges.append(InputEdge(channels, gate.input_index, gate.edge_id, gate.may_be_overtaken))
         network = NetworkInput(edges, self._owner, head)
         rows_max = self._options.batch_records_max
-        network.debloat(rows_max * COLUMN_RECORDS_PER_ROW, self._environment.host.clock.monotonic, rows_max)
+        network.debloat(
+            rows_max * COLUMN_RECORDS_PER_ROW, self._environment.host.clock.monotonic, rows_max
+        )
         network.align(listener, self._environment.processing_ms, timers.register_timer, urgently)
         return network
 
@@ -166,7 +208,10 @@ class TaskAssembly:
         return SourceInput(
             node.source.reader(
                 SourceTaskContext(
-                    self._owner, context.runtime, replays=self._options.replays, checkpointing=self._options.checkpointing
+                    self._owner,
+                    context.runtime,
+                    replays=self._options.replays,
+                    checkpointing=self._options.checkpointing,
                 )
             ),
             self._descriptor.splits,
@@ -178,7 +223,8 @@ class TaskAssembly:
             clock.perf_ns,
             self._options.slice_ns,
             unbounded=not node.source.bounded,
-            discovers=not node.source.bounded and getattr(node.source, "discover_every", None) is not None,
+            discovers=not node.source.bounded
+            and getattr(node.source, "discover_every", None) is not None,
         )
 
     def create_metrics(
@@ -189,19 +235,35 @@ class TaskAssembly:
         parked_for: Callable[[], str | None],
         timers_fired: Callable[[], int],
     ) -> TaskMetrics:
-        """What the task says about itself: `parked_for()` is the reason for which it is suspended now."""
-        groups = self._groups if self._descriptor.vertex.head.source is None else self._groups[1:]  # A source node has no operator.
+        """What the task says about itself: `parked_for()` is the reason for which it is
+        suspended now.
+        """
+        groups = (
+            self._groups if self._descriptor.vertex.head.source is None else self._groups[1:]
+        )  # A source node has no operator.
         processor = self._processor
         metrics = TaskMetrics(
-            self._metrics, groups, processor.now, processor.metrics, chain, task_input, output, parked_for, timers_fired
+            self._metrics,
+            groups,
+            processor.now,
+            processor.metrics,
+            chain,
+            task_input,
+            output,
+            parked_for,
+            timers_fired,
         )
         if isinstance(task_input, SourceInput):
-            metrics.register_source(task_input, self._environment.host.clock.wall_ms, task_input.pending)
+            metrics.register_source(
+                task_input, self._environment.host.clock.wall_ms, task_input.pending
+            )
         else:
             metrics.register_gates(task_input)
         return metrics
 
-    def _create_context(self, index: int, node: StreamNode, uid: str, metrics: MetricGroup) -> TaskOperatorContext:
+    def _create_context(
+        self, index: int, node: StreamNode, uid: str, metrics: MetricGroup
+    ) -> TaskOperatorContext:
         descriptor, options = self._descriptor, self._options
         vertex, attempt = descriptor.vertex, descriptor.attempt
         keyed_state: KeyedStateBackend | None = None
@@ -209,7 +271,9 @@ class TaskAssembly:
             keyed_state = create_keyed_backend(
                 options.state_backend,
                 max_parallelism=vertex.max_parallelism,
-                key_group_range=range_for_subtask(attempt.subtask_index, vertex.parallelism, vertex.max_parallelism),
+                key_group_range=range_for_subtask(
+                    attempt.subtask_index, vertex.parallelism, vertex.max_parallelism
+                ),
                 now_ms=self._environment.processing_ms,
                 codec=self._environment.codec,
                 operator=node.name,
@@ -227,7 +291,9 @@ class TaskAssembly:
             keyed_state=keyed_state,
             operator_state=HeapOperatorStateBackend(),
             job_id=attempt.job_id,
-            restored_checkpoint=None if descriptor.restore is None else descriptor.restore.checkpoint_id,
+            restored_checkpoint=None
+            if descriptor.restore is None
+            else descriptor.restore.checkpoint_id,
         )
         return TaskOperatorContext(
             self._owner,

@@ -1,8 +1,10 @@
-"""Barriers among the input of a task: feeds them to the alignment, and carries out its verdicts on the gates.
+"""Barriers among the input of a task: feeds them to the alignment, and carries out its verdicts on
+the gates.
 
-A barrier stops its channel at the sender; nothing is buffered here for a channel that waits for others. Verdicts are carried out in
-their order. What follows a `Take` waits until the checkpoint has been taken: the channels go on only behind it. Meanwhile nothing is
-polled, yet notices of the coordinator and the timer may add verdicts behind. After Flink's CheckpointedInputGate.
+A barrier stops its channel at the sender; nothing is buffered here for a channel that waits for
+others. Verdicts are carried out in their order. What follows a `Take` waits until the checkpoint
+has been taken: the channels go on only behind it. Meanwhile nothing is polled, yet notices of the
+coordinator and the timer may add verdicts behind. After Flink's CheckpointedInputGate.
 """
 
 from __future__ import annotations
@@ -11,7 +13,17 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aioflow.checkpoint.alignment import Abort, BarrierAlignment, Block, CaptureComplete, Captured, Resume, Take, Verdict, WaitUntil
+from aioflow.checkpoint.alignment import (
+    Abort,
+    BarrierAlignment,
+    Block,
+    CaptureComplete,
+    Captured,
+    Resume,
+    Take,
+    Verdict,
+    WaitUntil,
+)
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.failure import CheckpointFailureReason
@@ -31,14 +43,18 @@ class BarrierListener(Protocol):
         """This checkpoint will not be taken here, or not be completed."""
 
     def captured(self, checkpoint_id: int, channel: int) -> None:
-        """What `channel` brings from here on is no part of the checkpoint, which was taken before its barrier came."""
+        """What `channel` brings from here on is no part of the checkpoint, which was taken
+        before its barrier came.
+        """
 
     def capture_complete(self, complete: CaptureComplete) -> None:
         """All channels are captured."""
 
 
 class InputBarriers:
-    """The alignment of one task over `gates`: (gate, number of its first channel), channels counted through."""
+    """The alignment of one task over `gates`: (gate, number of its first channel), channels
+    counted through.
+    """
 
     def __init__(
         self,
@@ -50,7 +66,9 @@ class InputBarriers:
         never_overtaken: Collection[int] = (),
     ) -> None:
         """`schedule(timestamp_ms, callback)` registers a processing-time timer of the task."""
-        self._places = [(gate, index) for gate, first in gates for index in range(gate.channel_count)]
+        self._places = [
+            (gate, index) for gate, first in gates for index in range(gate.channel_count)
+        ]
         self._alignment = BarrierAlignment(len(self._places), never_overtaken=never_overtaken)
         self._listener = listener
         self._records_in = records_in
@@ -80,7 +98,9 @@ class InputBarriers:
         self._carry_out(self._alignment.end_of_partition(channel, self._now_ms()))
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
-        """The coordinator's trigger stands for the barriers of the inputs that are open and will not send one."""
+        """The coordinator's trigger stands for the barriers of the inputs that are open and will
+        not send one.
+        """
         self._count()
         self._carry_out(self._alignment.trigger(barrier, self._now_ms()))
 
@@ -98,7 +118,9 @@ class InputBarriers:
         self._carry_out(())
 
     def _count(self) -> None:
-        """Tell the alignment what was processed since it was asked last: nothing of this costs a batch anything."""
+        """Tell the alignment what was processed since it was asked last: nothing of this costs a
+        batch anything.
+        """
         records_in = self._records_in()
         self._alignment.processed(records_in - self._counted)
         self._counted = records_in

@@ -31,8 +31,12 @@ def naming(operator: Operator, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def naming_source(context: TaskOperatorContext, scope: Scope, what: str = "open()") -> Iterator[None]:
-    """What a reader starts as it opens, tasks and threads, belongs to the source, whichever operator runs meanwhile."""
+def naming_source(
+    context: TaskOperatorContext, scope: Scope, what: str = "open()"
+) -> Iterator[None]:
+    """What a reader starts as it opens, tasks and threads, belongs to the source, whichever
+    operator runs meanwhile.
+    """
     token = enter_scope(scope.at(context))
     try:
         yield

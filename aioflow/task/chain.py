@@ -1,9 +1,11 @@
 """The operators of one task and the only loop that moves batches between them.
 
-A chain is a line of stages; neighbouring stateless operators are one stage. Work waits *before* a stage, never inside it: the deepest
-waiting work goes first, so that nothing overtakes and little is held. Each stage takes what it can process within one time slice, as
-far as it has measured its own cost a record; the rest of the batch stays where it is, as a view. `run` returns when the slice is
-spent, when nothing waits, or when the deepest stage has no room (an async operator that is full), and tells which.
+A chain is a line of stages; neighbouring stateless operators are one stage. Work waits *before* a
+stage, never inside it: the deepest waiting work goes first, so that nothing overtakes and little is
+held. Each stage takes what it can process within one time slice, as far as it has measured its own
+cost a record; the rest of the batch stays where it is, as a view. `run` returns when the slice is
+spent, when nothing waits, or when the deepest stage has no room (an async operator that is full),
+and tells which.
 
 MAX_WATERMARK does not pass through by itself. `end_event_time` gives it to one operator after the
 other, each when the one before it has finished. So everything that an operator emits at its end, as
@@ -19,7 +21,13 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from aioflow.core.column_batch import COLUMN_RECORDS_MAX
-from aioflow.core.elements import BATCH_RECORDS_MAX, MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.elements import (
+    BATCH_RECORDS_MAX,
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    RecordBatch,
+    empty_batch,
+)
 from aioflow.core.errors import note_once
 from aioflow.core.user_code import check_own_task, user_error
 from aioflow.operators.operator import Operator
@@ -33,10 +41,14 @@ if TYPE_CHECKING:
 __all__ = ["SLICE_NS", "ChainStatus", "OperatorChain", "Tap"]
 
 SLICE_NS = 2_000_000
-"""How long one slice may take: the grain at which mail, timers and other tasks of the loop are looked at."""
+"""How long one slice may take: the grain at which mail, timers and other tasks of the loop are
+looked at.
+"""
 
 COLUMN_RECORDS_LEAST = 4096
-"""Of a batch of columns a stage without functions of the application takes no less at a time: numpy costs as much for one record."""
+"""Of a batch of columns a stage without functions of the application takes no less at a time:
+numpy costs as much for one record.
+"""
 
 SLOW_NS = 100_000_000
 """A stage that takes longer at one go holds up everything else on the loop: it is named."""
@@ -54,7 +66,10 @@ class ChainStatus(Enum):
 
 
 class _Forward(Operator):
-    """The one stage of a task without operators: a source whose records leave at once. What leaving costs is measured here too."""
+    """The one stage of a task without operators: a source whose records leave at once.
+
+    What leaving costs is measured here too.
+    """
 
     reads_columns = True
 
@@ -63,7 +78,9 @@ class _Forward(Operator):
 
 
 class _Stage:
-    """One operator, or a fused run of stateless ones, with what waits before it and what it costs."""
+    """One operator, or a fused run of stateless ones, with what waits before it and what it
+    costs.
+    """
 
     __slots__ = (
         "asks_room",
@@ -89,35 +106,47 @@ class _Stage:
         self.operator = operator
         self.first = first
         self.last = last
-        self.waiting: deque[tuple[RecordBatch, int, int]] = deque()  # (batch, records already taken, input index)
+        self.waiting: deque[tuple[RecordBatch, int, int]] = (
+            deque()
+        )  # (batch, records already taken, input index)
         self.watermark = MIN_WATERMARK
         """In force behind what it has processed."""
         self.ns_per_record = 0.0
         self.fan_out = 1.0
-        self.limit = 1  # Until its cost is known, one record: a function of a second must not run a thousand times in a slice.
-        # Of a batch of columns it takes more at a time, and what that costs a record says nothing about rows.
+        # Until its cost is known, one record: a function of a second must not run a thousand times
+        # in a slice.
+        self.limit = 1
+        # Of a batch of columns it takes more at a time, and what that costs a record says nothing
+        # about rows.
         self.reads_columns = operator.reads_columns
         self.column_least = 1 if operator.calls_functions else COLUMN_RECORDS_LEAST
         self.column_limit = self.column_least
         self.records_in = 0
         self.records_out = 0
         self.taps: tuple[Tap, ...] = ()
-        # Most operators leave these as the base class has them; what cannot happen is not asked for at every batch.
+        # Most operators leave these as the base class has them; what cannot happen is not asked for
+        # at every batch.
         self.may_pend = type(operator).has_pending is not Operator.has_pending
         self.asks_room = type(operator).room is not Operator.room
-        self.process: Callable[[RecordBatch], RecordBatch] | None = operator.process_batch if operator.inputs == 1 else None
+        self.process: Callable[[RecordBatch], RecordBatch] | None = (
+            operator.process_batch if operator.inputs == 1 else None
+        )
 
 
 class OperatorChain:
     """Drives `operators` (head first).
 
-    `output` takes what the last one emits; a slice ends early when `output_availability` drops. `perf_ns` measures slices.
+    `output` takes what the last one emits; a slice ends early when `output_availability` drops.
+    `perf_ns` measures slices.
     """
 
     fuses = True
     """Whether stateless neighbours run as one stage."""
     holds_end = True
-    """Whether MAX_WATERMARK waits for `end_event_time`. Where False, it passes like any other watermark."""
+    """Whether MAX_WATERMARK waits for `end_event_time`.
+
+    Where False, it passes like any other watermark.
+    """
 
     def __init__(
         self,
@@ -148,13 +177,17 @@ class OperatorChain:
         """Operators that begin a stage, because restored work waits in front of them."""
         self.restored: deque[Waiting] = deque()
         """Restored data that was in flight, to be processed before any new input."""
-        self._early: list[tuple[int, RecordBatch]] = []  # Emitted by `open`, before there were stages.
+        self._early: list[
+            tuple[int, RecordBatch]
+        ] = []  # Emitted by `open`, before there were stages.
         self.slowest_operator: Operator | None = None
-        """The operator that held the loop for more than `SLOW_NS` last; whoever reports it sets None."""
+        """The operator that held the loop for more than `SLOW_NS` last; whoever reports it sets
+        None.
+        """
 
     def compile(self) -> None:
-        """Fuse stateless neighbours. Called after `open`, and again when a tap asks for the output of an operator in a fused run, or work
-        is restored in front of one."""
+        """Fuse stateless neighbours. Called after `open`, and again when a tap asks for the output
+        of an operator in a fused run, or work is restored in front of one."""
         if self.has_work:
             raise AssertionError("stages can only be fused anew when nothing waits between them")
         try:
@@ -169,7 +202,11 @@ class OperatorChain:
             if self.fuses and isinstance(operator, StatelessOperator):
                 run.append(operator)
                 following = self.operators[index + 1] if index + 1 < len(self.operators) else None
-                if isinstance(following, StatelessOperator) and index not in self._taps and index + 1 not in self._heads:
+                if (
+                    isinstance(following, StatelessOperator)
+                    and index not in self._taps
+                    and index + 1 not in self._heads
+                ):
                     continue
                 fused = run[0] if len(run) == 1 else StatelessOperator.fuse(run)
                 self._stages.append(_Stage(fused, index - len(run) + 1, index))
@@ -181,7 +218,11 @@ class OperatorChain:
         for stage in self._stages:
             measured = before.get((stage.first, stage.last))
             if measured is not None:
-                stage.ns_per_record, stage.fan_out, stage.limit = measured.ns_per_record, measured.fan_out, measured.limit
+                stage.ns_per_record, stage.fan_out, stage.limit = (
+                    measured.ns_per_record,
+                    measured.fan_out,
+                    measured.limit,
+                )
                 stage.column_limit = measured.column_limit
                 stage.watermark = measured.watermark
             stage.taps = self._taps.get(stage.last, ())
@@ -192,7 +233,9 @@ class OperatorChain:
             self.emit_from(index, batch)
 
     def record_counts(self) -> dict[int, tuple[int, int]]:
-        """(records in, records out) by operator index; of a fused run the first knows what came in, the last what went out."""
+        """(records in, records out) by operator index; of a fused run the first knows what came
+        in, the last what went out.
+        """
         counts: dict[int, tuple[int, int]] = {}
         for stage in self._stages:
             if stage.first == stage.last:
@@ -207,7 +250,9 @@ class OperatorChain:
         return [(stage.first, stage.last, stage.ns_per_record) for stage in self._stages]
 
     def set_taps(self, index: int, taps: Sequence[Tap]) -> None:
-        """Let `taps` see what operator `index` emits (-1: what comes into the chain), from the next batch on."""
+        """Let `taps` see what operator `index` emits (-1: what comes into the chain), from the
+        next batch on.
+        """
         if index < 0:
             self._input_taps = tuple(taps)
             return
@@ -220,7 +265,9 @@ class OperatorChain:
     @property
     def has_work(self) -> bool:
         """Whether anything waits between or inside the operators."""
-        for stage in self._stages:  # Asked twice a slice: `any` over a generator costs four times as much.
+        for (
+            stage
+        ) in self._stages:  # Asked twice a slice: `any` over a generator costs four times as much.
             if stage.waiting or (stage.may_pend and stage.operator.has_pending):
                 return True
         return bool(self.restored)
@@ -231,14 +278,16 @@ class OperatorChain:
         return self._blocked_on
 
     def limit_slice(self, records: int, columns: int) -> None:
-        """Take no more than so many records at a time, of columns `columns`: those who read the output want small batches. At most the
-        usual number."""
+        """Take no more than so many records at a time, of columns `columns`: those who read the
+        output want small batches. At most the usual number."""
         self._slice_records_max = min(records, self._batch_records_max)
         self._slice_columns_max = min(columns, COLUMN_RECORDS_MAX)
 
     @property
     def room(self) -> int:
-        """Records that the head takes in one slice now; at least 1, so that a source asks for something."""
+        """Records that the head takes in one slice now; at least 1, so that a source asks for
+        something.
+        """
         least = self._slice_records_max
         for stage in self._stages:
             if stage.limit < least:
@@ -265,17 +314,24 @@ class OperatorChain:
                 stage.waiting.append((empty_batch(MAX_WATERMARK), 0, 0))
 
     def emit_from(self, index: int, batch: RecordBatch) -> None:
-        """A batch that operator `index` emitted on its own (a timer, a completion, `finish`): for the one after it."""
+        """A batch that operator `index` emitted on its own (a timer, a completion, `finish`):
+        for the one after it.
+        """
         if not batch.values and batch.watermark == MIN_WATERMARK:
             return
         if not self._stages:
             self._early.append((index, batch))
             return
-        position = next(at for at, stage in enumerate(self._stages) if stage.first <= index <= stage.last)
+        position = next(
+            at for at, stage in enumerate(self._stages) if stage.first <= index <= stage.last
+        )
         self._emit(position, batch)
 
     def finish_pending(self) -> Iterator[None]:
-        """Work off what operators have begun and put aside, whatever room there is. Yields after each slice."""
+        """Work off what operators have begun and put aside, whatever room there is.
+
+        Yields after each slice.
+        """
         deadline = self._perf_ns() + self._slice_ns
         for position in range(len(self._stages) - 1, -1, -1):
             stage = self._stages[position]
@@ -295,7 +351,8 @@ class OperatorChain:
                     deadline = self._perf_ns() + self._slice_ns
 
     def waiting(self) -> list[tuple[int, int, list[tuple[RecordBatch, int]]]]:
-        """Return for each stage: its first operator, its watermark, and the batches that wait for it.
+        """Return for each stage: its first operator, its watermark, and the batches that wait for
+        it.
 
         Each batch is (the rest of it, its input), oldest first.
         """
@@ -303,14 +360,19 @@ class OperatorChain:
             (
                 stage.first,
                 stage.watermark,
-                [(batch.slice(taken, len(batch.values)) if taken else batch, index) for batch, taken, index in stage.waiting],
+                [
+                    (batch.slice(taken, len(batch.values)) if taken else batch, index)
+                    for batch, taken, index in stage.waiting
+                ],
             )
             for stage in self._stages
             if stage.waiting
         ]
 
     def restore(self, waiting: Sequence[Waiting]) -> None:
-        """Process this before anything else, in its order, one when all before it have left the chain."""
+        """Process this before anything else, in its order, one when all before it have left the
+        chain.
+        """
         places = {one.stage for one in waiting}
         if not places <= {stage.first for stage in self._stages}:
             # Someone looked at the stream between two operators that run as one now.
@@ -361,25 +423,33 @@ class OperatorChain:
                     taken = len(part.values)
                     stage.records_in += taken
                     process = stage.process
-                    out = process(part) if process is not None else operator.process_input(input_index, part)
+                    out = (
+                        process(part)
+                        if process is not None
+                        else operator.process_input(input_index, part)
+                    )
                     if part.watermark > stage.watermark:
                         stage.watermark = part.watermark
                 self._emit(position, out)
-                if owner is not None and owner._must_cancel:  # type: ignore[attr-defined]  # Asked here: a call costs four times as much.
+                # Asked here: a call costs four times as much.
+                if owner is not None and owner._must_cancel:  # type: ignore[attr-defined]
                     check_own_task()
             except BaseException as error:
                 named = self._named(error, operator)
                 if named is error:
                     raise
                 raise named  # noqa: B904  # Its cause is set.
-            # With what leaving the stage costs: a key function may well be dearer than the operator before it.
+            # With what leaving the stage costs: a key function may well be dearer than the operator
+            # before it.
             finished = perf_ns()
             if taken:
                 if stage.reads_columns and type(part.values) is not list:
                     self._measure_columns(stage, finished - now)
                 else:
                     self._measure(stage, (finished - now) / taken, len(out.values) / taken)
-            if finished - now > SLOW_NS and self.operators:  # Without any it is the source that was slow, or leaving.
+            if (
+                finished - now > SLOW_NS and self.operators
+            ):  # Without any it is the source that was slow, or leaving.
                 self.slowest_operator = operator
             now = finished
             if now >= deadline or not self._output_availability.is_available:
@@ -418,8 +488,13 @@ class OperatorChain:
     def _take(self, stage: _Stage, count: int) -> tuple[RecordBatch, int]:
         batch, start, input_index = stage.waiting[0]
         if stage.reads_columns and type(batch.values) is not list:
-            # A window keeps what it takes, and emits when it is due: small pieces would make it dear and its results no fewer.
-            count = stage.column_limit if stage.may_pend else min(stage.column_limit, self._slice_columns_max)
+            # A window keeps what it takes, and emits when it is due: small pieces would make it
+            # dear and its results no fewer.
+            count = (
+                stage.column_limit
+                if stage.may_pend
+                else min(stage.column_limit, self._slice_columns_max)
+            )
         stop = start + count
         if stop >= len(batch.values):
             stage.waiting.popleft()
@@ -428,19 +503,23 @@ class OperatorChain:
         return batch.slice(start, stop), input_index
 
     def _measure_columns(self, stage: _Stage, spent_ns: int) -> None:
-        # Not by the cost of a record: most of what a small batch costs is the batch, and it would be made smaller and smaller.
+        # Not by the cost of a record: most of what a small batch costs is the batch, and it would
+        # be made smaller and smaller.
         if spent_ns > 2 * self._slice_ns:
             stage.column_limit = max(stage.column_limit // 2, stage.column_least)
         elif spent_ns < self._slice_ns:
             stage.column_limit = min(stage.column_limit * 2, COLUMN_RECORDS_MAX)
 
     def _measure(self, stage: _Stage, ns_per_record: float, fan_out: float) -> None:
-        # A jump up counts at once, so that a function that turned slow holds the loop for one slice only; down it is smoothed. A fall to
-        # less than a quarter says that the jump was none of the function's: the processor was with somebody else meanwhile. It is halved
-        # then, as small batches, which cost more, would else last for long on a busy machine.
+        # A jump up counts at once, so that a function that turned slow holds the loop for one slice
+        # only; down it is smoothed. A fall to less than a quarter says that the jump was none of
+        # the function's: the processor was with somebody else meanwhile. It is halved then, as
+        # small batches, which cost more, would else last for long on a busy machine.
         old, widest = stage.ns_per_record, stage.fan_out
         share = 8 if ns_per_record * 4 > old else 2
-        stage.ns_per_record = ns = ns_per_record if ns_per_record > 4 * old else old + (ns_per_record - old) / share
+        stage.ns_per_record = ns = (
+            ns_per_record if ns_per_record > 4 * old else old + (ns_per_record - old) / share
+        )
         stage.fan_out = width = fan_out if fan_out > widest else widest + (fan_out - widest) / 8
         # Comparisons instead of min and max: this runs for each batch of each stage.
         limit = self._slice_records_max

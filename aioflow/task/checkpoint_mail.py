@@ -1,7 +1,9 @@
-"""What a worker says to a task about checkpoints, as mail: triggers of sources, and notices of completed and aborted ones.
+"""What a worker says to a task about checkpoints, as mail: triggers of sources, and notices of
+completed and aborted ones.
 
-A trigger waits its turn behind what is in the mailbox, unless its barrier overtakes; notices overtake all other mail, and reach operators
-that wait inside their own action. While the task does not run triggers are declined, and notices dropped: nobody is left to hear them.
+A trigger waits its turn behind what is in the mailbox, unless its barrier overtakes; notices
+overtake all other mail, and reach operators that wait inside their own action. While the task does
+not run triggers are declined, and notices dropped: nobody is left to hear them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ __all__ = ["CheckpointMail"]
 class CheckpointMail:
     """`resume()` lets the default action look at what a notice has changed."""
 
-    def __init__(self, checkpoints: SubtaskCheckpoints, processor: MailboxProcessor, resume: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        checkpoints: SubtaskCheckpoints,
+        processor: MailboxProcessor,
+        resume: Callable[[], None],
+    ) -> None:
         self._checkpoints = checkpoints
         self._executor = processor.executor(-1)
         self._notices = processor.executor(MAX_PRIORITY)
@@ -48,23 +55,36 @@ class CheckpointMail:
         """Begin a checkpoint in this task, because no task upstream will send its barrier."""
         if self._is_open:
             with suppress(MailboxClosed):
-                # Urgent where it overtakes: the mail in front of it may be as much as what is in flight.
+                # Urgent where it overtakes: the mail in front of it may be as much as what is in
+                # flight.
                 executor = self._notices if barrier.unaligned else self._executor
                 trigger = partial(self._on_trigger, barrier)
-                executor.execute(trigger, "checkpoint %d", barrier.checkpoint_id, urgent=barrier.unaligned)
+                executor.execute(
+                    trigger, "checkpoint %d", barrier.checkpoint_id, urgent=barrier.unaligned
+                )
                 return
-        reason = CheckpointFailureReason.TASK_CLOSING if self._was_opened else CheckpointFailureReason.TASK_NOT_READY
+        reason = (
+            CheckpointFailureReason.TASK_CLOSING
+            if self._was_opened
+            else CheckpointFailureReason.TASK_NOT_READY
+        )
         self._checkpoints.refuse(barrier.checkpoint_id, reason)
 
     def completed(self, checkpoint_id: int) -> None:
         """It is durable, and so is everything before it."""
-        self._notice(partial(self._on_completed, checkpoint_id), "checkpoint %d complete", checkpoint_id)
+        self._notice(
+            partial(self._on_completed, checkpoint_id), "checkpoint %d complete", checkpoint_id
+        )
 
     def aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
         """It will not complete; `latest_completed` did."""
         if not self._is_open:
             self._checkpoints.forgo(checkpoint_id)
-        self._notice(partial(self._on_aborted, checkpoint_id, latest_completed), "checkpoint %d aborted", checkpoint_id)
+        self._notice(
+            partial(self._on_aborted, checkpoint_id, latest_completed),
+            "checkpoint %d aborted",
+            checkpoint_id,
+        )
 
     def urgently(self, action: Callable[[], None], description: str) -> None:
         """Run `action` before all other mail."""

@@ -1,6 +1,8 @@
-"""The checkpoints of one subtask: their order, what is told downstream and to the job master, and what comes back.
+"""The checkpoints of one subtask: their order, what is told downstream and to the job master, and
+what comes back.
 
-One checkpoint, between two slices and with nothing waiting in the chain (after Flink's SubtaskCheckpointCoordinatorImpl):
+One checkpoint, between two slices and with nothing waiting in the chain (after Flink's
+SubtaskCheckpointCoordinatorImpl):
 
     0  aborted before it began: only a CancelCheckpointMarker goes downstream
     1  prepare, head to tail; what operators emit for it is worked off first
@@ -9,11 +11,13 @@ One checkpoint, between two slices and with nothing waiting in the chain (after 
     4  write the views in a child of the task, while records go on
     5  acknowledge, once everything is written
 
-An unaligned one waits for nothing: what waits in the chain, in the output and in the input is kept with it (`task.overtaking`), and the
-barrier overtakes it. It may be one from the start, or become one when an aligned one is not through in time, here or in the output.
+An unaligned one waits for nothing: what waits in the chain, in the output and in the input is kept
+with it (`task.overtaking`), and the barrier overtakes it. It may be one from the start, or become
+one when an aligned one is not through in time, here or in the output.
 
-What fails in 1 to 3 fails the task too: its state may be half-way. What fails in 4 is declined, and the task goes on. Ids only rise: one
-that is not above the last is ignored. Notices about completed and aborted checkpoints reach every operator once, in order, tail to head.
+What fails in 1 to 3 fails the task too: its state may be half-way. What fails in 4 is declined, and
+the task goes on. Ids only rise: one that is not above the last is ignored. Notices about completed
+and aborted checkpoints reach every operator once, in order, tail to head.
 """
 
 from __future__ import annotations
@@ -55,7 +59,9 @@ __all__ = ["SubtaskCheckpoints"]
 logger = logging.getLogger(__name__)
 
 ABORTED_MAX = 128
-"""Notices about checkpoints that were not begun here; a trigger that comes after so many others never comes."""
+"""Notices about checkpoints that were not begun here; a trigger that comes after so many others
+never comes.
+"""
 
 
 @dataclass(slots=True)
@@ -85,8 +91,8 @@ class SubtaskCheckpoints:
         on_due: Callable[[], None],
         schedule: Callable[[int, Callable[[int], None]], Any],
     ) -> None:
-        """`on_due` wakes the default action, which asks `is_urgent`, `is_due` and `may_end`. `schedule(timestamp_ms, callback)` registers a
-        timer.
+        """`on_due` wakes the default action, which asks `is_urgent`, `is_due` and `may_end`.
+        `schedule(timestamp_ms, callback)` registers a timer.
         """
         self._attempt = attempt
         self._environment = environment
@@ -98,7 +104,9 @@ class SubtaskCheckpoints:
         self._chain: OperatorChain
         self._overtaking = Overtaking(environment.codec, str(attempt), output)
         self.is_urgent = False
-        """Whether a checkpoint is to be taken at once, whatever waits in the chain, and whatever the output waits for."""
+        """Whether a checkpoint is to be taken at once, whatever waits in the chain, and whatever
+        the output waits for.
+        """
         self._contexts: list[TaskOperatorContext] = []
         self._operators: list[Operator] = []
         self._source: SourceInput | None = None
@@ -124,7 +132,10 @@ class SubtaskCheckpoints:
         chain: OperatorChain,
         network: NetworkInput | None,
     ) -> None:
-        """The parts whose state it is; `source` has the first context. `restored`: the checkpoint that they come from, or 0."""
+        """The parts whose state it is; `source` has the first context.
+
+        `restored`: the checkpoint that they come from, or 0.
+        """
         self._contexts, self._operators, self._source = contexts, operators, source
         self._chain = chain
         self._overtaking.bind(chain, network)
@@ -156,15 +167,22 @@ class SubtaskCheckpoints:
     def _look(self) -> None:
         """What is due is another one, or became urgent."""
         first = self._takes[0] if self._takes else None
-        self.is_urgent = first is not None and (first.unaligned or first.barrier.checkpoint_id in self._aborted)
+        self.is_urgent = first is not None and (
+            first.unaligned or first.barrier.checkpoint_id in self._aborted
+        )
         if first is not None:
             self._on_due()
 
     def _on_timeout(self, checkpoint_id: int, _timestamp_ms: int) -> None:
-        """An aligned checkpoint was to be through by now. Where it still waits, to be taken or in the output, it overtakes."""
+        """An aligned checkpoint was to be through by now.
+
+        Where it still waits, to be taken or in the output, it overtakes.
+        """
         for place, take in enumerate(self._takes):
             if take.barrier.checkpoint_id == checkpoint_id and not take.unaligned:
-                self._takes[place] = replace(take, barrier=replace(take.barrier, unaligned=True), unaligned=True)
+                self._takes[place] = replace(
+                    take, barrier=replace(take.barrier, unaligned=True), unaligned=True
+                )
                 self._look()
                 return
         self._overtaking.hurry(checkpoint_id)
@@ -185,7 +203,10 @@ class SubtaskCheckpoints:
     # One checkpoint.
 
     def prepare(self) -> bool:
-        """Step 1, as far as it goes without waiting. False: something was emitted, and has to leave the chain first."""
+        """Step 1, as far as it goes without waiting.
+
+        False: something was emitted, and has to leave the chain first.
+        """
         checkpoint_id = self._takes[0].barrier.checkpoint_id
         if checkpoint_id <= self._last or checkpoint_id in self._aborted:
             return True
@@ -205,9 +226,11 @@ class SubtaskCheckpoints:
         return True
 
     async def _prepare_at_once(self) -> None:
-        """Step 1 of an unaligned one: what it makes operators emit waits behind the rest, and is kept like that.
+        """Step 1 of an unaligned one: what it makes operators emit waits behind the rest, and is
+        kept like that.
 
-        An operator that is half-way in a firing has no state that could be kept. It waits for no room, but the loop gets its turns.
+        An operator that is half-way in a firing has no state that could be kept. It waits for no
+        room, but the loop gets its turns.
         """
         for _ in self._chain.finish_pending():
             await asyncio.sleep(0)
@@ -215,7 +238,10 @@ class SubtaskCheckpoints:
             pass
 
     async def take(self) -> None:
-        """Steps 0 and 2 to 4 of the first one that is due. Raises what an operator raised; then it is declined, and the task must fail."""
+        """Steps 0 and 2 to 4 of the first one that is due.
+
+        Raises what an operator raised; then it is declined, and the task must fail.
+        """
         if self._takes[0].unaligned:
             await self._prepare_at_once()
         take = self._takes.popleft()
@@ -226,7 +252,12 @@ class SubtaskCheckpoints:
         barrier = take.barrier
         checkpoint_id = barrier.checkpoint_id
         if checkpoint_id <= self._last:
-            logger.debug("%s: checkpoint %d comes after %d, ignored", self._attempt, checkpoint_id, self._last)
+            logger.debug(
+                "%s: checkpoint %d comes after %d, ignored",
+                self._attempt,
+                checkpoint_id,
+                self._last,
+            )
             return
         self._last = checkpoint_id
         if checkpoint_id in self._aborted:
@@ -236,15 +267,22 @@ class SubtaskCheckpoints:
             return
         monotonic = self._environment.host.clock.monotonic
         begun = monotonic()
-        capture = self._overtaking.overtake(take) if take.unaligned else self._overtaking.send_in_turn(barrier)
+        capture = (
+            self._overtaking.overtake(take)
+            if take.unaligned
+            else self._overtaking.send_in_turn(barrier)
+        )
         snapshot = SubtaskSnapshot(barrier)
         try:
-            splits = None if self._source is None else partial(self._source.checkpoint, checkpoint_id)
+            splits = (
+                None if self._source is None else partial(self._source.checkpoint, checkpoint_id)
+            )
             await snapshot.take(self._contexts, self._operators, splits, self._scope)
         except Exception as error:
             self._decline(checkpoint_id, CheckpointFailureReason.DECLINED, error)
             raise
-        # A stopped task goes on from the final one; what was under way before may complete without it.
+        # A stopped task goes on from the final one; what was under way before may complete without
+        # it.
         if self._ended and self._first_after_end is None and (self._drained or barrier.final):
             self._first_after_end = checkpoint_id
         now = monotonic()
@@ -263,10 +301,16 @@ class SubtaskCheckpoints:
         """Step 4. Supervised: never raises but for a cancellation."""
         barrier = taken.take.barrier
         environment = self._environment
-        assert environment.store is not None and environment.responder is not None, "checkpoints are taken only where they can be kept"
+        assert environment.store is not None and environment.responder is not None, (
+            "checkpoints are taken only where they can be kept"
+        )
         try:
             # A savepoint is the user's: the job does not go back to it.
-            copies = None if barrier.directory else environment.local_state.copies(environment.store.output())
+            copies = (
+                None
+                if barrier.directory
+                else environment.local_state.copies(environment.store.output())
+            )
             output = CountedOutput(copies or environment.store.output(barrier.directory))
             state = await taken.snapshot.write(output, environment.codec, finished=taken.finished)
             in_flight = 0
@@ -274,16 +318,25 @@ class SubtaskCheckpoints:
                 state = replace(state, channels=await taken.capture.write(output))
                 in_flight = sum(channel.file.size for channel in state.channels if channel.is_data)
         except Exception as error:  # noqa: BLE001  # Told to the coordinator, which judges it.
-            logger.warning("%s: checkpoint %d could not be written: %r", self._attempt, barrier.checkpoint_id, error)
+            logger.warning(
+                "%s: checkpoint %d could not be written: %r",
+                self._attempt,
+                barrier.checkpoint_id,
+                error,
+            )
             self._decline(barrier.checkpoint_id, CheckpointFailureReason.ASYNC_EXCEPTION, error)
             return
         if copies is not None:
             environment.local_state.keep(barrier.checkpoint_id, state, copies)
         self.latest = stats = self._stats(taken, state, output.size, in_flight)
-        environment.responder.acknowledge_checkpoint(self._attempt, barrier.checkpoint_id, state, stats)
+        environment.responder.acknowledge_checkpoint(
+            self._attempt, barrier.checkpoint_id, state, stats
+        )
 
     def _written(self, taken: _Taken, writing: asyncio.Task[None]) -> None:
-        """However it ended; a child that was cancelled before its first step had no chance to say so itself."""
+        """However it ended; a child that was cancelled before its first step had no chance to
+        say so itself.
+        """
         checkpoint_id = taken.take.barrier.checkpoint_id
         if self._writing.get(checkpoint_id) is writing:
             del self._writing[checkpoint_id]
@@ -291,10 +344,14 @@ class SubtaskCheckpoints:
         if self._overtaking.forget(checkpoint_id):
             self._on_due()
 
-    def _stats(self, taken: _Taken, state: SubtaskState, written: int, in_flight: int) -> CheckpointStats:
+    def _stats(
+        self, taken: _Taken, state: SubtaskState, written: int, in_flight: int
+    ) -> CheckpointStats:
         take, capture = taken.take, taken.capture
         alignment_ms, processed = take.alignment_ms, take.alignment_processed
-        if capture is not None and capture.alignment_ms is not None:  # The last barrier came after it was taken.
+        if (
+            capture is not None and capture.alignment_ms is not None
+        ):  # The last barrier came after it was taken.
             alignment_ms, processed = capture.alignment_ms, capture.alignment_processed
         return CheckpointStats(
             start_delay_ms=take.start_delay_ms,
@@ -308,14 +365,24 @@ class SubtaskCheckpoints:
             unaligned=capture is not None and capture.overtook,
         )
 
-    def _decline(self, checkpoint_id: int, reason: CheckpointFailureReason, error: BaseException | None = None) -> None:
+    def _decline(
+        self,
+        checkpoint_id: int,
+        reason: CheckpointFailureReason,
+        error: BaseException | None = None,
+    ) -> None:
         if self._environment.responder is not None:
-            self._environment.responder.decline_checkpoint(self._attempt, checkpoint_id, reason.name, error)
+            self._environment.responder.decline_checkpoint(
+                self._attempt, checkpoint_id, reason.name, error
+            )
 
     # What comes back.
 
     def completed(self, checkpoint_id: int) -> None:
-        """It is durable, and so is everything before it. The first error of an operator comes out, when all have heard of it."""
+        """It is durable, and so is everything before it.
+
+        The first error of an operator comes out, when all have heard of it.
+        """
         if checkpoint_id <= self._completed:
             return
         self._completed = checkpoint_id
@@ -330,7 +397,10 @@ class SubtaskCheckpoints:
             raise first
 
     def aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
-        """It will not complete; `latest_completed` has, of which nobody may have heard here. Its trigger may still be to come."""
+        """It will not complete; `latest_completed` has, of which nobody may have heard here.
+
+        Its trigger may still be to come.
+        """
         if latest_completed is not None:
             self.completed(latest_completed)
         self._cancel_writing(checkpoint_id)
@@ -360,7 +430,8 @@ class SubtaskCheckpoints:
             try:
                 with naming(operator, f"{what}()"):
                     getattr(operator, what)(checkpoint_id)
-            except Exception as error:  # noqa: BLE001  # Raised by the caller, once all have heard of it.
+            # Raised by the caller, once all have heard of it.
+            except Exception as error:  # noqa: BLE001
                 first = first or error
         return first
 
@@ -372,17 +443,24 @@ class SubtaskCheckpoints:
     # The end.
 
     def end_of_data(self, *, drained: bool) -> None:
-        """Every record is processed: the next checkpoint that is taken, and completes, is the last one that the task waits for."""
+        """Every record is processed: the next checkpoint that is taken, and completes, is the
+        last one that the task waits for.
+        """
         self._ended, self._drained = True, drained
         if self._environment.responder is not None:
             self._environment.responder.end_of_data_reached(self._attempt)
 
     @property
     def may_end(self) -> bool:
-        """Whether a checkpoint that was taken after the end of the data has completed, and no later one waits for what only a task that
-        runs can see: that a barrier has come, that it was given up.
+        """Whether a checkpoint that was taken after the end of the data has completed, and no later
+        one waits for what only a task that runs can see: that a barrier has come, that it was given
+        up.
         """
-        return self._first_after_end is not None and self._completed >= self._first_after_end and not self._overtaking.is_under_way
+        return (
+            self._first_after_end is not None
+            and self._completed >= self._first_after_end
+            and not self._overtaking.is_under_way
+        )
 
     async def written(self) -> None:
         """Wait until nothing is being written any more; after `may_end`."""

@@ -1,4 +1,6 @@
-"""Closing what a task made, whatever happened before: user code last to first, within a time limit; the first error is kept."""
+"""Closing what a task made, whatever happened before: user code last to first, within a time
+limit; the first error is kept.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,20 @@ async def close_reader(source: SourceInput, place: str, errors: list[BaseExcepti
     await _close(source.close_reader, f"in close() of {place}", errors)
 
 
-async def close_user_code(operators: Sequence[Operator], scope: Scope, errors: list[BaseException]) -> None:
-    """Close the operators, tail first; what fails goes into `errors` and does not keep the others from being closed."""
+async def close_user_code(
+    operators: Sequence[Operator], scope: Scope, errors: list[BaseException]
+) -> None:
+    """Close the operators, tail first; what fails goes into `errors` and does not keep the
+    others from being closed.
+    """
     for operator in reversed(operators):
         scope.operator_context = operator.ctx
         await _close(operator.close, f"in close() of {describe_place(operator.ctx)}", errors)
 
 
-async def _close(close: Callable[[], Awaitable[None]], place: str, errors: list[BaseException]) -> None:
+async def _close(
+    close: Callable[[], Awaitable[None]], place: str, errors: list[BaseException]
+) -> None:
     try:
         await close()
         check_own_task()
@@ -46,5 +54,7 @@ async def _close(close: Callable[[], Awaitable[None]], place: str, errors: list[
 def attach_errors(first: BaseException, others: Sequence[BaseException]) -> None:
     """Attach the later errors `others` to `first`, as notes."""
     for error in others:
-        told = "; ".join([f"{type(error).__name__}: {message_of(error)}", *getattr(error, "__notes__", ())])
+        told = "; ".join(
+            [f"{type(error).__name__}: {message_of(error)}", *getattr(error, "__notes__", ())]
+        )
         first.add_note(f"aioflow: closing failed too: {told}")

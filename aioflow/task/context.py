@@ -1,4 +1,6 @@
-"""What operators and functions see of their subtask: the runtime context, and the operator's own bound context."""
+"""What operators and functions see of their subtask: the runtime context, and the operator's own
+bound context.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,14 @@ class TaskServices(Protocol):
         """Owner of helper tasks."""
 
     def emit_from(self, operator_index: int, batch: RecordBatch) -> None: ...
-    def emit_side(self, operator_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None: ...
+    def emit_side(
+        self,
+        operator_index: int,
+        tag: OutputTag[Any],
+        value: Any,
+        timestamp: int | None,
+        watermark: int,
+    ) -> None: ...
     def emit_status(self, idle: bool) -> None: ...
     def report(self, error: BaseException) -> None: ...
 
@@ -92,11 +101,16 @@ class SubtaskRuntimeContext:
 
     @property
     def is_restored(self) -> bool:
-        """Whether it begins with the state of a checkpoint, also where this subtask's share of it is empty."""
+        """Whether it begins with the state of a checkpoint, also where this subtask's share of
+        it is empty.
+        """
         return self.operator_state.is_restored
 
     def get_state(self, descriptor: StateDescriptor) -> Any:
-        """State of the current key, of the kind that `descriptor` declares. Raises StateError without `key_by`, and for another kind."""
+        """State of the current key, of the kind that `descriptor` declares.
+
+        Raises StateError without `key_by`, and for another kind.
+        """
         return self._declared(ValueStateDescriptor, descriptor)
 
     def get_list_state(self, descriptor: StateDescriptor) -> Any:
@@ -123,9 +137,16 @@ class SubtaskRuntimeContext:
         if given in METHODS:
             remedy = f"write {METHODS[given]}(...), which takes it"
         else:
-            remedy = f"write {method}(af.{kind.__name__}({descriptor if isinstance(descriptor, str) else 'name'!r}, ...))"
+            remedy = (
+                "write "
+                f"{method}(af.{kind.__name__}({descriptor if isinstance(descriptor, str) else 'name'!r}, "
+                "...))"
+            )
         shown = f"{given.__name__}: {descriptor!r}"
-        raise StateError(f"operator {self.operator_name!r}: {method}() takes a {kind.__name__}, got {shown}; {remedy}")
+        raise StateError(
+            f"operator {self.operator_name!r}: {method}() takes a {kind.__name__}, got {shown}; "
+            f"{remedy}"
+        )
 
 
 METHODS: dict[type, str] = {
@@ -139,7 +160,9 @@ METHODS: dict[type, str] = {
 
 
 class TaskOperatorContext:
-    """The `OperatorContext` of one operator: every call goes to the task, labelled with the operator's place in the chain."""
+    """The `OperatorContext` of one operator: every call goes to the task, labelled with the
+    operator's place in the chain.
+    """
 
     def __init__(
         self,
@@ -209,11 +232,15 @@ class TaskOperatorContext:
         on_processing_time: Callable[[int, Any, Any], None],
     ) -> InternalTimerService:
         backend = require_keyed(self.keyed_state, self.name)
-        service = InternalTimerService(name, backend, on_event_time, on_processing_time, self.register_processing_timer)
+        service = InternalTimerService(
+            name, backend, on_event_time, on_processing_time, self.register_processing_timer
+        )
         self._timer_services.append(service)
         return service
 
-    def register_processing_timer(self, timestamp_ms: int, callback: Callable[[int], None]) -> ProcessingTimer:
+    def register_processing_timer(
+        self, timestamp_ms: int, callback: Callable[[int], None]
+    ) -> ProcessingTimer:
         return self._timers.register_timer(timestamp_ms, callback)
 
     def processing_time(self) -> int:
@@ -225,14 +252,19 @@ class TaskOperatorContext:
     def emit_status(self, idle: bool) -> None:
         self._services.emit_status(idle)
 
-    def side_output(self, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
+    def side_output(
+        self, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int
+    ) -> None:
         self._services.emit_side(self._index, tag, value, timestamp, watermark)
 
     def execute(self, action: Callable[..., object], description: str, *args: object) -> None:
         self._executor.execute(partial(self._in_scope, action, *args), description)
 
     def _in_scope(self, action: Callable[..., object], *args: object) -> object:
-        """Run mail of this operator. Context variables name the operator, and so do errors of the mail."""
+        """Run mail of this operator.
+
+        Context variables name the operator, and so do errors of the mail.
+        """
         self._scope.operator_context = self
         try:
             result = action(*args)
@@ -253,10 +285,15 @@ class TaskOperatorContext:
 
     @property
     def _place(self) -> str:
-        return f"operator {self.name!r}, subtask {self.runtime.subtask_index + 1}/{self.runtime.parallelism}"
+        return (
+            f"operator {self.name!r}, subtask "
+            f"{self.runtime.subtask_index + 1}/{self.runtime.parallelism}"
+        )
 
     def spawn(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[None]:
-        """The helper task belongs to the task's group; its error fails the task with a note that names this operator."""
+        """The helper task belongs to the task's group; its error fails the task with a note that
+        names this operator.
+        """
         try:
             task = self._services.group.create_task(self._supervised(coroutine), name=name)
         except RuntimeError:
@@ -269,7 +306,8 @@ class TaskOperatorContext:
     async def _supervised(self, coroutine: Coroutine[Any, Any, object]) -> None:
         try:
             await coroutine
-        except BaseException as raised:  # noqa: BLE001  # SystemExit too: user code that exits must not take the loop with it.
+        # SystemExit too: user code that exits must not take the loop with it.
+        except BaseException as raised:  # noqa: BLE001
             error = user_error(raised)
             note_once(error, f"in {self._place}")
             self._services.report(error)
@@ -284,7 +322,14 @@ class TaskOperatorContext:
 class SourceTaskContext:
     """The `SourceContext` of a task."""
 
-    def __init__(self, services: SourceServices, runtime: SubtaskRuntimeContext, *, replays: bool, checkpointing: bool = False) -> None:
+    def __init__(
+        self,
+        services: SourceServices,
+        runtime: SubtaskRuntimeContext,
+        *,
+        replays: bool,
+        checkpointing: bool = False,
+    ) -> None:
         self._services = services
         self.runtime = runtime
         runtime.operator_state.lend()

@@ -1,8 +1,11 @@
-"""Watches over the end of a task. User code that does not end on its cancellation is named, and ended by force or given up.
+"""Watches over the end of a task. User code that does not end on its cancellation is named, and
+ended by force or given up.
 
-A function that catches CancelledError and goes on would keep its task, its job and `cancel()` waiting for ever. After the time-out the
-watch says which operator holds the task, and where its code waits. In a process of its own that is all: the process ends. In the program
-the code is closed where it waits, as Python closes a coroutine that is dropped (GeneratorExit). Code that goes on even then is abandoned.
+A function that catches CancelledError and goes on would keep its task, its job and `cancel()`
+waiting for ever. After the time-out the watch says which operator holds the task, and where its
+code waits. In a process of its own that is all: the process ends. In the program the code is closed
+where it waits, as Python closes a coroutine that is dropped (GeneratorExit). Code that goes on even
+then is abandoned.
 """
 
 from __future__ import annotations
@@ -29,10 +32,11 @@ logger = logging.getLogger(__name__)
 
 
 class EndWatch:
-    """Watch of one task. It starts with `begin` and stops with `over`, when the functions have ended. Closing has its own time-out.
+    """Watch of one task. It starts with `begin` and stops with `over`, when the functions have
+    ended. Closing has its own time-out.
 
-    `group` holds its helper tasks. `on_stuck(error)`, if given, ends the process. `on_abandoned` is called when the task itself, and not
-    a helper, is given up.
+    `group` holds its helper tasks. `on_stuck(error)`, if given, ends the process. `on_abandoned` is
+    called when the task itself, and not a helper, is given up.
     """
 
     def __init__(
@@ -57,7 +61,10 @@ class EndWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, owner: asyncio.Task[Any], *, helpers_only: bool = False) -> None:
-        """`owner` runs the task. `helpers_only`: its own loop has ended, and its helpers were cancelled."""
+        """`owner` runs the task.
+
+        `helpers_only`: its own loop has ended, and its helpers were cancelled.
+        """
         self._owner = owner
         self._helpers_only = self._helpers_only or helpers_only
         if self._timer is None:
@@ -114,11 +121,13 @@ class EndWatch:
         return describe_place(context) if isinstance(context, TaskOperatorContext) else "user code"
 
 
-async def end_source_code(task: asyncio.Task[Any], place: str, name: str, timeout_s: float) -> CancellationTimeout | None:
+async def end_source_code(
+    task: asyncio.Task[Any], place: str, name: str, timeout_s: float
+) -> CancellationTimeout | None:
     """Cancel `task`, in which the code of a source runs, and wait for its end.
 
-    Returns the error that names `place` if the code did not end in time. It is closed by force then, and abandoned at last. `name`: of
-    the task of the job.
+    Returns the error that names `place` if the code did not end in time. It is closed by force
+    then, and abandoned at last. `name`: of the task of the job.
     """
     end_task(task)
     if await wait_all([task], timeout_s=timeout_s):
@@ -130,9 +139,12 @@ async def end_source_code(task: asyncio.Task[Any], place: str, name: str, timeou
     return error
 
 
-def _stuck(place: str, name: str, timeout_s: float, held_by: Sequence[asyncio.Task[Any]]) -> CancellationTimeout:
+def _stuck(
+    place: str, name: str, timeout_s: float, held_by: Sequence[asyncio.Task[Any]]
+) -> CancellationTimeout:
     error = CancellationTimeout(
-        f"{place} did not end within {timeout_s:g} s after task {name} was cancelled: code that catches "
+        f"{place} did not end within {timeout_s:g} s after task {name} was cancelled: code that "
+        "catches "
         f"CancelledError has to raise it again. It waits here:{_stacks(held_by)}"
     )
     logger.error("%s", error)
@@ -142,4 +154,7 @@ def _stuck(place: str, name: str, timeout_s: float, held_by: Sequence[asyncio.Ta
 def _stacks(tasks: Sequence[asyncio.Task[Any]]) -> str:
     """Where `tasks` wait. Calls that wait in one place are shown once, with their number."""
     counts = Counter("".join(f"\n    {place}" for place in await_chain(task)) for task in tasks)
-    return "\n".join(stack if count == 1 else f"{stack}\n    ({count} calls wait there)" for stack, count in counts.items())
+    return "\n".join(
+        stack if count == 1 else f"{stack}\n    ({count} calls wait there)"
+        for stack, count in counts.items()
+    )

@@ -1,10 +1,13 @@
-"""How a task comes to its end, from the last element of its input until nothing of it is missing downstream.
+"""How a task comes to its end, from the last element of its input until nothing of it is missing
+downstream.
 
     RUNNING --input ended--> FINISHING --with checkpoints--> LINGERING --consumers are through, last checkpoint complete--> LEAVING
 
-`finish` lets everything come that is still to come; no checkpoint is taken meanwhile, as operators are half-way between their last element
-and their end. `leave` then closes the stream behind it. With checkpoints the task lingers first: it serves mail and barriers until a
-checkpoint that it took after its end has completed, so that sinks commit, and a restart before that goes on from the last one.
+`finish` lets everything come that is still to come; no checkpoint is taken meanwhile, as operators
+are half-way between their last element and their end. `leave` then closes the stream behind it.
+With checkpoints the task lingers first: it serves mail and barriers until a checkpoint that it took
+after its end has completed, so that sinks commit, and a restart before that goes on from the last
+one.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ class _Phase(Enum):
 
 
 class TaskEnd:
-    """Drives the mailbox loop of a task whose input has ended; the default action asks it what is still to be served."""
+    """Drives the mailbox loop of a task whose input has ended; the default action asks it what
+    is still to be served.
+    """
 
     def __init__(
         self,
@@ -48,7 +53,10 @@ class TaskEnd:
         resume: Callable[[], None],
         watch: Callable[[Availability], None],
     ) -> None:
-        """`resume()` has the default action called again, `watch(availability)` once that is up. `timers` are the task's own."""
+        """`resume()` has the default action called again, `watch(availability)` once that is up.
+
+        `timers` are the task's own.
+        """
         self._operators = operators
         self._chain = chain
         self._output = output
@@ -63,7 +71,9 @@ class TaskEnd:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether operators are half-way between their last element and the end: no checkpoint now."""
+        """Whether operators are half-way between their last element and the end: no checkpoint
+        now.
+        """
         return self._phase is _Phase.FINISHING
 
     @property
@@ -83,7 +93,9 @@ class TaskEnd:
         self._phase = _Phase.FINISHING
         if drain:
             await self._settle()
-            await self._operators.finish(self._chain.end_event_time, self._chain.emit_from, self._settle)
+            await self._operators.finish(
+                self._chain.end_event_time, self._chain.emit_from, self._settle
+            )
         else:
             await self._settle()
         await self._operators.quiesce_timers()
@@ -95,7 +107,10 @@ class TaskEnd:
             self._output.emit(empty_batch(MAX_WATERMARK))
 
     async def leave(self, *, drain: bool, checkpointing: bool) -> None:
-        """Send the end downstream. With `checkpointing` before the last checkpoint, else behind the last mail."""
+        """Send the end downstream.
+
+        With `checkpointing` before the last checkpoint, else behind the last mail.
+        """
         if checkpointing:
             self._output.end_of_data(drain=drain)
             await self._linger(drain=drain)
@@ -107,8 +122,9 @@ class TaskEnd:
         self._output.finish()
 
     async def _linger(self, *, drain: bool) -> None:
-        """Wait until consumers have processed everything, and for the checkpoint with which everything is committed, then for what sinks do
-        about it. The end of a partition waits behind its records: were the task gone before these are processed, then nobody would send
+        """Wait until consumers have processed everything, and for the checkpoint with which
+        everything is committed, then for what sinks do about it. The end of a partition waits
+        behind its records: were the task gone before these are processed, then nobody would send
         barriers ahead of them, and no checkpoint would complete until they are.
         """
         self._phase = _Phase.LINGERING
@@ -123,9 +139,16 @@ class TaskEnd:
         await self._checkpoints.written()
 
     async def _settle(self) -> None:
-        """Run mail and the chain until nothing waits and no operator has results to come. The default action knows when."""
+        """Run mail and the chain until nothing waits and no operator has results to come.
+
+        The default action knows when.
+        """
         self._resume()
         while True:
             await self._processor.run_loop()
-            if not (self._processor.mailbox.has_mail or self._chain.has_work or self._operators.busy() is not None):
+            if not (
+                self._processor.mailbox.has_mail
+                or self._chain.has_work
+                or self._operators.busy() is not None
+            ):
                 return

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from aioflow.task.context import Resources
     from aioflow.task.snapshot import StateStore
 
-__all__ = ["CheckpointResponder", "CheckpointTaskOptions", "PartitionRegistry", "TaskEnvironment", "TaskOptions"]
+__all__ = [
+    "CheckpointResponder",
+    "CheckpointTaskOptions",
+    "PartitionRegistry",
+    "TaskEnvironment",
+    "TaskOptions",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +41,10 @@ class CheckpointTaskOptions:
     """What a task must know to take part in checkpoints."""
 
     store: str
-    """URL of the flow's root in the store; each process opens it for itself. `memory://` keeps all content in the acknowledgements."""
+    """URL of the flow's root in the store; each process opens it for itself.
+
+    `memory://` keeps all content in the acknowledgements.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +58,21 @@ class TaskOptions:
     checkpoints: CheckpointTaskOptions | None = None
     """Given: checkpoints are taken; then they, and not the writers, make prepared data visible."""
     replays: bool = False
-    """Whether the job may start its sources again where they were: then a source keeps what it cannot read twice."""
+    """Whether the job may start its sources again where they were: then a source keeps what it
+    cannot read twice.
+    """
     debug: bool = False
     """Look for functions that change values which others see too."""
     strict: bool = False
-    """Refuse a first value of an edge that could not travel to another process, instead of a warning."""
+    """Refuse a first value of an edge that could not travel to another process, instead of a
+    warning.
+    """
     cancellation_timeout_s: float = 30.0
     """How long functions may take to end once their task is cancelled."""
     local_state_bytes: int = LOCAL_BYTES_MAX
-    """So much of what its tasks wrote for checkpoints a process keeps, for those that are restored there. 0: all is read from the store."""
+    """So much of what its tasks wrote for checkpoints a process keeps, for those that are
+    restored there. 0: all is read from the store.
+    """
 
     @property
     def checkpointing(self) -> bool:
@@ -66,13 +81,31 @@ class TaskOptions:
 
 
 class CheckpointResponder(Protocol):
-    """Who hears of this worker's checkpoints: the job master, or the way to it. Calls never block."""
+    """Who hears of this worker's checkpoints: the job master, or the way to it.
 
-    def acknowledge_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats) -> None:
+    Calls never block.
+    """
+
+    def acknowledge_checkpoint(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        state: SubtaskState,
+        stats: CheckpointStats,
+    ) -> None:
         """All state of the subtask is written."""
 
-    def decline_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, error: BaseException | None) -> None:
-        """The subtask takes no part in it. `reason` is one of Flink's names, such as TASK_NOT_READY."""
+    def decline_checkpoint(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        reason: str,
+        error: BaseException | None,
+    ) -> None:
+        """The subtask takes no part in it.
+
+        `reason` is one of Flink's names, such as TASK_NOT_READY.
+        """
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
         """Every record is processed; the subtask ends after the next checkpoint that completes."""
@@ -104,7 +137,10 @@ class TaskEnvironment:
     """What this worker's tasks wrote there."""
     responder: CheckpointResponder | None = None
     on_stuck: Callable[[ExecutionAttemptId, CancellationTimeout], None] | None = None
-    """Ends the process, because of a task that does not end. None: this is the program, which gives up such a task."""
+    """Ends the process, because of a task that does not end.
+
+    None: this is the program, which gives up such a task.
+    """
     checked_edges: set[int] = field(default_factory=set)
     """Edges whose first value was looked at."""
     processing_ms: ProcessingClock = field(init=False)

@@ -1,14 +1,17 @@
-"""The state machine of one attempt around its StreamTask: every transition by comparison, the end reported once.
+"""The state machine of one attempt around its StreamTask: every transition by comparison, the end
+reported once.
 
     CREATED -> DEPLOYING -> INITIALIZING -> RUNNING -> FINISHED
     any of them -> CANCELING -> CANCELED, or -> FAILED
 
 A task whose user code does not end when it is cancelled has FAILED, too: see `end_watch`.
 
-Cancelled before it ran, a task never calls user code. An error that arises because of a cancel is logged, not reported. Consumers of a
-task that failed or was cancelled see their producer fail; they end CANCELED, not FAILED, and report what they saw. Only the input of
-the task says that a producer failed: a ProducerFailed of user code is an error like any other. A task that other code
-cancels (not the engine, or a loop that shuts down) has failed, so that the job hears of it. After Flink's Task.
+Cancelled before it ran, a task never calls user code. An error that arises because of a cancel is
+logged, not reported. Consumers of a task that failed or was cancelled see their producer fail; they
+end CANCELED, not FAILED, and report what they saw. Only the input of the task says that a producer
+failed: a ProducerFailed of user code is an error like any other. A task that other code cancels
+(not the engine, or a loop that shuts down) has failed, so that the job hears of it. After Flink's
+Task.
 """
 
 from __future__ import annotations
@@ -35,8 +38,15 @@ StateReport = Callable[["ExecutionAttemptId", ExecutionState, BaseException | No
 class TaskExecution:
     """Runs `task` and reports to `report(attempt, state, error)`."""
 
-    def __init__(self, task: StreamTask, report: StateReport, abandon: Callable[[asyncio.Task[None]], None] | None = None) -> None:
-        """`abandon(runner)`: the worker waits no longer for the asyncio task of one that does not end."""
+    def __init__(
+        self,
+        task: StreamTask,
+        report: StateReport,
+        abandon: Callable[[asyncio.Task[None]], None] | None = None,
+    ) -> None:
+        """`abandon(runner)`: the worker waits no longer for the asyncio task of one that does
+        not end.
+        """
         self.task = task
         self._abandon = abandon
         task.on_abandoned = self._on_abandoned
@@ -46,7 +56,9 @@ class TaskExecution:
         self._begun = False
         self.runner: asyncio.Task[None] | None = None
 
-    def transition(self, expected: ExecutionState, new: ExecutionState, error: BaseException | None = None) -> bool:
+    def transition(
+        self, expected: ExecutionState, new: ExecutionState, error: BaseException | None = None
+    ) -> bool:
         """Compare and set; reports on success."""
         if self.state is not expected:
             return False
@@ -56,7 +68,10 @@ class TaskExecution:
         return True
 
     async def run(self) -> None:
-        """The whole life; never raises but for a cancel of the worker itself. A second call does nothing."""
+        """The whole life; never raises but for a cancel of the worker itself.
+
+        A second call does nothing.
+        """
         if self._begun:
             return
         self._begun = True
@@ -70,22 +85,34 @@ class TaskExecution:
         except asyncio.CancelledError as cancel:
             if self.state is not ExecutionState.CANCELING:
                 cancelled_by_stranger = cancel
-                error = Broken(f"task {self.task.name} was cancelled from outside of the job; to end a job, cancel the job")
-        except BaseException as raised:  # noqa: BLE001  # Reported below, whole; SystemExit too, which comes out where the job is awaited.
+                error = Broken(
+                    f"task {self.task.name} was cancelled from outside of the job; to end a job, "
+                    "cancel the job"
+                )
+        # Reported below, whole; SystemExit too, which comes out where the job is awaited.
+        except BaseException as raised:  # noqa: BLE001
             error = raised
         self._end(error)
         if cancelled_by_stranger is not None:
             raise cancelled_by_stranger
 
     def cancel(self) -> None:
-        """Ask the task to end. In CREATED it ends at once and never runs; after the end nothing happens.
+        """Ask the task to end. In CREATED it ends at once and never runs; after the end nothing
+        happens.
 
-        One that failed by itself before, and is only cleaning up, still says so: its error is not lost with the cancel.
+        One that failed by itself before, and is only cleaning up, still says so: its error is not
+        lost with the cancel.
         """
         if self.transition(ExecutionState.CREATED, ExecutionState.CANCELED):
             return
-        for state in (ExecutionState.DEPLOYING, ExecutionState.INITIALIZING, ExecutionState.RUNNING):
-            if self.state is state and (self.task.failure is None or self.task.failure is self.task.failed_producer):
+        for state in (
+            ExecutionState.DEPLOYING,
+            ExecutionState.INITIALIZING,
+            ExecutionState.RUNNING,
+        ):
+            if self.state is state and (
+                self.task.failure is None or self.task.failure is self.task.failed_producer
+            ):
                 self.state = ExecutionState.CANCELING
                 if self.runner is not None:
                     self.task.end(self.runner)
@@ -110,13 +137,21 @@ class TaskExecution:
             stuck = self.task.stuck
             if self.task.failure is not None and self.state is not ExecutionState.CANCELING:
                 stuck.__cause__ = self.task.failure
-            error, self.state = stuck, ExecutionState.RUNNING  # Also where it was cancelled: that has not worked.
+            error, self.state = (
+                stuck,
+                ExecutionState.RUNNING,
+            )  # Also where it was cancelled: that has not worked.
         producer = self.task.failed_producer
         if self.state is ExecutionState.CANCELING or (error is not None and error is producer):
             if error is not None and error is not producer:
                 logger.info("%s: error while cancelling: %r", self.task.name, error)
-            self.task.fail_partitions(error or ProducerFailed(f"task {self.task.name} was cancelled"))
-            end, cause = ExecutionState.CANCELED, None if self.state is ExecutionState.CANCELING else error
+            self.task.fail_partitions(
+                error or ProducerFailed(f"task {self.task.name} was cancelled")
+            )
+            end, cause = (
+                ExecutionState.CANCELED,
+                None if self.state is ExecutionState.CANCELING else error,
+            )
         elif error is not None:
             self.task.fail_partitions(error)
             end, cause = ExecutionState.FAILED, error

@@ -1,4 +1,5 @@
-"""Reads back the data that was in flight: for each subtask one line of batches that wait in front of its stages.
+"""Reads back the data that was in flight: for each subtask one line of batches that wait in front
+of its stages.
 
 A former subtask gives one line of all its data in flight. Data nearest to the end of its chain
 comes first. Data of its channels goes through a valve, as without the restore, so each record keeps
@@ -6,11 +7,11 @@ the watermark that it would have seen. If the parallelism has changed, lines of 
 subtasks meet: they are merged in the order of these watermarks. So the timers of a key fire between
 the same records as without the restore. A record is late exactly if it would have been late.
 
-Invariant: no record is processed at a higher watermark than the one that it would have seen. It is lower only
-where a former subtask, which may continue here, was behind.
+Invariant: no record is processed at a higher watermark than the one that it would have seen. It is
+lower only where a former subtask, which may continue here, was behind.
 
-Flink gives each former channel a watermark of its own as well (DemultiplexingRecordDeserializer), but lets an
-operator see the least of them all.
+Flink gives each former channel a watermark of its own as well (DemultiplexingRecordDeserializer),
+but lets an operator see the least of them all.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class RestoredInFlight:
     watermark: int
     """Watermark of the whole input, behind that data."""
     channels: dict[tuple[int, int], ChannelTime] = field(default_factory=dict)
-    """Watermark and idleness behind that, by exchange and index, of channels that continue where they stood."""
+    """Watermark and idleness behind that, by exchange and index, of channels that continue where
+    they stood.
+    """
     channel_count: int = 0
     """Number of channels of the input that `channels` belong to."""
 
@@ -94,9 +97,9 @@ async def read_in_flight(
 ) -> RestoredInFlight:
     """Read the data that one subtask takes over. `inputs` has the logical input of each exchange.
 
-    `timed_stages`: operators from this index on have an event time of their own making. `limit`: the event time
-    at which new records may come, where lines of several former subtasks meet. Raises RestoreError for a file
-    that cannot be read.
+    `timed_stages`: operators from this index on have an event time of their own making. `limit`:
+    the event time at which new records may come, where lines of several former subtasks meet.
+    Raises RestoreError for a file that cannot be read.
     """
     reader = _Reader(source, codec, own, max_parallelism, inputs)
     lines = [await reader.line(one) for one in restore.in_flight]
@@ -105,7 +108,15 @@ async def read_in_flight(
     first = restore.in_flight[0]
     if first.is_only or not first.dealt:
         (line,) = lines
-        same = {} if first.dealt else {place: state for place, state in line.channels.items() if place[0] in restore.same_exchanges}
+        same = (
+            {}
+            if first.dealt
+            else {
+                place: state
+                for place, state in line.channels.items()
+                if place[0] in restore.same_exchanges
+            }
+        )
         return RestoredInFlight(list(line.waiting), _before_the_end(line), same, line.channel_count)
     return _merged(lines, timed_stages, limit)
 
@@ -144,20 +155,26 @@ class _Reader:
         for number, (found, _) in enumerate(channels):
             valve.restore(number, found.time)
         _append_time(waiting, valve.restored())
-        turns = deque((number, elements) for number, (_, elements) in enumerate(channels) if elements)
+        turns = deque(
+            (number, elements) for number, (_, elements) in enumerate(channels) if elements
+        )
         while turns:
             number, elements = turns.popleft()
             self._through(valve, number, elements.popleft(), waiting)
             if elements:
                 turns.append((number, elements))
-        states = {(one.edge_id, one.index): valve.state_of(n) for n, one in enumerate(restore.channels)}
+        states = {
+            (one.edge_id, one.index): valve.state_of(n) for n, one in enumerate(restore.channels)
+        }
         return _Line(waiting, valve.watermark, states, max(len(channels), head.channels))
 
     async def reached(self, file: StateFile | None) -> int:
         """The event time of the input of a former subtask."""
         if file is None:
             return MIN_WATERMARK
-        head, _ = _decode(await self._source.read(file), self._codec, "event time of data in flight")
+        head, _ = _decode(
+            await self._source.read(file), self._codec, "event time of data in flight"
+        )
         return head.time.watermark
 
     def _through(
@@ -166,7 +183,9 @@ class _Reader:
         content = element.content
         if isinstance(content, RecordBatch):
             mark = valve.watermark
-            waiting.append(Waiting(0, element.input_index, valve.input_batch(number, content), mark))
+            waiting.append(
+                Waiting(0, element.input_index, valve.input_batch(number, content), mark)
+            )
         elif isinstance(content, WatermarkStatus):
             _append_time(waiting, valve.input_status(number, content.idle))
         elif isinstance(content, Watermark):
@@ -174,17 +193,23 @@ class _Reader:
             if reached is not None:
                 waiting.append(Waiting(0, 0, empty_batch(reached), mark))
 
-    async def _channel(self, restore: InFlightRestore, number: int) -> tuple[_Head, deque[_Element]]:
+    async def _channel(
+        self, restore: InFlightRestore, number: int
+    ) -> tuple[_Head, deque[_Element]]:
         channel = restore.channels[number]
         head, elements = _Head(), deque[_Element]()
         for position, file in enumerate(channel.files):
-            found, more = await self._read(file, restore, f"on exchange {channel.edge_id} ({channel.index})")
+            found, more = await self._read(
+                file, restore, f"on exchange {channel.edge_id} ({channel.index})"
+            )
             if position == 0 and channel.has_head:
                 head = found
             elements += (one._replace(input_index=self._inputs[channel.edge_id]) for one in more)
         return head, elements
 
-    async def _read(self, file: StateFile, restore: InFlightRestore, where: str) -> tuple[_Head, list[_Element]]:
+    async def _read(
+        self, file: StateFile, restore: InFlightRestore, where: str
+    ) -> tuple[_Head, list[_Element]]:
         place = f"data in flight {where}, subtask {restore.subtask + 1}"
         head, elements = _decode(await self._source.read(file), self._codec, place)
         return head, [self._share(one, restore) for one in elements] if restore.dealt else elements
@@ -197,8 +222,14 @@ class _Reader:
         if batch.keys is not None:
             own, groups = self._own, self._max_parallelism
             chosen = [i for i, key in enumerate(batch.keys) if key_group(key, groups) in own]
-            return element._replace(content=batch.pick(chosen) if chosen else empty_batch(batch.watermark))
-        return element if restore.takes_rest else element._replace(content=empty_batch(batch.watermark))
+            return element._replace(
+                content=batch.pick(chosen) if chosen else empty_batch(batch.watermark)
+            )
+        return (
+            element
+            if restore.takes_rest
+            else element._replace(content=empty_batch(batch.watermark))
+        )
 
 
 def _decode(content: bytes, codec: Codec, where: str) -> tuple[_Head, list[_Element]]:
@@ -207,7 +238,10 @@ def _decode(content: bytes, codec: Codec, where: str) -> tuple[_Head, list[_Elem
     try:
         version = view[0] if content else -1
         if version != VERSION:
-            raise RestoreError(f"{where} has version {version}, expected {VERSION}; restore with the release that wrote it")
+            raise RestoreError(
+                f"{where} has version {version}, expected {VERSION}; restore with the release "
+                "that wrote it"
+            )
         _, watermark, flags, channels = HEAD.unpack_from(view)
         at = HEAD.size
         while at < len(view):
@@ -218,7 +252,9 @@ def _decode(content: bytes, codec: Codec, where: str) -> tuple[_Head, list[_Elem
             read = decode_event(part, where) if kind == EVENT else decode_batch(part, codec, where)
             elements.append(_Element(input_index, stage - 1, read))
     except (DecodeError, struct.error) as error:
-        raise RestoreError(f"{where} cannot be read: {error}; restore another checkpoint") from error
+        raise RestoreError(
+            f"{where} cannot be read: {error}; restore another checkpoint"
+        ) from error
     return _Head(ChannelTime(watermark, flags & 1 == 1, flags & 2 == 0), channels), elements
 
 
@@ -233,20 +269,30 @@ def _append(waiting: deque[Waiting], elements: Iterable[_Element], mark: int) ->
 
 
 def _append_time(waiting: deque[Waiting], outputs: Sequence[Watermark | WatermarkStatus]) -> None:
-    """Append watermarks from a valve. Idleness is left out: after a restart a stream is active until it says otherwise."""
-    waiting.extend(Waiting(0, 0, empty_batch(one.timestamp), MIN_WATERMARK) for one in outputs if isinstance(one, Watermark))
+    """Append watermarks from a valve.
+
+    Idleness is left out: after a restart a stream is active until it says otherwise.
+    """
+    waiting.extend(
+        Waiting(0, 0, empty_batch(one.timestamp), MIN_WATERMARK)
+        for one in outputs
+        if isinstance(one, Watermark)
+    )
 
 
 def _before_the_end(line: _Line) -> int:
     """The watermark behind `line`. The inputs themselves report that all of them have ended."""
     if line.end < MAX_WATERMARK:
         return line.end
-    line.waiting = deque(one for one in line.waiting if one.batch.values or one.batch.watermark < MAX_WATERMARK)
+    line.waiting = deque(
+        one for one in line.waiting if one.batch.values or one.batch.watermark < MAX_WATERMARK
+    )
     return max((max(one.mark, one.batch.watermark) for one in line.waiting), default=MIN_WATERMARK)
 
 
 def _merged(lines: Sequence[_Line], timed_stages: int, limit: int) -> RestoredInFlight:
-    """The lines in the order of the watermarks that their records see, none of which may be above `limit`.
+    """The lines in the order of the watermarks that their records see, none of which may be above
+    `limit`.
 
     A line that is through stays where it ended: its subtask's records may come here later.
     """
@@ -258,7 +304,9 @@ def _merged(lines: Sequence[_Line], timed_stages: int, limit: int) -> RestoredIn
             if one.stage > timed_stages:
                 # Behind an operator that assigns event time: another scale, which it sends again.
                 if one.batch.values and len(lines) > 1:
-                    one = Waiting(one.stage, one.input_index, one.batch.with_watermarks(None), MIN_WATERMARK)
+                    one = Waiting(
+                        one.stage, one.input_index, one.batch.with_watermarks(None), MIN_WATERMARK
+                    )
                 merged.append(one)
             elif one.batch.values:
                 records.append(one)
@@ -278,7 +326,9 @@ def _merged(lines: Sequence[_Line], timed_stages: int, limit: int) -> RestoredIn
         elif not records:
             limit = min(limit, ended)
             del waiting[ahead[0][1]]
-    reached = max((one.batch.watermark for one in merged if one.stage <= timed_stages), default=MIN_WATERMARK)
+    reached = max(
+        (one.batch.watermark for one in merged if one.stage <= timed_stages), default=MIN_WATERMARK
+    )
     return RestoredInFlight(merged, limit if limit < MAX_WATERMARK else reached)
 
 
@@ -289,7 +339,10 @@ def _mark(one: Waiting) -> int:
 
 
 def _cut(one: Waiting, until: int) -> tuple[Waiting, Waiting | None]:
-    """The records that see a watermark of at most `until`, at least the first, and the rest. The first part tells nothing after it."""
+    """The records that see a watermark of at most `until`, at least the first, and the rest.
+
+    The first part tells nothing after it.
+    """
     stage, input_index, batch, mark = one
     count = len(batch.values)
     watermarks = batch.watermarks
@@ -297,12 +350,18 @@ def _cut(one: Waiting, until: int) -> tuple[Waiting, Waiting | None]:
     part = batch.slice(0, stop)
     last = mark if part.watermarks is None else int(part.watermarks[-1])
     first = Waiting(stage, input_index, part.with_watermarks(part.watermarks, last), _mark(one))
-    return first, None if stop == count else Waiting(stage, input_index, batch.slice(stop, count), last)
+    return first, None if stop == count else Waiting(
+        stage, input_index, batch.slice(stop, count), last
+    )
 
 
 def _limited(one: Waiting, limit: int) -> Waiting:
     batch = one.batch
     if batch.watermark <= limit:
         return one
-    watermarks = None if batch.watermarks is None else clamped(batch.watermarks, MIN_WATERMARK, limit)
-    return Waiting(one.stage, one.input_index, batch.with_watermarks(watermarks, limit), min(one.mark, limit))
+    watermarks = (
+        None if batch.watermarks is None else clamped(batch.watermarks, MIN_WATERMARK, limit)
+    )
+    return Waiting(
+        one.stage, one.input_index, batch.with_watermarks(watermarks, limit), min(one.mark, limit)
+    )

@@ -1,4 +1,5 @@
-"""What comes into a task, from gates or from a source reader, behind one small contract. After Flink's StreamTaskInput.
+"""What comes into a task, from gates or from a source reader, behind one small contract. After
+Flink's StreamTaskInput.
 
 `emit_next` hands at most one batch to the chain and says what to expect next; it never blocks.
 """

@@ -1,8 +1,10 @@
-"""What a task says about itself, under Flink's names: gauges that read plain integers when somebody asks.
+"""What a task says about itself, under Flink's names: gauges that read plain integers when somebody
+asks.
 
-The hot path counts records in the chain and the time spent parked in the mailbox; everything else is computed here, at the reading.
-Shares of time and rates cover the time since a reading that lay at least a second back, so busy + idle + back-pressured is 1000.
-Soft back pressure: parked because the output has no room. Hard: parked because one record's own output went beyond what there was room
+The hot path counts records in the chain and the time spent parked in the mailbox; everything else
+is computed here, at the reading. Shares of time and rates cover the time since a reading that lay
+at least a second back, so busy + idle + back-pressured is 1000. Soft back pressure: parked because
+the output has no room. Hard: parked because one record's own output went beyond what there was room
 for. Waiting for a full async operator counts as busy, as in Flink.
 """
 
@@ -33,7 +35,9 @@ SPLITS_MAX = 100
 """Splits of a subtask that have metrics of their own: a folder may hold a million files."""
 
 WINDOW_S = 1.0
-"""The shortest time over which a rate is computed; asked sooner, it is computed from the same beginning again."""
+"""The shortest time over which a rate is computed; asked sooner, it is computed from the same
+beginning again.
+"""
 
 TIMES = (
     "idleTimeMsPerSecond",
@@ -64,11 +68,19 @@ FLOW = (
     "Shuffle.Netty.Output.Buffers.outputQueueSize",
     "Shuffle.Netty.Output.Buffers.outPoolUsage",
 )
-"""A buffer is a batch. Bytes are those of batches that travel to another process: within one a batch is passed by reference."""
+"""A buffer is a batch.
+
+Bytes are those of batches that travel to another process: within one a batch is passed by
+reference.
+"""
 
 RECORDS = ("numRecordsIn", "numRecordsOut", "numRecordsInPerSecond", "numRecordsOutPerSecond")
 
-_ARRIVED = tuple(f"Shuffle.Netty.Input.{what}{where}" for where in ("Local", "Remote") for what in ("numBytesIn", "numBuffersIn"))
+_ARRIVED = tuple(
+    f"Shuffle.Netty.Input.{what}{where}"
+    for where in ("Local", "Remote")
+    for what in ("numBytesIn", "numBuffersIn")
+)
 
 TRAFFIC_IN = (
     *_ARRIVED,
@@ -84,9 +96,11 @@ TRAFFIC_IN = (
     "debloatedBufferSize",
     "estimatedTimeToConsumeBuffersMs",
 )
-"""Pools are of channels from other processes, whose buffers are all their own: none floats. `inputCredits`, which Flink does not show, is
-how many buffers producers may still fill. The size of a debloated buffer is in records, of rows or of columns, whichever came last: of
-columns a buffer holds more."""
+"""Pools are of channels from other processes, whose buffers are all their own: none floats.
+`inputCredits`, which Flink does not show, is how many buffers producers may still fill. The size of
+a debloated buffer is in records, of rows or of columns, whichever came last: of columns a buffer
+holds more.
+"""
 
 CHECKPOINT = (
     "checkpointStartDelayNanos",
@@ -101,7 +115,12 @@ NO_CHECKPOINT = (0,) * len(CHECKPOINT)
 
 SOURCE = ("currentFetchEventTimeLag", "currentEmitEventTimeLag", "sourceIdleTime", "watermarkLag")
 
-SPLIT = ("currentWatermark", "activeTimeMsPerSecond", "idleTimeMsPerSecond", "pausedTimeMsPerSecond")
+SPLIT = (
+    "currentWatermark",
+    "activeTimeMsPerSecond",
+    "idleTimeMsPerSecond",
+    "pausedTimeMsPerSecond",
+)
 """A source is idle with all its splits, and none is ever paused for the sake of another."""
 
 NAN = float("nan")
@@ -147,7 +166,10 @@ class TakesCheckpoints(Protocol):
 
 
 class Rates:
-    """How fast several numbers grow a second. All who ask within one window get rates from the same beginning."""
+    """How fast several numbers grow a second.
+
+    All who ask within one window get rates from the same beginning.
+    """
 
     __slots__ = ("_begin", "_recent")
 
@@ -166,7 +188,9 @@ class Rates:
 
 
 class Longest:
-    """The longest stay of the last whole window, or of the one that goes on: whoever asks more often than that is told the same."""
+    """The longest stay of the last whole window, or of the one that goes on: whoever asks more
+    often than that is told the same.
+    """
 
     __slots__ = ("_begun", "_now_s", "_one_before", "_take")
 
@@ -184,9 +208,11 @@ class Longest:
 
 
 class TaskMetrics:
-    """Registers the gauges of one task in `group`, and of its operators in `operator_groups` (in the order of the chain).
+    """Registers the gauges of one task in `group`, and of its operators in `operator_groups` (in
+    the order of the chain).
 
-    What is looked at together is registered together: one reading of the clock and of the counters serves all of it.
+    What is looked at together is registered together: one reading of the clock and of the counters
+    serves all of it.
     """
 
     def __init__(
@@ -214,7 +240,9 @@ class TaskMetrics:
         self._started = now()
         self._slowest_ms: dict[int, float] = {}
         self._time_rates = Rates(self._started, [0.0] * 3)
-        self._longest = [Longest(self._started, partial(mailbox.take_longest, reason)) for reason in (SOFT, HARD)]
+        self._longest = [
+            Longest(self._started, partial(mailbox.take_longest, reason)) for reason in (SOFT, HARD)
+        ]
         self._flow_rates = Rates(self._started, self._flow())
         group.gauges(TIMES, self._read_times)
         group.gauges(MAILBOX, self._read_mailbox)
@@ -234,7 +262,8 @@ class TaskMetrics:
         rates = Rates(self._started, (0, 0))
 
         def read() -> list[float]:
-            # Inside a fused run only its first operator knows what came in, and its last what went out.
+            # Inside a fused run only its first operator knows what came in, and its last what went
+            # out.
             counts = self._chain.record_counts().get(index, (0, 0))
             return [*counts, *rates.read(self._now_or_end(), counts), *[mark() for mark in marks]]
 
@@ -242,7 +271,9 @@ class TaskMetrics:
         group.counter("slowCallbacks")
 
     def register_gates(self, task_input: Gates) -> None:
-        """Of a task that reads exchanges: what came over them, what waits there, and the event time of each input."""
+        """Of a task that reads exchanges: what came over them, what waits there, and the event
+        time of each input.
+        """
         marks = task_input.input_watermarks
         rates = Rates(self._started, [0.0] * 4)
 
@@ -264,13 +295,27 @@ class TaskMetrics:
                     credits += channel.credits
                 queued += queued_here
                 if gate.records_per_s:
-                    slowest_ms = max(slowest_ms, queued_here * gate.batch_records / gate.records_per_s * 1000.0)
+                    slowest_ms = max(
+                        slowest_ms, queued_here * gate.batch_records / gate.records_per_s * 1000.0
+                    )
             counts = [*local, *remote]
             used = filled / buffers if buffers else 0.0
             size = min((gate.batch_records for gate in gates), default=0)
             growth = rates.read(self._now_or_end(), counts)
             both = counts[0] + counts[2], growth[0] + growth[2]
-            return [*counts, *growth, *both, queued, waiting, used, 0.0, used, credits, size, slowest_ms]
+            return [
+                *counts,
+                *growth,
+                *both,
+                queued,
+                waiting,
+                used,
+                0.0,
+                used,
+                credits,
+                size,
+                slowest_ms,
+            ]
 
         self._group.gauges(TRAFFIC_IN, read)
         if len(marks) > 1:
@@ -295,10 +340,14 @@ class TaskMetrics:
 
         self._group.gauges(CHECKPOINT, read)
 
-    def register_source(self, source: ReadsSource, wall_ms: Callable[[], int], pending: Callable[[], float] | None) -> None:
-        """Of a source: how old what it emits is, and the event time of each split. Of very many splits only the first are told.
+    def register_source(
+        self, source: ReadsSource, wall_ms: Callable[[], int], pending: Callable[[], float] | None
+    ) -> None:
+        """Of a source: how old what it emits is, and the event time of each split. Of very many
+        splits only the first are told.
 
-        What a reader fetches it hands over at once, so both lags are one. `pending()`, if the reader knows, is what waits to be read.
+        What a reader fetches it hands over at once, so both lags are one. `pending()`, if the
+        reader knows, is what waits to be read.
         """
 
         def lags() -> list[float]:
@@ -306,7 +355,12 @@ class TaskMetrics:
             emitted_ms, timestamp = source.emitted
             lag = NAN if timestamp is None else emitted_ms - timestamp
             mark = source.current_watermark
-            return [lag, lag, now - emitted_ms, NAN if mark in (MIN_WATERMARK, MAX_WATERMARK) else now - mark]
+            return [
+                lag,
+                lag,
+                now - emitted_ms,
+                NAN if mark in (MIN_WATERMARK, MAX_WATERMARK) else now - mark,
+            ]
 
         self._group.gauges(SOURCE, lags)
         if pending is not None:
@@ -316,11 +370,17 @@ class TaskMetrics:
 
         def marks() -> list[float]:
             quiet = idle.read(self._now_or_end(), (source.idle_ms,))[0]
-            return [value for split in splits for value in (source.split_watermark(split), max(0.0, 1000.0 - quiet), quiet, 0)]
+            return [
+                value
+                for split in splits
+                for value in (source.split_watermark(split), max(0.0, 1000.0 - quiet), quiet, 0)
+            ]
 
         # A restart may have dealt out others: those before are shown no more.
         self._group.remove_group("split")
-        self._group.add_group("split").gauges([f"{split}.watermark.{name}" for split in splits for name in SPLIT], marks)
+        self._group.add_group("split").gauges(
+            [f"{split}.watermark.{name}" for split in splits for name in SPLIT], marks
+        )
 
     def initialized(self) -> None:
         """Every operator is open."""
@@ -336,7 +396,9 @@ class TaskMetrics:
         if operator_index is not None:
             group = self._operator_groups[operator_index]
             group.counter("slowCallbacks").inc()
-            slowest = self._slowest_ms[operator_index] = max(self._slowest_ms.get(operator_index, 0.0), seconds * 1000.0)
+            slowest = self._slowest_ms[operator_index] = max(
+                self._slowest_ms.get(operator_index, 0.0), seconds * 1000.0
+            )
             group.gauge("slowestCallbackMs", lambda: slowest)
 
     # Readings.
@@ -346,7 +408,9 @@ class TaskMetrics:
 
     def _read_times(self) -> list[float]:
         now, mailbox = self._now_or_end(), self._mailbox
-        idle, soft, hard = parked = [mailbox.time_in(reason) * 1000.0 for reason in (IDLE, SOFT, HARD)]
+        idle, soft, hard = parked = [
+            mailbox.time_in(reason) * 1000.0 for reason in (IDLE, SOFT, HARD)
+        ]
         idle_rate, soft_rate, hard_rate = self._time_rates.read(now, parked)
         return [
             idle_rate,
@@ -365,21 +429,41 @@ class TaskMetrics:
 
     def _read_mailbox(self) -> list[float]:
         mailbox = self._mailbox
-        return [mailbox.mails_per_second(), mailbox.latency_ms, mailbox.queue_size, mailbox.slow_actions]
+        return [
+            mailbox.mails_per_second(),
+            mailbox.latency_ms,
+            mailbox.queue_size,
+            mailbox.slow_actions,
+        ]
 
     def _flow(self) -> list[float]:
         output = self._output
-        return [self._input.records_in, output.records_out, output.batches_out, output.bytes_out, self._timers_fired()]
+        return [
+            self._input.records_in,
+            output.records_out,
+            output.batches_out,
+            output.bytes_out,
+            self._timers_fired(),
+        ]
 
     def _read_flow(self) -> list[float]:
         counts, output = self._flow(), self._output
         rates = self._flow_rates.read(self._now_or_end(), counts)
         marks = self._input.current_watermark, output.watermark
-        return [*counts, *rates, *marks, output.queued_batches, output.queued_bytes, output.pool_usage]
+        return [
+            *counts,
+            *rates,
+            *marks,
+            output.queued_batches,
+            output.queued_bytes,
+            output.pool_usage,
+        ]
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """The names, with a number where one comes again: each operator of a chain has metrics of its own."""
+    """The names, with a number where one comes again: each operator of a chain has metrics of
+    its own.
+    """
     seen: dict[str, int] = {}
     unique = []
     for name in names:

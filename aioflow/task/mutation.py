@@ -1,12 +1,15 @@
 """Finds whoever changes a value that others hold too: debug mode's check of every operator call.
 
-Values that leave an operator are shared, not copied. So an operator must change neither what it was given nor what it has emitted. Here
-each value of a batch gets a digest before and after the call of each operator; and what an operator took and emitted is remembered for
-a while, so that a change that comes later (a list kept in state and emitted again, a coroutine that works on its input) is found too.
+Values that leave an operator are shared, not copied. So an operator must change neither what it was
+given nor what it has emitted. Here each value of a batch gets a digest before and after the call of
+each operator; and what an operator took and emitted is remembered for a while, so that a change
+that comes later (a list kept in state and emitted again, a coroutine that works on its input) is
+found too.
 
-The digest is the value's bytes in our codec, which knows no attributes but fields; of what the codec refuses, its pickle; what neither
-takes is not checked. Numbers, strings and what else nobody can change costs a look at its type. Not found: a generator that changes and
-emits one object several times during one call.
+The digest is the value's bytes in our codec, which knows no attributes but fields; of what the
+codec refuses, its pickle; what neither takes is not checked. Numbers, strings and what else nobody
+can change costs a look at its type. Not found: a generator that changes and emits one object
+several times during one call.
 
 Only `CheckedOperatorChain` calls this; without debug mode none of it is loaded.
 """
@@ -34,7 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["CheckedOperatorChain", "MutationGuard", "ValueMutated", "digest"]
 
 REMEMBERED_VALUES = 1024
-"""Values that each operator is held to after it took or emitted them; found again when the same object is emitted again."""
+"""Values that each operator is held to after it took or emitted them; found again when the same
+object is emitted again.
+"""
 
 RECHECKED_VALUES = 16
 """The newest of them are looked at in each call, whether they come again or not."""
@@ -45,20 +50,27 @@ _CODEC = Codec()
 
 
 class ValueMutated(AioflowError):
-    """A function changed a value that it was given, or had emitted. Others see the change: copy the value first."""
+    """A function changed a value that it was given, or had emitted.
+
+    Others see the change: copy the value first.
+    """
 
 
 def digest(value: Any) -> Digest | None:
-    """A fingerprint of the contents of `value`; None if nobody can change it, or nothing can be said."""
+    """A fingerprint of the contents of `value`; None if nobody can change it, or nothing can be
+    said.
+    """
     kind = type(value)
     if kind in ATOMS or (kind is tuple and ATOMS.issuperset(map(type, value))):
         return None
     try:
         content = _CODEC.encode(value, owner="digest")
-    except Exception:  # noqa: BLE001  # Whatever it is that the codec, or an encode= of the user, cannot take.
+    # Whatever it is that the codec, or an encode= of the user, cannot take.
+    except Exception:  # noqa: BLE001
         try:
             content = pickle.dumps(value, protocol=5)
-        except Exception:  # noqa: BLE001  # A lock, a socket, a lambda: its contents cannot be seen.
+        # A lock, a socket, a lambda: its contents cannot be seen.
+        except Exception:  # noqa: BLE001
             return None
     return zlib.crc32(content), len(content)
 
@@ -106,7 +118,9 @@ class MutationGuard:
         return self._checked(None, self._operator.resume, max_records)
 
     def emitted(self, values: list[Any]) -> None:
-        """The operator emitted `values` outside of a call of the chain: from a timer, a completion, or its end."""
+        """The operator emitted `values` outside of a call of the chain: from a timer, a
+        completion, or its end.
+        """
         self._recheck("between two calls")
         self._remember(values)
 
@@ -131,7 +145,11 @@ class MutationGuard:
             if now is None:
                 continue
             if known is not None and known[1] != now:
-                raise self._mutated(value, "a value that it had emitted or been given before", "and emitted it again")
+                raise self._mutated(
+                    value,
+                    "a value that it had emitted or been given before",
+                    "and emitted it again",
+                )
             remembered[id(value)] = (value, now)
             remembered.move_to_end(id(value))
         while len(remembered) > REMEMBERED_VALUES:
@@ -146,19 +164,29 @@ class MutationGuard:
     def _mutated(self, value: Any, what: str, when: str) -> ValueMutated:
         self._remembered.clear()
         where = describe_place(self._operator.ctx)
-        doubt = " (it, its coroutines or timers, or code that it handed the value to)" if when == "between two calls" else ""
+        doubt = (
+            " (it, its coroutines or timers, or code that it handed the value to)"
+            if when == "between two calls"
+            else ""
+        )
         return ValueMutated(
-            f"{where} changed {what}, {when}{doubt}; it is now {describe_record(value)}. Values are shared between operators, not "
+            f"{where} changed {what}, {when}{doubt}; it is now {describe_record(value)}. Values "
+            "are shared between operators, not "
             "copied: change a copy (dict(value), dataclasses.replace, copy.deepcopy) and emit that"
         )
 
 
 class CheckedOperatorChain(OperatorChain):
-    """An `OperatorChain` with a guard before each operator. Operators are not fused, so that the culprit has a name."""
+    """An `OperatorChain` with a guard before each operator.
+
+    Operators are not fused, so that the culprit has a name.
+    """
 
     fuses = False
 
-    def __init__(self, operators: Sequence[Operator], *args: Any, **options: Any) -> None:  # Any: as the base takes them.
+    def __init__(
+        self, operators: Sequence[Operator], *args: Any, **options: Any
+    ) -> None:  # Any: as the base takes them.
         super().__init__(operators, *args, **options)
         self.guards = [MutationGuard(operator) for operator in operators]
 

@@ -1,7 +1,8 @@
 """The input of a task that reads what others produce: batches from gates.
 
-Two or more logical inputs alternate, one batch each, unless the operator asks for one of them. Watermarks of all channels meet in one
-valve, which also maps the watermarks between the records of a batch. After Flink's StreamMultipleInputProcessor.
+Two or more logical inputs alternate, one batch each, unless the operator asks for one of them.
+Watermarks of all channels meet in one valve, which also maps the watermarks between the records of
+a batch. After Flink's StreamMultipleInputProcessor.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ __all__ = ["GateInput", "InputEdge", "NetworkInput"]
 
 
 class InputAvailability(SharedAvailability):
-    """Up while a gate of one input is, and counts for the task's: an operator that wants one input waits for that one alone."""
+    """Up while a gate of one input is, and counts for the task's: an operator that wants one
+    input waits for that one alone.
+    """
 
     __slots__ = ("_task",)
 
@@ -76,7 +79,9 @@ class InputEdge(NamedTuple):
 
 @dataclass(slots=True)
 class GateInput:
-    """The gate of one edge, which logical input it belongs to, and where its channels stand in the valve."""
+    """The gate of one edge, which logical input it belongs to, and where its channels stand in
+    the valve.
+    """
 
     gate: InputGate
     input_index: int
@@ -96,7 +101,9 @@ class NetworkInput:
         for edge in edges:
             own = self._of_input.setdefault(edge.input_index, InputAvailability(self._availability))
             gate = InputGate(edge.channels, own)
-            self._inputs.append(GateInput(gate, edge.input_index, channels, edge.edge_id, edge.may_be_overtaken))
+            self._inputs.append(
+                GateInput(gate, edge.input_index, channels, edge.edge_id, edge.may_be_overtaken)
+            )
             channels += len(edge.channels)
         self._channels = channels
         self._valve = StatusWatermarkValve(channels)
@@ -113,10 +120,13 @@ class NetworkInput:
         self._capture: InFlightCapture | None = None
         self._capture_id = -1
         self._capturing: dict[int, InFlightLog] = {}
-        """Channels whose barrier was overtaken and has not come: what they bring is kept with the checkpoint."""
+        """Channels whose barrier was overtaken and has not come: what they bring is kept with
+        the checkpoint.
+        """
         self._left_behind: dict[int, dict[int, list[bytes | Event]]] = {}
-        """By checkpoint and channel: what its barrier, that came ahead of its turn, has overtaken on this side. They are several if the
-        task was held up meanwhile: the first begins when barriers of the others have come.
+        """By checkpoint and channel: what its barrier, that came ahead of its turn, has overtaken
+        on this side. They are several if the task was held up meanwhile: the first begins when
+        barriers of the others have come.
         """
         self.records_in = 0
         self.failed_producer: ProducerFailed | None = None
@@ -129,30 +139,46 @@ class NetworkInput:
         schedule: Callable[[int, Callable[[int], None]], Any],
         urgently: Callable[[Callable[[], None], str], None],
     ) -> None:
-        """Let barriers take effect; `listener` hears what they decide. See `InputBarriers`. `urgently(action, description)` runs an action
-        in the task soon, whatever it waits for: barriers that overtake are not to wait until there is room for records.
+        """Let barriers take effect; `listener` hears what they decide. See `InputBarriers`.
+        `urgently(action, description)` runs an action in the task soon, whatever it waits for:
+        barriers that overtake are not to wait until there is room for records.
         """
         gates = [(part.gate, part.first_channel) for part in self._inputs]
-        never = [part.first_channel + i for part in self._inputs if not part.may_be_overtaken for i in range(part.gate.channel_count)]
-        self._barriers = InputBarriers(gates, listener, lambda: self.records_in, now_ms, schedule, never)
+        never = [
+            part.first_channel + i
+            for part in self._inputs
+            if not part.may_be_overtaken
+            for i in range(part.gate.channel_count)
+        ]
+        self._barriers = InputBarriers(
+            gates, listener, lambda: self.records_in, now_ms, schedule, never
+        )
         self._urgently = urgently
         for part in self._inputs:
-            part.gate.tell_priority(self._on_priority, partial(self._on_announced, part.first_channel))
+            part.gate.tell_priority(
+                self._on_priority, partial(self._on_announced, part.first_channel)
+            )
 
     def debloat(self, records_max: int, now_s: Callable[[], float], rows_max: int) -> None:
-        """Keep asking the producers for batches that suit the speed of this task; see `BufferDebloater`."""
+        """Keep asking the producers for batches that suit the speed of this task; see
+        `BufferDebloater`.
+        """
         for part in self._inputs:
             part.gate.debloat(records_max, now_s, rows_max)
 
     @property
     def barriers(self) -> InputBarriers:
         """The alignment of all channels; after `align`."""
-        assert self._barriers is not None, "a barrier came into an input whose barriers nobody listens to"
+        assert self._barriers is not None, (
+            "a barrier came into an input whose barriers nobody listens to"
+        )
         return self._barriers
 
     @property
     def availability(self) -> Availability:
-        """Raised when any gate has something; while the operator wants one input only, that input's own."""
+        """Raised when any gate has something; while the operator wants one input only, that
+        input's own.
+        """
         wanted = self._wanted()
         return self._availability if wanted is None else self._of_input[wanted]
 
@@ -165,7 +191,10 @@ class NetworkInput:
         """How far the event time of each logical input is, in their order."""
         marks: dict[int, list[int]] = {index: [] for index in self._logical}
         for part in self._inputs:
-            marks[part.input_index] += [self._valve.state_of(part.first_channel + i)[0] for i in range(part.gate.channel_count)]
+            marks[part.input_index] += [
+                self._valve.state_of(part.first_channel + i)[0]
+                for i in range(part.gate.channel_count)
+            ]
         return [min(found, default=MIN_WATERMARK) for found in marks.values()]
 
     @property
@@ -219,26 +248,43 @@ class NetworkInput:
     # Data in flight.
 
     def restore(self, restored: RestoredInFlight) -> None:
-        """Continue at the event time behind what was in flight, which the chain processes before anything that comes.
+        """Continue at the event time behind what was in flight, which the chain processes before
+        anything that comes.
 
-        A channel that was idle counts as active: its producer, which has started again, tells when it is idle.
+        A channel that was idle counts as active: its producer, which has started again, tells when
+        it is idle.
         """
         self._valve.resume(restored.watermark)
         if restored.channel_count == self._channels:
             first = {part.edge_id: part.first_channel for part in self._inputs}
             for (edge_id, index), time in restored.channels.items():
                 aligned = time.aligned or time.watermark >= restored.watermark
-                self._valve.restore(first[edge_id] + index, ChannelTime(time.watermark, False, aligned))
+                self._valve.restore(
+                    first[edge_id] + index, ChannelTime(time.watermark, False, aligned)
+                )
 
-    def begin_capture(self, capture: InFlightCapture, checkpoint_id: int, overtaken: Sequence[int]) -> None:
-        """Keep in `capture` what waits on this side, and from now on what the channels `overtaken` bring until their barriers come."""
+    def begin_capture(
+        self, capture: InFlightCapture, checkpoint_id: int, overtaken: Sequence[int]
+    ) -> None:
+        """Keep in `capture` what waits on this side, and from now on what the channels
+        `overtaken` bring until their barriers come.
+        """
         for part in self._inputs:
             for index in range(part.gate.channel_count):
-                capture.log(part.edge_id, ChannelSide.INPUT, index, self._valve.state_of(part.first_channel + index))
+                capture.log(
+                    part.edge_id,
+                    ChannelSide.INPUT,
+                    index,
+                    self._valve.state_of(part.first_channel + index),
+                )
         for channel, elements in self._left_behind.pop(checkpoint_id, {}).items():
             capture.add(self._log_of(capture, channel), elements)
         # Older ones do not begin any more.
-        self._left_behind = {later: channels for later, channels in self._left_behind.items() if later > checkpoint_id}
+        self._left_behind = {
+            later: channels
+            for later, channels in self._left_behind.items()
+            if later > checkpoint_id
+        }
         self._capture, self._capture_id = capture, checkpoint_id
         self._capturing = {channel: self._log_of(capture, channel) for channel in overtaken}
         for channel in overtaken:
@@ -246,7 +292,9 @@ class NetworkInput:
             part.gate.hurry(channel - part.first_channel, checkpoint_id)
 
     def forgo(self, checkpoint_id: int) -> None:
-        """It was given up before it began here: no `begin_capture` will ask for what its barriers have overtaken."""
+        """It was given up before it began here: no `begin_capture` will ask for what its
+        barriers have overtaken.
+        """
         self._left_behind.pop(checkpoint_id, None)
 
     def captured(self, checkpoint_id: int, channel: int) -> None:
@@ -297,7 +345,8 @@ class NetworkInput:
 
     def _on_barrier(self, part: GateInput, channel: int, barrier: CheckpointBarrier) -> None:
         overtaken = part.gate.overtaken(channel - part.first_channel)
-        # While the task was held up, barriers of several checkpoints may have come: what one overtook is of that checkpoint.
+        # While the task was held up, barriers of several checkpoints may have come: what one
+        # overtook is of that checkpoint.
         log = self._capturing.get(channel) if barrier.checkpoint_id == self._capture_id else None
         if overtaken and self._capture is not None and log is not None:
             self._capture.add(log, overtaken)
@@ -325,7 +374,8 @@ class NetworkInput:
                 self._stopped.add(channel)
             self._on_end_of_data(part)
         elif isinstance(event, EndOfPartition):
-            # What was stopped goes on later from where it is: its event time stays, and holds back what it did.
+            # What was stopped goes on later from where it is: its event time stays, and holds back
+            # what it did.
             if channel not in self._stopped:
                 self._tell_time(self._valve.input_finished(channel))
             if self._barriers is not None:
@@ -359,5 +409,7 @@ class NetworkInput:
     def _status(self) -> InputStatus:
         if len(self._ended) < len(self._logical):
             return InputStatus.MORE_AVAILABLE
-        drained = all(part.gate.has_received_end_of_data is EndOfDataStatus.DRAINED for part in self._inputs)
+        drained = all(
+            part.gate.has_received_end_of_data is EndOfDataStatus.DRAINED for part in self._inputs
+        )
         return InputStatus.END_OF_DATA if drained else InputStatus.STOPPED

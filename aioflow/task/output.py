@@ -1,8 +1,10 @@
-"""What leaves a task: a RecordWriter for each edge, and all of them together as one output with one availability.
+"""What leaves a task: a RecordWriter for each edge, and all of them together as one output with one
+availability.
 
-A writer splits each batch by its partitioner and gathers the parts, channel by channel, until a batch is full, an event comes, the task
-is about to sleep, or `FLUSH_MAX_AGE_NS` passed under a steady trickle. So batches grow under load and shrink to one record when idle.
-The watermark rides in the batches; a channel that got no record learns it as an event at the next flush.
+A writer splits each batch by its partitioner and gathers the parts, channel by channel, until a
+batch is full, an event comes, the task is about to sleep, or `FLUSH_MAX_AGE_NS` passed under a
+steady trickle. So batches grow under load and shrink to one record when idle. The watermark rides
+in the batches; a channel that got no record learns it as an event at the next flush.
 """
 
 from __future__ import annotations
@@ -31,40 +33,49 @@ __all__ = ["FLUSH_MAX_AGE_NS", "SIDES_MAX", "RecordWriter", "TaskOutput", "Trave
 logger = logging.getLogger(__name__)
 
 FLUSH_MAX_AGE_NS = 1_000_000
-"""The oldest that a gathered record gets while its task, of a few channels, is busy with others: half of what may pass through an exchange
-takes at the 99th percentile. With more channels it gets older, see below. A consumer that is behind gets no smaller
-batches by it, since a flush leaves open what could not be read yet.
+"""The oldest that a gathered record gets while its task, of a few channels, is busy with others:
+half of what may pass through an exchange takes at the 99th percentile. With more channels it gets
+older, see below. A consumer that is behind gets no smaller batches by it, since a flush leaves open
+what could not be read yet.
 """
 
 FLUSH_FREE_CHANNELS = 8
 FLUSH_CHANNEL_NS = 125_000
-"""A flush makes a batch for each channel, and wakes whoever reads it: more than so many channels get as much more time each. It is that of
-a task that is busy all the while; before it sleeps it flushes whatever there is.
+"""A flush makes a batch for each channel, and wakes whoever reads it: more than so many channels
+get as much more time each. It is that of a task that is busy all the while; before it sleeps it
+flushes whatever there is.
 """
 
 FLUSH_CHANNEL_RECORDS = 64
 FLUSH_LATER = 4
-"""And so many records must have been gathered for each of these channels, or so many times that time have passed: where readers and writer
-share a processor that is busy with others too, the readers of one flush may take longer than the time to the next.
+"""And so many records must have been gathered for each of these channels, or so many times that
+time have passed: where readers and writer share a processor that is busy with others too, the
+readers of one flush may take longer than the time to the next.
 """
 
 PIECES_MAX = 16
-"""Batches that a part is cut into, at most, while they are smaller than any may be. One record may become a million for a consumer that
-wants them one by one: all are queued at once, in however many batches, and each of these costs the loop some ten microseconds or more.
+"""Batches that a part is cut into, at most, while they are smaller than any may be. One record may
+become a million for a consumer that wants them one by one: all are queued at once, in however many
+batches, and each of these costs the loop some ten microseconds or more.
 """
 
 SIDES_MAX = 1_000
-"""So many side outputs that nobody reads are remembered, for what is said of them at the end: a tag may be made of a record."""
+"""So many side outputs that nobody reads are remembered, for what is said of them at the end: a
+tag may be made of a record.
+"""
 
 
 class TravelCheck:
-    """Looks at the first value that crosses an edge inside this process: could it have gone to another one?
+    """Looks at the first value that crosses an edge inside this process: could it have gone to
+    another one?
 
-    Once for each edge and worker; `checked` holds the edges that were looked at, `codec` knows the job's types. `strict`: what could
-    not travel is an error.
+    Once for each edge and worker; `checked` holds the edges that were looked at, `codec` knows the
+    job's types. `strict`: what could not travel is an error.
     """
 
-    def __init__(self, owner: str, edge_id: int, checked: set[int], codec: Codec, *, strict: bool) -> None:
+    def __init__(
+        self, owner: str, edge_id: int, checked: set[int], codec: Codec, *, strict: bool
+    ) -> None:
         self._owner = owner
         self._codec = codec
         self._edge_id = edge_id
@@ -79,12 +90,18 @@ class TravelCheck:
         except TypeNotSupported as error:
             if self._strict:
                 raise
-            logger.warning("%s. Within one process it is passed by reference; with workers=, or strict=True, it is refused", error)
+            logger.warning(
+                "%s. Within one process it is passed by reference; with workers=, or strict=True, "
+                "it is refused",
+                error,
+            )
         self._checked.add(self._edge_id)
 
 
 class RecordWriter:
-    """Writes the batches of one edge into its partition, through the open batch of each subpartition."""
+    """Writes the batches of one edge into its partition, through the open batch of each
+    subpartition.
+    """
 
     def __init__(
         self,
@@ -95,7 +112,9 @@ class RecordWriter:
         edge_id: int = -1,
         may_be_overtaken: bool = False,
     ) -> None:
-        """`may_be_overtaken`: whether a barrier may go ahead of what waits here; `edge_id` is the exchange that it is kept for then."""
+        """`may_be_overtaken`: whether a barrier may go ahead of what waits here; `edge_id` is
+        the exchange that it is kept for then.
+        """
         self.edge_id = edge_id
         self.may_be_overtaken = may_be_overtaken
         self.partition = partition
@@ -115,19 +134,39 @@ class RecordWriter:
                 written, count = 0, len(part.values)
                 if type(part.values) is not list:
                     # Gathered with other records it would become rows.
-                    _write_pieces(subpartition, part, subpartition.column_records, subpartition.column_records_max)
+                    _write_pieces(
+                        subpartition,
+                        part,
+                        subpartition.column_records,
+                        subpartition.column_records_max,
+                    )
                     continue
                 if count > PIECES_MAX * builder.batch_records_max:
-                    _write_pieces(subpartition, part, builder.batch_records_max, subpartition.batch_records_max)
+                    _write_pieces(
+                        subpartition,
+                        part,
+                        builder.batch_records_max,
+                        subpartition.batch_records_max,
+                    )
                     continue
-                # A large part goes as it is when nothing waits before it: copying it would only make the batch a little larger.
-                least = builder.batch_records_max if subpartition.should_gather else builder.batch_records_max // 2
-                if least <= count <= builder.batch_records_max and (whole := builder.seal_whole(part)) is not None:
+                # A large part goes as it is when nothing waits before it: copying it would only
+                # make the batch a little larger.
+                least = (
+                    builder.batch_records_max
+                    if subpartition.should_gather
+                    else builder.batch_records_max // 2
+                )
+                if (
+                    least <= count <= builder.batch_records_max
+                    and (whole := builder.seal_whole(part)) is not None
+                ):
                     subpartition.add(whole)
                     continue
                 while True:
                     written += builder.extend(part, written)
-                    if written < count or builder.is_full:  # Full, or of another shape than what it holds.
+                    if (
+                        written < count or builder.is_full
+                    ):  # Full, or of another shape than what it holds.
                         subpartition.seal()
                     if written == count or builder.is_closed:
                         break
@@ -149,12 +188,17 @@ class RecordWriter:
         return self._once(self.partition.slice_columns)
 
     def _once(self, total: int) -> int:
-        return total // len(self._subpartitions) if isinstance(self._partitioner, BroadcastPartitioner) else total
+        return (
+            total // len(self._subpartitions)
+            if isinstance(self._partitioner, BroadcastPartitioner)
+            else total
+        )
 
     @property
     def has_gathered(self) -> bool:
         """Whether records wait to be sealed."""
-        for subpartition in self._subpartitions:  # noqa: SIM110  # Asked after each slice: `any` over a generator costs twice as much.
+        # Asked after each slice: `any` over a generator costs twice as much.
+        for subpartition in self._subpartitions:  # noqa: SIM110
             if subpartition.builder.values:
                 return True
         return False
@@ -171,12 +215,14 @@ class TaskOutput:
         self._main: list[RecordWriter] = []
         self._side: dict[tuple[int, OutputTag[Any]], list[RecordWriter]] = {}
         self.sides_sent: dict[tuple[int, OutputTag[Any]], None] = {}
-        """Side outputs that something was sent to: those that are read, and the first `SIDES_MAX` that are not."""
+        """Side outputs that something was sent to: those that are read, and the first
+        `SIDES_MAX` that are not.
+        """
         self._all: list[RecordWriter] = []
         self.availability: Availability = AVAILABLE
         self.on_slice_records: Callable[[int, int], None] | None = None
-        """Called with the records that the task should emit at a time, as rows and as columns, when consumers have asked for other
-        batches."""
+        """Called with the records that the task should emit at a time, as rows and as columns, when
+        consumers have asked for other batches."""
         self.watermark = MIN_WATERMARK
         """The last one that went out."""
         self.records_out = 0
@@ -185,7 +231,10 @@ class TaskOutput:
         self._starting = True
 
     def add(self, writer: RecordWriter, side: tuple[int, OutputTag[Any]] | None = None) -> None:
-        """Register the writer of an edge; `side` is (index of the node in the chain, tag). Without edges it is always available."""
+        """Register the writer of an edge; `side` is (index of the node in the chain, tag).
+
+        Without edges it is always available.
+        """
         self._all.append(writer)
         writer.partition.on_resized = self._on_resized
         if side is None:
@@ -207,13 +256,20 @@ class TaskOutput:
         return self._all
 
     def flush_age_ns(self, flush_max_age_ns: int) -> int:
-        """How old what was gathered may get while the task is busy, where it is `flush_max_age_ns` for a few channels."""
+        """How old what was gathered may get while the task is busy, where it is
+        `flush_max_age_ns` for a few channels.
+        """
         return flush_max_age_ns + self._costly_channels * FLUSH_CHANNEL_NS
 
     @property
     def is_worth_a_flush(self) -> bool:
-        """Whether batches would be of some size, on average over many channels; a few need not ask."""
-        return self.records_out - self._records_flushed >= self._costly_channels * FLUSH_CHANNEL_RECORDS
+        """Whether batches would be of some size, on average over many channels; a few need not
+        ask.
+        """
+        return (
+            self.records_out - self._records_flushed
+            >= self._costly_channels * FLUSH_CHANNEL_RECORDS
+        )
 
     @property
     def _costly_channels(self) -> int:
@@ -229,36 +285,54 @@ class TaskOutput:
         for writer in self._main:
             writer.emit(batch)
         if self._side and batch.watermark != MIN_WATERMARK:
-            # Side outputs keep event time going; their own records carry the watermark that was in force for them.
+            # Side outputs keep event time going; their own records carry the watermark that was in
+            # force for them.
             news = RecordBatch([], None, None, None, batch.watermark)
             for writers in self._side.values():
                 for writer in writers:
                     writer.emit(news)
 
-    def emit_side(self, node_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
+    def emit_side(
+        self,
+        node_index: int,
+        tag: OutputTag[Any],
+        value: Any,
+        timestamp: int | None,
+        watermark: int,
+    ) -> None:
         """One record to the side output `tag` of one operator; dropped when nobody reads it."""
         side = node_index, tag
         writers = self._side.get(side)
-        if side not in self.sides_sent and (writers is not None or len(self.sides_sent) < SIDES_MAX):
+        if side not in self.sides_sent and (
+            writers is not None or len(self.sides_sent) < SIDES_MAX
+        ):
             self.sides_sent[side] = None
         if writers is None:
             return
         self.records_out += 1
         if watermark == MAX_WATERMARK:
             watermark = self.watermark  # The end goes out when all operators have finished.
-        batch = RecordBatch([value], None if timestamp is None else [timestamp], None, [watermark], watermark)
+        batch = RecordBatch(
+            [value], None if timestamp is None else [timestamp], None, [watermark], watermark
+        )
         for writer in writers:
             writer.emit(batch)
 
     @property
     def is_starting(self) -> bool:
-        """Whether batches are small still, as it is not known how fast the consumers are: then `grow` is to be called again and again."""
+        """Whether batches are small still, as it is not known how fast the consumers are: then
+        `grow` is to be called again and again.
+        """
         if self._starting:
-            self._starting = any(one.is_starting for writer in self._main for one in writer.partition.subpartitions)
+            self._starting = any(
+                one.is_starting for writer in self._main for one in writer.partition.subpartitions
+            )
         return self._starting
 
     def grow(self) -> None:
-        """Make the first batches larger where the consumers keep up, and what the task emits at a time as small where one waits."""
+        """Make the first batches larger where the consumers keep up, and what the task emits at
+        a time as small where one waits.
+        """
         for writer in self._main:
             for subpartition in writer.partition.subpartitions:
                 subpartition.grow()
@@ -267,7 +341,10 @@ class TaskOutput:
     def _on_resized(self) -> None:
         if self.on_slice_records is not None:
             writers = [writer for writer in self._all if writer.partition.subpartitions]
-            self.on_slice_records(min(writer.slice_records for writer in writers), min(writer.slice_columns for writer in writers))
+            self.on_slice_records(
+                min(writer.slice_records for writer in writers),
+                min(writer.slice_columns for writer in writers),
+            )
 
     def flush(self) -> None:
         self._records_flushed = self.records_out
@@ -316,7 +393,9 @@ class TaskOutput:
             writer.partition.broadcast_event(event, blocking)
 
     def overtake(self, barrier: CheckpointBarrier, capture: InFlightCapture) -> None:
-        """Send `barrier` ahead of all that waits, which `capture` keeps; in its turn where nothing may be overtaken."""
+        """Send `barrier` ahead of all that waits, which `capture` keeps; in its turn where
+        nothing may be overtaken.
+        """
         for writer in self._all:
             if writer.may_be_overtaken:
                 for index, subpartition in enumerate(writer.partition.subpartitions):
@@ -325,13 +404,17 @@ class TaskOutput:
                 writer.partition.broadcast_event(barrier)
 
     def await_passage(self, checkpoint_id: int, capture: InFlightCapture) -> None:
-        """`capture` is not complete until the barrier, sent in its turn, has left every queue where it may still have to overtake."""
+        """`capture` is not complete until the barrier, sent in its turn, has left every queue
+        where it may still have to overtake.
+        """
         for writer in self._all:
             if writer.may_be_overtaken:
                 for subpartition in writer.partition.subpartitions:
                     if subpartition.holds(checkpoint_id):
                         capture.wait_for(subpartition)
-                        subpartition.tell_passed(partial(_passed, subpartition, checkpoint_id, capture))
+                        subpartition.tell_passed(
+                            partial(_passed, subpartition, checkpoint_id, capture)
+                        )
 
     def hurry(self, barrier: CheckpointBarrier, capture: InFlightCapture) -> None:
         """Let `barrier` overtake where it still waits in its turn."""
@@ -363,8 +446,12 @@ class TaskOutput:
             writer.partition.fail(error)
 
 
-def _write_pieces(subpartition: PipelinedSubpartition, part: RecordBatch, records: int, records_max: int) -> None:
-    """Queue `part` by itself, in pieces of `records`; of more, up to `records_max`, if they would be too many."""
+def _write_pieces(
+    subpartition: PipelinedSubpartition, part: RecordBatch, records: int, records_max: int
+) -> None:
+    """Queue `part` by itself, in pieces of `records`; of more, up to `records_max`, if they
+    would be too many.
+    """
     subpartition.seal()  # What was written before. The channel knows the watermark in force then.
     builder = subpartition.builder
     count = len(part.values)
@@ -384,10 +471,13 @@ def _raised(watermarks: list[int], least: int) -> list[int]:
         return [max(mark, least) for mark in watermarks]
     from aioflow.columns.event_time import raised
 
-    return raised(watermarks, least)  # type: ignore[arg-type, return-value]  # A column, which reads like a list.
+    # A column, which reads like a list.
+    return raised(watermarks, least)  # type: ignore[arg-type, return-value]
 
 
-def _passed(subpartition: PipelinedSubpartition, checkpoint_id: int, capture: InFlightCapture, _index: int) -> None:
+def _passed(
+    subpartition: PipelinedSubpartition, checkpoint_id: int, capture: InFlightCapture, _index: int
+) -> None:
     if not subpartition.holds(checkpoint_id):
         subpartition.tell_passed(None)
         capture.arrived(subpartition)

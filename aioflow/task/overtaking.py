@@ -1,8 +1,9 @@
 """How the barriers of one task get past what is in flight, and what of it each checkpoint keeps.
 
-A barrier that overtakes leaves at once, and what waits in the chain, the output and the input is captured. One that is sent in its turn
-may have to overtake later, where it still waits in the output by then: until it is through, its checkpoint is not complete either. What
-was restored and is not processed yet is part of every checkpoint. See `task.inflight` for what is written.
+A barrier that overtakes leaves at once, and what waits in the chain, the output and the input is
+captured. One that is sent in its turn may have to overtake later, where it still waits in the
+output by then: until it is through, its checkpoint is not complete either. What was restored and is
+not processed yet is part of every checkpoint. See `task.inflight` for what is written.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ __all__ = ["Overtaking", "may_overtake_later"]
 
 def may_overtake_later(barrier: CheckpointBarrier) -> bool:
     """Whether it begins aligned, and overtakes where it is not through in time."""
-    return barrier.aligned_timeout_ms is not None and not barrier.unaligned and not barrier.savepoint
+    return (
+        barrier.aligned_timeout_ms is not None and not barrier.unaligned and not barrier.savepoint
+    )
 
 
 class Overtaking:
@@ -42,14 +45,18 @@ class Overtaking:
         self._network: NetworkInput | None = None
         self._captures: dict[int, InFlightCapture] = {}
         self._hurried: dict[int, CheckpointBarrier] = {}
-        """The barriers that take the place of those that were sent in their turn, when these are not through in time."""
+        """The barriers that take the place of those that were sent in their turn, when these are
+        not through in time.
+        """
 
     def bind(self, chain: OperatorChain, network: NetworkInput | None) -> None:
         self._chain, self._network = chain, network
 
     @property
     def is_under_way(self) -> bool:
-        """Whether any capture is not written yet, and may wait for what only a task that runs can see."""
+        """Whether any capture is not written yet, and may wait for what only a task that runs
+        can see.
+        """
         return bool(self._captures)
 
     def send_in_turn(self, barrier: CheckpointBarrier) -> InFlightCapture | None:
@@ -67,13 +74,19 @@ class Overtaking:
         return capture
 
     def overtake(self, take: Take) -> InFlightCapture:
-        """An unaligned checkpoint: its barrier goes ahead of all that waits, and that is captured."""
+        """An unaligned checkpoint: its barrier goes ahead of all that waits, and that is
+        captured.
+        """
         checkpoint_id = take.barrier.checkpoint_id
         capture = self._captures[checkpoint_id] = InFlightCapture(self._codec, self._owner)
         capture.overtook = True
         for first, watermark, waiting in self._chain.waiting():
             for batch, input_index in waiting:
-                capture.add(capture.log(0, ChannelSide.CHAIN, first + 1, ChannelTime(watermark)), (batch,), input_index)
+                capture.add(
+                    capture.log(0, ChannelSide.CHAIN, first + 1, ChannelTime(watermark)),
+                    (batch,),
+                    input_index,
+                )
         self._keep_restored(capture)
         self._output.overtake(take.barrier, capture)
         if self._network is not None:
@@ -89,12 +102,16 @@ class Overtaking:
         """
         network = self._network
         if network is not None:
-            capture.keep_restored(self._chain.restored, network.current_watermark, network.channel_count)
+            capture.keep_restored(
+                self._chain.restored, network.current_watermark, network.channel_count
+            )
         elif self._chain.restored:
             capture.keep_restored(self._chain.restored)
 
     def hurry(self, checkpoint_id: int) -> None:
-        """The time of an aligned checkpoint that was taken here is over: where its barrier still waits in the output, it overtakes."""
+        """The time of an aligned checkpoint that was taken here is over: where its barrier still
+        waits in the output, it overtakes.
+        """
         capture = self._captures.get(checkpoint_id)
         if capture is not None:
             self._output.hurry(self._hurried[checkpoint_id], capture)
@@ -108,7 +125,10 @@ class Overtaking:
         """All barriers have come."""
         capture = self._captures.get(complete.checkpoint_id)
         if capture is not None:
-            capture.alignment_ms, capture.alignment_processed = complete.alignment_ms, complete.alignment_processed
+            capture.alignment_ms, capture.alignment_processed = (
+                complete.alignment_ms,
+                complete.alignment_processed,
+            )
             capture.arrived(complete.checkpoint_id)
         self._end_inputs(complete.checkpoint_id)
 

@@ -1,8 +1,9 @@
 """Which consumer subtask gets which record: a batch in, its parts out.
 
-A partitioner splits a whole batch: `split(batch)` returns `(consumer index, part)` pairs, times and watermarks with their records. Where
-the strategy allows it the parts are strided slices; keys and user functions take one generated loop of appends.
-The key function runs once, here; what it gave travels with the record. After Flink's StreamPartitioner family.
+A partitioner splits a whole batch: `split(batch)` returns `(consumer index, part)` pairs, times and
+watermarks with their records. Where the strategy allows it the parts are strided slices; keys and
+user functions take one generated loop of appends. The key function runs once, here; what it gave
+travels with the record. After Flink's StreamPartitioner family.
 """
 
 from __future__ import annotations
@@ -39,27 +40,55 @@ class Partitioner(Protocol):
 
 
 def create_partitioner(
-    partitioning: Partitioning, consumers: int, *, max_parallelism: int, subtask_index: int, rng: Rng, place: str
+    partitioning: Partitioning,
+    consumers: int,
+    *,
+    max_parallelism: int,
+    subtask_index: int,
+    rng: Rng,
+    place: str,
 ) -> Partitioner:
-    """`consumers` is how many subtasks this producer reaches; `place` names the producing operator in errors."""
+    """`consumers` is how many subtasks this producer reaches; `place` names the producing
+    operator in errors.
+    """
     strategy = partitioning.strategy
     if strategy is ShipStrategy.HASH:
         place = f"{partitioning.written} after {place}"
         key = UserFunction(partitioning.function, "key_by").call
         expression = partitioning.function if is_expression(partitioning.function) else None
         if consumers == 1:
-            return _SingleKeyed(key, max_parallelism, place, expression, partitioning.fields, partitioning.keys_alone)
+            return _SingleKeyed(
+                key,
+                max_parallelism,
+                place,
+                expression,
+                partitioning.fields,
+                partitioning.keys_alone,
+            )
         fields, keys_alone, taken = partitioning.fields, partitioning.keys_alone, partitioning.taken
-        return _Hash(key, consumers, max_parallelism, place, expression, fields, keys_alone, taken, partitioning.local)
+        return _Hash(
+            key,
+            consumers,
+            max_parallelism,
+            place,
+            expression,
+            fields,
+            keys_alone,
+            taken,
+            partitioning.local,
+        )
     if strategy is ShipStrategy.CUSTOM:
-        return _Custom(UserFunction(partitioning.function, "partition_custom").call, consumers, place)
+        return _Custom(
+            UserFunction(partitioning.function, "partition_custom").call, consumers, place
+        )
     if consumers == 1 or strategy is ShipStrategy.GLOBAL:
         return _ToFirst()
     if strategy is ShipStrategy.BROADCAST:
         return BroadcastPartitioner(consumers)
     if strategy is ShipStrategy.SHUFFLE:
         return _Shuffle(consumers, rng)
-    # Rebalance and rescale; the start differs by subtask, so that many producers do not all begin with the first consumer.
+    # Rebalance and rescale; the start differs by subtask, so that many producers do not all begin
+    # with the first consumer.
     return _RoundRobin(consumers, subtask_index % consumers)
 
 
@@ -99,20 +128,29 @@ class _RoundRobin:
 
 
 def _checked(target: Any, consumers: int) -> int:
-    """What a function of partition_custom gave, as an int: an integer of numpy is one too. Raises ValueError for what names no consumer."""
+    """What a function of partition_custom gave, as an int: an integer of numpy is one too.
+
+    Raises ValueError for what names no consumer.
+    """
     try:
         index = operator.index(target)
     except TypeError:
         index = -1
     if type(target) is bool or not 0 <= index < consumers:
-        raise ValueError(f"partition_custom gave {target!r}, expected an int from 0 to {consumers - 1}")
+        raise ValueError(
+            f"partition_custom gave {target!r}, expected an int from 0 to {consumers - 1}"
+        )
     return index
 
 
 def _gather(batch: RecordBatch, targets: list[list[int]]) -> list[tuple[int, RecordBatch]]:
     """Parts by lists of record indices, one list a consumer."""
     values = batch.values
-    return [(i, batch.select(indices, [values[j] for j in indices])) for i, indices in enumerate(targets) if indices]
+    return [
+        (i, batch.select(indices, [values[j] for j in indices]))
+        for i, indices in enumerate(targets)
+        if indices
+    ]
 
 
 class _Shuffle:
@@ -144,13 +182,18 @@ class _Custom:
                     target = _checked(target, consumers)
                 targets[target].append(index)
             except BaseException as error:
-                note_once(error, f"in partition_custom after {self._place}, at record {describe_record(value)}")
+                note_once(
+                    error,
+                    f"in partition_custom after {self._place}, at record {describe_record(value)}",
+                )
                 raise
         return _gather(batch, targets)
 
 
 class _Keyed:
-    """What both keyed partitioners share: the key function, the cache, and who is to blame for a bad key."""
+    """What both keyed partitioners share: the key function, the cache, and who is to blame for a
+    bad key.
+    """
 
     def __init__(
         self,
@@ -162,11 +205,14 @@ class _Keyed:
         fields: tuple[str | int, ...] | None,
         keys_alone: bool,
     ) -> None:
-        """`expression` is what `key` was made from, for batches of columns; None: they are split as rows. `fields`: those that travel."""
+        """`expression` is what `key` was made from, for batches of columns; None: they are split
+        as rows. `fields`: those that travel.
+        """
         self._key = key
         self._body = body = body_of(key)
         self._keys_are_values = body is not None and body.is_argument
-        # A consumer that only counts gets the keys in place of the records: half the work here, and far less to write and to read.
+        # A consumer that only counts gets the keys in place of the records: half the work here, and
+        # far less to write and to read.
         self._keys_alone = self._keys_are_values or keys_alone
         self._place = place
         self._cache = SubtaskCache(consumers, max_parallelism)
@@ -191,10 +237,14 @@ class _Keyed:
             return None
 
     def blame(self, error: BaseException, value: Any) -> BaseException:
-        """The error to raise for `value`: names the operator; of an unhashable key it says what keys may be."""
+        """The error to raise for `value`: names the operator; of an unhashable key it says what
+        keys may be.
+        """
         if self._body is not None and isinstance(error, Exception):
             error = failure_of(self._key, value, error)
-        if isinstance(error, TypeError) and ("unhashable" in str(error) or "Cannot hash" in str(error)):  # The second of a Decimal.
+        if isinstance(error, TypeError) and (
+            "unhashable" in str(error) or "Cannot hash" in str(error)
+        ):  # The second of a Decimal.
             try:
                 canonical_key(self._key(value))
             except Exception as better:  # noqa: BLE001  # It says more than the first one.
@@ -224,9 +274,15 @@ class _SingleKeyed(_Keyed):
             return parts
         source = iter(values)
         try:
-            keys = values if self._keys_are_values and type(values) is list else list(map(self._getter, source))
+            keys = (
+                values
+                if self._keys_are_values and type(values) is list
+                else list(map(self._getter, source))
+            )
             if len(keys) != len(values):
-                raise RuntimeError("the key function raised StopIteration, which is no failure it may use")
+                raise RuntimeError(
+                    "the key function raised StopIteration, which is no failure it may use"
+                )
             types = list(map(type, keys))
             # Nearly always one type, and to count it is half the price of looking each up in a set.
             plain = types[0] in PLAIN_KEY_TYPES and types.count(types[0]) == len(types)
@@ -236,15 +292,30 @@ class _SingleKeyed(_Keyed):
                     if key not in known:
                         find(key)
         except BaseException as error:  # noqa: BLE001  # Raised again, with the record named.
-            raise self.blame(error, values[len(values) - operator.length_hint(source) - 1]) from None
-        return [(0, RecordBatch(keys if self._keys_alone else values, batch.timestamps, keys, batch.watermarks, batch.watermark))]
+            raise self.blame(
+                error, values[len(values) - operator.length_hint(source) - 1]
+            ) from None
+        return [
+            (
+                0,
+                RecordBatch(
+                    keys if self._keys_alone else values,
+                    batch.timestamps,
+                    keys,
+                    batch.watermarks,
+                    batch.watermark,
+                ),
+            )
+        ]
 
 
 class _Hash(_Keyed):
-    """Key -> key group -> subtask, through a cache: one dict look-up a record. The loop is generated for what the batch carries.
+    """Key -> key group -> subtask, through a cache: one dict look-up a record. The loop is
+    generated for what the batch carries.
 
-    Where the consumer takes one thing of a record that goes in its place: it need not be written and read for the rest of it. And of
-    a batch of few keys one record each may be all that has to go.
+    Where the consumer takes one thing of a record that goes in its place: it need not be written
+    and read for the rest of it. And of a batch of few keys one record each may be all that has to
+    go.
     """
 
     def __init__(
@@ -260,7 +331,8 @@ class _Hash(_Keyed):
         local: LocalAggregate | None = None,
     ) -> None:
         super().__init__(key, consumers, max_parallelism, place, expression, fields, keys_alone)
-        # Of the first records of each batch the key is computed twice, which a function that is not known might show.
+        # Of the first records of each batch the key is computed twice, which a function that is not
+        # known might show.
         self._local = local if self._body is not None or expression is not None else None
         self._getter = as_getter(key)
         self._consumers = consumers
@@ -271,9 +343,13 @@ class _Hash(_Keyed):
         if taken is not None and not self._keys_alone:
             self._taking_loops = self._generate(alone=not taken, taking=self._take)
 
-    def _generate(self, *, alone: bool, taking: Callable[[Any], Any] | None = None) -> dict[tuple[bool, bool], Callable[..., None]]:
+    def _generate(
+        self, *, alone: bool, taking: Callable[[Any], Any] | None = None
+    ) -> dict[tuple[bool, bool], Callable[..., None]]:
         return {
-            (times, marks): _generate_loop(self._consumers, self._body, times=times, marks=marks, alone=alone, taking=taking)
+            (times, marks): _generate_loop(
+                self._consumers, self._body, times=times, marks=marks, alone=alone, taking=taking
+            )
             for times in (False, True)
             for marks in (False, True)
         }
@@ -287,17 +363,31 @@ class _Hash(_Keyed):
         carried = timestamps is not None, watermarks is not None
         if self._taking_loops is not None:
             try:
-                return self._deal(self._taking_loops[carried], iter(values), batch, alone=self._take is None, taken=True)
-            except Exception:  # noqa: BLE001  # The key's comes again below; the other is the consumer's, which may pass over the record.
+                return self._deal(
+                    self._taking_loops[carried],
+                    iter(values),
+                    batch,
+                    alone=self._take is None,
+                    taken=True,
+                )
+            # The key's comes again below; the other is the consumer's, which may pass over the
+            # record.
+            except Exception:  # noqa: BLE001
                 pass
         source = iter(values)
         try:
             return self._deal(self._loops[carried], source, batch, alone=self._keys_alone)
         except BaseException as error:  # noqa: BLE001  # Raised again, with the record named.
-            raise self.blame(error, values[len(values) - operator.length_hint(source) - 1]) from None
+            raise self.blame(
+                error, values[len(values) - operator.length_hint(source) - 1]
+            ) from None
 
-    def _fold(self, local: LocalAggregate, batch: RecordBatch) -> list[tuple[int, RecordBatch]] | None:
-        """The parts of what stands for the records of `batch`; None where they have to go themselves."""
+    def _fold(
+        self, local: LocalAggregate, batch: RecordBatch
+    ) -> list[tuple[int, RecordBatch]] | None:
+        """The parts of what stands for the records of `batch`; None where they have to go
+        themselves.
+        """
         folded = local.fold(batch, self._getter)
         if folded is None or folded.keys is None:
             return None
@@ -310,7 +400,13 @@ class _Hash(_Keyed):
         return [(i, folded.pick(indices)) for i, indices in enumerate(targets) if indices]
 
     def _deal(
-        self, loop: Callable[..., None], source: Iterator[Any], batch: RecordBatch, *, alone: bool, taken: bool = False
+        self,
+        loop: Callable[..., None],
+        source: Iterator[Any],
+        batch: RecordBatch,
+        *,
+        alone: bool,
+        taken: bool = False,
     ) -> list[tuple[int, RecordBatch]]:
         timestamps, watermarks = batch.timestamps, batch.watermarks
         consumers = range(self._consumers)
@@ -318,35 +414,70 @@ class _Hash(_Keyed):
         k = v if alone else [[] for _ in consumers]
         t: list[list[int]] | None = None if timestamps is None else [[] for _ in consumers]
         w: list[list[int]] | None = None if watermarks is None else [[] for _ in consumers]
-        loop(source, timestamps, watermarks, self._key, self._take, self._cache.known, self._cache.find, v, k, t, w)
+        loop(
+            source,
+            timestamps,
+            watermarks,
+            self._key,
+            self._take,
+            self._cache.known,
+            self._cache.find,
+            v,
+            k,
+            t,
+            w,
+        )
         return [
-            (i, RecordBatch(v[i], None if t is None else t[i], k[i], None if w is None else w[i], taken=taken))
+            (
+                i,
+                RecordBatch(
+                    v[i],
+                    None if t is None else t[i],
+                    k[i],
+                    None if w is None else w[i],
+                    taken=taken,
+                ),
+            )
             for i in consumers
             if v[i]
         ]
 
 
 def _generate_loop(
-    consumers: int, body: Body | None, *, times: bool, marks: bool, alone: bool, taking: Callable[[Any], Any] | None
+    consumers: int,
+    body: Body | None,
+    *,
+    times: bool,
+    marks: bool,
+    alone: bool,
+    taking: Callable[[Any], Any] | None,
 ) -> Callable[..., None]:
     """One pass: key, subtask, appends. With two consumers a branch beats indexing a list of lists.
 
-    `part.append(x)` is one instruction of the interpreter; a bound method would be a call, and cost twice as much, as does
-    `cache.__getitem__` for `cache[key]`. With a `body` the key is computed in the loop. `alone`: only the keys travel, in one list.
-    `taking`: what this gives goes in the place of the record.
+    `part.append(x)` is one instruction of the interpreter; a bound method would be a call, and cost
+    twice as much, as does `cache.__getitem__` for `cache[key]`. With a `body` the key is computed
+    in the loop. `alone`: only the keys travel, in one list. `taking`: what this gives goes in the
+    place of the record.
     """
     taken = None if taking is None else body_of(taking)
     took = "value" if taking is None else "take(value)" if taken is None else taken.over("value")
     items = {"v": took, "k": "key", "t": "time", "w": "mark"}
     same = taking is None and body is not None and body.is_argument
-    columns = ([] if alone and not same else ["v"]) + ([] if same else ["k"]) + (["t"] if times else []) + (["w"] if marks else [])
+    columns = (
+        ([] if alone and not same else ["v"])
+        + ([] if same else ["k"])
+        + (["t"] if times else [])
+        + (["w"] if marks else [])
+    )
     sources = ["values"] + (["timestamps"] if times else []) + (["watermarks"] if marks else [])
     targets = ["value"] + (["time"] if times else []) + (["mark"] if marks else [])
     lines = ["def loop(values, timestamps, watermarks, key_of, take, known, find, v, k, t, w):"]
     if consumers == 2:
         lines += [f"    {column}0, {column}1 = {column}" for column in columns]
     joined = ", ".join(sources)
-    lines.append(f"    for {', '.join(targets)} in {joined if len(sources) == 1 else f'zip({joined})'}:")
+    lines.append(
+        f"    for {', '.join(targets)} in {joined if len(sources) == 1 else f'zip({joined})'}:"
+    )
     key = "value"
     if "k" in columns:
         lines.append(f"        key = {'key_of(value)' if body is None else body.over('value')}")

@@ -1,4 +1,6 @@
-"""What is asked of a task from outside, and answered between two slices: about its state, or to read more."""
+"""What is asked of a task from outside, and answered between two slices: about its state, or to
+read more.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["answered"]
 
 
-async def answered(executor: MailboxExecutor, question: Callable[[], Any], over: JobNotRunning, what: str = "query state") -> Any:
-    """What `question()` gives, or what awaiting that gives, as a mail `what` of the task. Raises `over` when the task ends before."""
+async def answered(
+    executor: MailboxExecutor,
+    question: Callable[[], Any],
+    over: JobNotRunning,
+    what: str = "query state",
+) -> Any:
+    """What `question()` gives, or what awaiting that gives, as a mail `what` of the task.
+
+    Raises `over` when the task ends before.
+    """
     try:
         future = executor.submit(question, what)
     except Closed as closed:

@@ -1,7 +1,9 @@
-"""The resources of one job on one worker: opened when a task first asks, closed after the last task, in reverse order.
+"""The resources of one job on one worker: opened when a task first asks, closed after the last
+task, in reverse order.
 
-Each resource lives inside one asyncio task of its own from enter to exit, because libraries tie cancel scopes and context variables to
-the task that entered. Whoever asks while it opens waits for the same opening; an opening that failed is told to all who wait.
+Each resource lives inside one asyncio task of its own from enter to exit, because libraries tie
+cancel scopes and context variables to the task that entered. Whoever asks while it opens waits for
+the same opening; an opening that failed is told to all who wait.
 """
 
 from __future__ import annotations
@@ -41,17 +43,25 @@ class ResourceScope:
         self._opened: dict[Resource, _Opened] = {}
 
     async def get(self, resource: Resource) -> Any:
-        """The value of `resource`; opens it, and what it uses, if nobody did. One that failed is opened again by the next who asks."""
+        """The value of `resource`; opens it, and what it uses, if nobody did.
+
+        One that failed is opened again by the next who asks.
+        """
         entry = self._opened.get(resource)
         if entry is None:
             loop = asyncio.get_running_loop()
             entry = self._opened[resource] = _Opened(loop)
-            entry.owner = loop.create_task(self._live(resource, entry), name=f"resource {resource.name}")
+            entry.owner = loop.create_task(
+                self._live(resource, entry), name=f"resource {resource.name}"
+            )
         # Shielded: whoever gives up waiting must not cancel the opening for the others.
         return await asyncio.shield(entry.ready)
 
     async def close(self) -> None:
-        """Close in reverse order of opening, all of them. Raises the first error, with the others attached."""
+        """Close in reverse order of opening, all of them.
+
+        Raises the first error, with the others attached.
+        """
         first: BaseException | None = None
         for entry in reversed(list(self._opened.values())):
             assert entry.owner is not None, "get() starts it"
@@ -74,10 +84,16 @@ class ResourceScope:
             raise first
 
     async def _live(self, resource: Resource, entry: _Opened) -> None:
-        """Open what it uses, enter, tell the value, wait for the end, exit: all in this one task."""
+        """Open what it uses, enter, tell the value, wait for the end, exit: all in this one
+        task.
+        """
         try:
-            arguments = {name: await self.get(other) for name, other in injected_parameters(resource.factory).items()}
-            # What a resource uses was opened before it, so it comes after it in the reverse order of closing.
+            arguments = {
+                name: await self.get(other)
+                for name, other in injected_parameters(resource.factory).items()
+            }
+            # What a resource uses was opened before it, so it comes after it in the reverse order
+            # of closing.
             self._opened[resource] = self._opened.pop(resource)
             async with contextlib.AsyncExitStack() as stack:
                 value = await _enter(resource, arguments, stack)
@@ -85,29 +101,37 @@ class ResourceScope:
                     entry.ready.set_result(value)
                 await entry.close
             check_own_task()
-        except BaseException as raised:  # noqa: BLE001  # Raised where the resource is asked for, or closed.
+        # Raised where the resource is asked for, or closed.
+        except BaseException as raised:  # noqa: BLE001
             try:
                 error = user_error(raised)
             except asyncio.CancelledError:
                 entry.ready.cancel()
                 raise
             if entry.ready.done():
-                if not isinstance(error, Exception):  # Closing is no place to ask for the end of the program.
+                if not isinstance(
+                    error, Exception
+                ):  # Closing is no place to ask for the end of the program.
                     told = RuntimeError(f"user code raised {type(error).__name__}")
                     told.__cause__, error = error, told
                 note_once(error, f"while closing resource {resource.name!r}")
                 entry.error = error
                 return
             self._opened.pop(resource, None)
-            if isinstance(error, GeneratorExit):  # It would close the coroutine that awaits the resource.
+            if isinstance(
+                error, GeneratorExit
+            ):  # It would close the coroutine that awaits the resource.
                 told = RuntimeError(f"user code raised {type(error).__name__}")
                 told.__cause__, error = error, told
             note_once(error, f"while opening resource {resource.name!r}")
             entry.ready.set_exception(error)
-            entry.ready.exception()  # Read here, so that an opening nobody waits for any more is not reported twice.
+            # Read here, so that an opening nobody waits for any more is not reported twice.
+            entry.ready.exception()
 
 
-async def _enter(resource: Resource, arguments: dict[str, Any], stack: contextlib.AsyncExitStack) -> Any:
+async def _enter(
+    resource: Resource, arguments: dict[str, Any], stack: contextlib.AsyncExitStack
+) -> Any:
     made = resource.factory(**arguments)
     if inspect.isawaitable(made):
         made = await made
@@ -120,5 +144,6 @@ async def _enter(resource: Resource, arguments: dict[str, Any], stack: contextli
     if hasattr(made, "__enter__"):
         return stack.enter_context(made)
     raise GraphError(
-        f"resource {resource.name!r} gave {type(made).__name__}: expected a generator that yields once, or a context manager"
+        f"resource {resource.name!r} gave {type(made).__name__}: expected a generator that yields "
+        "once, or a context manager"
     )

@@ -1,8 +1,10 @@
-"""What a subtask takes over from a checkpoint, before its operators are initialised: keyed state with timers, and operator state.
+"""What a subtask takes over from a checkpoint, before its operators are initialised: keyed state
+with timers, and operator state.
 
-Keyed state comes as the handles of all former subtasks whose key groups meet this one's; the backend takes the groups of its range.
-Operator state comes as the blobs of all former subtasks in their order, and each new subtask computes its own share. The positions of
-a source come with its splits.
+Keyed state comes as the handles of all former subtasks whose key groups meet this one's; the
+backend takes the groups of its range. Operator state comes as the blobs of all former subtasks in
+their order, and each new subtask computes its own share. The positions of a source come with its
+splits.
 """
 
 from __future__ import annotations
@@ -32,22 +34,41 @@ if TYPE_CHECKING:
     from aioflow.state.unclaimed import Table
     from aioflow.task.context import TaskOperatorContext
 
-__all__ = ["FINISHED", "forget_finished", "mark_finished", "refuse_unclaimed", "restore_state", "was_finished"]
+__all__ = [
+    "FINISHED",
+    "forget_finished",
+    "mark_finished",
+    "refuse_unclaimed",
+    "restore_state",
+    "was_finished",
+]
 
 logger = logging.getLogger(__name__)
 
 FINISHED = f"{INTERNAL_PREFIX}finished"
-"""Union list state of the head of a task: how many subtasks there were, from each that had finished its operators."""
+"""Union list state of the head of a task: how many subtasks there were, from each that had
+finished its operators.
+"""
 
 NOTES = frozenset({FINISHED, AGGREGATE, JOIN_PROGRESS, PREPARED, PROGRESS, WATERMARKS})
-"""List states that say something about other state, or about where an operator stood, and are nothing to be lost by themselves."""
+"""List states that say something about other state, or about where an operator stood, and are
+nothing to be lost by themselves.
+"""
 
 HELD = frozenset({COMMITTABLES, GATHERED.name, IN_FLIGHT.name, PENDING})
-"""List states of operators that have elements or writes in hand, which ask for theirs when they open. All others are of functions."""
+"""List states of operators that have elements or writes in hand, which ask for theirs when they
+open. All others are of functions.
+"""
 
 
-async def restore_state(contexts: Sequence[TaskOperatorContext], restore: TaskRestore, source: StateInput, codec: Codec) -> None:
-    """Fill the backends of `contexts`. Raises RestoreError, naming the operator. Operators without state there begin empty, as restored."""
+async def restore_state(
+    contexts: Sequence[TaskOperatorContext], restore: TaskRestore, source: StateInput, codec: Codec
+) -> None:
+    """Fill the backends of `contexts`.
+
+    Raises RestoreError, naming the operator. Operators without state there begin empty, as
+    restored.
+    """
     for context in contexts:
         found = restore.operators.get(context.uid)
         try:
@@ -56,7 +77,11 @@ async def restore_state(contexts: Sequence[TaskOperatorContext], restore: TaskRe
             blobs = () if found is None else found.operator
             former = [await _read(blob, source, codec, context.uid) for blob in blobs]
         except Exception as error:
-            note_once(error, f"while restoring {describe_place(context)} from checkpoint {restore.checkpoint_id}")
+            note_once(
+                error,
+                f"while restoring {describe_place(context)} from checkpoint "
+                f"{restore.checkpoint_id}",
+            )
             raise
         runtime = context.runtime
         shares = operator_states.redistribute(former, runtime.parallelism)
@@ -64,12 +89,18 @@ async def restore_state(contexts: Sequence[TaskOperatorContext], restore: TaskRe
 
 
 def refuse_unclaimed(context: TaskOperatorContext, restore: TaskRestore) -> None:
-    """Once the operator is open: state that it can have no use for is not dropped in silence. Raises RestoreError.
+    """Once the operator is open: state that it can have no use for is not dropped in silence.
+    Raises RestoreError.
 
-    A function may ask for its state with the first element, or when it is written: what it has not asked for yet stays as it is.
+    A function may ask for its state with the first element, or when it is written: what it has not
+    asked for yet stays as it is.
     """
     state = context.operator_state
-    lists = [name for name in state.unclaimed() if name in HELD or (name not in NOTES and not state.is_lent)]
+    lists = [
+        name
+        for name in state.unclaimed()
+        if name in HELD or (name not in NOTES and not state.is_lent)
+    ]
     # A backend that an application brings along need not tell.
     tables: Mapping[str, Table] = getattr(context.keyed_state, "unclaimed", dict)()
     if not lists and not tables:
@@ -77,11 +108,17 @@ def refuse_unclaimed(context: TaskOperatorContext, restore: TaskRestore) -> None
     names = ", ".join(repr(name) for name in (*tables, *lists))
     if not restore.allow_non_restored:
         raise RestoreError(
-            f"{describe_place(context)} (uid {context.uid}) has no use for the state {names} that checkpoint {restore.checkpoint_id} holds "
-            "for it: an operator or a function of another kind has written that under this uid. Restore with the one that wrote it, or "
+            f"{describe_place(context)} (uid {context.uid}) has no use for the state {names} that "
+            f"checkpoint {restore.checkpoint_id} holds "
+            "for it: an operator or a function of another kind has written that under this uid. "
+            "Restore with the one that wrote it, or "
             "begin without that state with allow_non_restored=True"
         )
-    logger.warning("%s begins without the state %s, for which it has no use: allow_non_restored=True", describe_place(context), names)
+    logger.warning(
+        "%s begins without the state %s, for which it has no use: allow_non_restored=True",
+        describe_place(context),
+        names,
+    )
     for name in lists:
         state.forget(name)
     for table in tables.values():
@@ -89,7 +126,9 @@ def refuse_unclaimed(context: TaskOperatorContext, restore: TaskRestore) -> None
             table.drop(namespace)
 
 
-async def _read(blob: StateFile | None, source: StateInput, codec: Codec, uid: str) -> OperatorSnapshot:
+async def _read(
+    blob: StateFile | None, source: StateInput, codec: Codec, uid: str
+) -> OperatorSnapshot:
     if blob is None:
         return OperatorSnapshot()
     return operator_states.decode_operator_state(await source.read(blob), codec, uid)
@@ -106,7 +145,10 @@ def forget_finished(head: TaskOperatorContext) -> None:
 
 
 def was_finished(head: TaskOperatorContext) -> bool:
-    """Whether the operators of all former subtasks had finished: they must not do so again. Where only some had, all begin anew."""
+    """Whether the operators of all former subtasks had finished: they must not do so again.
+
+    Where only some had, all begin anew.
+    """
     state = head.operator_state.get_union_list_state(FINISHED)
     found = state.get()
     finished = bool(found) and len(found) == found[0]

@@ -1,7 +1,9 @@
-"""The state of one subtask at one checkpoint: views of all operators at one instant, and what they are written into.
+"""The state of one subtask at one checkpoint: views of all operators at one instant, and what they
+are written into.
 
-`SubtaskSnapshot` is filled between two slices, tail to head; nothing in it changes afterwards, whatever the task goes on to do. `write`
-brings it into the store meanwhile. A view that is not written must be cancelled, or its backend keeps what it shadows for ever.
+`SubtaskSnapshot` is filled between two slices, tail to head; nothing in it changes afterwards,
+whatever the task goes on to do. `write` brings it into the store meanwhile. A view that is not
+written must be cancelled, or its backend keeps what it shadows for ever.
 """
 
 from __future__ import annotations
@@ -63,15 +65,19 @@ class SubtaskSnapshot:
         source: Callable[[], SourceState] | None,
         scope: Scope,
     ) -> None:
-        """The synchronous part, tail to head. What an operator gives to await is awaited here: nothing else of the task runs then.
+        """The synchronous part, tail to head. What an operator gives to await is awaited here:
+        nothing else of the task runs then.
 
-        `source` gives the positions of the source, whose context is the first and has no operator. If anything fails, nothing is kept.
+        `source` gives the positions of the source, whose context is the first and has no operator.
+        If anything fails, nothing is kept.
         """
         try:
             for operator in reversed(operators):
                 scope.operator_context = operator.ctx
                 with naming(operator, "snapshot_state()"):
-                    ongoing: Awaitable[None] | None = operator.snapshot_state(self.barrier.checkpoint_id)
+                    ongoing: Awaitable[None] | None = operator.snapshot_state(
+                        self.barrier.checkpoint_id
+                    )
                     if ongoing is not None:
                         await ongoing
             scope.operator_context = None
@@ -91,7 +97,9 @@ class SubtaskSnapshot:
         operator = context.operator_state.snapshot()
         if context.keyed_state is not None:
             full = barrier.full or barrier.savepoint
-            keyed = context.keyed_state.begin_snapshot(barrier.checkpoint_id, full=full, canonical=barrier.savepoint)
+            keyed = context.keyed_state.begin_snapshot(
+                barrier.checkpoint_id, full=full, canonical=barrier.savepoint
+            )
         return _View(context.uid, keyed, operator, source)
 
     async def write(self, output: StateOutput, codec: Codec, *, finished: bool) -> SubtaskState:
@@ -106,9 +114,16 @@ class SubtaskSnapshot:
         if view.keyed is not None:
             keyed = await view.keyed.write(output)
         state = view.operator
-        # A name without elements is no state: an operator that declared it may vanish from the flow.
-        if any(elements for kind in (state.split, state.union, state.broadcast) for elements in kind.values()):
-            operator = await output.write(whole(operator_states.encode_operator_state(state, codec, view.uid)))
+        # A name without elements is no state: an operator that declared it may vanish from the
+        # flow.
+        if any(
+            elements
+            for kind in (state.split, state.union, state.broadcast)
+            for elements in kind.values()
+        ):
+            operator = await output.write(
+                whole(operator_states.encode_operator_state(state, codec, view.uid))
+            )
         if view.source is not None:
             for _ in view.source.pack(codec, view.uid):
                 await asyncio.sleep(0)

@@ -1,12 +1,15 @@
-"""The input of a source task: polls a SourceReader, stamps event time, and turns "nothing now" into availability.
+"""The input of a source task: polls a SourceReader, stamps event time, and turns "nothing now" into
+availability.
 
-Watermarks are made here, split by split (`split_watermarks`). A reader tells which split its last batch came from in `current_split`;
-without that attribute it reads one stream.
+Watermarks are made here, split by split (`split_watermarks`). A reader tells which split its last
+batch came from in `current_split`; without that attribute it reads one stream.
 
-Idleness counts the time during which the reader was asked and had nothing; it pauses while nobody asks. When all of the reader is silent
-the task is idle. A split that is silent beside others holds nothing back, if the source is unbounded and its reader does not take its
-splits one after the other (`one_at_a_time`): there, those that give nothing wait for their turn. A source that goes on looking for splits
-does not end when it has read them all: it is idle at once, and active again with the next split that it is given.
+Idleness counts the time during which the reader was asked and had nothing; it pauses while nobody
+asks. When all of the reader is silent the task is idle. A split that is silent beside others holds
+nothing back, if the source is unbounded and its reader does not take its splits one after the other
+(`one_at_a_time`): there, those that give nothing wait for their turn. A source that goes on looking
+for splits does not end when it has read them all: it is idle at once, and active again with the
+next split that it is given.
 
 A poll takes as many records as the slice has time for, measured here.
 """
@@ -53,7 +56,8 @@ class SourceInput:
         unbounded: bool = False,
         discovers: bool = False,
     ) -> None:
-        """`schedule(timestamp_ms, callback)` registers a processing-time timer of the task, for idleness.
+        """`schedule(timestamp_ms, callback)` registers a processing-time timer of the task, for
+        idleness.
 
         `unbounded`: some splits may be silent for long. `discovers`: more of them may come.
         """
@@ -61,7 +65,9 @@ class SourceInput:
         self._may_end = _may_end(reader, unbounded=unbounded)
         self._splits = [split for split in splits if not split.finished]
         self._finished_before = [split for split in splits if split.finished]
-        self._finished = FinishedSplits((split.id, split.payload) for split in self._finished_before)
+        self._finished = FinishedSplits(
+            (split.id, split.payload) for split in self._finished_before
+        )
         """They stay in every checkpoint: forgotten, they would be found anew, and read again."""
         self._ids = {split.id for split in splits}
         self._strategy = strategy
@@ -74,11 +80,14 @@ class SourceInput:
         self._columnar = bool(getattr(reader, "columnar", False))
         self._ns_per_record = float(slice_ns)  # Until it is known what one costs, one at a time.
         self._over: dict[str, None] = {}
-        """Splits that were read to their end when there was nothing else to read, also those of a reader that does not say which."""
+        """Splits that were read to their end when there was nothing else to read, also those of
+        a reader that does not say which.
+        """
         self._unbounded = unbounded
         self._discovers = discovers
         self._times = SplitWatermarks(strategy, reader, now_ms)
-        self._owed = MIN_WATERMARK  # Restored, and not told downstream: what was late is late again, from the first record on.
+        # Restored, and not told downstream: what was late is late again, from the first record on.
+        self._owed = MIN_WATERMARK
         self._stopped: InputStatus | None = None
         self._drains_reader = False
         self._waiting: asyncio.Task[None] | None = None
@@ -97,18 +106,28 @@ class SourceInput:
         self.records_in = 0
 
     async def open(self) -> None:
-        """Open the reader on this subtask's splits, each where it was; event time goes on from where it had been."""
+        """Open the reader on this subtask's splits, each where it was; event time goes on from
+        where it had been.
+        """
         await self._reader.open(self._splits)
         self._times.open(self._splits, self._finished_before)
         self._finished_before = []
         self._owed = self._times.current
         idle_after_ms = None if self._strategy is None else self._strategy.idle_after_ms
-        side_by_side = hasattr(self._reader, "current_split") and not getattr(self._reader, "one_at_a_time", False)
+        side_by_side = hasattr(self._reader, "current_split") and not getattr(
+            self._reader, "one_at_a_time", False
+        )
         if idle_after_ms is not None and self._unbounded and side_by_side:
-            self._quiet = QuietSplits(idle_after_ms, [split.id for split in self._splits], self._now_ms())
+            self._quiet = QuietSplits(
+                idle_after_ms, [split.id for split in self._splits], self._now_ms()
+            )
 
     async def add_splits(self, splits: Sequence[Split]) -> None:
-        """More of them were found. What is known already is not read twice, and a source that is being stopped reads nothing new."""
+        """More of them were found.
+
+        What is known already is not read twice, and a source that is being stopped reads nothing
+        new.
+        """
         new = [split for split in splits if split.id not in self._ids]
         if not new or self._stopped is not None:
             return
@@ -141,7 +160,9 @@ class SourceInput:
 
     @property
     def emitted(self) -> tuple[int, int | None]:
-        """When the last records came, or when this was made, and the event time of the last of them."""
+        """When the last records came, or when this was made, and the event time of the last of
+        them.
+        """
         return self._emitted_ms, self._emitted_timestamp
 
     @property
@@ -153,12 +174,15 @@ class SourceInput:
     @property
     def idle_ms(self) -> int:
         """How long the stream was idle so far."""
-        return self._idle_ms + (0 if self._idle_since_ms is None else self._now_ms() - self._idle_since_ms)
+        return self._idle_ms + (
+            0 if self._idle_since_ms is None else self._now_ms() - self._idle_since_ms
+        )
 
     def stop(self, *, drain: bool) -> None:
         """End the source where it is: no more records; event time ends only with `drain`.
 
-        A reader with a `stop` method has taken things over from somebody who was told so: it refuses more, and is read to its end.
+        A reader with a `stop` method has taken things over from somebody who was told so: it
+        refuses more, and is read to its end.
         """
         self._stopped = InputStatus.END_OF_DATA if drain else InputStatus.STOPPED
         stop_reader = getattr(self._reader, "stop", None)
@@ -176,8 +200,13 @@ class SourceInput:
         if self._stopped is not None and not (self._drains_reader and not self._is_finished):
             return self._stopped
         reader, begun = self._reader, self._perf_ns()
-        # Columns are dealt with by the batch, and whoever makes rows of them takes no more at a time than it can.
-        at_most = max_columns if self._columnar else max(1, min(max_records, int(self._slice_ns / max(self._ns_per_record, 1.0))))
+        # Columns are dealt with by the batch, and whoever makes rows of them takes no more at a
+        # time than it can.
+        at_most = (
+            max_columns
+            if self._columnar
+            else max(1, min(max_records, int(self._slice_ns / max(self._ns_per_record, 1.0))))
+        )
         values = reader.poll_batch(at_most)
         if values:
             self._leave_idle()
@@ -186,17 +215,22 @@ class SourceInput:
             values = values if type(values) is list or self._columnar else list(values)
             self._emitted_ms = self._now_ms()
             if self._quiet is not None:
-                self._note_poll(self._quiet, reader.current_split)  # type: ignore[attr-defined]  # Only with that attribute.
+                # Only with that attribute.
+                self._note_poll(self._quiet, reader.current_split)  # type: ignore[attr-defined]
             try:
                 batch = self._times.stamp(values, () if self._quiet is None else self._quiet.idle)
             except BaseException:
                 self.culprit = self._times.culprit(values)
                 raise
-            self._emitted_timestamp = None if batch.timestamps is None else int(batch.timestamps[-1])
+            self._emitted_timestamp = (
+                None if batch.timestamps is None else int(batch.timestamps[-1])
+            )
             spent = (self._perf_ns() - begun) / count
             old = self._ns_per_record
             share = 8 if spent * 4 > old else 2  # As the chain forgets a jump that was not its own.
-            self._ns_per_record = spent if spent > 4 * old or old >= self._slice_ns else old + (spent - old) / share
+            self._ns_per_record = (
+                spent if spent > 4 * old or old >= self._slice_ns else old + (spent - old) / share
+            )
             self._consumer.on_batch(batch, 0)
             return InputStatus.MORE_AVAILABLE
         if self._is_finished:
@@ -208,13 +242,16 @@ class SourceInput:
 
     @property
     def _is_finished(self) -> bool:
-        """Whether the reader is through with its splits; one that reads without end need not say that it is not."""
+        """Whether the reader is through with its splits; one that reads without end need not say
+        that it is not.
+        """
         return self._may_end and self._reader.finished
 
     def checkpoint(self, checkpoint_id: int) -> SourceState:
         """Where every split stands behind the last record that was handed on. Between two polls."""
         reader = self._reader
-        # A reader that ended because the job is stopped has not come to an end of its own: it goes on after a restore.
+        # A reader that ended because the job is stopped has not come to an end of its own: it goes
+        # on after a restore.
         ended = self._is_finished and self._stopped is None
         finished = getattr(reader, "finished_splits", ())
         state, left = [], []
@@ -223,7 +260,11 @@ class SourceInput:
                 self._finished.add(split.id, split.payload)
             else:
                 left.append(split)
-                state.append(SplitState(split.id, reader.position(split.id), split.payload, self._times.of(split.id)))
+                state.append(
+                    SplitState(
+                        split.id, reader.position(split.id), split.payload, self._times.of(split.id)
+                    )
+                )
         self._splits = left
         self._over.clear()
         hook = getattr(reader, "checkpoint", None)
@@ -253,7 +294,9 @@ class SourceInput:
         self._times.all_finished()
         if self._strategy is not None and self._idle_since_ms is None:
             self._become_idle(self._now_ms())
-            return InputStatus.MORE_AVAILABLE  # The task tells it in its next turn; it is not to sleep before.
+            return (
+                InputStatus.MORE_AVAILABLE
+            )  # The task tells it in its next turn; it is not to sleep before.
         self.availability.set_unavailable()
         return InputStatus.NOTHING_AVAILABLE
 
@@ -341,11 +384,24 @@ class SourceInput:
 
 
 def _may_end(reader: SourceReader[Any], *, unbounded: bool) -> bool:
-    """Whether the reader tells when it is through with its splits. Raises TypeError if it does not and must."""
-    # Found without being asked for, as nothing is open yet. Who hands everything on to another reader has what that one has.
-    if inspect.getattr_static(reader, "finished", None) is not None or hasattr(type(reader), "__getattr__"):
+    """Whether the reader tells when it is through with its splits.
+
+    Raises TypeError if it does not and must.
+    """
+    # Found without being asked for, as nothing is open yet. Who hands everything on to another
+    # reader has what that one has.
+    if inspect.getattr_static(reader, "finished", None) is not None or hasattr(
+        type(reader), "__getattr__"
+    ):
         return True
     if not unbounded or hasattr(reader, "stop"):
-        what = "has `stop`, after which it is read to its end," if unbounded else "reads a bounded source"
-        raise TypeError(f"{type(reader).__name__} {what} and has no `finished`: add it as a property, True once all splits are read")
+        what = (
+            "has `stop`, after which it is read to its end,"
+            if unbounded
+            else "reads a bounded source"
+        )
+        raise TypeError(
+            f"{type(reader).__name__} {what} and has no `finished`: add it as a property, True "
+            "once all splits are read"
+        )
     return False

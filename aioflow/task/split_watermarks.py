@@ -1,10 +1,13 @@
-"""Event time of a source task, split by split: every split has its own generator, and the task's watermark is the least of theirs.
+"""Event time of a source task, split by split: every split has its own generator, and the task's
+watermark is the least of theirs.
 
-A split that was read to its end counts as the end of time, and one that is idle is left out; one that waits for its turn is neither. So a
-reader that takes one file after the other makes nothing late. A split that was found later begins where the task is: it cannot take event
-time back, and what it holds of before is late.
+A split that was read to its end counts as the end of time, and one that is idle is left out; one
+that waits for its turn is neither. So a reader that takes one file after the other makes nothing
+late. A split that was found later begins where the task is: it cannot take event time back, and
+what it holds of before is late.
 
-Invariant: the watermark never goes back, not over a restore either, as long as the splits stay with their subtask.
+Invariant: the watermark never goes back, not over a restore either, as long as the splits stay with
+their subtask.
 """
 
 from __future__ import annotations
@@ -28,13 +31,20 @@ __all__ = ["QuietSplits", "SplitWatermarks"]
 class SplitWatermarks:
     """Stamps the batches of one reader. Without a strategy they keep what timestamps they have."""
 
-    def __init__(self, strategy: WatermarkStrategy[Any] | None, reader: SourceReader[Any], now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        strategy: WatermarkStrategy[Any] | None,
+        reader: SourceReader[Any],
+        now_ms: Callable[[], int],
+    ) -> None:
         self._strategy = strategy
         self._reader = reader
         self._now_ms = now_ms
         self._generators: dict[str, WatermarkGenerator] = {}
         self._order: list[tuple[int, str]] = []
-        """A heap: of each split, unless it is put aside, at least one entry that is not above its event time. The others mean nothing."""
+        """A heap: of each split, unless it is put aside, at least one entry that is not above
+        its event time. The others mean nothing.
+        """
         self._aside: dict[str, None] = {}
         """Were idle when they were met in `_order`."""
         self._forgotten = 0
@@ -44,12 +54,16 @@ class SplitWatermarks:
         self.current = MIN_WATERMARK
 
     def open(self, splits: Sequence[Split], finished: Sequence[Split]) -> None:
-        """Go on where each of `splits` was; with nothing left to read, where the task was when it read the last of `finished`."""
+        """Go on where each of `splits` was; with nothing left to read, where the task was when
+        it read the last of `finished`.
+        """
         if self._strategy is None:
             return
         for split in splits:
             self._begin(split.id, split.watermark)
-        reached = [one.current for one in self._generators.values()] or [split.watermark for split in finished]
+        reached = [one.current for one in self._generators.values()] or [
+            split.watermark for split in finished
+        ]
         self.current = min(reached, default=MIN_WATERMARK)
 
     def add(self, splits: Sequence[Split]) -> None:
@@ -59,24 +73,34 @@ class SplitWatermarks:
                 self._begin(split.id, max(split.watermark, self.current))
 
     def all_finished(self) -> None:
-        """Every split that is known was read to its end, whether or not the reader says so of each."""
+        """Every split that is known was read to its end, whether or not the reader says so of
+        each.
+        """
         self._generators.clear()
         self._order.clear()
         self._aside.clear()
 
     def of(self, split_id: str) -> int:
-        """How far the event time of one split is. Of one that was read to its end: that of the task."""
+        """How far the event time of one split is.
+
+        Of one that was read to its end: that of the task.
+        """
         if self._strategy is None:
             return MIN_WATERMARK
         generator = self._generators.get(split_id)
-        return self.current if generator is None or self._is_finished(split_id) else generator.current
+        return (
+            self.current if generator is None or self._is_finished(split_id) else generator.current
+        )
 
     def shown(self, split_id: str) -> int:
         """As `of`, for people: a split that was read to its end is at the end of time."""
         return MAX_WATERMARK if self._is_finished(split_id) else self.of(split_id)
 
     def stamp(self, values: Any, idle: Collection[str]) -> RecordBatch:
-        """The batch that the reader has just given, a list or columns, not empty. Splits in `idle` hold nothing back."""
+        """The batch that the reader has just given, a list or columns, not empty.
+
+        Splits in `idle` hold nothing back.
+        """
         batch = self._stamped(values, idle)
         if self._is_unseen and batch.timestamps is not None:
             self._is_unseen = False
@@ -93,7 +117,8 @@ class SplitWatermarks:
             timestamps, watermarks, after = generator.apply(values, timestamps)
             self.current = max(self.current, after)
             return RecordBatch(values, timestamps, None, watermarks, after)
-        split_id = self._reader.current_split  # type: ignore[attr-defined]  # Several splits: the reader must tell which.
+        # Several splits: the reader must tell which.
+        split_id = self._reader.current_split  # type: ignore[attr-defined]
         self._forget_finished(split_id)
         others = self._least(idle, split_id)
         generator = generators[split_id]
@@ -109,13 +134,17 @@ class SplitWatermarks:
         elif type(watermarks) is not list:
             from aioflow.columns.event_time import clamped
 
-            watermarks = clamped(watermarks, before, others)  # type: ignore[assignment, arg-type]  # A column, which reads like a list.
+            # A column, which reads like a list.
+            watermarks = clamped(watermarks, before, others)  # type: ignore[assignment, arg-type]
         else:
             watermarks = [max(before, min(mark, others)) for mark in watermarks]
         return RecordBatch(values, timestamps, None, watermarks, combined)
 
     def advance(self, idle: Collection[str]) -> bool:
-        """Some splits are in `idle` now: whether the watermark moves. While all are, it stays: then the whole task is idle."""
+        """Some splits are in `idle` now: whether the watermark moves.
+
+        While all are, it stays: then the whole task is idle.
+        """
         self._forget_finished("")
         least = self._least(idle, "")
         if not self.current < least < MAX_WATERMARK:
@@ -124,7 +153,9 @@ class SplitWatermarks:
         return True
 
     def culprit(self, values: Sequence[Any]) -> str:
-        """When stamping `values` has failed: which record was to blame, as a note goes on about it."""
+        """When stamping `values` has failed: which record was to blame, as a note goes on about
+        it.
+        """
         failed = [one.failed_at for one in self._generators.values() if one.failed_at is not None]
         return f", at record {describe_record(values[failed[-1]])}" if failed else ""
 
@@ -136,7 +167,10 @@ class SplitWatermarks:
         heappush(self._order, (generator.current, split_id))
 
     def _least(self, idle: Collection[str], but: str) -> int:
-        """The least event time of those splits that are neither in `idle` nor `but`. There may be thousands."""
+        """The least event time of those splits that are neither in `idle` nor `but`.
+
+        There may be thousands.
+        """
         order, generators = self._order, self._generators
         for split_id in [id_ for id_ in self._aside if id_ not in idle or id_ == but]:
             del self._aside[split_id]
@@ -171,17 +205,23 @@ class SplitWatermarks:
         finished = getattr(self._reader, "finished_splits", ())
         if len(finished) > self._forgotten:
             # Whichever are fewer: those that were read since it began, or those that wait.
-            for split_id in [id_ for id_ in self._generators if id_ in finished] if len(self._generators) < len(finished) else finished:
+            for split_id in (
+                [id_ for id_ in self._generators if id_ in finished]
+                if len(self._generators) < len(finished)
+                else finished
+            ):
                 if split_id != but:
                     self._generators.pop(split_id, None)
             self._forgotten = len(finished) - (but in finished)
 
 
 class QuietSplits:
-    """Which of the splits that a reader reads side by side are idle: nothing came of them for `idle_after_ms` while it was asked.
+    """Which of the splits that a reader reads side by side are idle: nothing came of them for
+    `idle_after_ms` while it was asked.
 
-    Time under back pressure does not count, and a split must have been passed over by as many polls as there are splits: a reader that
-    takes them in turn had its chance to read it. `now_ms` is any clock.
+    Time under back pressure does not count, and a split must have been passed over by as many polls
+    as there are splits: a reader that takes them in turn had its chance to read it. `now_ms` is any
+    clock.
     """
 
     def __init__(self, idle_after_ms: int, splits: Sequence[str], now_ms: int) -> None:

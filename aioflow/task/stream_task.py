@@ -1,15 +1,19 @@
-"""One subtask: an asyncio task around one mailbox loop whose default action moves one slice of records.
+"""One subtask: an asyncio task around one mailbox loop whose default action moves one slice of
+records.
 
-Phases (after Flink): construct -> restore -> mailbox loop -> end of data -> finish -> clean up. The default action looks at the output
-first, then at work that waits inside the chain, then at the input; whatever is missing suspends it on that one availability, while mail
-goes on being served. Nothing but the mailbox loop touches operators and state, so there is no lock anywhere in a task.
+Phases (after Flink): construct -> restore -> mailbox loop -> end of data -> finish -> clean up. The
+default action looks at the output first, then at work that waits inside the chain, then at the
+input; whatever is missing suspends it on that one availability, while mail goes on being served.
+Nothing but the mailbox loop touches operators and state, so there is no lock anywhere in a task.
 
-A checkpoint is taken between two slices, when nothing waits in the chain: once one is due the default action works off the chain, takes
-no input, and then takes the checkpoint before anything else.
+A checkpoint is taken between two slices, when nothing waits in the chain: once one is due the
+default action works off the chain, takes no input, and then takes the checkpoint before anything
+else.
 
-Ending (`ending.py`): `END_OF_DATA` sends the MAX watermark through the chain, then each operator finishes, head first. Stopping without
-drain skips both. With checkpoints the task then lingers until the last of them has completed. Cleaning up always runs, closes tail first,
-and keeps the first error.
+Ending (`ending.py`): `END_OF_DATA` sends the MAX watermark through the chain, then each operator
+finishes, head first. Stopping without drain skips both. With checkpoints the task then lingers
+until the last of them has completed. Cleaning up always runs, closes tail first, and keeps the
+first error.
 """
 
 from __future__ import annotations
@@ -20,9 +24,22 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.aio import CANCEL_GRACE_S, OrderedTaskGroup, close_within, end_task, is_asked_to_end
+from aioflow.core.aio import (
+    CANCEL_GRACE_S,
+    OrderedTaskGroup,
+    close_within,
+    end_task,
+    is_asked_to_end,
+)
 from aioflow.core.availability import Availability
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, Event, RecordBatch, WatermarkStatus, empty_batch
+from aioflow.core.elements import (
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    Event,
+    RecordBatch,
+    WatermarkStatus,
+    empty_batch,
+)
 from aioflow.core.errors import JobNotRunning, ProducerFailed, has_place, note_once
 from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.scope import Scope, enter_scope, leave_scope
@@ -71,10 +88,21 @@ logger = logging.getLogger(__name__)
 
 
 class StreamTask:
-    """Runs one `TaskDeploymentDescriptor`. `run()` returns when finished, raises what failed, or CancelledError."""
+    """Runs one `TaskDeploymentDescriptor`.
 
-    def __init__(self, descriptor: TaskDeploymentDescriptor, environment: TaskEnvironment, taps: Mapping[TapPlace, Sequence[Tap]]) -> None:
-        """`taps`: subscriptions that exist already. Partitions are registered here, before any consumer asks."""
+    `run()` returns when finished, raises what failed, or CancelledError.
+    """
+
+    def __init__(
+        self,
+        descriptor: TaskDeploymentDescriptor,
+        environment: TaskEnvironment,
+        taps: Mapping[TapPlace, Sequence[Tap]],
+    ) -> None:
+        """`taps`: subscriptions that exist already.
+
+        Partitions are registered here, before any consumer asks.
+        """
         self.descriptor = descriptor
         self.name = descriptor.task_name
         self._environment = environment
@@ -83,10 +111,14 @@ class StreamTask:
         self.host = environment.host
         self.resources = environment.resources
         self.group = OrderedTaskGroup()
-        self.metrics = environment.metrics.add_group(descriptor.vertex.metrics_name(descriptor.attempt.subtask_index))
+        self.metrics = environment.metrics.add_group(
+            descriptor.vertex.metrics_name(descriptor.attempt.subtask_index)
+        )
         self._output = create_output(descriptor, environment)
         self._scope = Scope(descriptor.job_name)
-        self._operators = TaskOperators(self._scope, has_source=descriptor.vertex.head.source is not None)
+        self._operators = TaskOperators(
+            self._scope, has_source=descriptor.vertex.head.source is not None
+        )
         self._input: NetworkInput | SourceInput
         self._chain: OperatorChain
         self._hand_over = HandOver()
@@ -96,22 +128,34 @@ class StreamTask:
         self._last_flush_ns = 0
         self._flush_age_ns = self._output.flush_age_ns(self._options.flush_max_age_ns)
         self._ending: InputStatus | None = None
-        self._idle_due = False  # Downstream is to be told that this stream is idle, once all that it still holds has left.
+        # Downstream is to be told that this stream is idle, once all that it still holds has left.
+        self._idle_due = False
         self._idle_told = False
-        self._retapped: dict[int, int] = {}  # Index of node, by its id: where taps changed that the chain does not have yet.
+        self._retapped: dict[
+            int, int
+        ] = {}  # Index of node, by its id: where taps changed that the chain does not have yet.
         self._stop: InputStatus | None = None
         self._running = False
         self._is_cut_short = False
         self.failure: BaseException | None = None
         """What ended the loop, as soon as it did; cleaning up is still to come then."""
         self._processor = MailboxProcessor(
-            self._default_action, slice_s=self._options.slice_ns / 1e9, name=self.name, on_slow=self._on_slow
+            self._default_action,
+            slice_s=self._options.slice_ns / 1e9,
+            name=self.name,
+            on_slow=self._on_slow,
         )
         self._log_slow = SlowActions(self._processor.now)
         self._executor = self._processor.executor(-1)
         self._task_timers = ProcessingTimeService(environment.processing_ms, self._executor)
         self._checkpoints = SubtaskCheckpoints(
-            descriptor.attempt, environment, self._output, self.group, self._scope, self._resume, self._task_timers.register_timer
+            descriptor.attempt,
+            environment,
+            self._output,
+            self.group,
+            self._scope,
+            self._resume,
+            self._task_timers.register_timer,
         )
         on_stuck = environment.on_stuck
         self._watch_over_end = EndWatch(
@@ -128,8 +172,13 @@ class StreamTask:
 
     # The life of the task.
 
-    async def run(self, on_initializing: Callable[[], None], on_running: Callable[[], None]) -> None:
-        """The whole life. `on_running` is called once every operator is open and the loop begins."""
+    async def run(
+        self, on_initializing: Callable[[], None], on_running: Callable[[], None]
+    ) -> None:
+        """The whole life.
+
+        `on_running` is called once every operator is open and the loop begins.
+        """
         token = enter_scope(self._scope)
         try:
             try:
@@ -143,8 +192,13 @@ class StreamTask:
         if failure is not None:
             raise failure
 
-    async def _live(self, on_initializing: Callable[[], None], on_running: Callable[[], None]) -> BaseException | None:
-        """From restoring to the end of the stream. What failed is returned as it is: the group would wrap it."""
+    async def _live(
+        self, on_initializing: Callable[[], None], on_running: Callable[[], None]
+    ) -> BaseException | None:
+        """From restoring to the end of the stream.
+
+        What failed is returned as it is: the group would wrap it.
+        """
         owner = asyncio.current_task()
         assert owner is not None, "a task runs in an asyncio task of its own"
         self._owner = owner
@@ -162,7 +216,8 @@ class StreamTask:
                 await self._after_loop()
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError) and not has_place(error):
-                    raise  # From no user code: the end was asked for, or a stranger cancelled this task.
+                    # From no user code: the end was asked for, or a stranger cancelled this task.
+                    raise
                 # SystemExit too comes out where the job is awaited.
                 failure = user_error(error)
             finally:
@@ -184,7 +239,10 @@ class StreamTask:
         self._watch_over_end.begin(owner)
 
     async def end_source_code(self, task: asyncio.Task[Any]) -> None:
-        """Cancel `task`, which runs the code of the source, and wait for its end. A time-out fails a task that was cancelled."""
+        """Cancel `task`, which runs the code of the source, and wait for its end.
+
+        A time-out fails a task that was cancelled.
+        """
         place, timeout_s = source_place(self._operators.head), self._options.cancellation_timeout_s
         error = await end_source_code(task, place, self.name, timeout_s)
         if error is not None and self._is_cut_short:
@@ -200,43 +258,75 @@ class StreamTask:
             self.on_abandoned()
 
     async def _restore(self) -> None:
-        """Build the chain, fill its state, and open it; the source comes last, and may be stopped by then."""
+        """Build the chain, fill its state, and open it; the source comes last, and may be
+        stopped by then.
+        """
         self._build()
         restore, restored = self.descriptor.restore, 0
         if restore is not None:
-            assert self._environment.store is not None, "a task that is restored has a store to read from"
-            await self._operators.restore(restore, self._state_input(self._environment.store), self._environment.codec)
+            assert self._environment.store is not None, (
+                "a task that is restored has a store to read from"
+            )
+            await self._operators.restore(
+                restore, self._state_input(self._environment.store), self._environment.codec
+            )
             restored = restore.checkpoint_id
         await self._operators.open(restore)
         self._chain.compile()
         source = self._input if isinstance(self._input, SourceInput) else None
         network = self._input if isinstance(self._input, NetworkInput) else None
-        self._checkpoints.bind(self._operators.contexts, self._operators.operators, source, self.emit_from, restored, self._chain, network)
+        self._checkpoints.bind(
+            self._operators.contexts,
+            self._operators.operators,
+            source,
+            self.emit_from,
+            restored,
+            self._chain,
+            network,
+        )
         if isinstance(self._input, SourceInput):
             with naming_source(self._operators.head, self._scope):
                 await self._input.open()
             if self._stop is not None:
                 self._input.stop(drain=self._stop is InputStatus.END_OF_DATA)
-        in_flight = None if restore is None or not restore.in_flight else await self._read_in_flight(restore)
-        # Last, and nothing is awaited after it: subscriptions that came while user code was opening count.
+        in_flight = (
+            None
+            if restore is None or not restore.in_flight
+            else await self._read_in_flight(restore)
+        )
+        # Last, and nothing is awaited after it: subscriptions that came while user code was opening
+        # count.
         for index, node in enumerate(self.descriptor.vertex.nodes):
             if taps := self._taps.get(node.id):
                 self._chain.set_taps(self._operators.operator_index(index), taps)
         if in_flight is not None:
             if network is not None:
                 network.restore(in_flight)
-                in_flight.waiting.append(Waiting(0, 0, empty_batch(in_flight.watermark), MIN_WATERMARK))
-            if self._operators.finished_before and any(one.batch.values for one in in_flight.waiting):
+                in_flight.waiting.append(
+                    Waiting(0, 0, empty_batch(in_flight.watermark), MIN_WATERMARK)
+                )
+            if self._operators.finished_before and any(
+                one.batch.values for one in in_flight.waiting
+            ):
                 self._operators.input_after_all()
             self._chain.restore(in_flight.waiting)
         self._metrics.initialized()
 
     async def _read_in_flight(self, restore: TaskRestore) -> RestoredInFlight:
-        assert self._environment.store is not None, "a task that is restored has a store to read from"
+        assert self._environment.store is not None, (
+            "a task that is restored has a store to read from"
+        )
         vertex = self.descriptor.vertex
-        own = range_for_subtask(self.descriptor.attempt.subtask_index, vertex.parallelism, vertex.max_parallelism)
-        # New records of a source are no older than its splits. At another parallelism, splits may be behind.
-        limit = self._input.current_watermark if isinstance(self._input, SourceInput) and self._input.has_splits else MAX_WATERMARK
+        own = range_for_subtask(
+            self.descriptor.attempt.subtask_index, vertex.parallelism, vertex.max_parallelism
+        )
+        # New records of a source are no older than its splits. At another parallelism, splits may
+        # be behind.
+        limit = (
+            self._input.current_watermark
+            if isinstance(self._input, SourceInput) and self._input.has_splits
+            else MAX_WATERMARK
+        )
         return await read_in_flight(
             restore,
             self._state_input(self._environment.store),
@@ -249,18 +339,24 @@ class StreamTask:
         )
 
     def _state_input(self, store: StateStore) -> StateInput:
-        """What tasks of this process wrote themselves is read here, everything else from the store."""
+        """What tasks of this process wrote themselves is read here, everything else from the
+        store.
+        """
         return self._environment.local_state.input(store.input())
 
     def _build(self) -> None:
-        assembly = TaskAssembly(self.descriptor, self._environment, self, self._processor, self._scope, self.metrics)
+        assembly = TaskAssembly(
+            self.descriptor, self._environment, self, self._processor, self._scope, self.metrics
+        )
         for context, operator in assembly.create_operators():
             self._operators.add(context, operator)
         self._chain = assembly.create_chain(self._operators.operators, self._output)
         self._makes_watermarks = self._operators.makes_watermarks
         if self.descriptor.vertex.head.source is None:
             head = self._operators.operators[0]
-            self._input = assembly.create_network_input(head, self._checkpoints, self._task_timers, self._mail.urgently)
+            self._input = assembly.create_network_input(
+                head, self._checkpoints, self._task_timers, self._mail.urgently
+            )
         else:
             with naming_source(self._operators.head, self._scope, "reader()"):
                 self._input = assembly.create_source_input(self._operators.head)
@@ -273,21 +369,38 @@ class StreamTask:
         )
         self._metrics.register_checkpoints(self._checkpoints)
         self._end = TaskEnd(
-            self._operators, self._chain, self._output, self._checkpoints, self._processor, self._task_timers, self._resume, self._watch
+            self._operators,
+            self._chain,
+            self._output,
+            self._checkpoints,
+            self._processor,
+            self._task_timers,
+            self._resume,
+            self._watch,
         )
 
     async def _after_loop(self) -> None:
-        """The input ended. Let everything that is still to come come, then close the stream behind it."""
+        """The input ended.
+
+        Let everything that is still to come come, then close the stream behind it.
+        """
         drain = self._ending is InputStatus.END_OF_DATA
         await self._end.finish(drain=drain)
         if drain:
             nodes, output = self.descriptor.vertex.nodes, self._output
-            tapped = [(index, tag) for index, tag in output.sides_sent if self._taps.get((nodes[index].id, tag.name))]
+            tapped = [
+                (index, tag)
+                for index, tag in output.sides_sent
+                if self._taps.get((nodes[index].id, tag.name))
+            ]
             tell_unread_sides(nodes, [*output.sides_read, *tapped], output.sides_sent)
         await self._end.leave(drain=drain, checkpointing=self._options.checkpointing)
 
     async def _clean_up(self, failure: BaseException | None) -> None:
-        """Release everything, also after a failure. The other errors are attached to the first one."""
+        """Release everything, also after a failure.
+
+        The other errors are attached to the first one.
+        """
         self._is_cut_short = failure is not None
         self._operators.stop_timers()
         self._task_timers.shutdown()
@@ -299,15 +412,27 @@ class StreamTask:
             self._input.close()
         if hasattr(self, "_metrics"):
             self._metrics.ended()
-        source = self._input if hasattr(self, "_input") and isinstance(self._input, SourceInput) else None
+        source = (
+            self._input
+            if hasattr(self, "_input") and isinstance(self._input, SourceInput)
+            else None
+        )
         place = "" if source is None else source_place(self._operators.head)
         try:
-            # Not interrupted by a second cancellation: files and connections of users are closed in here.
+            # Not interrupted by a second cancellation: files and connections of users are closed in
+            # here.
             if source is not None:
-                # The function of a source has the time that other functions had before, and closing has its own.
-                timeout_s = CLEANUP_TIMEOUT_S + self._options.cancellation_timeout_s + CANCEL_GRACE_S
+                # The function of a source has the time that other functions had before, and closing
+                # has its own.
+                timeout_s = (
+                    CLEANUP_TIMEOUT_S + self._options.cancellation_timeout_s + CANCEL_GRACE_S
+                )
                 try:
-                    await close_within(close_reader(source, place, errors), timeout_s, what=f"the source of {self.name}")
+                    await close_within(
+                        close_reader(source, place, errors),
+                        timeout_s,
+                        what=f"the source of {self.name}",
+                    )
                 except asyncio.CancelledError as cancel:
                     cancelled = cancel  # The operators are closed first.
             closing = close_user_code(self._operators.operators, self._scope, errors)
@@ -378,7 +503,9 @@ class StreamTask:
         return None
 
     def _poll_events(self) -> None:
-        """After the end of the data: barriers and the ends of channels still come, to a source only mail."""
+        """After the end of the data: barriers and the ends of channels still come, to a source
+        only mail.
+        """
         if isinstance(self._input, NetworkInput):
             if self._input.emit_next(1) is InputStatus.NOTHING_AVAILABLE:
                 self._output.flush()
@@ -397,7 +524,11 @@ class StreamTask:
         if not isinstance(source, SourceInput):
             return source.emit_next(self._chain.room)
         self._scope.operator_context = self._operators.head
-        room, at_most, before = self._chain.room, min(self._hand_over.records, self._chain.column_room), source.records_in
+        room, at_most, before = (
+            self._chain.room,
+            min(self._hand_over.records, self._chain.column_room),
+            source.records_in,
+        )
         try:
             status = source.emit_next(room if room < at_most else at_most, at_most)
             check_own_task()
@@ -415,20 +546,26 @@ class StreamTask:
         try:
             status = self._chain.run()
         except BaseException as error:
-            note_once(error, f"in {source_place(self._operators.head)}")  # A chain without operators has no other name.
+            note_once(
+                error, f"in {source_place(self._operators.head)}"
+            )  # A chain without operators has no other name.
             raise
         self._hand_over.ran(begun, perf_ns(), status)
         return status
 
     def _suspend(self, availability: Availability, reason: str) -> None:
-        """Call the default action no more until `availability` is up, or something was emitted by mail."""
+        """Call the default action no more until `availability` is up, or something was emitted
+        by mail.
+        """
         if reason != IDLE and isinstance(self._input, SourceInput):
             self._input.pause()
         self._suspension = self._processor.suspend_default_action(reason)
         self._watch(availability)
 
     def _watch(self, availability: Availability) -> None:
-        """Be told once when `availability` is up; asking again before that changes nothing, so nothing piles up there."""
+        """Be told once when `availability` is up; asking again before that changes nothing, so
+        nothing piles up there.
+        """
         if availability not in self._watched:
             self._watched.append(availability)
             availability.on_available(partial(self._on_available, availability))
@@ -442,7 +579,14 @@ class StreamTask:
         culprit, self._chain.slowest_operator = self._chain.slowest_operator, None
         index, remedy = None, SLOW_REMEDY
         if culprit is not None:
-            index = next((i for i, operator in enumerate(self._operators.operators) if operator.ctx is culprit.ctx), None)
+            index = next(
+                (
+                    i
+                    for i, operator in enumerate(self._operators.operators)
+                    if operator.ctx is culprit.ctx
+                ),
+                None,
+            )
             description, remedy = describe_place(culprit.ctx), culprit.slow_remedy
         self._metrics.slow(index, seconds)
         self._log_slow(description, seconds, remedy)
@@ -451,7 +595,9 @@ class StreamTask:
         if self._output.has_gathered:
             now = self.host.clock.perf_ns()
             age_ns = now - self._last_flush_ns
-            if age_ns > self._flush_age_ns and (self._output.is_worth_a_flush or age_ns > FLUSH_LATER * self._flush_age_ns):
+            if age_ns > self._flush_age_ns and (
+                self._output.is_worth_a_flush or age_ns > FLUSH_LATER * self._flush_age_ns
+            ):
                 self._output.flush()
                 self._last_flush_ns = now
 
@@ -463,7 +609,9 @@ class StreamTask:
         self._chain.push(batch, input_index)
 
     def on_status(self, idle: bool) -> None:
-        if not self._makes_watermarks:  # Otherwise that operator says itself whether its stream is idle.
+        if (
+            not self._makes_watermarks
+        ):  # Otherwise that operator says itself whether its stream is idle.
             self.emit_status(idle)
 
     def on_end_of_input(self, input_index: int) -> None:
@@ -477,19 +625,36 @@ class StreamTask:
     # What operators ask for (TaskServices).
 
     def emit_from(self, operator_index: int, batch: RecordBatch) -> None:
-        """A batch that an operator emitted by mail: goes to the next one, and the default action sees to it."""
+        """A batch that an operator emitted by mail: goes to the next one, and the default action
+        sees to it.
+        """
         self._chain.emit_from(operator_index, batch)
         self._resume()
 
-    def emit_side(self, operator_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
+    def emit_side(
+        self,
+        operator_index: int,
+        tag: OutputTag[Any],
+        value: Any,
+        timestamp: int | None,
+        watermark: int,
+    ) -> None:
         node_index = self._operators.node_index(operator_index)
         self._output.emit_side(node_index, tag, value, timestamp, watermark)
         if self._taps:
             for tap in self._taps.get((self.descriptor.vertex.nodes[node_index].id, tag.name), ()):
-                tap(RecordBatch([value], None if timestamp is None else [timestamp], None, None, watermark))
+                tap(
+                    RecordBatch(
+                        [value], None if timestamp is None else [timestamp], None, None, watermark
+                    )
+                )
 
     def emit_status(self, idle: bool) -> None:
-        """Active is told at once. Idle is told behind everything that this task still holds, and not at all if records came first."""
+        """Active is told at once.
+
+        Idle is told behind everything that this task still holds, and not at all if records came
+        first.
+        """
         self._idle_due = idle
         if idle:
             self._resume()
@@ -522,25 +687,42 @@ class StreamTask:
 
     @property
     def failed_producer(self) -> ProducerFailed | None:
-        """Error of the input when a producer of it had failed. An error of this class out of user code does not count."""
-        return self._input.failed_producer if hasattr(self, "_input") and isinstance(self._input, NetworkInput) else None
+        """Error of the input when a producer of it had failed.
+
+        An error of this class out of user code does not count.
+        """
+        return (
+            self._input.failed_producer
+            if hasattr(self, "_input") and isinstance(self._input, NetworkInput)
+            else None
+        )
 
     def abandon(self) -> None:
         """Cancelled before it ran: give back what the constructor took."""
         self.fail_partitions(ProducerFailed(f"task {self.name} was cancelled before it ran"))
 
     def stop_source(self, *, drain: bool) -> None:
-        """End the source where it is, or as soon as it is open; with `drain` event time ends with it."""
+        """End the source where it is, or as soon as it is open; with `drain` event time ends
+        with it.
+        """
         self._stop = InputStatus.END_OF_DATA if drain else InputStatus.STOPPED
         if self._running and isinstance(self._input, SourceInput):
             self._input.stop(drain=drain)
 
     async def add_splits(self, splits: Sequence[Split]) -> None:
-        """Let the source read these too, from between two slices on. Raises JobNotRunning when the task ends before."""
-        over = JobNotRunning(f"task {self.name} ended before it could read what was found; what reads instead of it gets that too")
+        """Let the source read these too, from between two slices on.
+
+        Raises JobNotRunning when the task ends before.
+        """
+        over = JobNotRunning(
+            f"task {self.name} ended before it could read what was found; what reads instead of "
+            "it gets that too"
+        )
         if not self._running or not isinstance(self._input, SourceInput):
             raise over
-        await answered(self._executor, partial(self._read_too, self._input, splits), over, "add splits")
+        await answered(
+            self._executor, partial(self._read_too, self._input, splits), over, "add splits"
+        )
 
     async def _read_too(self, source: SourceInput, splits: Sequence[Split]) -> None:
         try:
@@ -554,7 +736,10 @@ class StreamTask:
         self._resume()
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
-        """Begin a checkpoint here, because no task upstream will send its barrier. Declined while the task does not run."""
+        """Begin a checkpoint here, because no task upstream will send its barrier.
+
+        Declined while the task does not run.
+        """
         self._mail.trigger(barrier)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
@@ -566,7 +751,9 @@ class StreamTask:
         self._mail.aborted(checkpoint_id, latest_completed)
 
     def set_taps(self, place: TapPlace, taps: Sequence[Tap]) -> None:
-        """Let `taps` see what `place` emits, if it is part of this task: a side output at once, an operator from between two slices on."""
+        """Let `taps` see what `place` emits, if it is part of this task: a side output at once,
+        an operator from between two slices on.
+        """
         self._taps[place] = tuple(taps)
         for index, node in enumerate(self.descriptor.vertex.nodes):
             if node.id == place and self._running:
@@ -574,9 +761,16 @@ class StreamTask:
                 self._resume()
 
     async def query_state(self, node_id: int, query: Callable[[Any], Any]) -> Any:
-        """Run `query(keyed backend of node_id)` between two slices. Raises JobNotRunning when the task ends before."""
-        node_index = next(i for i, node in enumerate(self.descriptor.vertex.nodes) if node.id == node_id)
-        over = JobNotRunning(f"task {self.name} ended before its state could be read; try again once the job runs")
+        """Run `query(keyed backend of node_id)` between two slices.
+
+        Raises JobNotRunning when the task ends before.
+        """
+        node_index = next(
+            i for i, node in enumerate(self.descriptor.vertex.nodes) if node.id == node_id
+        )
+        over = JobNotRunning(
+            f"task {self.name} ended before its state could be read; try again once the job runs"
+        )
         if not self._running:
             raise over
         context = self._operators.contexts[node_index]

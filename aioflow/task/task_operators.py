@@ -1,8 +1,10 @@
-"""The operators of one subtask through their life, each with its context: set up, restored, opened, finished, closed.
+"""The operators of one subtask through their life, each with its context: set up, restored, opened,
+finished, closed.
 
-Opening goes tail first, since an operator may emit once it is open, so what follows must be; finishing goes head first, since what one
-emits at its end is input of the next. An operator that had finished in the checkpoint that the task was restored from finishes again only
-behind new input. After Flink's RegularOperatorChain and StreamOperatorWrapper.
+Opening goes tail first, since an operator may emit once it is open, so what follows must be;
+finishing goes head first, since what one emits at its end is input of the next. An operator that
+had finished in the checkpoint that the task was restored from finishes again only behind new input.
+After Flink's RegularOperatorChain and StreamOperatorWrapper.
 """
 
 from __future__ import annotations
@@ -12,7 +14,13 @@ from typing import TYPE_CHECKING
 
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
 from aioflow.task.blame import naming
-from aioflow.task.restoring import forget_finished, mark_finished, refuse_unclaimed, restore_state, was_finished
+from aioflow.task.restoring import (
+    forget_finished,
+    mark_finished,
+    refuse_unclaimed,
+    restore_state,
+    was_finished,
+)
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import TaskRestore
@@ -27,7 +35,10 @@ __all__ = ["TaskOperators"]
 
 
 class TaskOperators:
-    """Empty at first; `add` them head first. A source node has a context and no operator, so its indices are one apart."""
+    """Empty at first; `add` them head first.
+
+    A source node has a context and no operator, so its indices are one apart.
+    """
 
     def __init__(self, scope: Scope, *, has_source: bool) -> None:
         """`scope` is pointed at whichever operator runs."""
@@ -61,13 +72,23 @@ class TaskOperators:
 
     @property
     def makes_watermarks(self) -> bool:
-        """Whether one of them says itself how event time goes on, and whether its stream is idle."""
-        return any(isinstance(operator, TimestampsAndWatermarksOperator) for operator in self.operators)
+        """Whether one of them says itself how event time goes on, and whether its stream is
+        idle.
+        """
+        return any(
+            isinstance(operator, TimestampsAndWatermarksOperator) for operator in self.operators
+        )
 
     @property
     def timed_stages(self) -> int:
-        """Index of the first operator that assigns event time: operators behind it do not have that of the input."""
-        made = (i for i, operator in enumerate(self.operators) if isinstance(operator, TimestampsAndWatermarksOperator))
+        """Index of the first operator that assigns event time: operators behind it do not have
+        that of the input.
+        """
+        made = (
+            i
+            for i, operator in enumerate(self.operators)
+            if isinstance(operator, TimestampsAndWatermarksOperator)
+        )
         return next(made, len(self.operators))
 
     @property
@@ -87,7 +108,10 @@ class TaskOperators:
         self.finished_before = was_finished(self.head)
 
     async def open(self, restore: TaskRestore | None) -> None:
-        """Initialise and open each, tail first. Raises RestoreError for state that one of them should have and does not know."""
+        """Initialise and open each, tail first.
+
+        Raises RestoreError for state that one of them should have and does not know.
+        """
         for operator in reversed(self.operators):
             self._scope.operator_context = operator.ctx
             with naming(operator, "initialize_state()"):
@@ -100,12 +124,17 @@ class TaskOperators:
                 refuse_unclaimed(context, restore)
 
     def input_after_all(self) -> None:
-        """Records have come although all of them had finished: the job was drained, and goes on behind its end."""
+        """Records have come although all of them had finished: the job was drained, and goes on
+        behind its end.
+        """
         self.finished_before = False
         forget_finished(self.head)
 
     def end_input(self, input_index: int) -> RecordBatch | None:
-        """One of several inputs has ended while others go on: what the head emits about it. None: it has but one."""
+        """One of several inputs has ended while others go on: what the head emits about it.
+
+        None: it has but one.
+        """
         if not self.operators or self.operators[0].inputs == 1:
             return None
         self._ended_inputs.append(input_index)
@@ -120,11 +149,15 @@ class TaskOperators:
         """Finish one operator after the other, head first.
 
         Each gets the end of event time, the end of input, then the mail and timers that wait,
-        `finish`, and the mail that `finish` made. `end_event_time(index)` gives operator `index` the
-        last watermark, `emit(index, batch)` passes on what that operator emitted, and `settle()`
-        waits until nothing is under way.
+        `finish`, and the mail that `finish` made. `end_event_time(index)` gives operator `index`
+        the last watermark, `emit(index, batch)` passes on what that operator emitted, and
+        `settle()` waits until nothing is under way.
         """
-        ended = [i for i in range(self.operators[0].inputs) if i not in self._ended_inputs] if self.operators else []
+        ended = (
+            [i for i in range(self.operators[0].inputs) if i not in self._ended_inputs]
+            if self.operators
+            else []
+        )
         for index, operator in enumerate(self.operators):
             end_event_time(index)
             await settle()

@@ -1,4 +1,5 @@
-"""A TCP proxy that misbehaves on demand: put it between a client and a real server to see what their connection survives.
+"""A TCP proxy that misbehaves on demand: put it between a client and a real server to see what
+their connection survives.
 
     async with FaultProxy(host, "127.0.0.1", server_port) as proxy:
         connect_to(proxy.port)
@@ -7,7 +8,8 @@
         proxy.reset()        # every connection breaks now
         proxy.cut_after(100) # the next 100 bytes to the server arrive, then the connection breaks in the middle
 
-Invariant: without faults every byte arrives once, in order, in both directions, with back pressure; half-closed stays half-closed.
+Invariant: without faults every byte arrives once, in order, in both directions, with back pressure;
+half-closed stays half-closed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class FaultProxy:
-    """Forwards connections to `target_host:target_port`. Use as `async with`; all methods act at once on all connections."""
+    """Forwards connections to `target_host:target_port`.
+
+    Use as `async with`; all methods act at once on all connections.
+    """
 
     def __init__(self, host: Host, target_host: str, target_port: int) -> None:
         self.delay_s = 0.0
@@ -100,7 +105,9 @@ class FaultProxy:
             link.release()
 
     def cut_after(self, count: int) -> None:
-        """Let `count` more bytes reach the server, then break the connection that brought the last of them."""
+        """Let `count` more bytes reach the server, then break the connection that brought the
+        last of them.
+        """
         self._cut_after = count
 
     def corrupt_next(self) -> None:
@@ -171,12 +178,17 @@ class _Link:
         self.proxy.lost(self)
 
     def break_after_writing(self) -> None:
-        """The bytes before the break must arrive, so no reset: the server sees the end in the middle of something."""
+        """The bytes before the break must arrive, so no reset: the server sees the end in the
+        middle of something.
+        """
         self.far.closes_after_writing = True
 
 
 class _End(asyncio.Protocol):
-    """One end. What it receives it hands to the other end, `None` standing for the end of the stream."""
+    """One end.
+
+    What it receives it hands to the other end, `None` standing for the end of the stream.
+    """
 
     other: _End
 

@@ -1,13 +1,15 @@
-"""Runs the operators of a stream, or one function, under the hand of a test: synchronously, in a time that the test moves.
+"""Runs the operators of a stream, or one function, under the hand of a test: synchronously, in a
+time that the test moves.
 
     h = OperatorHarness(Alert(), key=lambda r: r.sensor)
     h.push(Reading("a", 95), ts=1_000)
     h.watermark(60_000)
     assert h.take() == ["a: hot"]
 
-Inside are the runtime's own chain, mailbox, state backend, timers and valve, on an event loop of the harness's own, so that it works
-in plain tests and inside of coroutines alike. A call returns when nothing is left to do at the present time. Errors of user code come
-out of the call that led to them; after one the harness is over. Changing an input or an emitted value raises `ValueMutated`.
+Inside are the runtime's own chain, mailbox, state backend, timers and valve, on an event loop of
+the harness's own, so that it works in plain tests and inside of coroutines alike. A call returns
+when nothing is left to do at the present time. Errors of user code come out of the call that led to
+them; after one the harness is over. Changing an input or an emitted value raises `ValueMutated`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ __all__ = ["HarnessSnapshot", "ManualClock", "OperatorHarness", "Timer"]
 
 
 class ManualClock:
-    """A wall clock in ms that a test moves. Several harnesses may share one; each catches up when it is used next."""
+    """A wall clock in ms that a test moves.
+
+    Several harnesses may share one; each catches up when it is used next.
+    """
 
     __slots__ = ("now_ms",)
 
@@ -58,9 +63,11 @@ class Timer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HarnessSnapshot:
-    """State, timers and operator state of all operators of a harness, and what they were made of. Can be pickled.
+    """State, timers and operator state of all operators of a harness, and what they were made of.
+    Can be pickled.
 
-    `operators` is plain data: our codec takes it as long as the values in state are values that it takes.
+    `operators` is plain data: our codec takes it as long as the values in state are values that it
+    takes.
     """
 
     plan: HarnessPlan
@@ -70,23 +77,31 @@ class HarnessSnapshot:
     def __reduce__(self) -> Any:
         import cloudpickle
 
-        # Functions of a test are often lambdas, or local: they travel by value, as they do to a worker.
+        # Functions of a test are often lambdas, or local: they travel by value, as they do to a
+        # worker.
         return _unpickled, (cloudpickle.dumps(self.plan), self.operators, self.now_ms)
 
 
 class OperatorHarness:
     """Runs `stream_or_fn`.
 
-    A stream stands for the operators of its chain up to the one that made it, without the source: push what they read. Otherwise it is
-    a function of one element (mapped; a generator function is flat-mapped; `async def` is awaited), one of (value, ctx), an object or
-    class of the function classes, an expression, an AggregateFunction (running), or an Operator. An object that the test made is the
-    one that runs.
+    A stream stands for the operators of its chain up to the one that made it, without the source:
+    push what they read. Otherwise it is a function of one element (mapped; a generator function is
+    flat-mapped; `async def` is awaited), one of (value, ctx), an object or class of the function
+    classes, an expression, an AggregateFunction (running), or an Operator. An object that the test
+    made is the one that runs.
 
-    `key` is the key function, of one element; a tuple of two gives each input its own. A keyed stream brings its own. `clock` is a
-    ManualClock or the time to start at in ms; None starts at 0. Leaving `with`, or `close()`, closes the functions.
+    `key` is the key function, of one element; a tuple of two gives each input its own. A keyed
+    stream brings its own. `clock` is a ManualClock or the time to start at in ms; None starts at 0.
+    Leaving `with`, or `close()`, closes the functions.
     """
 
-    def __init__(self, stream_or_fn: DataStream[Any] | Any, key: Any = None, clock: ManualClock | int | None = None) -> None:
+    def __init__(
+        self,
+        stream_or_fn: DataStream[Any] | Any,
+        key: Any = None,
+        clock: ManualClock | int | None = None,
+    ) -> None:
         first, later = plan_of(stream_or_fn, key)
         self._begin(first, later, clock, 1, 0, [])
 
@@ -101,17 +116,30 @@ class OperatorHarness:
         key: Any = None,
         clock: ManualClock | int | None = None,
     ) -> Self:
-        """Subtask `index` of `parallelism` with the state of `snapshot`, or of the snapshots of all former subtasks.
+        """Subtask `index` of `parallelism` with the state of `snapshot`, or of the snapshots of all
+        former subtasks.
 
-        `stream_or_fn`: another version of the program (with `key`); None runs what the snapshot was taken of. Time goes on where it was.
+        `stream_or_fn`: another version of the program (with `key`); None runs what the snapshot was
+        taken of. Time goes on where it was.
         """
         former = [snapshot] if isinstance(snapshot, HarnessSnapshot) else list(snapshot)
         if not former:
-            raise ValueError("restore() got no snapshot, expected one, or those of all former subtasks")
-        first, later = (former[0].plan, former[0].plan) if stream_or_fn is None else plan_of(stream_or_fn, key)
+            raise ValueError(
+                "restore() got no snapshot, expected one, or those of all former subtasks"
+            )
+        first, later = (
+            (former[0].plan, former[0].plan) if stream_or_fn is None else plan_of(stream_or_fn, key)
+        )
         harness = cls.__new__(cls)
         now_ms = max(one.now_ms for one in former)
-        harness._begin(first, later, now_ms if clock is None else clock, parallelism, index, [one.operators for one in former])
+        harness._begin(
+            first,
+            later,
+            now_ms if clock is None else clock,
+            parallelism,
+            index,
+            [one.operators for one in former],
+        )
         return harness
 
     def _begin(
@@ -124,10 +152,13 @@ class OperatorHarness:
         restored: list[list[OperatorStateSnapshot]],
     ) -> None:
         self._plan = later
-        self._clock = clock if isinstance(clock, ManualClock) else ManualClock(0 if clock is None else clock)
+        self._clock = (
+            clock if isinstance(clock, ManualClock) else ManualClock(0 if clock is None else clock)
+        )
         self._task = task = HarnessTask(plan, self._clock.now_ms, parallelism, index, restored)
         self._clock.now_ms = max(self._clock.now_ms, task.loop.wall_ms())
-        # A test that does not close its harness shall not leave suspended coroutines to the garbage collector.
+        # A test that does not close its harness shall not leave suspended coroutines to the garbage
+        # collector.
         self._finalizer = weakref.finalize(self, _close_quietly, task)
 
     # What goes in.
@@ -137,7 +168,9 @@ class OperatorHarness:
         self._catch_up().push(v, ts, self._channel(input))
 
     def watermark(self, ms: int, input: int = 1) -> None:
-        """The watermark of one input rises to `ms`; the operator's is the minimum over inputs that are not idle."""
+        """The watermark of one input rises to `ms`; the operator's is the minimum over inputs
+        that are not idle.
+        """
         self._catch_up().advance_watermark(ms, self._channel(input))
 
     def idle(self, input: int = 1) -> None:
@@ -145,17 +178,25 @@ class OperatorHarness:
         self._catch_up().set_idle(self._channel(input), idle=True)
 
     def advance(self, ms: int) -> None:
-        """Let `ms` milliseconds of processing time pass: timers due at or before the new time fire, sleeping coroutines go on."""
+        """Let `ms` milliseconds of processing time pass: timers due at or before the new time
+        fire, sleeping coroutines go on.
+        """
         self._clock.advance(ms)
         self._catch_up()
 
     def finish(self) -> None:
-        """The inputs end: MAX watermark, end of input, `finish`, `close`. Only what came out can be read afterwards."""
+        """The inputs end: MAX watermark, end of input, `finish`, `close`.
+
+        Only what came out can be read afterwards.
+        """
         self._catch_up().finish()
         self.close()
 
     def close(self) -> None:
-        """Close the functions. Leaves no results behind that were not there before; again does nothing."""
+        """Close the functions.
+
+        Leaves no results behind that were not there before; again does nothing.
+        """
         self._finalizer.detach()
         self._task.close()
 
@@ -172,16 +213,24 @@ class OperatorHarness:
     @overload
     def take(self, *, timestamps: Literal[True]) -> list[Record]: ...
     def take(self, *, timestamps: bool = False) -> list[Any]:
-        """The elements emitted since the last take; with `timestamps` as pairs (value, ms or None)."""
+        """The elements emitted since the last take; with `timestamps` as pairs (value, ms or
+        None).
+        """
         taken, self._task.output = self._task.output, []
         return taken if timestamps else [value for value, _ in taken]
 
     def side(self, tag: OutputTag[Any] | str) -> list[Any]:
         """The elements of a side output since the last call of this kind."""
-        return [value for value, _ in self._task.side.pop(OutputTag(tag) if isinstance(tag, str) else tag, [])]
+        return [
+            value
+            for value, _ in self._task.side.pop(OutputTag(tag) if isinstance(tag, str) else tag, [])
+        ]
 
     def late(self) -> list[Any]:
-        """The elements that a window dropped as too late, since the last call. Those of joins are only counted."""
+        """The elements that a window dropped as too late, since the last call.
+
+        Those of joins are only counted.
+        """
         tags = [LATE, *[getattr(operator, "_late_tag", None) for operator in self._task.operators]]
         return [value for tag in dict.fromkeys(tags) if tag is not None for value in self.side(tag)]
 
@@ -203,18 +252,39 @@ class OperatorHarness:
 
     def timers(self) -> list[Timer]:
         """All timers that wait, event time first, in the order in which they will fire."""
-        services = [service for context in self._task.contexts for service in context.timer_services]
-        event = [Timer(t, key, "event", window) for service in services for t, key, window in service.event_time_timers()]
-        return event + [Timer(t, key, "processing", window) for service in services for t, key, window in service.processing_time_timers()]
+        services = [
+            service for context in self._task.contexts for service in context.timer_services
+        ]
+        event = [
+            Timer(t, key, "event", window)
+            for service in services
+            for t, key, window in service.event_time_timers()
+        ]
+        return event + [
+            Timer(t, key, "processing", window)
+            for service in services
+            for t, key, window in service.processing_time_timers()
+        ]
 
     def state(self, name: str, key: Any, window: Any = None) -> Any:
-        """What keyed state `name` holds for `key`, in `window` (a window or (start, end)); its default, or None, if nothing."""
-        backends = [context.keyed_state for context in self._task.contexts if context.keyed_state is not None]
+        """What keyed state `name` holds for `key`, in `window` (a window or (start, end)); its
+        default, or None, if nothing.
+        """
+        backends = [
+            context.keyed_state
+            for context in self._task.contexts
+            if context.keyed_state is not None
+        ]
         for backend in backends:
             if name in backend.names():
                 return backend.query(name, key, None if window is None else tuple(window))
-        known = ", ".join(repr(known) for backend in backends for known in backend.names()) or "none at all"
-        raise StateError(f"there is no keyed state {name!r} in this harness, expected one of {known}")
+        known = (
+            ", ".join(repr(known) for backend in backends for known in backend.names())
+            or "none at all"
+        )
+        raise StateError(
+            f"there is no keyed state {name!r} in this harness, expected one of {known}"
+        )
 
     def snapshot(self) -> HarnessSnapshot:
         """All state as a checkpoint would hold it; for `restore`. Later changes do not touch it."""

@@ -1,4 +1,6 @@
-"""What a harness runs: the operators of a stream's chain, or the one that runs a function, with the key functions before them."""
+"""What a harness runs: the operators of a stream's chain, or the one that runs a function, with
+the key functions before them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,12 @@ from aioflow.operators.async_process import (
 from aioflow.operators.async_wait import AsyncWaitOperator
 from aioflow.operators.keyed_rows import KeyedRowsOperator
 from aioflow.operators.operator import Operator
-from aioflow.operators.process import BroadcastProcessOperator, CoProcessOperator, KeyedProcessOperator, ProcessOperator
+from aioflow.operators.process import (
+    BroadcastProcessOperator,
+    CoProcessOperator,
+    KeyedProcessOperator,
+    ProcessOperator,
+)
 from aioflow.operators.running import RunningAggregateOperator
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep, is_async
 
@@ -47,7 +54,11 @@ __all__ = ["HarnessPlan", "OperatorPlan", "plan_of"]
 MAX_PARALLELISM = 128
 """Key groups of a function that belongs to no flow."""
 
-ROWS = ((MapFunction, StatelessKind.MAP), (FilterFunction, StatelessKind.FILTER), (FlatMapFunction, StatelessKind.FLAT_MAP))
+ROWS = (
+    (MapFunction, StatelessKind.MAP),
+    (FilterFunction, StatelessKind.FILTER),
+    (FlatMapFunction, StatelessKind.FLAT_MAP),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,8 @@ class HarnessPlan:
 def plan_of(target: Any, key: Any) -> tuple[HarnessPlan, HarnessPlan]:
     """The plan to run first, and the one for every later run (after a restore).
 
-    They differ for an object that the test made: the first run uses that object, so that the test can look at it.
+    They differ for an object that the test made: the first run uses that object, so that the test
+    can look at it.
     """
     if isinstance(target, DataStream):
         plan = _of_stream(target, key)
@@ -83,10 +95,16 @@ def plan_of(target: Any, key: Any) -> tuple[HarnessPlan, HarnessPlan]:
 
 def _of_stream(stream: DataStream[Any], key: Any) -> HarnessPlan:
     if len(stream.upstreams) != 1:
-        raise GraphError(f"a harness runs one operator chain, but {stream!r} is a union of {len(stream.upstreams)}: test each on its own")
+        raise GraphError(
+            f"a harness runs one operator chain, but {stream!r} is a union of "
+            f"{len(stream.upstreams)}: test each on its own"
+        )
     upstream = stream.upstreams[0]
     if upstream.side is not None:
-        raise GraphError(f"this is the side output {upstream.side.name!r}: give the harness the main stream, and read harness.side(tag)")
+        raise GraphError(
+            f"this is the side output {upstream.side.name!r}: give the harness the main stream, "
+            "and read harness.side(tag)"
+        )
     graph = stream.flow.graph
     vertex, index = build_job_graph(graph).vertex_of_node(upstream.node_id)
     operators = tuple(
@@ -95,16 +113,25 @@ def _of_stream(stream: DataStream[Any], key: Any) -> HarnessPlan:
         if node.factory is not None
     )
     if not operators:
-        raise GraphError(f"{stream!r} is a source, and a harness stands in for the source: give it a stream that an operator made")
-    # Of a union into one input, the first edge: what differs between them is upstream of the harness.
+        raise GraphError(
+            f"{stream!r} is a source, and a harness stands in for the source: give it a stream "
+            "that an operator made"
+        )
+    # Of a union into one input, the first edge: what differs between them is upstream of the
+    # harness.
     first = graph.nodes[vertex.nodes[index - len(operators) + 1].id]
     edges = graph.inputs_of(first.id)
     keys: dict[int, Any] = {}
     for edge in edges:
         hashed = edge.partitioning is not None and edge.partitioning.strategy is ShipStrategy.HASH
-        keys.setdefault(edge.input_index, edge.partitioning.function if hashed and edge.partitioning is not None else None)
+        keys.setdefault(
+            edge.input_index,
+            edge.partitioning.function if hashed and edge.partitioning is not None else None,
+        )
     given = tuple(keys[i] for i in sorted(keys))
-    return HarnessPlan(operators, given if key is None else _keys(key, len(given)), graph.max_parallelism)
+    return HarnessPlan(
+        operators, given if key is None else _keys(key, len(given)), graph.max_parallelism
+    )
 
 
 def _of_function(target: Any, key: Any) -> tuple[HarnessPlan, HarnessPlan]:
@@ -118,7 +145,10 @@ def _of_function(target: Any, key: Any) -> tuple[HarnessPlan, HarnessPlan]:
         make, inputs, keyed_input = _operator_of(target, keyed)
         name = getattr(target, "__name__", type(target).__name__)
         again = fresh(target)
-        first, later = partial(make, fresh(target) if isinstance(target, type) else target), partial(_make_fresh, make, again)
+        first, later = (
+            partial(make, fresh(target) if isinstance(target, type) else target),
+            partial(_make_fresh, make, again),
+        )
     keys = _keys(key, inputs)
     if not keyed_input:
         keys = (keys[0], *[None] * (inputs - 1))
@@ -131,7 +161,9 @@ def _keys(key: Any, inputs: int) -> tuple[Any, ...]:
     """`key` for each input: one function for all, or a tuple of them."""
     if isinstance(key, tuple):
         if len(key) != inputs:
-            raise TypeError(f"key is a tuple of {len(key)} functions, expected {inputs}, one for each input")
+            raise TypeError(
+                f"key is a tuple of {len(key)} functions, expected {inputs}, one for each input"
+            )
         return key
     return (key,) * inputs
 
@@ -141,11 +173,20 @@ def _make_fresh(make: Callable[[Any], Operator], function: Any) -> Operator:
 
 
 def _operator_of(target: Any, keyed: bool) -> tuple[Callable[[Any], Operator], int, bool]:
-    """What makes the operator of a function, its number of inputs, and whether every input is keyed."""
+    """What makes the operator of a function, its number of inputs, and whether every input is
+    keyed.
+    """
     kind = target if isinstance(target, type) else type(target)
     waits = is_async_process(target)
-    if issubclass(kind, (KeyedProcessFunction, KeyedCoProcessFunction, KeyedBroadcastProcessFunction)) and not keyed:
-        raise GraphError(f"{kind.__name__} has keyed state: give the harness key=, a function of an element")
+    if (
+        issubclass(
+            kind, (KeyedProcessFunction, KeyedCoProcessFunction, KeyedBroadcastProcessFunction)
+        )
+        and not keyed
+    ):
+        raise GraphError(
+            f"{kind.__name__} has keyed state: give the harness key=, a function of an element"
+        )
     if issubclass(kind, CoProcessFunction):
         return (AsyncCoProcessOperator if waits else CoProcessOperator), 2, True
     if issubclass(kind, BroadcastProcessFunction):
@@ -157,14 +198,23 @@ def _operator_of(target: Any, keyed: bool) -> tuple[Callable[[Any], Operator], i
             return _rows(rows, target, keyed=keyed), 1, True
     if issubclass(kind, AggregateFunction):
         if not keyed:
-            raise GraphError(f"{kind.__name__} folds the elements of a key: give the harness key=, a function of an element")
+            raise GraphError(
+                f"{kind.__name__} folds the elements of a key: give the harness key=, a function "
+                "of an element"
+            )
         return _running, 1, True
     if issubclass(kind, ProcessWindowFunction):
-        raise GraphError(f"{kind.__name__} needs a window: give the harness the stream, as in stream.key_by(k).window(w).process(fn)")
+        raise GraphError(
+            f"{kind.__name__} needs a window: give the harness the stream, as in "
+            "stream.key_by(k).window(w).process(fn)"
+        )
     if is_expression(target):
         return partial(_stateless, StatelessKind.MAP), 1, True
     if not callable(target):
-        raise TypeError(f"a harness takes a stream, a function, a function class or an operator, got {kind.__name__}: {target!r}")
+        raise TypeError(
+            "a harness takes a stream, a function, a function class or an operator, got "
+            f"{kind.__name__}: {target!r}"
+        )
     if _arguments(target) == 2:
         return _process(waits=waits, keyed=keyed), 1, True
     rows = StatelessKind.FLAT_MAP if inspect.isgeneratorfunction(target) else StatelessKind.MAP
@@ -177,7 +227,11 @@ def _arguments(function: Callable[..., Any]) -> int:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # Some builtins do not tell.
         return 1
-    return sum(1 for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return sum(
+        1
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    )
 
 
 def _process(*, waits: bool, keyed: bool) -> Callable[[Any], Operator]:

@@ -1,7 +1,8 @@
-"""The task around the operators of a harness: a real mailbox, chain, valve, state and timers, without partitions and gates.
+"""The task around the operators of a harness: a real mailbox, chain, valve, state and timers,
+without partitions and gates.
 
-It runs on a `VirtualLoop` of its own, and only while the harness waits for it: every call from outside puts something in and lets the
-loop run until nothing is left to do at the present time.
+It runs on a `VirtualLoop` of its own, and only while the harness waits for it: every call from
+outside puts something in and lets the loop run until nothing is left to do at the present time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflow.core.aio import OrderedTaskGroup
 from aioflow.core.availability import AVAILABLE, Availability
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, WatermarkStatus, empty_batch
+from aioflow.core.elements import (
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    RecordBatch,
+    WatermarkStatus,
+    empty_batch,
+)
 from aioflow.core.errors import Closed, RestoreError
 from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.metrics import MetricGroup
@@ -61,21 +68,36 @@ class OperatorStateSnapshot:
 
 
 class HarnessTask:
-    """Runs `plan` as subtask `index` of `parallelism`. `restored`: the state of each operator, of each former subtask."""
+    """Runs `plan` as subtask `index` of `parallelism`.
+
+    `restored`: the state of each operator, of each former subtask.
+    """
 
     def __init__(
-        self, plan: HarnessPlan, now_ms: int, parallelism: int, index: int, restored: Sequence[Sequence[OperatorStateSnapshot]]
+        self,
+        plan: HarnessPlan,
+        now_ms: int,
+        parallelism: int,
+        index: int,
+        restored: Sequence[Sequence[OperatorStateSnapshot]],
     ) -> None:
         for former in restored:
             if len(former) != len(plan.operators):
-                raise RestoreError(f"the snapshot has {len(former)} operators, the harness runs {len(plan.operators)}")
+                raise RestoreError(
+                    f"the snapshot has {len(former)} operators, the harness runs "
+                    f"{len(plan.operators)}"
+                )
         self.loop = VirtualLoop(now_ms / 1000)
         self.host = VirtualHost(self.loop)
         self.resources = ResourceScope()
         self.group = OrderedTaskGroup()
         self.metrics = MetricGroup(self.loop.time)
         self.name = " -> ".join(operator.name for operator in plan.operators)
-        self.parallelism, self.index, self.max_parallelism = parallelism, index, plan.max_parallelism
+        self.parallelism, self.index, self.max_parallelism = (
+            parallelism,
+            index,
+            plan.max_parallelism,
+        )
         self.output: list[Record] = []
         self.side: dict[OutputTag[Any], list[Record]] = {}
         self.watermark = MIN_WATERMARK
@@ -91,12 +113,16 @@ class HarnessTask:
         self._opened = self._ending = False
         self._error: BaseException | None = None
         self._failed = False
-        self._processor = MailboxProcessor(self._default_action, name=self.name, probe_interval_s=None)
+        self._processor = MailboxProcessor(
+            self._default_action, name=self.name, probe_interval_s=None
+        )
         self._executor = self._processor.executor(-1)
         self._restored: list[tuple[KeyedStateBackend, list[KeyedStateHandle]]] = []
         for place, operator_plan in enumerate(plan.operators):
             self._add_operator(place, operator_plan, [former[place] for former in restored])
-        self._chain = CheckedOperatorChain(self.operators, self._on_output, AVAILABLE, self.host.clock.perf_ns, scope=self._scope)
+        self._chain = CheckedOperatorChain(
+            self.operators, self._on_output, AVAILABLE, self.host.clock.perf_ns, scope=self._scope
+        )
         self._chain.holds_end = False
         self._task = self.loop.create_task(self._run(), name=self.name)
         # What is left of a harness that nobody closed is no news.
@@ -114,7 +140,10 @@ class HarnessTask:
             (subtask, batch), *_ = partitioner.split(batch)
             if subtask != self.index:
                 key = None if batch.keys is None else batch.keys[0]
-                raise ValueError(f"key {key!r} belongs to subtask {subtask} of {self.parallelism}, this harness is subtask {self.index}")
+                raise ValueError(
+                    f"key {key!r} belongs to subtask {subtask} of {self.parallelism}, this "
+                    f"harness is subtask {self.index}"
+                )
         self.set_idle(channel, idle=False)
         self.loop.call_soon(self._feed, self._valve.input_batch(channel, batch), channel)
         self.settle()
@@ -149,7 +178,10 @@ class HarnessTask:
         self.loop.call_soon(lambda: results.append(self._executor.submit(action, what)))
         self.settle()
         if not results[0].done():
-            raise RuntimeError(f"cannot {what} now: {self.name} awaits something in between; advance() the time first")
+            raise RuntimeError(
+                f"cannot {what} now: {self.name} awaits something in between; advance() the time "
+                "first"
+            )
         return results[0].result()
 
     def snapshot(self) -> list[OperatorStateSnapshot]:
@@ -157,7 +189,10 @@ class HarnessTask:
         return self.call(self._snapshot, "take a snapshot")
 
     def finish(self) -> None:
-        """All inputs end: MAX watermark, end of input, `finish` of each operator. Takes as much time as results need."""
+        """All inputs end: MAX watermark, end of input, `finish` of each operator.
+
+        Takes as much time as results need.
+        """
         self._check()
         self.loop.call_soon(self._begin_end)
         self._wait_for(self._task.done)
@@ -179,12 +214,18 @@ class HarnessTask:
         self.loop.run_to(float("inf"))
         self._raise_error()
         if not condition():
-            raise RuntimeError(f"{self.name} waits for something that never comes: nothing is left to run, and no timer is set")
+            raise RuntimeError(
+                f"{self.name} waits for something that never comes: nothing is left to run, and "
+                "no timer is set"
+            )
 
     def _check(self) -> None:
         self._raise_error()
         if self._task.done() or self._failed:
-            raise Closed(f"the harness of {self.name} is over ({'failed' if self._failed else 'finished or closed'}): make a new one")
+            raise Closed(
+                f"the harness of {self.name} is over "
+                f"({'failed' if self._failed else 'finished or closed'}): make a new one"
+            )
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None
@@ -205,7 +246,8 @@ class HarnessTask:
                     await self._processor.run_loop()
                     if self._ending:
                         await self._finish()
-                except Exception as error:  # noqa: BLE001  # Raised by the call from outside that led to it.
+                # Raised by the call from outside that led to it.
+                except Exception as error:  # noqa: BLE001
                     self._error = error
                 self.group.cancel_children()
         finally:
@@ -289,7 +331,9 @@ class HarnessTask:
                 if self._chain.run() is ChainStatus.BLOCKED:
                     waiting = self._chain.blocked_on
             else:
-                waiting = next((operator.availability for operator in self.operators if operator.busy), None)
+                waiting = next(
+                    (operator.availability for operator in self.operators if operator.busy), None
+                )
                 if waiting is None:
                     return
             if waiting is not None:
@@ -298,7 +342,10 @@ class HarnessTask:
 
     async def _snapshot(self) -> list[OperatorStateSnapshot]:
         if self._chain.has_work:
-            raise RuntimeError(f"cannot take a snapshot: elements wait before an operator of {self.name} that is full; advance() first")
+            raise RuntimeError(
+                f"cannot take a snapshot: elements wait before an operator of {self.name} that is "
+                "full; advance() first"
+            )
         for operator in reversed(self.operators):
             ongoing = operator.snapshot_state(SNAPSHOT_ID)
             if ongoing is not None:
@@ -312,7 +359,8 @@ class HarnessTask:
         for operator in reversed(self.operators):
             try:
                 await operator.close()
-            except Exception as error:  # noqa: BLE001  # The others are closed all the same; the first error counts.
+            # The others are closed all the same; the first error counts.
+            except Exception as error:  # noqa: BLE001
                 self._error = self._error or error
         for context in self.contexts:
             if context.keyed_state is not None:
@@ -330,7 +378,14 @@ class HarnessTask:
         self._chain.emit_from(operator_index, batch)
         self._resume()
 
-    def emit_side(self, operator_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
+    def emit_side(
+        self,
+        operator_index: int,
+        tag: OutputTag[Any],
+        value: Any,
+        timestamp: int | None,
+        watermark: int,
+    ) -> None:
         self._chain.guards[operator_index].emitted([value])
         self.side.setdefault(tag, []).append((value, timestamp))
 
@@ -355,18 +410,27 @@ class HarnessTask:
             place="the harness's push",
         )
 
-    def _add_operator(self, place: int, plan: OperatorPlan, restored: list[OperatorStateSnapshot]) -> None:
+    def _add_operator(
+        self, place: int, plan: OperatorPlan, restored: list[OperatorStateSnapshot]
+    ) -> None:
         keyed_state = None
         if plan.keyed:
             groups = range_for_subtask(self.index, self.parallelism, self.max_parallelism)
             keyed_state = create_keyed_backend(
-                max_parallelism=self.max_parallelism, key_group_range=groups, now_ms=self.host.clock.wall_ms, operator=plan.name
+                max_parallelism=self.max_parallelism,
+                key_group_range=groups,
+                now_ms=self.host.clock.wall_ms,
+                operator=plan.name,
             )
             if restored:
-                self._restored.append((keyed_state, [former.keyed for former in restored if former.keyed is not None]))
+                self._restored.append(
+                    (keyed_state, [former.keyed for former in restored if former.keyed is not None])
+                )
         operator_state = HeapOperatorStateBackend()
         if restored:
-            operator_state.restore(redistribute([former.operator for former in restored], self.parallelism)[self.index])
+            operator_state.restore(
+                redistribute([former.operator for former in restored], self.parallelism)[self.index]
+            )
         runtime = SubtaskRuntimeContext(
             job_name="harness",
             operator_name=plan.name,
@@ -402,15 +466,21 @@ class HarnessTask:
 class HarnessContext(TaskOperatorContext):
     """The context of a task, whose timers are punctual."""
 
-    def register_processing_timer(self, timestamp_ms: int, callback: Callable[[int], None]) -> ProcessingTimer:
-        """Fires at its millisecond, where a task waits until that is over: `advance(1000)` reaches a timer 1000 ms from now."""
+    def register_processing_timer(
+        self, timestamp_ms: int, callback: Callable[[int], None]
+    ) -> ProcessingTimer:
+        """Fires at its millisecond, where a task waits until that is over: `advance(1000)`
+        reaches a timer 1000 ms from now.
+        """
         return super().register_processing_timer(timestamp_ms - 1, lambda _: callback(timestamp_ms))
 
     async def snapshot(self) -> OperatorStateSnapshot:
         """All that the operator keeps in its state, and its timers."""
         keyed = None
         if self.keyed_state is not None:
-            keyed = await self.keyed_state.begin_snapshot(SNAPSHOT_ID, full=True).write(InlineState())
+            keyed = await self.keyed_state.begin_snapshot(SNAPSHOT_ID, full=True).write(
+                InlineState()
+            )
         return OperatorStateSnapshot(keyed, self.operator_state.snapshot())
 
 

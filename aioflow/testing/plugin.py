@@ -1,10 +1,12 @@
-"""pytest fixtures for flows and their parts. pytest finds this plugin by itself once aioflow is installed.
+"""pytest fixtures for flows and their parts. pytest finds this plugin by itself once aioflow is
+installed.
 
     sim_loop        an event loop in virtual time, network included
     flow_harness    makes OperatorHarness objects, and closes them after the test
     fault_proxy     makes TCP proxies that misbehave on demand
 
-It is imported when pytest starts, in every project that has aioflow installed: so it imports nothing but pytest until a fixture is used.
+It is imported when pytest starts, in every project that has aioflow installed: so it imports
+nothing but pytest until a fixture is used.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ __all__ = ["fault_proxy", "flow_harness", "sim_loop"]
 
 @pytest.fixture
 def sim_loop(request: pytest.FixtureRequest) -> Iterator[SimLoop]:
-    """A simulated loop, network included: `sim_loop.run_until_complete(...)` runs a coroutine in virtual time.
+    """A simulated loop, network included: `sim_loop.run_until_complete(...)` runs a coroutine in
+    virtual time.
 
-    Seed 0, or whatever indirect parametrization gives: `@pytest.mark.parametrize("sim_loop", range(9), indirect=True)`.
+    Seed 0, or whatever indirect parametrization gives: `@pytest.mark.parametrize("sim_loop",
+    range(9), indirect=True)`.
     """
     from aioflow.testing.simulation.host import Simulation
     from aioflow.testing.simulation.loop import SimLoop
@@ -39,7 +43,9 @@ def sim_loop(request: pytest.FixtureRequest) -> Iterator[SimLoop]:
 
 @pytest.fixture
 def flow_harness() -> Iterator[Callable[..., OperatorHarness]]:
-    """`flow_harness(stream_or_fn, key=None, clock=None)` makes an OperatorHarness that is closed when the test is over."""
+    """`flow_harness(stream_or_fn, key=None, clock=None)` makes an OperatorHarness that is closed
+    when the test is over.
+    """
     from aioflow.testing.harness import OperatorHarness
 
     made: list[OperatorHarness] = []
@@ -55,7 +61,9 @@ def flow_harness() -> Iterator[Callable[..., OperatorHarness]]:
 
 @pytest.fixture
 def fault_proxy() -> Callable[..., FaultProxy]:
-    """`async with fault_proxy(port) as proxy:` stands between clients, who connect to `proxy.port`, and a server at `port`."""
+    """`async with fault_proxy(port) as proxy:` stands between clients, who connect to
+    `proxy.port`, and a server at `port`.
+    """
     from aioflow.core.host import SystemHost
     from aioflow.testing.fault_proxy import FaultProxy
 

@@ -1,11 +1,13 @@
-"""Runs a whole flow in virtual time under a seed: one history out of the many that a real machine could have made.
+"""Runs a whole flow in virtual time under a seed: one history out of the many that a real machine
+could have made.
 
     run = run_simulated(flow, seed=7, collect=[counts])
     assert sorted(run.outputs[0]) == expected
 
-The flow runs as it would in this process: same job master, tasks, mailboxes and exchanges. The seed chooses what a machine leaves open:
-how long time slices and blocking calls take, when the process is stalled, what the disk does. The same seed gives the same run, call by
-call (`trace_crc`). An hour of sleeping costs nothing; a flow that waits for what never comes fails as SimDeadlock.
+The flow runs as it would in this process: same job master, tasks, mailboxes and exchanges. The seed
+chooses what a machine leaves open: how long time slices and blocking calls take, when the process
+is stalled, what the disk does. The same seed gives the same run, call by call (`trace_crc`). An
+hour of sleeping costs nothing; a flow that waits for what never comes fails as SimDeadlock.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ PROCESS = "flow"
 """Name of the simulated process that the flow runs in."""
 
 FAULTS_S = 60.0
-"""Virtual seconds during which faults strike, if the flow takes that long; afterwards it can finish, or be found stuck."""
+"""Virtual seconds during which faults strike, if the flow takes that long; afterwards it can
+finish, or be found stuck.
+"""
 
 REFUSED = {
     "kill": "the flow's one process would be gone, and nobody would start it again",
@@ -95,15 +99,17 @@ def run_simulated(
     max_virtual_s: float = float("inf"),
     **options: Any,
 ) -> SimulatedRun:
-    """Run `flow`, all its sinks included, to its end under `seed`. Synchronous; may be called while a loop runs.
+    """Run `flow`, all its sinks included, to its end under `seed`. Synchronous; may be called while
+    a loop runs.
 
-    `collect`: streams whose elements are wanted. `drive(job)`: a coroutine function that talks to the running job; when it returns, the
-    flow is left as by `async with`. Without it the run waits for the end of the job.
-    `faults`: `pause` stalls the process, `disk` makes the simulated disk slow, full or failing; the other kinds are refused with
-    ValueError. `clock`: the wall clock at the start, in ms. `clock_steps`: pairs of the seconds
-    until the wall clock steps and the size of the step in ms, negative for a step back.
-    `options` are those of `flow.run`; files are those of the simulated disk.
-    `perturb=False` gives one plain history, `fence=False` lets user code touch the real machine.
+    `collect`: streams whose elements are wanted. `drive(job)`: a coroutine function that talks to
+    the running job; when it returns, the flow is left as by `async with`. Without it the run waits
+    for the end of the job. `faults`: `pause` stalls the process, `disk` makes the simulated disk
+    slow, full or failing; the other kinds are refused with ValueError. `clock`: the wall clock at
+    the start, in ms. `clock_steps`: pairs of the seconds until the wall clock steps and the size of
+    the step in ms, negative for a step back. `options` are those of `flow.run`; files are those of
+    the simulated disk. `perturb=False` gives one plain history, `fence=False` lets user code touch
+    the real machine.
 
     Raises what the job raised, SimDeadlock, SimLivelock, SimFenceBroken; a note names the seed.
     """
@@ -113,10 +119,20 @@ def run_simulated(
     outcome = _Outcome(tuple([] for _ in collect))
     for stream, rows in zip(collect, outcome.outputs, strict=True):
         if stream.flow is not flow:
-            raise ValueError(f"collect has {stream!r} of flow {stream.flow.name!r}, expected a stream of {flow.name!r}")
+            raise ValueError(
+                f"collect has {stream!r} of flow {stream.flow.name!r}, expected a stream of "
+                f"{flow.name!r}"
+            )
         everything = [upstream.partitioned(ShipStrategy.GLOBAL) for upstream in stream.upstreams]
         factory = partial(CollectOperator, Collected(rows))
-        add_operator(graph, "collect", [everything], factory, OperatorOptions(name="collect", parallelism=1), sink=True)
+        add_operator(
+            graph,
+            "collect",
+            [everything],
+            factory,
+            OperatorOptions(name="collect", parallelism=1),
+            sink=True,
+        )
 
     async def run_flow(host: SimulatedHost) -> None:
         if clock is not None:
@@ -143,7 +159,14 @@ def run_simulated(
             raise outcome.error
 
     with outside_of_loops():
-        result = simulate(main, seed, perturb=perturb, fence=fence, max_steps=max_steps, max_virtual_s=max_virtual_s)
+        result = simulate(
+            main,
+            seed,
+            perturb=perturb,
+            fence=fence,
+            max_steps=max_steps,
+            max_virtual_s=max_virtual_s,
+        )
     return SimulatedRun(
         outputs=outcome.outputs,
         job=outcome.job,
@@ -156,7 +179,9 @@ def run_simulated(
     )
 
 
-async def _wait_under_faults(host: SimulatedHost, wait: Callable[[], Awaitable[int]], faults: Faults, outcome: _Outcome) -> None:
+async def _wait_under_faults(
+    host: SimulatedHost, wait: Callable[[], Awaitable[int]], faults: Faults, outcome: _Outcome
+) -> None:
     strikes = inject(host.sim, faults, [PROCESS], duration_s=FAULTS_S, done=outcome.faults)
     injector = host.sim.loop.create_task(strikes, name="faults")
     try:
@@ -168,7 +193,10 @@ async def _wait_under_faults(host: SimulatedHost, wait: Callable[[], Awaitable[i
 def _check(faults: Faults) -> None:
     for kind, rate in faults.rates().items():
         if rate and kind in REFUSED:
-            raise ValueError(f"run_simulated cannot inflict {kind}=: {REFUSED[kind]}; pause= and disk= make sense here")
+            raise ValueError(
+                f"run_simulated cannot inflict {kind}=: {REFUSED[kind]}; pause= and disk= make "
+                "sense here"
+            )
 
 
 def _step_clock(host: SimulatedHost, by_ms: int) -> None:

@@ -1,7 +1,9 @@
-"""A small event loop whose time stands still until it is told to go on, and the host that comes with it.
+"""A small event loop whose time stands still until it is told to go on, and the host that comes
+with it.
 
-It is what the operator harness runs operators on: real asyncio tasks, futures and timeouts, in the caller's thread, also while another
-loop is running there. Unlike the simulation it varies nothing: callbacks run in the order of asyncio, and take no time.
+It is what the operator harness runs operators on: real asyncio tasks, futures and timeouts, in the
+caller's thread, also while another loop is running there. Unlike the simulation it varies nothing:
+callbacks run in the order of asyncio, and take no time.
 
 Invariant: time moves only inside `run_to`, from timer to timer, never beyond the given limit.
 """
@@ -29,7 +31,9 @@ CALLBACKS_MAX = 1_000_000
 """Callbacks of one `run_to`; more mean that something spins without waiting for time or input."""
 
 TOLERANCE_S = 1e-6
-"""How much early a timer may be: floats near today's date resolve 0.2 us, and nobody can tell in milliseconds."""
+"""How much early a timer may be: floats near today's date resolve 0.2 us, and nobody can tell in
+milliseconds.
+"""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -53,7 +57,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return int(self._now_s * 1000 + 0.01)
 
     def run_to(self, limit_s: float) -> None:
-        """Run everything that is due up to `limit_s`, until nothing is ready. May be called while another loop runs."""
+        """Run everything that is due up to `limit_s`, until nothing is ready.
+
+        May be called while another loop runs.
+        """
         self._limit_s = limit_s
         self._callbacks_left = CALLBACKS_MAX
         with outside_of_loops():
@@ -61,7 +68,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if limit_s != float("inf"):
             self._now_s = max(self._now_s, limit_s)
 
-    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None) -> asyncio.TimerHandle:
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._timers_made += 1
         # Equal deadlines in order of creation, which asyncio's own heap does not promise.
@@ -84,13 +97,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
             ready.append(heapq.heappop(timers)[2])
         self._callbacks_left -= len(ready)
         if self._callbacks_left < 0:
-            raise RuntimeError(f"more than {CALLBACKS_MAX} callbacks ran without waiting for time: something spins")
+            raise RuntimeError(
+                f"more than {CALLBACKS_MAX} callbacks ran without waiting for time: something spins"
+            )
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle.cancelled():
                 handle._run()
 
-    def run_in_executor(  # type: ignore[override]  # The executor is never used: there are no threads here.
+    # The executor is never used: there are no threads here.
+    def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
         """Call `func` inline, in the next turn."""
@@ -106,7 +122,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class VirtualHost:
-    """A `Host` on a `VirtualLoop`: its time, chance and ids that repeat, the machine's files; blocking calls run inline."""
+    """A `Host` on a `VirtualLoop`: its time, chance and ids that repeat, the machine's files;
+    blocking calls run inline.
+    """
 
     def __init__(self, loop: VirtualLoop) -> None:
         machine = SystemHost(seed=0)
@@ -118,7 +136,9 @@ class VirtualHost:
         self.procs = machine.procs
         self._loop = loop
 
-    def blocking(self, fn: Callable[[*Ts], T], *args: *Ts, dedicated: bool = False, name: str | None = None) -> asyncio.Future[T]:
+    def blocking(
+        self, fn: Callable[[*Ts], T], *args: *Ts, dedicated: bool = False, name: str | None = None
+    ) -> asyncio.Future[T]:
         """Run `fn(*args)` inline, in the next turn of the loop."""
         return self._loop.run_in_executor(None, fn, *args)
 
@@ -153,12 +173,16 @@ class _Ids:
 
 @contextlib.contextmanager
 def outside_of_loops() -> Iterator[None]:
-    """Let another loop run inside of the running one: a test that is a coroutine uses a harness like any other object."""
+    """Let another loop run inside of the running one: a test that is a coroutine uses a harness
+    like any other object.
+    """
     outer = asyncio._get_running_loop()
     if outer is None:
         yield
         return
-    swap = getattr(asyncio.tasks, "_swap_current_task", None)  # Python 3.12 and later; before, tasks are kept for each loop.
+    swap = getattr(
+        asyncio.tasks, "_swap_current_task", None
+    )  # Python 3.12 and later; before, tasks are kept for each loop.
     task = None if swap is None else swap(outer, None)
     asyncio._set_running_loop(None)
     try:

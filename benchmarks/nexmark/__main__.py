@@ -3,10 +3,12 @@
     python -m benchmarks.nexmark [--events 100000] [--factor 4] [--rounds 5] [--only q0 q5] [--checked 5000] [--workers 2]
                                  [--markdown FILE] [--json FILE]
 
-All tasks run in this process, on asyncio's loop. The events are made before the clock starts, so a figure is the engine's with the query,
-not the generator's. Each round times every query once, as rows from a list and on columns from a table of Arrow with `--factor` times as
-many events, of which it is given the columns that it reads; a ratio is of two figures of one round. `bare` is q0 in a plain loop. A query
-whose answer is not DuckDB's, as rows or on columns, in this process or over `--workers` of them, ends the run before anything is timed.
+All tasks run in this process, on asyncio's loop. The events are made before the clock starts, so a
+figure is the engine's with the query, not the generator's. Each round times every query once, as
+rows from a list and on columns from a table of Arrow with `--factor` times as many events, of which
+it is given the columns that it reads; a ratio is of two figures of one round. `bare` is q0 in a
+plain loop. A query whose answer is not DuckDB's, as rows or on columns, in this process or over
+`--workers` of them, ends the run before anything is timed.
 """
 
 from __future__ import annotations
@@ -46,10 +48,16 @@ async def check(queries: list[Query], count: int, workers: int) -> dict[str, Ver
         for query in queries:
             for columns in (False, True):
                 for options in places:
-                    verdict = verdicts[query.name] = await judge.judge(query, parallelism=2, columns=columns, **options)
+                    verdict = verdicts[query.name] = await judge.judge(
+                        query, parallelism=2, columns=columns, **options
+                    )
                     if verdict.difference:
-                        how = (" on columns" if columns else "") + (f" over {workers} workers" if options else "")
-                        raise SystemExit(f"{query.name}: the flow{how} and DuckDB differ: {verdict.difference}")
+                        how = (" on columns" if columns else "") + (
+                            f" over {workers} workers" if options else ""
+                        )
+                        raise SystemExit(
+                            f"{query.name}: the flow{how} and DuckDB differ: {verdict.difference}"
+                        )
         return verdicts
     finally:
         judge.close()
@@ -73,13 +81,21 @@ def time_bare(events: list[Event]) -> float:
     begun = process_time()
     for event in events:
         if type(event) is Bid:
-            (event.auction, event.bidder, event.price, event.date_time, event.extra)  # noqa: B018  # The row, which nobody wants.
+            # The row, which nobody wants.
+            (event.auction, event.bidder, event.price, event.date_time, event.extra)  # noqa: B018
     return process_time() - begun
 
 
-def compare(queries: list[Query], events: list[Event], table: Any, rounds: int) -> list[dict[str, Any]]:
-    """One row for each query, and first one for the plain loop. `events` are the first of those in `table`."""
-    seconds: dict[str, list[float]] = {name: [] for name in ("bare", BASE, *(query.name for query in queries))}
+def compare(
+    queries: list[Query], events: list[Event], table: Any, rounds: int
+) -> list[dict[str, Any]]:
+    """One row for each query, and first one for the plain loop.
+
+    `events` are the first of those in `table`.
+    """
+    seconds: dict[str, list[float]] = {
+        name: [] for name in ("bare", BASE, *(query.name for query in queries))
+    }
     on_columns: dict[str, list[float]] = {name: [] for name in seconds}
     factor = table.num_rows / len(events)
     for _ in range(rounds):
@@ -87,8 +103,12 @@ def compare(queries: list[Query], events: list[Event], table: Any, rounds: int) 
         for name in seconds:
             if name != "bare":
                 query = QUERIES[name]
-                seconds[name].append(time_flow(query, af.io.datagen(events.__getitem__, count=len(events))))
-                on_columns[name].append(time_flow(query, af.io.arrow(read_by(query, table)), columns=True) / factor)
+                seconds[name].append(
+                    time_flow(query, af.io.datagen(events.__getitem__, count=len(events)))
+                )
+                on_columns[name].append(
+                    time_flow(query, af.io.arrow(read_by(query, table)), columns=True) / factor
+                )
     rows = []
     for name, taken in seconds.items():
         ratios = sorted(base / one for base, one in zip(seconds[BASE], taken, strict=True))
@@ -96,14 +116,20 @@ def compare(queries: list[Query], events: list[Event], table: Any, rounds: int) 
         rows.append(
             {
                 "query": name,
-                "asks": QUERIES[name].asks if name in QUERIES else f"{BASE} in a plain loop, without an engine",
+                "asks": QUERIES[name].asks
+                if name in QUERIES
+                else f"{BASE} in a plain loop, without an engine",
                 "events_per_cpu_s": round(len(events) / median(taken)),
                 "us_per_event": round(median(taken) / len(events) * 1e6, 2),
                 "ratio": round(median(ratios), 3),
                 "ratio_spread": [round(ratios[0], 3), round(ratios[-1], 3)],
-                "on_columns_per_cpu_s": round(len(events) / median(on_columns[name])) if faster else None,
+                "on_columns_per_cpu_s": round(len(events) / median(on_columns[name]))
+                if faster
+                else None,
                 "columns_to_rows": round(median(faster), 3) if faster else None,
-                "columns_to_rows_spread": [round(faster[0], 3), round(faster[-1], 3)] if faster else None,
+                "columns_to_rows_spread": [round(faster[0], 3), round(faster[-1], 3)]
+                if faster
+                else None,
             }
         )
     return rows
@@ -111,12 +137,23 @@ def compare(queries: list[Query], events: list[Event], table: Any, rounds: int) 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The table of docs/benchmarks.md."""
-    lines = [f"| query | asks for | rows: events a CPU second | ratio to {BASE} | columns: events a CPU second | columns : rows |"]
+    lines = [
+        f"| query | asks for | rows: events a CPU second | ratio to {BASE} | columns: events a "
+        "CPU second | columns : rows |"
+    ]
     lines.append("| --- | --- | ---: | --- | ---: | --- |")
     for row in rows:
-        cells = [row["query"], row["asks"], f"{row['events_per_cpu_s']:,}", _with_spread(row["ratio"], row["ratio_spread"])]
+        cells = [
+            row["query"],
+            row["asks"],
+            f"{row['events_per_cpu_s']:,}",
+            _with_spread(row["ratio"], row["ratio_spread"]),
+        ]
         if row["columns_to_rows"] is not None:
-            cells += [f"{row['on_columns_per_cpu_s']:,}", _with_spread(row["columns_to_rows"], row["columns_to_rows_spread"])]
+            cells += [
+                f"{row['on_columns_per_cpu_s']:,}",
+                _with_spread(row["columns_to_rows"], row["columns_to_rows_spread"]),
+            ]
         else:
             cells += ["", ""]
         lines.append(f"| {' | '.join(cells)} |")
@@ -129,14 +166,27 @@ def _with_spread(ratio: float, spread: list[float]) -> str:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.nexmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.nexmark",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--events", type=int, default=100_000)
-    parser.add_argument("--factor", type=int, default=4, help="so many times as many events on columns")
+    parser.add_argument(
+        "--factor", type=int, default=4, help="so many times as many events on columns"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", default=list(QUERIES), choices=list(QUERIES), metavar="NAME")
-    parser.add_argument("--checked", type=int, default=5_000, help="how many events the answers are compared on")
-    parser.add_argument("--workers", type=int, default=2, help="over how many they are compared as well; 0: in this process alone")
+    parser.add_argument(
+        "--only", nargs="+", default=list(QUERIES), choices=list(QUERIES), metavar="NAME"
+    )
+    parser.add_argument(
+        "--checked", type=int, default=5_000, help="how many events the answers are compared on"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=2,
+        help="over how many they are compared as well; 0: in this process alone",
+    )
     parser.add_argument("--markdown", type=Path, help="write the table to this file, too")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     options = parser.parse_args(arguments)
@@ -152,12 +202,16 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         gc.unfreeze()
     report: dict[str, Any] = {
         **environment(),
-        "unit": "input events per CPU second; ratio = CPU time of q0 / CPU time, both as rows; columns_to_rows = CPU time of an event as "
+        "unit": "input events per CPU second; ratio = CPU time of q0 / CPU time, both as rows; "
+        "columns_to_rows = CPU time of an event as "
         "rows / on columns; medians over the rounds [least, greatest]",
         "events": options.events,
         "rounds": options.rounds,
         "checked_over_workers": options.workers,
-        "checked": {name: {"events": options.checked, "answers": verdict.answers} for name, verdict in verdicts.items()},
+        "checked": {
+            name: {"events": options.checked, "answers": verdict.answers}
+            for name, verdict in verdicts.items()
+        },
         "nexmark": timed,
     }
     print(markdown(timed))

@@ -25,9 +25,13 @@ class Tables:
         self._connection = duckdb.connect()
         for kind in (Person, Auction, Bid):
             of_kind = [(*event, seq) for seq, event in enumerate(events) if type(event) is kind]
-            columns = {name: [row[i] for row in of_kind] for i, name in enumerate([*kind._fields, "seq"])}
+            columns = {
+                name: [row[i] for row in of_kind] for i, name in enumerate([*kind._fields, "seq"])
+            }
             self._load(kind.__name__.lower(), pa.table(columns))
-        self._load("side_input", pa.table({"key": list(SIDE_INPUT), "value": list(SIDE_INPUT.values())}))
+        self._load(
+            "side_input", pa.table({"key": list(SIDE_INPUT), "value": list(SIDE_INPUT.values())})
+        )
         self._load("clock", pa.table({"seq": list(range(len(p_times))), "p_time": list(p_times)}))
 
     def _load(self, name: str, table: pa.Table) -> None:
@@ -42,10 +46,17 @@ class Tables:
 
 
 def difference(flow: Sequence[Row], sql: Sequence[Row]) -> str:
-    """What two answers do not share, counting repeats, with an example of each side; empty where they are the same."""
+    """What two answers do not share, counting repeats, with an example of each side; empty where
+    they are the same.
+    """
     ours, theirs = Counter(flow), Counter(sql)
     more, less = ours - theirs, theirs - ours
     if not more and not less:
         return ""
-    said = f"{more.total()} rows of {len(flow)} are the flow's alone, {less.total()} of {len(sql)} DuckDB's alone"
-    return "; ".join([said, *(f"for example {min(side, key=repr)}" for side in (more, less) if side)])
+    said = (
+        f"{more.total()} rows of {len(flow)} are the flow's alone, {less.total()} of {len(sql)} "
+        "DuckDB's alone"
+    )
+    return "; ".join(
+        [said, *(f"for example {min(side, key=repr)}" for side in (more, less) if side)]
+    )

@@ -1,8 +1,10 @@
-"""The events of Nexmark: people who sell and bid, their auctions, and the bids. Each follows from the seed and its index alone.
+"""The events of Nexmark: people who sell and bid, their auctions, and the bids. Each follows from
+the seed and its index alone.
 
-Of fifty events one is a person, three are auctions and the rest are bids. So any index can be made without those before it, a source
-that is restarted goes on where it was, and DuckDB is given the very same events. The proportions, the hot sellers, auctions, bidders and
-channels, and the ids that run ahead of what there is yet are those of the published generator; the random numbers are our own.
+Of fifty events one is a person, three are auctions and the rest are bids. So any index can be made
+without those before it, a source that is restarted goes on where it was, and DuckDB is given the
+very same events. The proportions, the hot sellers, auctions, bidders and channels, and the ids that
+run ahead of what there is yet are those of the published generator; the random numbers are our own.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ CATEGORIES = 5
 HOT_SELLERS, HOT_AUCTIONS, HOT_BIDDERS, HOT_CHANNELS = 4, 2, 4, 2
 """One in so many is *not* for a hot one."""
 HOT_GROUP = 100
-"""The hot person or auction is the first of so many; the hot bidder is the second, so that no hot seller is one."""
+"""The hot person or auction is the first of so many; the hot bidder is the second, so that no
+hot seller is one.
+"""
 LEAD = 10
 """Ids that far ahead are used before their person or auction exists."""
 ACTIVE_PEOPLE = 1000
@@ -33,9 +37,42 @@ AUCTIONS_IN_FLIGHT = 100
 CHANNELS = 10_000
 HOT_CHANNEL_NAMES = ("Google", "Facebook", "Baidu", "Apple")
 STATES = ("AZ", "CA", "ID", "OR", "WA", "WY")
-CITIES = ("Phoenix", "Los Angeles", "San Francisco", "Boise", "Portland", "Bend", "Redmond", "Seattle", "Kent", "Cheyenne")
-FIRST_NAMES = ("Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter", "Walter")
-LAST_NAMES = ("Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith", "Jones", "Noris")
+CITIES = (
+    "Phoenix",
+    "Los Angeles",
+    "San Francisco",
+    "Boise",
+    "Portland",
+    "Bend",
+    "Redmond",
+    "Seattle",
+    "Kent",
+    "Cheyenne",
+)
+FIRST_NAMES = (
+    "Peter",
+    "Paul",
+    "Luke",
+    "John",
+    "Saul",
+    "Vicky",
+    "Kate",
+    "Julie",
+    "Sarah",
+    "Deiter",
+    "Walter",
+)
+LAST_NAMES = (
+    "Shultz",
+    "Abrams",
+    "Spencer",
+    "White",
+    "Bartels",
+    "Walton",
+    "Smith",
+    "Jones",
+    "Noris",
+)
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz_"
 TEXT_LENGTH = 4096
@@ -86,7 +123,9 @@ Event = Person | Auction | Bid
 
 
 class Chance:
-    """Random numbers that follow from a seed and an index (splitmix64: Steele, Lea and Flood, 2014). Cheap to begin anew."""
+    """Random numbers that follow from a seed and an index (splitmix64: Steele, Lea and Flood,
+    2014). Cheap to begin anew.
+    """
 
     __slots__ = ("_state",)
 
@@ -105,7 +144,8 @@ class Chance:
 class Nexmark:
     """Makes event `index` when called with it: `af.io.datagen(Nexmark(), count=n)`.
 
-    `rate` events make a second of event time. Within groups of `group` events times are out of order, by less than `delay_ms`.
+    `rate` events make a second of event time. Within groups of `group` events times are out of
+    order, by less than `delay_ms`.
     """
 
     seed: int = 7
@@ -133,16 +173,32 @@ class Nexmark:
         return self._bid(index, chance)
 
     def _person(self, index: int, chance: Chance) -> Person:
-        name = f"{FIRST_NAMES[chance.below(len(FIRST_NAMES))]} {LAST_NAMES[chance.below(len(LAST_NAMES))]}"
+        name = (
+            f"{FIRST_NAMES[chance.below(len(FIRST_NAMES))]} "
+            f"{LAST_NAMES[chance.below(len(LAST_NAMES))]}"
+        )
         email = f"{self._text(chance, 7)}@{self._text(chance, 5)}.com"
         card = " ".join(f"{chance.below(10_000):04}" for _ in range(4))
         city, state = CITIES[chance.below(len(CITIES))], STATES[chance.below(len(STATES))]
-        return Person(FIRST_ID + _last_person(index), name, email, card, city, state, self.time_ms(index), self._extra(chance, 130))
+        return Person(
+            FIRST_ID + _last_person(index),
+            name,
+            email,
+            card,
+            city,
+            state,
+            self.time_ms(index),
+            self._extra(chance, 130),
+        )
 
     def _auction(self, index: int, chance: Chance) -> Auction:
         at = self.time_ms(index)
         last = _last_person(index)
-        seller = last // HOT_GROUP * HOT_GROUP if chance.below(HOT_SELLERS) else _some_person(last, chance)
+        seller = (
+            last // HOT_GROUP * HOT_GROUP
+            if chance.below(HOT_SELLERS)
+            else _some_person(last, chance)
+        )
         category = FIRST_CATEGORY + chance.below(CATEGORIES)
         initial = _price(chance)
         reserve = initial + _price(chance)
@@ -151,7 +207,18 @@ class Nexmark:
         expires = at + 1 + chance.below(max(2 * ahead_ms, 1))
         item, description = self._text(chance, 20), self._text(chance, 100)
         id = FIRST_ID + _last_auction(index)
-        return Auction(id, item, description, initial, reserve, at, expires, FIRST_ID + seller, category, self._extra(chance, 330))
+        return Auction(
+            id,
+            item,
+            description,
+            initial,
+            reserve,
+            at,
+            expires,
+            FIRST_ID + seller,
+            category,
+            self._extra(chance, 330),
+        )
 
     def _bid(self, index: int, chance: Chance) -> Bid:
         last = _last_auction(index)
@@ -161,26 +228,50 @@ class Nexmark:
             first = max(last - AUCTIONS_IN_FLIGHT, 0)
             auction = first + chance.below(last - first + 1 + LEAD)
         last = _last_person(index)
-        bidder = last // HOT_GROUP * HOT_GROUP + 1 if chance.below(HOT_BIDDERS) else _some_person(last, chance)
+        bidder = (
+            last // HOT_GROUP * HOT_GROUP + 1
+            if chance.below(HOT_BIDDERS)
+            else _some_person(last, chance)
+        )
         price = _price(chance)
-        channel, url = self._hot_channels[chance.below(4)] if chance.below(HOT_CHANNELS) else self._channel(chance.below(CHANNELS))
-        return Bid(FIRST_ID + auction, FIRST_ID + bidder, price, channel, url, self.time_ms(index), self._extra(chance, 68))
+        channel, url = (
+            self._hot_channels[chance.below(4)]
+            if chance.below(HOT_CHANNELS)
+            else self._channel(chance.below(CHANNELS))
+        )
+        return Bid(
+            FIRST_ID + auction,
+            FIRST_ID + bidder,
+            price,
+            channel,
+            url,
+            self.time_ms(index),
+            self._extra(chance, 68),
+        )
 
     @cached_property
     def _letters(self) -> str:
-        """Text of which a string is a piece: drawing each letter by itself would be most of the generator's time."""
+        """Text of which a string is a piece: drawing each letter by itself would be most of the
+        generator's time.
+        """
         chance = Chance(self.seed, -1)
         return "".join(LETTERS[chance.below(len(LETTERS))] for _ in range(TEXT_LENGTH))
 
     @cached_property
     def _hot_channels(self) -> list[tuple[str, str]]:
-        return [(name, self._url(Chance(self.seed, -2 - number))) for number, name in enumerate(HOT_CHANNEL_NAMES)]
+        return [
+            (name, self._url(Chance(self.seed, -2 - number)))
+            for number, name in enumerate(HOT_CHANNEL_NAMES)
+        ]
 
     def _channel(self, number: int) -> tuple[str, str]:
         """Nine in ten name themselves in their address."""
         chance = Chance(self.seed, -10 - number)
         url = self._url(chance)
-        return f"channel-{number}", f"{url}&channel_id={number * 214_013 % 2_147_483_648}" if chance.below(10) else url
+        return (
+            f"channel-{number}",
+            f"{url}&channel_id={number * 214_013 % 2_147_483_648}" if chance.below(10) else url,
+        )
 
     def _url(self, chance: Chance) -> str:
         first, second, third = (self._text(chance, 5).replace("_", "x") for _ in range(3))
@@ -201,7 +292,10 @@ def _last_person(index: int) -> int:
 
 
 def _last_auction(index: int) -> int:
-    """Number of the newest auction when event `index` comes, itself included. From 0; -1 before the first."""
+    """Number of the newest auction when event `index` comes, itself included.
+
+    From 0; -1 before the first.
+    """
     epoch, offset = divmod(index, EPOCH)
     return epoch * AUCTIONS + min(offset - PEOPLE, AUCTIONS - 1)
 

@@ -1,8 +1,9 @@
 """Queries that bring bids, auctions and people together: q3, q4, q6, q9 and q20.
 
-Which of two streams is read first is nobody's promise, so each of these is right in either order: what comes first waits for the other
-in state. Where SQL would correct an answer with each higher bid, the auctions close by event time: a winner is told once, when the
-watermark says that no bid can come any more.
+Which of two streams is read first is nobody's promise, so each of these is right in either order:
+what comes first waits for the other in state. Where SQL would correct an answer with each higher
+bid, the auctions close by event time: a winner is told once, when the watermark says that no bid
+can come any more.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ WINNERS = ("id", "auction", "price", "date_time", "expires", "category")
 
 
 class OneToMany(af.KeyedCoProcessFunction[int, Any, Any, tuple[Any, Any]]):
-    """Pairs the one element of the first stream with each of the second that has its key, whichever comes first."""
+    """Pairs the one element of the first stream with each of the second that has its key,
+    whichever comes first.
+    """
 
     def open(self, ctx: af.RuntimeContext) -> None:
         self.one: af.ValueState[Any] = ctx.get_state(af.ValueStateDescriptor("one"))
@@ -44,7 +47,10 @@ class OneToMany(af.KeyedCoProcessFunction[int, Any, Any, tuple[Any, Any]]):
 
 
 class Winner(af.KeyedCoProcessFunction[int, Auction, Bid, Sale]):
-    """The highest bid between the beginning and the end of an auction, told when it ends. Of equal bids the earlier wins."""
+    """The highest bid between the beginning and the end of an auction, told when it ends.
+
+    Of equal bids the earlier wins.
+    """
 
     def open(self, ctx: af.RuntimeContext) -> None:
         self.auction: af.ValueState[Auction] = ctx.get_state(af.ValueStateDescriptor("auction"))
@@ -63,7 +69,8 @@ class Winner(af.KeyedCoProcessFunction[int, Auction, Bid, Sale]):
         if auction is not None:
             self.offer(auction, value)
         else:
-            # Either its auction comes later though it began earlier, or the bid is for none: its own time says when that is sure.
+            # Either its auction comes later though it began earlier, or the bid is for none: its
+            # own time says when that is sure.
             self.waiting.add(value)
             ctx.timer_service.register_event_time_timer(value.date_time)
 
@@ -86,18 +93,25 @@ class Winner(af.KeyedCoProcessFunction[int, Auction, Bid, Sale]):
 
 
 class LastSales(af.KeyedProcessFunction[int, Sale, tuple[int, int, float]]):
-    """The mean price of a seller's last sales, with each sale, in order of their ends: sales of other tasks may come out of turn."""
+    """The mean price of a seller's last sales, with each sale, in order of their ends: sales of
+    other tasks may come out of turn.
+    """
 
     def open(self, ctx: af.RuntimeContext) -> None:
         self.closed: af.ListState[Sale] = ctx.get_list_state(af.ListStateDescriptor("closed"))
-        self.prices: af.ValueState[tuple[int, ...]] = ctx.get_state(af.ValueStateDescriptor("prices"))
+        self.prices: af.ValueState[tuple[int, ...]] = ctx.get_state(
+            af.ValueStateDescriptor("prices")
+        )
 
     def process_element(self, value: Sale, ctx: af.ProcessContext) -> None:
         self.closed.add(value)
         ctx.timer_service.register_event_time_timer(value[0].expires)
 
     def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> Iterator[tuple[int, int, float]]:
-        due = sorted((sale for sale in self.closed.get() if sale[0].expires <= timestamp), key=lambda sale: (sale[0].expires, sale[0].id))
+        due = sorted(
+            (sale for sale in self.closed.get() if sale[0].expires <= timestamp),
+            key=lambda sale: (sale[0].expires, sale[0].id),
+        )
         self.closed.update([sale for sale in self.closed.get() if sale[0].expires > timestamp])
         for auction, bid in due:
             prices = (*(self.prices.value() or ()), bid.price)[-LAST_SALES:]
@@ -118,7 +132,11 @@ def q3(events: Events) -> af.DataStream[Any]:
 
 
 def q4(events: Events) -> af.DataStream[Any]:
-    return winners(events).key_by(lambda sale: sale[0].category).aggregate(af.mean(lambda sale: sale[1].price))
+    return (
+        winners(events)
+        .key_by(lambda sale: sale[0].category)
+        .aggregate(af.mean(lambda sale: sale[1].price))
+    )
 
 
 def q6(events: Events) -> af.DataStream[Any]:
@@ -131,7 +149,11 @@ def q9(events: Events) -> af.DataStream[Any]:
 
 def q20(events: Events) -> af.DataStream[Any]:
     items = events.auctions(records=True).filter(af.col.category == 10)
-    pairs = items.connect(events.bids(records=True)).key_by(af.col.id, af.col.auction).process(OneToMany())
+    pairs = (
+        items.connect(events.bids(records=True))
+        .key_by(af.col.id, af.col.auction)
+        .process(OneToMany())
+    )
     return pairs.map(lambda pair: (*pair[1], *pair[0]))
 
 

@@ -51,11 +51,14 @@ class Judge:
     def _table(self) -> Any:
         return table_of(self._events)
 
-    async def judge(self, query: Query, *, parallelism: int = 1, columns: bool = False, **options: Any) -> Verdict:
+    async def judge(
+        self, query: Query, *, parallelism: int = 1, columns: bool = False, **options: Any
+    ) -> Verdict:
         """`options` are those of a run.
 
-        q12 as rows in one process runs in simulated time, whose windows are known. Elsewhere the clock is that of the machine, and which of
-        its windows a bid falls into is nobody's to say: then those of one bidder are counted together.
+        q12 as rows in one process runs in simulated time, whose windows are known. Elsewhere the
+        clock is that of the machine, and which of its windows a bid falls into is nobody's to say:
+        then those of one bidder are counted together.
         """
         simulated = query.clock and not columns and not options
         source: Any = af.io.datagen(self._nexmark, count=self._count)
@@ -63,12 +66,17 @@ class Judge:
             source = partial(_in_parts, self._nexmark, self._count, self._part)
         elif columns:
             source = af.io.arrow(read_by(query, self._table))
-        flow, stream = flow_of(query, source, self._nexmark, parallelism=parallelism, columns=columns)
+        flow, stream = flow_of(
+            query, source, self._nexmark, parallelism=parallelism, columns=columns
+        )
         if simulated:
             (given,) = run_simulated(flow, clock=CLOCK_MS, collect=[stream], perturb=False).outputs
         else:
             given = await stream.collect(**options)
-        answer, expected = list(((columns and query.column_answer) or query.answer)(given)), self._tables.answer(query)
+        answer, expected = (
+            list(((columns and query.column_answer) or query.answer)(given)),
+            self._tables.answer(query),
+        )
         if query.clock and not simulated:
             answer, expected = _over_windows(answer), _over_windows(expected)
         return Verdict(difference(answer, expected), len(given), len(answer))
@@ -92,8 +100,12 @@ def _over_windows(answer: list[Row]) -> list[Row]:
     return list(counts.items())
 
 
-async def _in_parts(nexmark: Nexmark, count: int, part: Callable[[int], int]) -> AsyncIterator[Event]:
-    """The clock stands in the middle of a window while a part comes, then goes on to the middle of the next."""
+async def _in_parts(
+    nexmark: Nexmark, count: int, part: Callable[[int], int]
+) -> AsyncIterator[Event]:
+    """The clock stands in the middle of a window while a part comes, then goes on to the middle
+    of the next.
+    """
     for index in range(count):
         if index and part(index) != part(index - 1):
             await asyncio.sleep(CLOCK_STEP_S)

@@ -1,4 +1,6 @@
-"""What a query of Nexmark is: a flow over the one stream of events, the same question in SQL, and how the answers are compared."""
+"""What a query of Nexmark is: a flow over the one stream of events, the same question in SQL,
+and how the answers are compared.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ KINDS: dict[type[Any], int] = {Person: 0, Auction: 1, Bid: 2}
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The stream of events. As rows it is one of three kinds of NamedTuples; on columns one table that has the fields of all."""
+    """The stream of events.
+
+    As rows it is one of three kinds of NamedTuples; on columns one table that has the fields of
+    all.
+    """
 
     stream: af.DataStream[Any]
     reads: tuple[str, ...] | None = None
@@ -81,20 +87,27 @@ def values_of(row: Any) -> Row:
 
 
 def latest(row: Callable[[Any, Any], Row]) -> Callable[[list[Any]], Iterable[Row]]:
-    """The answer of a flow of `(key, value)`: `row(key, value)` of the last of each key, which took the place of those before."""
+    """The answer of a flow of `(key, value)`: `row(key, value)` of the last of each key, which
+    took the place of those before.
+    """
     return lambda given: [row(key, value) for key, value in dict(given).items()]
 
 
 def flow_of(
     query: Query, source: Any, nexmark: Nexmark, *, parallelism: int = 1, columns: bool = False
 ) -> tuple[af.Flow, af.DataStream[Any]]:
-    """The query over `source`, whose events are those of `nexmark`: the flow, still without a sink, and the stream of its answers.
+    """The query over `source`, whose events are those of `nexmark`: the flow, still without a sink,
+    and the stream of its answers.
 
     `columns`: the source gives the table of them.
     """
     flow = af.Flow(f"nexmark-{query.name}", parallelism=parallelism)
-    delay: af.WatermarkStrategy[Event] = af.WatermarkStrategy.bounded_out_of_orderness(f"{nexmark.delay_ms}ms", timestamp=af.col.date_time)
-    stream: af.DataStream[Any] = flow.source(source, name="events", watermarks=delay if query.event_time else None)
+    delay: af.WatermarkStrategy[Event] = af.WatermarkStrategy.bounded_out_of_orderness(
+        f"{nexmark.delay_ms}ms", timestamp=af.col.date_time
+    )
+    stream: af.DataStream[Any] = flow.source(
+        source, name="events", watermarks=delay if query.event_time else None
+    )
     if columns:
         return flow, (query.on_columns or query.flow)(Events(stream, query.reads))
     return flow, query.flow(Events(stream))

@@ -1,4 +1,7 @@
-"""Queries whose answer is kept up to date with each bid, by key: q15 to q19. The last element of a key is its answer."""
+"""Queries whose answer is kept up to date with each bid, by key: q15 to q19.
+
+The last element of a key is its answer.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,11 @@ DAYS_MAX = 1 << 20
 AUCTIONS_MAX = 1 << 32
 """Two numbers are one key on columns, of which the second is below these."""
 BID = ("auction", "bidder", "price", "channel", "url", "date_time", "extra")
-CHEAP, MIDDLING, DEAR = bid.price < 10_000, (bid.price >= 10_000) & (bid.price < 1_000_000), bid.price >= 1_000_000
+CHEAP, MIDDLING, DEAR = (
+    bid.price < 10_000,
+    (bid.price >= 10_000) & (bid.price < 1_000_000),
+    bid.price >= 1_000_000,
+)
 COUNTS = af.agg(
     total_bids=af.count(),
     rank1_bids=af.count(where=CHEAP),
@@ -96,7 +103,11 @@ def q18(events: Events) -> af.DataStream[Any]:
 
 
 def q18_on_columns(events: Events) -> af.DataStream[Any]:
-    return events.bids().key_by(bid.bidder * AUCTIONS_MAX + bid.auction).aggregate(af.max_by(bid.date_time))
+    return (
+        events.bids()
+        .key_by(bid.bidder * AUCTIONS_MAX + bid.auction)
+        .aggregate(af.max_by(bid.date_time))
+    )
 
 
 def q19(events: Events) -> af.DataStream[Any]:
@@ -104,7 +115,9 @@ def q19(events: Events) -> af.DataStream[Any]:
 
 
 def _ranked(given: list[Any]) -> list[Row]:
-    return [(*values_of(b), rank) for best in dict(given).values() for rank, b in enumerate(best, 1)]
+    return [
+        (*values_of(b), rank) for best in dict(given).values() for rank, b in enumerate(best, 1)
+    ]
 
 
 RUNNING = [
@@ -122,7 +135,9 @@ RUNNING = [
         flow=q16,
         reads=("auction", "bidder", "price", "channel", "date_time"),
         on_columns=q16_on_columns,
-        column_answer=latest(lambda key, row: (*_channel_day(key), row["minute"], *row["counts"].values())),
+        column_answer=latest(
+            lambda key, row: (*_channel_day(key), row["minute"], *row["counts"].values())
+        ),
         sql=f"""SELECT channel, date_time // {DAY_MS} AS day, max(date_time % {DAY_MS} // 60000), {SQL_COUNTS} FROM bid
                 GROUP BY channel, day""",
         answer=latest(lambda key, row: (*key, row["minute"], *row["counts"].values())),

@@ -26,11 +26,23 @@ def q0(events: Events) -> af.DataStream[Any]:
 
 
 def q0_on_columns(events: Events) -> af.DataStream[Any]:
-    return events.bids().select(auction=bid.auction, bidder=bid.bidder, price=bid.price, date_time=bid.date_time, extra=bid.extra)
+    return events.bids().select(
+        auction=bid.auction,
+        bidder=bid.bidder,
+        price=bid.price,
+        date_time=bid.date_time,
+        extra=bid.extra,
+    )
 
 
 def q1(events: Events) -> af.DataStream[Any]:
-    return events.bids().select(auction=bid.auction, bidder=bid.bidder, price=EURO * bid.price, date_time=bid.date_time, extra=bid.extra)
+    return events.bids().select(
+        auction=bid.auction,
+        bidder=bid.bidder,
+        price=EURO * bid.price,
+        date_time=bid.date_time,
+        extra=bid.extra,
+    )
 
 
 def q2(events: Events) -> af.DataStream[Any]:
@@ -45,7 +57,13 @@ def q10(events: Events) -> af.DataStream[Any]:
     at = bid.date_time.dt
     minute = _two_digits(at.hour()).str.concat(":", _two_digits(at.minute()))
     return events.bids().select(
-        auction=bid.auction, bidder=bid.bidder, price=bid.price, date_time=bid.date_time, extra=bid.extra, day=at.date(), minute=minute
+        auction=bid.auction,
+        bidder=bid.bidder,
+        price=bid.price,
+        date_time=bid.date_time,
+        extra=bid.extra,
+        day=at.date(),
+        minute=minute,
     )
 
 
@@ -65,7 +83,13 @@ def q13(events: Events) -> af.DataStream[Any]:
 
 def q14(events: Events) -> af.DataStream[Any]:
     euros, hour = EURO * bid.price, bid.date_time.dt.hour()
-    time = af.when((hour >= 8) & (hour <= 18)).then("dayTime").when((hour <= 6) | (hour >= 20)).then("nightTime").otherwise("otherTime")
+    time = (
+        af.when((hour >= 8) & (hour <= 18))
+        .then("dayTime")
+        .when((hour <= 6) | (hour >= 20))
+        .then("nightTime")
+        .otherwise("otherTime")
+    )
     return (
         events.bids()
         .filter((euros > 1_000_000) & (euros < 50_000_000))
@@ -104,7 +128,11 @@ def q21_on_columns(events: Events) -> af.DataStream[Any]:
     named = bid.url.str.split("&channel_id=")
     channel_id = known.when(bid.url.str.contains("&channel_id=")).then(named[1]).otherwise(None)
     numbered = events.bids().select(
-        auction=bid.auction, bidder=bid.bidder, price=bid.price, channel=bid.channel, channel_id=channel_id
+        auction=bid.auction,
+        bidder=bid.bidder,
+        price=bid.price,
+        channel=bid.channel,
+        channel_id=channel_id,
     )
     return numbered.filter(~bid.channel_id.is_null())
 
@@ -112,7 +140,13 @@ def q21_on_columns(events: Events) -> af.DataStream[Any]:
 def q22(events: Events) -> af.DataStream[Any]:
     parts = bid.url.str.split("/")
     return events.bids().select(
-        auction=bid.auction, bidder=bid.bidder, price=bid.price, channel=bid.channel, dir1=parts[3], dir2=parts[4], dir3=parts[5]
+        auction=bid.auction,
+        bidder=bid.bidder,
+        price=bid.price,
+        channel=bid.channel,
+        dir1=parts[3],
+        dir2=parts[4],
+        dir3=parts[5],
     )
 
 
@@ -157,7 +191,10 @@ STATELESS = [
         asks="bids with a value of a bounded side input",
         flow=q13,
         reads=("auction", "bidder", "price", "date_time"),
-        sql="SELECT auction, bidder, price, date_time, value FROM bid JOIN side_input ON auction % 10000 = key",
+        sql=(
+            "SELECT auction, bidder, price, date_time, value FROM bid JOIN side_input ON auction "
+            "% 10000 = key"
+        ),
         answer=rows,
     ),
     Query(

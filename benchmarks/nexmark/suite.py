@@ -11,5 +11,8 @@ from benchmarks.nexmark.windowed import WINDOWED
 __all__ = ["QUERIES"]
 
 QUERIES: dict[str, Query] = {
-    query.name: query for query in sorted([*STATELESS, *RUNNING, *WINDOWED, *JOINED], key=lambda query: int(query.name[1:]))
+    query.name: query
+    for query in sorted(
+        [*STATELESS, *RUNNING, *WINDOWED, *JOINED], key=lambda query: int(query.name[1:])
+    )
 }

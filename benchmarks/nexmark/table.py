@@ -1,4 +1,6 @@
-"""The events as one table: `kind`, and the fields of all three kinds, without a value where an event has no such field."""
+"""The events as one table: `kind`, and the fields of all three kinds, without a value where an
+event has no such field.
+"""
 
 from __future__ import annotations
 

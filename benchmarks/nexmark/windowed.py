@@ -41,22 +41,39 @@ class Highest(af.AggregateFunction[T, tuple[Any, list[T]], list[T]], Generic[T])
 
 def q5(events: Events) -> af.DataStream[Any]:
     counts = events.bids().key_by(bid.auction).window(af.sliding("10s", "2s")).aggregate(af.count())
-    # A count has the time of its window's end, and the windows end every two seconds: those of one end, and no others, meet.
+    # A count has the time of its window's end, and the windows end every two seconds: those of one
+    # end, and no others, meet.
     hottest = counts.key_by(af.col.end).window(af.tumbling("2s")).aggregate(Highest("value"))
-    return hottest.flat_map(lambda window: [(count.key, count.value, count.end) for count in window.value])
+    return hottest.flat_map(
+        lambda window: [(count.key, count.value, count.end) for count in window.value]
+    )
 
 
 def q7(events: Events) -> af.DataStream[Any]:
     # First of each auction, then of all: the second step is one task's, and sees few.
-    of_auction = events.bids(records=True).key_by(bid.auction).window(af.tumbling("10s")).aggregate(Highest("price"))
-    highest = of_auction.flat_map(lambda window: window.value).key_by(lambda _: 0).window(af.tumbling("10s")).aggregate(Highest("price"))
-    return highest.flat_map(lambda window: [(b.auction, b.price, b.bidder, b.date_time, b.extra) for b in window.value])
+    of_auction = (
+        events.bids(records=True)
+        .key_by(bid.auction)
+        .window(af.tumbling("10s"))
+        .aggregate(Highest("price"))
+    )
+    highest = (
+        of_auction.flat_map(lambda window: window.value)
+        .key_by(lambda _: 0)
+        .window(af.tumbling("10s"))
+        .aggregate(Highest("price"))
+    )
+    return highest.flat_map(
+        lambda window: [(b.auction, b.price, b.bidder, b.date_time, b.extra) for b in window.value]
+    )
 
 
 def q8(events: Events) -> af.DataStream[Any]:
     def both(key: int, new: list[Person], sold: list[Auction]) -> Iterator[Row]:
         if sold:
-            yield from ((person.id, person.name, person.date_time // 10_000 * 10_000) for person in new)
+            yield from (
+                (person.id, person.name, person.date_time // 10_000 * 10_000) for person in new
+            )
 
     return (
         events.people(records=True)
@@ -74,7 +91,12 @@ def q11(events: Events) -> af.DataStream[Any]:
 
 
 def q12(events: Events) -> af.DataStream[Any]:
-    windows = events.bids().key_by(bid.bidder).window(af.tumbling("10s", time="processing")).aggregate(af.count())
+    windows = (
+        events.bids()
+        .key_by(bid.bidder)
+        .window(af.tumbling("10s", time="processing"))
+        .aggregate(af.count())
+    )
     return windows.map(lambda window: (window.key, window.value, window.start))
 
 
@@ -130,7 +152,10 @@ WINDOWED = [
         asks="bids of each bidder in ten seconds of the clock",
         flow=q12,
         reads=("bidder",),
-        sql="SELECT bidder, count(*), p_time // 10000 * 10000 AS start FROM bid JOIN clock USING (seq) GROUP BY bidder, start",
+        sql=(
+            "SELECT bidder, count(*), p_time // 10000 * 10000 AS start FROM bid JOIN clock USING "
+            "(seq) GROUP BY bidder, start"
+        ),
         answer=rows,
         clock=True,
     ),

@@ -1,8 +1,9 @@
-"""aioflow on columns: expressions, and files of Arrow with strings as strings, which stand for a source that is columnar already; or the
-files of JSON lines that the other programs read.
+"""aioflow on columns: expressions, and files of Arrow with strings as strings, which stand for a
+source that is columnar already; or the files of JSON lines that the other programs read.
 
-The same records as those of the other programs, in as many files as there are subtasks, each with every n-th record. Reading them is
-part of what is timed. A flat_map would make rows: the two results that w3 gives of one number are those of two selects.
+The same records as those of the other programs, in as many files as there are subtasks, each with
+every n-th record. Reading them is part of what is timed. A flat_map would make rows: the two
+results that w3 gives of one number are those of two selects.
 """
 
 from __future__ import annotations
@@ -43,8 +44,12 @@ class ColumnWriter(MeteredWriter):
         if columns is None:
             super().write_batch(values, timestamps)
             return
-        results = columns[1] if 1 in columns else columns["value"]  # A running count, or what is called so.
-        numbers = results.values if hasattr(results, "values") else results.columns["total"].values * 8
+        results = (
+            columns[1] if 1 in columns else columns["value"]
+        )  # A running count, or what is called so.
+        numbers = (
+            results.values if hasattr(results, "values") else results.columns["total"].values * 8
+        )
         self._meter.count(len(values), int(numbers.astype(np.int64).sum()))
 
 
@@ -55,13 +60,22 @@ def write_files(given: Arguments) -> Path:
         return directory
     events = read_events(given.data)
     words = pa.array(read_words(given.data))
-    users, lateness, values = np.array(events.users), np.array(events.lateness_ms), np.array(events.values)
+    users, lateness, values = (
+        np.array(events.users),
+        np.array(events.lateness_ms),
+        np.array(events.values),
+    )
     part = directory.with_suffix(".part")
     part.mkdir(exist_ok=True)
     for number in range(given.parallelism):
         mine = np.arange(number, given.records, given.parallelism)
         k = mine & MASK
-        columns = {"word": words.take(k), "user": users[k], "value": values[k], "ts": mine // 10 + 1000 - lateness[k]}
+        columns = {
+            "word": words.take(k),
+            "user": users[k],
+            "value": values[k],
+            "ts": mine // 10 + 1000 - lateness[k],
+        }
         table = pa.table(columns)
         with pa.ipc.new_file(str(part / f"{number}.arrow"), table.schema) as file:
             file.write_table(table, max_chunksize=BATCH)
@@ -77,7 +91,10 @@ def build(given: Arguments, directory: str) -> af.Flow:
     if given.workload == "w3":
         source = af.io.datagen({"x": e.index}, count=given.records, splits=given.parallelism)
     elif given.workload.endswith("json"):
-        source = af.io.jsonl(given.data / f"{given.workload}-{given.records}.jsonl", Word if given.workload == "w1json" else Event)
+        source = af.io.jsonl(
+            given.data / f"{given.workload}-{given.records}.jsonl",
+            Word if given.workload == "w1json" else Event,
+        )
     else:
         source = af.io.arrow(write_files(given))
     weight: Callable[[Any], Any] = lambda row: row[1]  # noqa: E731
@@ -87,10 +104,17 @@ def build(given: Arguments, directory: str) -> af.Flow:
             made = flow.source(source).key_by(e.word).count()
         case "w2" | "w2json":
             users: Any = flow.source(source, watermarks=times).key_by(e.user)
-            made = users.window(af.tumbling("10s")).aggregate(af.agg(n=af.count(), total=af.sum(e.value)))
+            made = users.window(af.tumbling("10s")).aggregate(
+                af.agg(n=af.count(), total=af.sum(e.value))
+            )
             weight = lambda row: int(row.value["total"] * 8)  # noqa: E731
         case "w3":
-            numbers = flow.source(source).select(x=(e.x * 31 + 7) % 2**31).filter(e.x % 4 != 0).select(key=e.x % 1024, value=e.x)
+            numbers = (
+                flow.source(source)
+                .select(x=(e.x * 31 + 7) % 2**31)
+                .filter(e.x % 4 != 0)
+                .select(key=e.x % 1024, value=e.x)
+            )
             made = numbers.union(numbers.select(key=e.key, value=e.value // 2))
             weight = lambda row: row["value"]  # noqa: E731
         case "w4":

@@ -1,4 +1,7 @@
-"""aioflow on rows: functions of users, and a sink that takes batches. `parallelism=1`: this process; more: as many worker processes."""
+"""aioflow on rows: functions of users, and a sink that takes batches.
+
+`parallelism=1`: this process; more: as many worker processes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ from benchmarks.peers.pools import read_events, read_words
 from benchmarks.workloads import MASK
 
 DATA = "AIOFLOW_BENCHMARK_DATA"
-"""Environment variable with the directory of the pools: worker processes import this module, and have only that."""
+"""Environment variable with the directory of the pools: worker processes import this module, and
+have only that.
+"""
 
 if DATA in os.environ:
     WORDS = read_words(Path(os.environ[DATA]))
@@ -126,9 +131,16 @@ def build(given: Arguments, directory: str) -> af.Flow:
         case "w1" | "w6":
             made = flow.source(af.io.datagen(word, count=n, splits=p)).key_by(lambda w: w).count()
         case "w1json":
-            made = flow.source(af.io.jsonl(given.data / f"w1json-{n}.jsonl", Word)).key_by(lambda row: row.word).count()
+            made = (
+                flow.source(af.io.jsonl(given.data / f"w1json-{n}.jsonl", Word))
+                .key_by(lambda row: row.word)
+                .count()
+            )
         case "w2":
-            events: Any = flow.source(af.io.datagen(event, count=n, splits=p), watermarks=late("1s", timestamp=lambda e: e[2]))
+            events: Any = flow.source(
+                af.io.datagen(event, count=n, splits=p),
+                watermarks=late("1s", timestamp=lambda e: e[2]),
+            )
             windows = events.key_by(lambda e: e[0]).window(af.tumbling("10s"))
             made = windows.aggregate(af.agg(n=af.count(), total=af.sum(lambda e: e[1])))
             weight = lambda row: int(row.value["total"] * 8)  # noqa: E731
@@ -139,17 +151,32 @@ def build(given: Arguments, directory: str) -> af.Flow:
             made = windows.aggregate(af.agg(n=af.count(), total=af.sum(lambda e: e.value)))
             weight = lambda row: int(row.value["total"] * 8)  # noqa: E731
         case "w3":
-            numbers = flow.source(af.io.datagen(int, count=n, splits=p)).map(lambda x: (x * 31 + 7) & 0x7FFF_FFFF)
+            numbers = flow.source(af.io.datagen(int, count=n, splits=p)).map(
+                lambda x: (x * 31 + 7) & 0x7FFF_FFFF
+            )
             kept = numbers.filter(lambda x: x & 3 != 0).map(lambda x: (x & 1023, x))
             made = kept.flat_map(lambda t: (t, (t[0], t[1] >> 1)))
         case "w4":
-            bids = flow.source(af.io.datagen(bid, count=n, splits=p), watermarks=late("1s", timestamp=lambda b: b[1]))
-            counts = bids.key_by(lambda b: b[0]).window(af.sliding("10s", "2s")).aggregate(af.count())
-            made = counts.key_by(lambda row: row.end).window(af.tumbling("2s")).aggregate(af.max_by(lambda row: row.value))
+            bids = flow.source(
+                af.io.datagen(bid, count=n, splits=p),
+                watermarks=late("1s", timestamp=lambda b: b[1]),
+            )
+            counts = (
+                bids.key_by(lambda b: b[0]).window(af.sliding("10s", "2s")).aggregate(af.count())
+            )
+            made = (
+                counts.key_by(lambda row: row.end)
+                .window(af.tumbling("2s"))
+                .aggregate(af.max_by(lambda row: row.value))
+            )
             weight = lambda row: row.value.value  # noqa: E731
         case "w5":
-            rows = flow.source(af.io.datagen(stamped, rate=given.rate, count=given.rate * given.seconds, splits=p))
-            made = rows.key_by(lambda row: row[0]).aggregate(af.agg(n=af.count(), made=af.last(lambda row: row[1])))
+            rows = flow.source(
+                af.io.datagen(stamped, rate=given.rate, count=given.rate * given.seconds, splits=p)
+            )
+            made = rows.key_by(lambda row: row[0]).aggregate(
+                af.agg(n=af.count(), made=af.last(lambda row: row[1]))
+            )
             sink = AgeSink
         case _:
             raise SystemExit(f"unknown workload {given.workload!r}")
@@ -162,7 +189,10 @@ def run(given: Arguments, build: Callable[[Arguments, str], af.Flow] = build) ->
     with tempfile.TemporaryDirectory() as directory:
         options: dict[str, Any] = {"workers": given.parallelism} if given.parallelism > 1 else {}
         if given.every_s:
-            options |= {"checkpoints": Path(directory, "checkpoints").as_uri(), "every": f"{given.every_s}s"}
+            options |= {
+                "checkpoints": Path(directory, "checkpoints").as_uri(),
+                "every": f"{given.every_s}s",
+            }
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(build(given, directory).execute(**options))
         told = [json.loads(path.read_text()) for path in sorted(Path(directory).glob("*.json"))]
@@ -172,7 +202,8 @@ def run(given: Arguments, build: Callable[[Arguments, str], af.Flow] = build) ->
 
 
 if __name__ == "__main__":
-    # Functions of `__main__` would travel whole, with the pools that they refer to; those of a module travel by name.
+    # Functions of `__main__` would travel whole, with the pools that they refer to; those of a
+    # module travel by name.
     given = arguments()
     os.environ[DATA] = str(given.data)
     sys.path.insert(0, str(Path(__file__).parents[2]))

@@ -1,4 +1,7 @@
-"""No engine: one `for` loop in one process. All outputs are made, and nothing is kept that could be snapshot."""
+"""No engine: one `for` loop in one process.
+
+All outputs are made, and nothing is kept that could be snapshot.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ def main() -> None:
     at, cpu_at = monotonic(), process_time()
     outputs, checksum = work()
     taken, cpu = monotonic() - at, process_time() - cpu_at
-    rates: dict[str, Any] = {"steady_per_s": round(given.records / taken), "steady_per_cpu_s": round(given.records / cpu)}
+    rates: dict[str, Any] = {
+        "steady_per_s": round(given.records / taken),
+        "steady_per_cpu_s": round(given.records / cpu),
+    }
     tell({"outputs": outputs, "checksum": checksum, **rates, "peak_mb": round(peak_mb())})
 
 

@@ -1,4 +1,6 @@
-"""Bytewax, one worker: its own operators, and batches of 1,000 from a source that is a function of the index."""
+"""Bytewax, one worker: its own operators, and batches of 1,000 from a source that is a function
+of the index.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Source(DynamicSource[Any]):
         self._count = count
         self._meter = meter
 
-    def build(self, step_id: str, worker_index: int, worker_count: int) -> StatelessSourcePartition[Any]:
+    def build(
+        self, step_id: str, worker_index: int, worker_count: int
+    ) -> StatelessSourcePartition[Any]:
         self._meter.begin()
         return Partition(self._made, self._count)
 
@@ -50,7 +54,9 @@ class Sink(DynamicSink[Any]):
         self._meter = meter
         self._weight = weight
 
-    def build(self, step_id: str, worker_index: int, worker_count: int) -> StatelessSinkPartition[Any]:
+    def build(
+        self, step_id: str, worker_index: int, worker_count: int
+    ) -> StatelessSinkPartition[Any]:
         return Written(self._meter, self._weight)
 
 
@@ -68,7 +74,11 @@ def build(given: Arguments, meter: Meter) -> Dataflow:
     flow = Dataflow(given.workload)
     if given.workload == "w1":
         words = read_words(given.data)
-        counted = op.key_on("key", op.input("in", flow, Source(lambda i: words[i & MASK], given.records, meter)), lambda word: word)
+        counted = op.key_on(
+            "key",
+            op.input("in", flow, Source(lambda i: words[i & MASK], given.records, meter)),
+            lambda word: word,
+        )
 
         def count(held: int | None, word: str) -> tuple[int, int]:
             now = (held or 0) + 1
@@ -87,16 +97,41 @@ def build(given: Arguments, meter: Meter) -> Dataflow:
             held[1] += row[1]
             return held
 
-        keyed = op.key_on("key", op.input("in", flow, Source(event, given.records, meter)), lambda row: row[0])
-        # With a system clock that stands still, event time alone moves the watermark, as in the other engines.
-        clock = windowing.EventClock(ts_getter=lambda row: row[2], wait_for_system_duration=timedelta(seconds=1), now_getter=lambda: EPOCH)
+        keyed = op.key_on(
+            "key", op.input("in", flow, Source(event, given.records, meter)), lambda row: row[0]
+        )
+        # With a system clock that stands still, event time alone moves the watermark, as in the
+        # other engines.
+        clock = windowing.EventClock(
+            ts_getter=lambda row: row[2],
+            wait_for_system_duration=timedelta(seconds=1),
+            now_getter=lambda: EPOCH,
+        )
         ten = windowing.TumblingWindower(align_to=EPOCH, length=timedelta(seconds=10))
-        folded = windowing.fold_window("window", keyed, clock, ten, lambda: [0, 0.0], add, lambda a, b: [a[0] + b[0], a[1] + b[1]])
+        folded = windowing.fold_window(
+            "window",
+            keyed,
+            clock,
+            ten,
+            lambda: [0, 0.0],
+            add,
+            lambda a, b: [a[0] + b[0], a[1] + b[1]],
+        )
         op.output("out", folded.down, Sink(meter, lambda row: int(row[1][1][1] * 8)))
     elif given.workload == "w3":
-        spread = op.map("spread", op.input("in", flow, Source(int, given.records, meter)), lambda x: (x * 31 + 7) & 0x7FFF_FFFF)
-        paired = op.map("pair", op.filter("keep", spread, lambda x: x & 3 != 0), lambda x: (x & 1023, x))
-        op.output("out", op.flat_map("twice", paired, lambda t: (t, (t[0], t[1] >> 1))), Sink(meter, lambda row: row[1]))
+        spread = op.map(
+            "spread",
+            op.input("in", flow, Source(int, given.records, meter)),
+            lambda x: (x * 31 + 7) & 0x7FFF_FFFF,
+        )
+        paired = op.map(
+            "pair", op.filter("keep", spread, lambda x: x & 3 != 0), lambda x: (x & 1023, x)
+        )
+        op.output(
+            "out",
+            op.flat_map("twice", paired, lambda t: (t, (t[0], t[1] >> 1))),
+            Sink(meter, lambda row: row[1]),
+        )
     else:
         raise SystemExit(f"unknown workload {given.workload!r}")
     return flow

@@ -50,7 +50,11 @@ class Meter:
         self.last_at = 0.0
 
     def begin(self) -> None:
-        """Count from here on. An engine that has no warm-up, and would else be measured by one burst, calls it before the first record."""
+        """Count from here on.
+
+        An engine that has no warm-up, and would else be measured by one burst, calls it before the
+        first record.
+        """
         self.mark = (self.outputs, monotonic(), process_time())
 
     def count(self, outputs: int, checksum: int) -> None:
@@ -58,13 +62,19 @@ class Meter:
         self.checksum += checksum
         self.last_at = monotonic()
         if self.mark is None and self.outputs >= self.mark_at:
-            # Only here and at the end: on a virtual machine, asking for the CPU time may be a thousand times dearer than the clock.
+            # Only here and at the end: on a virtual machine, asking for the CPU time may be a
+            # thousand times dearer than the clock.
             self.begin()
 
     def told(self) -> dict[str, Any]:
         """Plain data. To be called right after the last output."""
         last = (self.outputs, self.last_at, process_time())
-        return {"outputs": self.outputs, "checksum": self.checksum, "mark": self.mark or last, "last": last}
+        return {
+            "outputs": self.outputs,
+            "checksum": self.checksum,
+            "mark": self.mark or last,
+            "last": last,
+        }
 
 
 def rates(told: list[dict[str, Any]], records: int) -> dict[str, Any]:
@@ -87,9 +97,15 @@ def rates(told: list[dict[str, Any]], records: int) -> dict[str, Any]:
 
 
 def percentiles(subtasks: list[list[float]]) -> dict[str, Any]:
-    """Latencies of each subtask in order of arrival, in s: percentiles of all in ms. The first 30 % do not count."""
+    """Latencies of each subtask in order of arrival, in s: percentiles of all in ms.
+
+    The first 30 % do not count.
+    """
     counted = sorted(age for ages in subtasks for age in ages[int(len(ages) * WARM_UP) :])
-    picked = {f"p{p}_ms": round(counted[min(len(counted) - 1, len(counted) * p // 100)] * 1e3, 3) for p in (50, 90, 99)}
+    picked = {
+        f"p{p}_ms": round(counted[min(len(counted) - 1, len(counted) * p // 100)] * 1e3, 3)
+        for p in (50, 90, 99)
+    }
     return {**picked, "max_ms": round(counted[-1] * 1e3, 3), "outputs": sum(map(len, subtasks))}
 
 

@@ -1,4 +1,6 @@
-"""The pools of `workloads` as files, which engines in other languages read too, and the JSON-lines files of w1json and w2json."""
+"""The pools of `workloads` as files, which engines in other languages read too, and the
+JSON-lines files of w1json and w2json.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from benchmarks.workloads import MASK, Events, make_events, make_words
 __all__ = ["read_events", "read_words", "write_json", "write_pools"]
 
 COLUMNS = {"users": "i", "lateness_ms": "i", "values": "d"}
-"""The events once more, column by column as the machine holds them: a Python program has them at once."""
+"""The events once more, column by column as the machine holds them: a Python program has them at
+once.
+"""
 
 
 def write_pools(data: Path) -> None:
@@ -24,7 +28,9 @@ def write_pools(data: Path) -> None:
         rows = zip(events.users, events.lateness_ms, events.values, strict=True)
         for name, kind in COLUMNS.items():
             (data / f"{name}.bin").write_bytes(array(kind, getattr(events, name)).tobytes())
-        _write(data / "events.csv", [f"{user},{lateness},{value}\n" for user, lateness, value in rows])
+        _write(
+            data / "events.csv", [f"{user},{lateness},{value}\n" for user, lateness, value in rows]
+        )
 
 
 def write_json(data: Path, workload: str, records: int) -> Path:
@@ -36,14 +42,22 @@ def write_json(data: Path, workload: str, records: int) -> Path:
             _write(path, [json.dumps({"word": words[i & MASK]}) + "\n" for i in range(records)])
         else:
             events = read_events(data)
-            _write(path, [json.dumps(dict(zip(("user", "value", "ts"), events[i], strict=True))) + "\n" for i in range(records)])
+            _write(
+                path,
+                [
+                    json.dumps(dict(zip(("user", "value", "ts"), events[i], strict=True))) + "\n"
+                    for i in range(records)
+                ],
+            )
     return path
 
 
 def read_words(data: Path) -> list[str]:
     """The pool of words; equal words are one object."""
     known: dict[str, str] = {}
-    return [known.setdefault(word, word) for word in (data / "words.txt").read_text().split("\n")[:-1]]
+    return [
+        known.setdefault(word, word) for word in (data / "words.txt").read_text().split("\n")[:-1]
+    ]
 
 
 def read_events(data: Path) -> Events:

@@ -1,10 +1,12 @@
-"""PyFlink, parallelism 2: the running count of each word of a directory of text files, in a Java that stays up between the jobs.
+"""PyFlink, parallelism 2: the running count of each word of a directory of text files, in a Java
+that stays up between the jobs.
 
     python -m benchmarks.peers.pyflink_words
 
-It reads one request a line and answers each with a line of JSON: `{"do": "run", "directory": ..., "settings": {...}}` throws the pairs away
-in Java, where they come out of Python, and `"do": "collect"` tells what they were. `settings` are Flink's own. Java's CPU time, and that of
-the Python processes it starts, is found from outside: they descend from this process.
+It reads one request a line and answers each with a line of JSON: `{"do": "run", "directory": ...,
+"settings": {...}}` throws the pairs away in Java, where they come out of Python, and `"do":
+"collect"` tells what they were. `settings` are Flink's own. Java's CPU time, and that of the Python
+processes it starts, is found from outside: they descend from this process.
 """
 
 from __future__ import annotations
@@ -36,16 +38,27 @@ class SoFar(MapFunction):  # type: ignore[misc]
         return word, n
 
 
-def counts(directory: str, settings: Mapping[str, str]) -> tuple[StreamExecutionEnvironment, DataStream]:
+def counts(
+    directory: str, settings: Mapping[str, str]
+) -> tuple[StreamExecutionEnvironment, DataStream]:
     chosen = Configuration()
-    for name, value in {"python.executable": sys.executable, "rest.bind-port": "0", **settings}.items():
+    for name, value in {
+        "python.executable": sys.executable,
+        "rest.bind-port": "0",
+        **settings,
+    }.items():
         chosen.set_string(name, value)
     env = StreamExecutionEnvironment.get_execution_environment(chosen)
     env.set_parallelism(PARALLELISM)
     files = FileSource.for_record_stream_format(StreamFormat.text_line_format(), directory).build()
-    # Lower case in the step that splits: one Python call a line, where another step would be one a word.
-    words = env.from_source(files, WatermarkStrategy.no_watermarks(), "files").flat_map(lambda line: line.lower().split(), Types.STRING())
-    return env, words.key_by(lambda word: word, Types.STRING()).map(SoFar(), Types.TUPLE([Types.STRING(), Types.LONG()]))
+    # Lower case in the step that splits: one Python call a line, where another step would be one a
+    # word.
+    words = env.from_source(files, WatermarkStrategy.no_watermarks(), "files").flat_map(
+        lambda line: line.lower().split(), Types.STRING()
+    )
+    return env, words.key_by(lambda word: word, Types.STRING()).map(
+        SoFar(), Types.TUPLE([Types.STRING(), Types.LONG()])
+    )
 
 
 def answer(asked: Mapping[str, Any]) -> list[tuple[str, int, int]]:
@@ -54,13 +67,16 @@ def answer(asked: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     if asked["do"] == "collect":
         with counted.execute_and_collect() as rows:
             return [(word, n, times) for (word, n), times in Counter(map(tuple, rows)).items()]
-    counted.sink_to(Sink(get_gateway().jvm.org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink()))
+    counted.sink_to(
+        Sink(get_gateway().jvm.org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink())
+    )
     env.execute("words")
     return []
 
 
 def main() -> None:
-    # Java and the workers write to file descriptor 1 as they like: the answers go where it led before.
+    # Java and the workers write to file descriptor 1 as they like: the answers go where it led
+    # before.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -1,4 +1,5 @@
-"""`python -m tests.ablations [NAME...]`: plant each bug, or those named, and say which tests found it.
+"""`python -m tests.ablations [NAME...]`: plant each bug, or those named, and say which tests found
+it.
 
     --everywhere   run the fast lane of the runtime for each, to learn which tests find it
 
@@ -12,7 +13,21 @@ import sys
 from tests.ablations.mutants import MUTANTS
 from tests.ablations.runner import FAST, Mutant, Workshop
 
-EVERYWHERE = [f"tests/{name}" for name in ("api", "cluster", "contracts", "core", "io", "mailbox", "network", "operators", "state", "task")]
+EVERYWHERE = [
+    f"tests/{name}"
+    for name in (
+        "api",
+        "cluster",
+        "contracts",
+        "core",
+        "io",
+        "mailbox",
+        "network",
+        "operators",
+        "state",
+        "task",
+    )
+]
 
 
 def main(arguments: list[str]) -> int:
@@ -31,21 +46,31 @@ def main(arguments: list[str]) -> int:
                 print("these tests fail without any bug", file=sys.stderr)
                 return 1
         survivors = [mutant.name for mutant in chosen if not found(workshop, mutant, everywhere)]
-    print(f"{len(chosen) - len(survivors)} of {len(chosen)} bugs found" + (f"; not found: {', '.join(survivors)}" if survivors else ""))
+    print(
+        f"{len(chosen) - len(survivors)} of {len(chosen)} bugs found"
+        + (f"; not found: {', '.join(survivors)}" if survivors else "")
+    )
     return 1 if survivors else 0
 
 
 def found(workshop: Workshop, mutant: Mutant, everywhere: bool) -> bool:
     """Plant one bug, report in a line."""
     with workshop.planted(mutant):
-        outcome = workshop.run(EVERYWHERE, "-m", FAST, "-n", "2") if everywhere else workshop.run(mutant.tests)
+        outcome = (
+            workshop.run(EVERYWHERE, "-m", FAST, "-n", "2")
+            if everywhere
+            else workshop.run(mutant.tests)
+        )
     if everywhere:
         print(f"{mutant.name}: {len(outcome.failed)} tests fail")
         for test in sorted(outcome.failed):
             print(f"    {test}")
         return bool(outcome.failed)
     missed = [test for test in mutant.tests if test not in outcome.failed]
-    print(f"{mutant.name}: {'found' if not missed else 'NOT FOUND by ' + ', '.join(missed)}", flush=True)
+    print(
+        f"{mutant.name}: {'found' if not missed else 'NOT FOUND by ' + ', '.join(missed)}",
+        flush=True,
+    )
     return not missed
 
 

@@ -8,7 +8,8 @@ __all__ = ["COORDINATION_MUTANTS"]
 
 ALIGNMENT = "tests/checkpoint/test_alignment.py::"
 RANDOM_CUTS = (
-    "tests/checkpoint/test_alignment_random.py::test_every_cut_through_ten_random_channels_is_consistent_and_none_stands_still"
+    "tests/checkpoint/"
+    "test_alignment_random.py::test_every_cut_through_ten_random_channels_is_consistent_and_none_stands_still"
 )
 COORDINATOR = "tests/checkpoint/test_coordinator.py::"
 WORLD = (
@@ -22,8 +23,10 @@ COORDINATION_MUTANTS: list[Mutant] = [
     Mutant(
         "a savepoint that met a task at its end is begun again at once",
         "aioflow/checkpoint/turns.py",
-        "        if first is not None and first.tries and self._subtasks.any_closing:\n            first = None",
-        "        if first is not None and not first.tries and self._subtasks.any_closing:\n            first = None",
+        "        if first is not None and first.tries and self._subtasks.any_closing:\n           "
+        " first = None",
+        "        if first is not None and not first.tries and self._subtasks.any_closing:\n       "
+        "     first = None",
         (f"{COORDINATOR}test_what_met_a_task_that_is_about_to_end_waits_for_its_end",),
     ),
     Mutant(
@@ -48,21 +51,33 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "aioflow/checkpoint/alignment.py",
         "            return [*verdicts, Resume((channel,))] if stands_still else verdicts\n",
         "            return verdicts\n",
-        (f"{ALIGNMENT}test_barrier_of_a_checkpoint_that_is_over_is_swallowed_and_its_channel_goes_on", RANDOM_CUTS),
+        (
+            f"{ALIGNMENT}test_barrier_of_a_checkpoint_that_is_over_is_swallowed_and_its_channel_goes_on",
+            RANDOM_CUTS,
+        ),
     ),
     Mutant(
         "channels stay blocked when their checkpoint is aborted",
         "aioflow/checkpoint/alignment.py",
-        "        resume = self._resume_blocked()\n        self._reset()\n        return [*resume, aborted]\n",
+        "        resume = self._resume_blocked()\n        self._reset()\n        return [*resume, "
+        "aborted]\n",
         "        self._blocked.clear()\n        self._reset()\n        return [aborted]\n",
-        (f"{ALIGNMENT}test_cancel_marker_as_the_last_of_three", f"{ALIGNMENT}test_newer_barrier_subsumes_and_ids_may_jump", RANDOM_CUTS),
+        (
+            f"{ALIGNMENT}test_cancel_marker_as_the_last_of_three",
+            f"{ALIGNMENT}test_newer_barrier_subsumes_and_ids_may_jump",
+            RANDOM_CUTS,
+        ),
     ),
     Mutant(
         "a channel that ended is waited for",
         "aioflow/checkpoint/alignment.py",
-        "        return [c for c in range(self._channels) if not self._closed[c] and c not in self._arrived]\n",
+        "        return [c for c in range(self._channels) if not self._closed[c] and c not in "
+        "self._arrived]\n",
         "        return [c for c in range(self._channels) if c not in self._arrived]\n",
-        (f"{ALIGNMENT}test_end_of_a_channel_counts_as_its_barrier", f"{ALIGNMENT}test_channels_that_ended_before_are_not_expected"),
+        (
+            f"{ALIGNMENT}test_end_of_a_channel_counts_as_its_barrier",
+            f"{ALIGNMENT}test_channels_that_ended_before_are_not_expected",
+        ),
     ),
     Mutant(
         "what a barrier overtook is not kept",
@@ -74,7 +89,12 @@ COORDINATION_MUTANTS: list[Mutant] = [
     Mutant(
         "a savepoint overtakes data",
         "aioflow/checkpoint/alignment.py",
-        "        self._due_ms = None if barrier.savepoint or timeout is None else barrier.timestamp_ms + timeout + 1\n",
+        (
+            "        self._due_ms = (\n"
+            "            None if barrier.savepoint or timeout is None else barrier.timestamp_ms + "
+            "timeout + 1\n"
+            "        )\n"
+        ),
         "        self._due_ms = None if timeout is None else barrier.timestamp_ms + timeout + 1\n",
         (f"{ALIGNMENT}test_savepoint_is_aligned_whatever_else_is_asked_for",),
     ),
@@ -90,13 +110,16 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "aioflow/checkpoint/coordinator.py",
         "                self._late_ms = 2.0 * age_ms\n",
         "                self._late_ms = self._late_at_first_ms\n",
-        (f"{COORDINATOR}test_a_checkpoint_that_takes_several_intervals_is_warned_of_once_and_again_at_twice_its_age",),
+        (
+            f"{COORDINATOR}test_a_checkpoint_that_takes_several_intervals_is_warned_of_once_and_again_at_twice_its_age",
+        ),
     ),
     Mutant(
         "the acknowledgement of an old attempt counts",
         "aioflow/checkpoint/coordinator.py",
         "        if pending is None or attempt not in pending.waiting:\n",
-        "        attempt = next((a for a in (pending.waiting if pending else ()) if a.vertex_id == attempt.vertex_id\n"
+        "        attempt = next((a for a in (pending.waiting if pending else ()) if a.vertex_id "
+        "== attempt.vertex_id\n"
         "                        and a.subtask_index == attempt.subtask_index), attempt)\n"
         "        if pending is None or attempt not in pending.waiting:\n",
         (f"{COORDINATOR}test_acknowledgement_of_an_old_attempt_is_discarded",),
@@ -106,19 +129,26 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "aioflow/checkpoint/turns.py",
         "            self._final, self._final_at_s = _Final.AHEAD, now.s + FINAL_RETRY_S\n",
         "            self._final, self._final_at_s = _Final.AHEAD, now.s\n",
-        ("tests/checkpoint/test_turns.py::test_a_final_one_that_failed_is_taken_again_after_a_while",),
+        (
+            "tests/checkpoint/"
+            "test_turns.py::test_a_final_one_that_failed_is_taken_again_after_a_while",
+        ),
     ),
     Mutant(
         "a savepoint is taken behind the final checkpoint",
         "aioflow/checkpoint/turns.py",
         "        if self._final is not _Final.AHEAD:\n            return None\n        first",
         "        first",
-        ("tests/checkpoint/test_turns.py::test_the_final_one_is_taken_once_all_are_at_their_end_and_nothing_behind_it",),
+        (
+            "tests/checkpoint/"
+            "test_turns.py::test_the_final_one_is_taken_once_all_are_at_their_end_and_nothing_behind_it",
+        ),
     ),
     Mutant(
         "the minimum pause is ignored",
         "aioflow/checkpoint/turns.py",
-        "        return max(self._periodic_at_s, self._last_completion_s + self._options.min_pause_ms / 1000)\n",
+        "        return max(self._periodic_at_s, self._last_completion_s + "
+        "self._options.min_pause_ms / 1000)\n",
         "        return self._periodic_at_s\n",
         (f"{COORDINATOR}test_minimum_pause_counts_from_the_last_completion",),
     ),
@@ -146,16 +176,25 @@ COORDINATION_MUTANTS: list[Mutant] = [
     Mutant(
         "a checkpoint of a past that was given up completes",
         "aioflow/checkpoint/coordinator.py",
-        '        instructions = self._abort_all(CheckpointFailureReason.TASK_FAILURE, "the job restarts", now)\n',
+        (
+            "        instructions = self._abort_all(\n"
+            '            CheckpointFailureReason.TASK_FAILURE, "the job restarts", now\n'
+            "        )\n"
+        ),
         "        instructions: list[Instruction] = []\n",
-        (f"{COORDINATOR}test_what_is_being_stored_survives_a_lost_task_but_not_the_restart_from_an_older_one",),
+        (
+            f"{COORDINATOR}test_what_is_being_stored_survives_a_lost_task_but_not_the_restart_from_an_older_one",
+        ),
     ),
     Mutant(
         "a checkpoint of which it is unknown whether it was stored is left with its files gone",
         "aioflow/checkpoint/coordinator.py",
         "self._discard(self._retention.failed(pending.id, pending.storing))",
         "self._discard(self._retention.failed(pending.id))",
-        (f"{COORDINATOR}test_failed_metadata_write_fails_that_checkpoint_and_the_next_one_subsumes_it", WORLD),
+        (
+            f"{COORDINATOR}test_failed_metadata_write_fails_that_checkpoint_and_the_next_one_subsumes_it",
+            WORLD,
+        ),
     ),
     Mutant(
         "ids begin anew after a restore",
@@ -169,20 +208,35 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "aioflow/checkpoint/coordinator.py",
         "            full=is_savepoint or self._needs_full,\n",
         "            full=is_savepoint,\n",
-        (f"{COORDINATOR}test_restore_without_claim_never_deletes_and_begins_with_a_full_checkpoint",),
+        (
+            f"{COORDINATOR}test_restore_without_claim_never_deletes_and_begins_with_a_full_checkpoint",
+        ),
     ),
     Mutant(
         "a finished subtask is forgotten by later checkpoints",
         "aioflow/checkpoint/coordinator.py",
-        "        return SubtaskState(finished=True) if last is None else replace(last, finished=True, channels=())\n",
+        (
+            "        return (\n"
+            "            SubtaskState(finished=True)\n"
+            "            if last is None\n"
+            "            else replace(last, finished=True, channels=())\n"
+            "        )\n"
+        ),
         "        return SubtaskState(finished=True)\n",
         (f"{COORDINATOR}test_finished_subtask_counts_with_what_it_had",),
     ),
     Mutant(
         "what was in flight behind a finished subtask is restored",
         "aioflow/checkpoint/coordinator.py",
-        "        return SubtaskState(finished=True) if last is None else replace(last, finished=True, channels=())\n",
-        "        return SubtaskState(finished=True) if last is None else replace(last, finished=True)\n",
+        (
+            "        return (\n"
+            "            SubtaskState(finished=True)\n"
+            "            if last is None\n"
+            "            else replace(last, finished=True, channels=())\n"
+            "        )\n"
+        ),
+        "        return SubtaskState(finished=True) if last is None else replace(last, "
+        "finished=True)\n",
         (f"{COORDINATOR}test_finished_subtask_counts_with_what_it_had",),
     ),
     Mutant(
@@ -190,7 +244,10 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "aioflow/checkpoint/coordinator.py",
         "        if deleted:\n            detail",
         "        if False:\n            detail",
-        (f"{COORDINATOR}test_acknowledgement_that_refers_to_deleted_files_aborts_its_checkpoint", WORLD),
+        (
+            f"{COORDINATOR}test_acknowledgement_that_refers_to_deleted_files_aborts_its_checkpoint",
+            WORLD,
+        ),
     ),
     Mutant(
         "expiries fail no job",
@@ -202,8 +259,10 @@ COORDINATION_MUTANTS: list[Mutant] = [
     Mutant(
         "a file that a subsumed checkpoint shares is deleted with it",
         "aioflow/checkpoint/completed.py",
-        "            if count:\n                self._references[name] = count\n            else:\n",
-        "            if count < 0:\n                self._references[name] = count\n            else:\n",
+        "            if count:\n                self._references[name] = count\n            "
+        "else:\n",
+        "            if count < 0:\n                self._references[name] = count\n            "
+        "else:\n",
         (f"{RETENTION}test_shared_file_lives_as_long_as_anybody_refers_to_it", WORLD),
     ),
     Mutant(
@@ -230,8 +289,9 @@ COORDINATION_MUTANTS: list[Mutant] = [
     Mutant(
         "a subtask misses the key groups at the end of its range",
         "aioflow/checkpoint/assignment.py",
-        "        met = [k for k in self.keyed if own.intersection(KeyGroupRange(k.first_group, k.last_group)) is not None]\n",
-        "        met = [k for k in self.keyed if own.start in KeyGroupRange(k.first_group, k.last_group) or k.first_group < own.start]\n",
+        "            if own.intersection(KeyGroupRange(k.first_group, k.last_group)) is not None\n",
+        "            if own.start in KeyGroupRange(k.first_group, k.last_group) or k.first_group "
+        "< own.start\n",
         (
             f"{ASSIGNMENT}test_every_key_group_goes_to_exactly_one_new_subtask",
             f"{ASSIGNMENT}test_new_subtask_reads_the_files_of_those_whose_key_groups_it_takes_over",
@@ -252,7 +312,10 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "aioflow/cluster/leadership.py",
         "            while not given_up.is_set():\n",
         "            while True:\n",
-        ("tests/cluster/test_leadership.py::test_a_standby_that_is_told_to_end_does_so_and_never_leads",),
+        (
+            "tests/cluster/"
+            "test_leadership.py::test_a_standby_that_is_told_to_end_does_so_and_never_leads",
+        ),
     ),
     Mutant(
         "a source hands over what its chain had time for, however long it waits for its operators",
@@ -260,8 +323,10 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "        since_ns = begun_ns if self._blocked_ns is None else self._blocked_ns\n",
         "        since_ns = begun_ns\n",
         (
-            "tests/task/test_handover.py::test_the_wait_for_an_operator_counts_and_the_turns_of_others_do_not",
-            "tests/task/test_handover.py::test_a_sink_that_awaits_each_record_is_given_few_ahead_of_it",
+            "tests/task/"
+            "test_handover.py::test_the_wait_for_an_operator_counts_and_the_turns_of_others_do_not",
+            "tests/task/"
+            "test_handover.py::test_a_sink_that_awaits_each_record_is_given_few_ahead_of_it",
         ),
     ),
     Mutant(
@@ -269,13 +334,17 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "aioflow/task/chain.py",
         "    holds_end = True\n",
         "    holds_end = False\n",
-        ("tests/api/test_run.py::test_what_the_clock_gives_at_the_end_comes_before_the_end_of_event_time",),
+        (
+            "tests/api/"
+            "test_run.py::test_what_the_clock_gives_at_the_end_comes_before_the_end_of_event_time",
+        ),
     ),
     Mutant(
         "at the end of the input, map_batches waits for a full list",
         "aioflow/task/stream_task.py",
         "            self._operators.input_stopped()\n",
-        "            if status is InputStatus.STOPPED:\n                self._operators.input_stopped()\n",
+        "            if status is InputStatus.STOPPED:\n                "
+        "self._operators.input_stopped()\n",
         ("tests/api/test_stopping_sources.py::test_the_end_of_the_input_waits_for_no_full_list",),
     ),
 ]

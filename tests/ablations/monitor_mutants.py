@@ -33,15 +33,18 @@ MONITOR_MUTANTS: list[Mutant] = [
     Mutant(
         "a changing call needs no token",
         "aioflow/monitoring/guard.py",
-        '        if not options.accepts(request.headers.get("Authorization")):\n            return 401',
-        '        if options.accepts(request.headers.get("Authorization")) is None:\n            return 401',
+        '        if not options.accepts(request.headers.get("Authorization")):\n            '
+        "return 401",
+        '        if options.accepts(request.headers.get("Authorization")) is None:\n            '
+        "return 401",
         (f"{GUARD}test_with_control_every_changing_call_needs_the_token",),
     ),
     Mutant(
         "the beginning of the token is enough",
         "aioflow/monitoring/options.py",
         '        return hmac.compare_digest(given, f"Bearer {self.token}".encode())\n',
-        '        return given.startswith(b"Bearer ") and self.token.startswith(given[7:].decode("utf-8", "replace"))\n',
+        '        return given.startswith(b"Bearer ") and '
+        'self.token.startswith(given[7:].decode("utf-8", "replace"))\n',
         (f"{GUARD}test_with_control_every_changing_call_needs_the_token",),
     ),
     Mutant(
@@ -63,7 +66,9 @@ MONITOR_MUTANTS: list[Mutant] = [
         "aioflow/monitoring/guard.py",
         "not (options.guards_reads or _is_from_elsewhere(request))",
         "not options.guards_reads",
-        (f"{GUARD}test_where_a_service_listens_for_others_they_do_not_read_by_calling_it_localhost",),
+        (
+            f"{GUARD}test_where_a_service_listens_for_others_they_do_not_read_by_calling_it_localhost",
+        ),
     ),
     Mutant(
         "reading off loopback needs no token",
@@ -82,9 +87,13 @@ MONITOR_MUTANTS: list[Mutant] = [
     Mutant(
         "secrets in errors are shown",
         "aioflow/cluster/job_history.py",
-        '    return redacted(told or "".join(traceback.format_exception(error)), TEXT_CHARACTERS_MAX)\n',
+        '    return redacted(told or "".join(traceback.format_exception(error)), '
+        "TEXT_CHARACTERS_MAX)\n",
         '    return (told or "".join(traceback.format_exception(error)))[:TEXT_CHARACTERS_MAX]\n',
-        (f"{INSIDE}test_no_secret_leaves_by_any_reading_path", f"{REST}test_a_failure_is_shown_with_its_operator_record_and_traceback"),
+        (
+            f"{INSIDE}test_no_secret_leaves_by_any_reading_path",
+            f"{REST}test_a_failure_is_shown_with_its_operator_record_and_traceback",
+        ),
     ),
     Mutant(
         "secrets in log records are shown",
@@ -117,7 +126,8 @@ MONITOR_MUTANTS: list[Mutant] = [
     Mutant(
         "refused peers of the RPC server are not logged",
         "aioflow/network/waiting_room.py",
-        '                self._refusals.add(connection.peer, error or "it ended before it had proved itself")\n',
+        '                self._refusals.add(connection.peer, error or "it ended before it had '
+        'proved itself")\n',
         "                self._refusals.total += 1\n",
         (f"{RPC}test_strangers_are_bounded_and_closed_with_the_server",),
     ),
@@ -173,9 +183,15 @@ MONITOR_MUTANTS: list[Mutant] = [
     Mutant(
         "a late report revives a cancelled attempt",
         "aioflow/cluster/job_history.py",
-        "        if known.state.is_terminal or (known.state is ExecutionState.CANCELING and not state.is_terminal):\n",
+        (
+            "        if known.state.is_terminal or (\n"
+            "            known.state is ExecutionState.CANCELING and not state.is_terminal\n"
+            "        ):\n"
+        ),
         "        if known.state.is_terminal:\n",
-        (f"{INSIDE}test_what_comes_behind_the_end_or_the_cancelling_of_an_attempt_changes_nothing",),
+        (
+            f"{INSIDE}test_what_comes_behind_the_end_or_the_cancelling_of_an_attempt_changes_nothing",
+        ),
     ),
     Mutant(
         "names of users break the page for Prometheus",
@@ -191,7 +207,8 @@ MONITOR_MUTANTS: list[Mutant] = [
         "            max(0.0, 1000.0 - idle_rate - soft_rate),\n",
         (
             "tests/monitoring/test_accounting.py::test_each_second_is_told_to_the_millisecond",
-            "tests/monitoring/test_accounting.py::test_busy_idle_and_held_back_make_a_second_however_it_is_divided",
+            "tests/monitoring/"
+            "test_accounting.py::test_busy_idle_and_held_back_make_a_second_however_it_is_divided",
         ),
     ),
 ]

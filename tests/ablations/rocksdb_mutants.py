@@ -1,4 +1,6 @@
-"""The bugs of the state backend over RocksDB: what is only in memory, and what is shared between checkpoints."""
+"""The bugs of the state backend over RocksDB: what is only in memory, and what is shared between
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         "aioflow/state/rocksdb_snapshot.py",
         "        self.frozen = cache.dirty\n",
         "        self.frozen: dict[Space, dict[Any, Any]] = {}\n",
-        (f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore", f"{ROCKSDB}test_a_file_of_the_database_is_uploaded_once"),
+        (
+            f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore",
+            f"{ROCKSDB}test_a_file_of_the_database_is_uploaded_once",
+        ),
     ),
     Mutant(
         "RocksDB writes what came and went since the last checkpoint",
@@ -29,35 +34,46 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         "aioflow/state/rocksdb_cache.py",
         "            if lookup(key) is MISSING and (written is None or key not in written):\n",
         "            if lookup(key) is MISSING:\n",
-        (f"{ROCKSDB}test_a_key_that_came_and_went_is_gone_also_where_a_cancelled_snapshot_was_to_say_so",),
+        (
+            f"{ROCKSDB}test_a_key_that_came_and_went_is_gone_also_where_a_cancelled_snapshot_was_to_say_so",
+        ),
     ),
     Mutant(
         "whether a window on disk is empty is asked of all of its rows each time",
         "aioflow/state/rocksdb_cache.py",
         "self.cache.stored_from(self, self.passed)",
         'self.cache.stored_from(self, b"")',
-        (f"{ROCKSDB}test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_rows_again",),
+        (
+            f"{ROCKSDB}test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_rows_again",
+        ),
     ),
     Mutant(
         "what comes back to a window on disk below a row that was passed is forgotten",
         "aioflow/state/rocksdb_cache.py",
         "        space.passed = min(space.passed, row)\n",
         "",
-        (f"{ROCKSDB}test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_rows_again",),
+        (
+            f"{ROCKSDB}test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_rows_again",
+        ),
     ),
     Mutant(
         "each window on disk leaves deleted ranges, however few its keys are",
         "aioflow/state/rocksdb_cache.py",
         "            if len(space.few) > ROWS_FEW:\n",
         "            if space.few:\n",
-        (f"{ROCKSDB}test_a_window_of_few_keys_leaves_no_deleted_range_that_reads_would_have_to_heed",),
+        (
+            f"{ROCKSDB}test_a_window_of_few_keys_leaves_no_deleted_range_that_reads_would_have_to_heed",
+        ),
     ),
     Mutant(
         "of a window that is dropped only the first row goes",
         "aioflow/state/rocksdb_cache.py",
         "                    for row in space.few:\n                        batch.delete(row)\n",
-        "                    for row in list(space.few)[:1]:\n                        batch.delete(row)\n",
-        (f"{ROCKSDB}test_a_window_of_few_keys_leaves_no_deleted_range_that_reads_would_have_to_heed",),
+        "                    for row in list(space.few)[:1]:\n                        "
+        "batch.delete(row)\n",
+        (
+            f"{ROCKSDB}test_a_window_of_few_keys_leaves_no_deleted_range_that_reads_would_have_to_heed",
+        ),
     ),
     Mutant(
         "of each window something is written out at once, however many there are",
@@ -69,7 +85,8 @@ ROCKSDB_MUTANTS: list[Mutant] = [
     Mutant(
         "a frozen value is changed before it is written",
         "aioflow/state/rocksdb_cache.py",
-        "                        capture.save(self, key, self.lookup(key))\n                        del frozen[key]\n",
+        "                        capture.save(self, key, self.lookup(key))\n                      "
+        "  del frozen[key]\n",
         "",
         (
             f"{SNAPSHOTS}test_a_list_changed_while_the_snapshot_is_written_is_in_it_as_it_was",
@@ -79,7 +96,8 @@ ROCKSDB_MUTANTS: list[Mutant] = [
     Mutant(
         "files of an aborted checkpoint are referred to",
         "aioflow/state/rocksdb.py",
-        "        snapshot = self._snapshots.pop(checkpoint_id, None)\n        if snapshot is not None:\n            snapshot.cancel()\n",
+        "        snapshot = self._snapshots.pop(checkpoint_id, None)\n        if snapshot is not "
+        "None:\n            snapshot.cancel()\n",
         "        self.checkpoint_completed(checkpoint_id)\n",
         (f"{ROCKSDB}test_what_an_aborted_checkpoint_uploaded_is_uploaded_again",),
     ),
@@ -109,6 +127,9 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         "aioflow/state/rocksdb_cache.py",
         "        if (other := self.spaces.get(number)) is not None:\n",
         "        if (other := None) is not None:\n",
-        ("tests/contracts/test_state_backend.py::test_a_namespace_used_first_after_a_restore_is_none_that_was_restored",),
+        (
+            "tests/contracts/"
+            "test_state_backend.py::test_a_namespace_used_first_after_a_restore_is_none_that_was_restored",
+        ),
     ),
 ]

@@ -1,7 +1,8 @@
-"""Plants one bug at a time in a private copy of the project, and runs the tests that are said to find it.
+"""Plants one bug at a time in a private copy of the project, and runs the tests that are said to
+find it.
 
-The shared tree is only read. A bug counts as found when every test that is named for it fails in the copy; before any bug is planted,
-those tests must pass there.
+The shared tree is only read. A bug counts as found when every test that is named for it fails in
+the copy; before any bug is planted, those tests must pass there.
 """
 
 from __future__ import annotations
@@ -24,14 +25,22 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("aioflow", "tests", "examples", "benchmarks", "pyproject.toml")
 FAST = "not integration and not examples and not simulation and not spark and not slow"
 TEST_TIMEOUT_S = 60
-"""A bug may make a test wait for ever; that is found, too. Several times what the slowest of them takes on a busy machine."""
+"""A bug may make a test wait for ever; that is found, too.
+
+Several times what the slowest of them takes on a busy machine.
+"""
 RUN_TIMEOUT_S = 300
-"""Beside that of each test: a bug may also make the end of a loop wait, which no time-out of a test cuts short."""
+"""Beside that of each test: a bug may also make the end of a loop wait, which no time-out of a
+test cuts short.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One bug. `old` occurs exactly once in `file`; `tests` are "file::function", and each of them must fail."""
+    """One bug.
+
+    `old` occurs exactly once in `file`; `tests` are "file::function", and each of them must fail.
+    """
 
     name: str
     file: str
@@ -50,7 +59,10 @@ class Outcome:
 
 
 class Workshop:
-    """A private copy of the project in which bugs are planted. Use as a context manager; it is removed at the end."""
+    """A private copy of the project in which bugs are planted.
+
+    Use as a context manager; it is removed at the end.
+    """
 
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="ablations-"))
@@ -61,7 +73,9 @@ class Workshop:
         for name in COPIED:
             source, target = ROOT / name, self.project / name
             if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+                shutil.copytree(
+                    source, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
+                )
             elif source.exists():
                 shutil.copy(source, target)
         return self
@@ -75,7 +89,10 @@ class Workshop:
         path = self.project / mutant.file
         sound = path.read_text(encoding="utf-8")
         if sound.count(mutant.old) != 1:
-            raise ValueError(f"{mutant.name}: its old text occurs {sound.count(mutant.old)} times in {mutant.file}, expected once")
+            raise ValueError(
+                f"{mutant.name}: its old text occurs {sound.count(mutant.old)} times in "
+                f"{mutant.file}, expected once"
+            )
         path.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
         try:
             yield
@@ -87,9 +104,23 @@ class Workshop:
         places = list(dict.fromkeys(test.partition("::")[0] for test in tests))
         names = [test.partition("::")[2] for test in tests if "::" in test]
         selected = ["-k", " or ".join(names)] if names else []
-        # The copy comes before the installed package, also for the plugin, which is loaded first of all.
-        environment = {**os.environ, "PYTHONPATH": str(self.project), "PYTHONDONTWRITEBYTECODE": "1", "CI": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", f"--timeout={TEST_TIMEOUT_S}"]
+        # The copy comes before the installed package, also for the plugin, which is loaded first of
+        # all.
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.project),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "CI": "1",
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--tb=no",
+            "-rfE",
+            f"--timeout={TEST_TIMEOUT_S}",
+        ]
         command += ["-p", "no:cacheprovider", "-p", "tests.ablations.unshrunk"]
         running = subprocess.Popen(
             [*command, *options, *selected, *places],

@@ -15,7 +15,8 @@ SPARK_MUTANTS: list[Mutant] = [
         "records on Spark carry the watermark of their batch",
         "aioflow/spark/runner_blocks.py",
         "        block.marks += [told] * count if part.watermarks is None else part.watermarks\n",
-        "        block.marks += [told if part.watermarks is None else part.watermarks[-1]] * count\n",
+        "        block.marks += [told if part.watermarks is None else part.watermarks[-1]] * "
+        "count\n",
         (
             f"{ANSWERS}test_timers_that_later_elements_delete_fire_as_they_do_record_by_record",
             f"{BLOCKS}test_records_come_back_with_times_keys_and_the_watermark_in_force",
@@ -38,11 +39,18 @@ SPARK_MUTANTS: list[Mutant] = [
     Mutant(
         "a block does not say that it holds what an aggregate takes of records",
         "aioflow/spark/runner_blocks.py",
-        "block.marks, block.marks[-1], block.taken)\n",
-        "block.marks, block.marks[-1])\n",
+        (
+            "        batch = RecordBatch(\n"
+            "            block.values, block.stamps, keys, block.marks, block.marks[-1], "
+            "block.taken\n"
+            "        )\n"
+        ),
+        "        batch = RecordBatch(block.values, block.stamps, keys, block.marks, "
+        "block.marks[-1])\n",
         (
             f"{BLOCKS}test_what_is_taken_of_records_does_not_share_a_block_with_records",
-            "tests/spark/test_taken.py::test_answers_of_the_stages_of_spark_are_those_of_one_subtask",
+            "tests/spark/"
+            "test_taken.py::test_answers_of_the_stages_of_spark_are_those_of_one_subtask",
         ),
     ),
     Mutant(
@@ -55,7 +63,12 @@ SPARK_MUTANTS: list[Mutant] = [
     Mutant(
         "what an operator has beside the state of a key is forgotten between batches of Spark",
         "aioflow/spark/stream_keys.py",
-        "                contexts[0].operator_state.restore(decode_operator_state(kept.operator, self._codec, contexts[0].name))\n",
+        (
+            "                contexts[0].operator_state.restore(\n"
+            "                    decode_operator_state(kept.operator, self._codec, "
+            "contexts[0].name)\n"
+            "                )\n"
+        ),
         "",
         (f"{STREAM}test_answers_are_those_of_the_engine",),
     ),
@@ -69,8 +82,12 @@ SPARK_MUTANTS: list[Mutant] = [
     Mutant(
         "a sink of the program commits before the others have written",
         "aioflow/spark/runner_home.py",
-        "                for written, task in zip([stage.end() for stage in self._home], self._tasks, strict=True):\n",
-        "                for written, task in zip([stage.commit() or stage.end() for stage in self._home], self._tasks, strict=True):\n",
+        "                    [stage.end() for stage in self._home], self._tasks, strict=True\n",
+        (
+            "                    [stage.commit() or stage.end() for stage in self._home],\n"
+            "                    self._tasks,\n"
+            "                    strict=True,\n"
+        ),
         ("tests/spark/test_runner_home.py::test_nothing_is_committed_before_all_have_written",),
     ),
     Mutant(
@@ -78,7 +95,10 @@ SPARK_MUTANTS: list[Mutant] = [
         "aioflow/spark/worker.py",
         "        if is_silent or os.getppid() != parent:\n",
         "        if os.getppid() != parent:\n",
-        ("tests/spark/test_worker_process.py::test_a_worker_whose_loop_is_held_ends_with_its_driver_all_the_same",),
+        (
+            "tests/spark/"
+            "test_worker_process.py::test_a_worker_whose_loop_is_held_ends_with_its_driver_all_the_same",
+        ),
     ),
     Mutant(
         "an attempt that Spark makes by itself serves beside the replacement",
@@ -90,15 +110,23 @@ SPARK_MUTANTS: list[Mutant] = [
     Mutant(
         "a worker that is given up keeps its core in Spark",
         "aioflow/spark/provider.py",
-        "        if worker is not None and not worker.left.done():\n            worker.left.set_result(None)\n",
-        "        if worker is not None and worker.left.done():\n            worker.left.set_result(None)\n",
-        ("tests/spark/test_provider.py::test_a_worker_that_is_given_up_and_does_not_end_loses_its_spark_job",),
+        "        if worker is not None and not worker.left.done():\n            "
+        "worker.left.set_result(None)\n",
+        "        if worker is not None and worker.left.done():\n            "
+        "worker.left.set_result(None)\n",
+        (
+            "tests/spark/"
+            "test_provider.py::test_a_worker_that_is_given_up_and_does_not_end_loses_its_spark_job",
+        ),
     ),
     Mutant(
         "a worker of one program looks for another jobmanager",
         "aioflow/cluster/taskmanager.py",
         "                if self._accepted and not self._options.follows:\n",
         "                if not self._accepted and not self._options.follows:\n",
-        ("tests/cluster/test_taskmanager.py::test_one_that_follows_nobody_ends_with_its_jobmanager",),
+        (
+            "tests/cluster/"
+            "test_taskmanager.py::test_one_that_follows_nobody_ends_with_its_jobmanager",
+        ),
     ),
 ]

@@ -10,10 +10,11 @@ STORE_MUTANTS: list[Mutant] = [
     Mutant(
         "an object is not fsynced before it gets its name",
         "aioflow/core/system_files.py",
-        "put_file(aside, \"wb\", data, True)",
-        "put_file(aside, \"wb\", data, False)",
+        'put_file(aside, "wb", data, True)',
+        'put_file(aside, "wb", data, False)',
         (
-            "tests/core/test_system_files.py::test_content_is_durable_before_the_name_and_the_name_before_the_answer",
+            "tests/core/"
+            "test_system_files.py::test_content_is_durable_before_the_name_and_the_name_before_the_answer",
         ),
     ),
     Mutant(
@@ -22,7 +23,8 @@ STORE_MUTANTS: list[Mutant] = [
         "    fsync_path(directory)\n    return created\n",
         "    return created\n",
         (
-            "tests/core/test_system_files.py::test_content_is_durable_before_the_name_and_the_name_before_the_answer",
+            "tests/core/"
+            "test_system_files.py::test_content_is_durable_before_the_name_and_the_name_before_the_answer",
         ),
     ),
     Mutant(
@@ -31,7 +33,8 @@ STORE_MUTANTS: list[Mutant] = [
         "            await self._objects.harden()\n",
         "            pass\n",
         (
-            "tests/checkpoint_store/test_crashes.py::test_what_a_successor_has_found_survives_although_its_writer_died_before_it_was_durable",
+            "tests/checkpoint_store/"
+            "test_crashes.py::test_what_a_successor_has_found_survives_although_its_writer_died_before_it_was_durable",
         ),
     ),
     Mutant(
@@ -41,7 +44,8 @@ STORE_MUTANTS: list[Mutant] = [
         "        os.replace(source, target)\n        return True\n",
         (
             "tests/simulation/test_disk.py::test_a_file_takes_a_name_only_if_nothing_has_it",
-            "tests/contracts/test_checkpoint_storage.py::test_of_many_that_create_one_name_at_once_one_wins",
+            "tests/contracts/"
+            "test_checkpoint_storage.py::test_of_many_that_create_one_name_at_once_one_wins",
         ),
     ),
     Mutant(
@@ -50,7 +54,8 @@ STORE_MUTANTS: list[Mutant] = [
         "    if real != root and not",
         "    if real == root and not",
         (
-            "tests/checkpoint_store/test_store.py::test_symbolic_links_out_of_the_store_are_not_followed",
+            "tests/checkpoint_store/"
+            "test_store.py::test_symbolic_links_out_of_the_store_are_not_followed",
         ),
     ),
     Mutant(
@@ -59,7 +64,8 @@ STORE_MUTANTS: list[Mutant] = [
         "        if hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() != file.digest:",
         "        if not file.digest:",
         (
-            "tests/checkpoint_store/test_damage.py::test_state_files_damaged_at_any_byte_or_cut_at_any_length_are_refused",
+            "tests/checkpoint_store/"
+            "test_damage.py::test_state_files_damaged_at_any_byte_or_cut_at_any_length_are_refused",
             "tests/checkpoint_store/test_damage.py::test_state_inside_a_handle_is_checked_as_well",
         ),
     ),
@@ -69,7 +75,8 @@ STORE_MUTANTS: list[Mutant] = [
         "    if digest != _digest(rest) or len(rest) < 2:",
         "    if len(rest) < 2:",
         (
-            "tests/checkpoint_store/test_damage.py::test_metadata_damaged_at_any_byte_or_cut_at_any_length_is_refused",
+            "tests/checkpoint_store/"
+            "test_damage.py::test_metadata_damaged_at_any_byte_or_cut_at_any_length_is_refused",
         ),
     ),
     Mutant(
@@ -78,7 +85,8 @@ STORE_MUTANTS: list[Mutant] = [
         "                if not fall_back:\n",
         "                if fall_back:\n",
         (
-            "tests/checkpoint_store/test_store.py::test_a_newest_that_is_damaged_is_refused_and_passed_over_only_when_asked",
+            "tests/checkpoint_store/"
+            "test_store.py::test_a_newest_that_is_damaged_is_refused_and_passed_over_only_when_asked",
         ),
     ),
     Mutant(
@@ -87,7 +95,8 @@ STORE_MUTANTS: list[Mutant] = [
         "            await open_objects(url, self._host).modified_ms(METADATA)\n",
         "            return METADATA in await open_objects(url, self._host).names(METADATA)\n",
         (
-            "tests/checkpoint_store/test_store.py::test_the_newest_is_the_largest_number_of_checkpoints_and_savepoints",
+            "tests/checkpoint_store/"
+            "test_store.py::test_the_newest_is_the_largest_number_of_checkpoints_and_savepoints",
             "tests/checkpoint_store/test_store.py::test_a_savepoint_in_memory_is_found_as_well",
         ),
     ),
@@ -97,18 +106,22 @@ STORE_MUTANTS: list[Mutant] = [
         "            await self._withdraw(objects, name, data)\n            if isinstance",
         "            if isinstance",
         (
-            "tests/checkpoint_store/test_store.py::test_a_checkpoint_that_could_not_be_stored_is_not_there",
-            "tests/checkpoint_store/test_crashes.py::test_a_disk_that_is_full_or_fails_costs_checkpoints_and_nothing_else",
+            "tests/checkpoint_store/"
+            "test_store.py::test_a_checkpoint_that_could_not_be_stored_is_not_there",
+            "tests/checkpoint_store/"
+            "test_crashes.py::test_a_disk_that_is_full_or_fails_costs_checkpoints_and_nothing_else",
         ),
     ),
     Mutant(
         "what was given up is removed although it is another job's",
         "aioflow/checkpoint/store.py",
-        "(checkpoint.location, None) for checkpoint in discard.checkpoints if checkpoint.location)\n",
-        "(f\"{self.url}/checkpoints/{checkpoint.checkpoint_id}\", None) for checkpoint in discard.checkpoints)\n",
+        "            (checkpoint.location, None) for checkpoint in discard.checkpoints if "
+        "checkpoint.location\n",
         (
-            "tests/checkpoint_store/test_store.py::test_a_number_is_given_once",
+            '            (f"{self.url}/checkpoints/{checkpoint.checkpoint_id}", None)\n'
+            "            for checkpoint in discard.checkpoints\n"
         ),
+        ("tests/checkpoint_store/test_store.py::test_a_number_is_given_once",),
     ),
     Mutant(
         "what a checkpoint refers to is removed although its metadata could not be",
@@ -116,7 +129,8 @@ STORE_MUTANTS: list[Mutant] = [
         "            for location in list(self._unwanted):\n",
         "            for location in [c.location for c in discard.checkpoints if c.location]:\n",
         (
-            "tests/checkpoint_store/test_store.py::test_metadata_that_could_not_be_removed_goes_before_what_it_refers_to",
+            "tests/checkpoint_store/"
+            "test_store.py::test_metadata_that_could_not_be_removed_goes_before_what_it_refers_to",
         ),
     ),
     Mutant(
@@ -125,7 +139,8 @@ STORE_MUTANTS: list[Mutant] = [
         "                self._in_doubt.remove(doubt)\n",
         "                self._in_doubt.clear()\n",
         (
-            "tests/checkpoint_store/test_store.py::test_what_several_remove_at_once_is_forgotten_once_and_nothing_else_is",
+            "tests/checkpoint_store/"
+            "test_store.py::test_what_several_remove_at_once_is_forgotten_once_and_nothing_else_is",
         ),
     ),
     Mutant(
@@ -134,7 +149,8 @@ STORE_MUTANTS: list[Mutant] = [
         "        if self._lease is not None:\n            await self._lease.confirm()\n",
         "        if self._lease is None:\n            return\n",
         (
-            "tests/checkpoint_store/test_flow_lease.py::test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more",
+            "tests/checkpoint_store/"
+            "test_flow_lease.py::test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more",
         ),
     ),
     Mutant(
@@ -143,17 +159,21 @@ STORE_MUTANTS: list[Mutant] = [
         "            if not await self._keeper.renew_late(lease):\n",
         "            if lease.valid_until:\n",
         (
-            "tests/checkpoint_store/test_flow_lease.py::test_one_that_hung_and_that_nobody_followed_goes_on",
-            "tests/checkpoint_store/test_flow_lease.py::test_one_that_is_late_again_and_again_goes_on",
+            "tests/checkpoint_store/"
+            "test_flow_lease.py::test_one_that_hung_and_that_nobody_followed_goes_on",
+            "tests/checkpoint_store/"
+            "test_flow_lease.py::test_one_that_is_late_again_and_again_goes_on",
         ),
     ),
     Mutant(
         "a holder that is late does not look whether another has the lease",
         "aioflow/checkpoint/lease.py",
-        "            if head is None or head.token != lease.token or head.holder != self.candidate:\n",
+        "            if head is None or head.token != lease.token or head.holder != "
+        "self.candidate:\n",
         "            if head is None:\n",
         (
-            "tests/checkpoint_store/test_flow_lease.py::test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more",
+            "tests/checkpoint_store/"
+            "test_flow_lease.py::test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more",
         ),
     ),
     Mutant(
@@ -162,8 +182,10 @@ STORE_MUTANTS: list[Mutant] = [
         "now - since >= options.take_over_s",
         "now >= since",
         (
-            "tests/checkpoint_store/test_flow_lease.py::test_a_second_job_is_refused_naming_the_first",
-            "tests/checkpoint_store/test_flow_lease.py::test_one_that_was_killed_elsewhere_is_followed_when_its_lease_has_run_out",
+            "tests/checkpoint_store/"
+            "test_flow_lease.py::test_a_second_job_is_refused_naming_the_first",
+            "tests/checkpoint_store/"
+            "test_flow_lease.py::test_one_that_was_killed_elsewhere_is_followed_when_its_lease_has_run_out",
         ),
     ),
     Mutant(
@@ -172,17 +194,25 @@ STORE_MUTANTS: list[Mutant] = [
         "        return _start_time(process.pid) != process.started\n",
         "        return True\n",
         (
-            "tests/checkpoint_store/test_flow_lease.py::test_a_process_of_this_machine_that_was_killed_is_known_to_be_dead",
+            "tests/checkpoint_store/"
+            "test_flow_lease.py::test_a_process_of_this_machine_that_was_killed_is_known_to_be_dead",
         ),
     ),
     Mutant(
         "what a completed checkpoint refers to is swept away",
         "aioflow/checkpoint/sweeping.py",
-        "if name not in referred], before_ms)",
-        "if name], before_ms)",
         (
-            "tests/checkpoint_store/test_sweeping.py::test_state_that_no_checkpoint_refers_to_goes_once_it_is_old",
-            "tests/checkpoint_store/test_crashes.py::test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged",
+            "        store,\n"
+            '        [name for name in await store.objects.names("state") if name not in '
+            "referred],\n"
+            "        before_ms,\n"
+        ),
+        '        store, [name for name in await store.objects.names("state") if name], before_ms\n',
+        (
+            "tests/checkpoint_store/"
+            "test_sweeping.py::test_state_that_no_checkpoint_refers_to_goes_once_it_is_old",
+            "tests/checkpoint_store/"
+            "test_crashes.py::test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged",
         ),
     ),
     Mutant(
@@ -191,8 +221,10 @@ STORE_MUTANTS: list[Mutant] = [
         "if await store.objects.modified_ms(name) < before_ms]",
         "if await store.objects.modified_ms(name)]",
         (
-            "tests/checkpoint_store/test_sweeping.py::test_state_that_no_checkpoint_refers_to_goes_once_it_is_old",
-            "tests/checkpoint_store/test_sweeping.py::test_savepoints_that_were_never_completed_go_and_the_others_stay",
+            "tests/checkpoint_store/"
+            "test_sweeping.py::test_state_that_no_checkpoint_refers_to_goes_once_it_is_old",
+            "tests/checkpoint_store/"
+            "test_sweeping.py::test_savepoints_that_were_never_completed_go_and_the_others_stay",
         ),
     ),
     Mutant(
@@ -200,14 +232,28 @@ STORE_MUTANTS: list[Mutant] = [
         "aioflow/cluster/job_checkpoints.py",
         "            self._begin(self._sweep_state(),",
         "            False and self._begin(self._sweep_state(),",
-        ("tests/cluster/test_job_checkpoints.py::test_state_that_killed_tasks_left_goes_with_a_later_restart",),
+        (
+            "tests/cluster/"
+            "test_job_checkpoints.py::test_state_that_killed_tasks_left_goes_with_a_later_restart",
+        ),
     ),
     Mutant(
         "a copy of state in the process is believed",
         "aioflow/checkpoint/local_state.py",
-        "        if len(content) != file.size or hashlib",
-        "        if len(content) < 0 and hashlib",
-        ("tests/checkpoint/test_local_state.py::test_a_copy_that_is_not_what_the_checkpoint_says_is_passed_over",),
+        (
+            "            len(content) != file.size\n"
+            "            or hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() != "
+            "file.digest\n"
+        ),
+        (
+            "            len(content) < 0\n"
+            "            and hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() != "
+            "file.digest\n"
+        ),
+        (
+            "tests/checkpoint/"
+            "test_local_state.py::test_a_copy_that_is_not_what_the_checkpoint_says_is_passed_over",
+        ),
     ),
     Mutant(
         "a copy of state in the process goes while the job may go back to it",
@@ -215,8 +261,10 @@ STORE_MUTANTS: list[Mutant] = [
         "        wanted = {name for part in self._parts.values() for name in part}\n",
         "        wanted = {name for part in list(self._parts.values())[1:] for name in part}\n",
         (
-            "tests/checkpoint/test_local_state.py::test_a_copy_stays_while_a_checkpoint_refers_to_it_that_the_job_may_go_back_to",
-            "tests/api/test_checkpoints.py::test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote",
+            "tests/checkpoint/"
+            "test_local_state.py::test_a_copy_stays_while_a_checkpoint_refers_to_it_that_the_job_may_go_back_to",
+            "tests/api/"
+            "test_checkpoints.py::test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote",
         ),
     ),
     Mutant(
@@ -226,7 +274,8 @@ STORE_MUTANTS: list[Mutant] = [
         "        return store\n",
         (
             "tests/checkpoint/test_local_state.py::test_what_was_written_here_is_read_here",
-            "tests/api/test_checkpoints.py::test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote",
+            "tests/api/"
+            "test_checkpoints.py::test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote",
         ),
     ),
 ]

@@ -1,4 +1,6 @@
-"""The bugs of checkpoints that overtake: what is in flight counts exactly once, in its order, and at its event time."""
+"""The bugs of checkpoints that overtake: what is in flight counts exactly once, in its order,
+and at its event time.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,15 @@ HERE = "tests/task/test_unaligned.py::"
 CLOSED_GATE = f"{HERE}test_a_checkpoint_behind_a_closed_gate_completes_and_keeps_what_waits"
 CONNECTION = f"{HERE}test_barriers_overtake_what_waits_on_both_sides_of_a_connection"
 RESCALED = f"{HERE}test_data_in_flight_is_dealt_out_anew_when_the_job_is_rescaled"
-ENDED = "tests/api/test_unaligned.py::test_checkpoints_complete_while_records_of_an_ended_source_wait"
+ENDED = (
+    "tests/api/test_unaligned.py::test_checkpoints_complete_while_records_of_an_ended_source_wait"
+)
 
 HELD_UP = f"{HERE}test_a_task_held_up_by_one_checkpoint_keeps_what_was_in_flight_at_those_that_came_meanwhile"
 
-LATE = "tests/task/test_rescaled_time.py::test_nothing_becomes_late_or_stops_being_late_by_a_rescale"
+LATE = (
+    "tests/task/test_rescaled_time.py::test_nothing_becomes_late_or_stops_being_late_by_a_rescale"
+)
 
 UNALIGNED_MUTANTS: list[Mutant] = [
     Mutant(
@@ -23,8 +29,10 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "                if self._perf_ns() >= deadline:\n                    yield\n",
         "                if self._perf_ns() < 0:\n                    yield\n",
         (
-            "tests/task/test_chain.py::test_a_firing_that_cannot_wait_is_worked_off_by_slices_whatever_room_there_is",
-            "tests/task/test_unaligned.py::test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_and_lets_the_loop_have_its_turns",
+            "tests/task/"
+            "test_chain.py::test_a_firing_that_cannot_wait_is_worked_off_by_slices_whatever_room_there_is",
+            "tests/task/"
+            "test_unaligned.py::test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_and_lets_the_loop_have_its_turns",
         ),
     ),
     Mutant(
@@ -32,30 +40,41 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "aioflow/task/checkpointing.py",
         "        for _ in self._chain.finish_pending():\n",
         "        if next(self._chain.finish_pending(), self) is not self:\n",
-        ("tests/task/test_unaligned.py::test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_and_lets_the_loop_have_its_turns",),
+        (
+            "tests/task/"
+            "test_unaligned.py::test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_and_lets_the_loop_have_its_turns",
+        ),
     ),
     Mutant(
         "the first of several barriers that wait in a channel takes what all have overtaken",
         "aioflow/network/remote_channel.py",
         "        event, self._overtaken = self._priority.popleft()\n",
-        "        event, self._overtaken = self._priority.popleft()\n        for _, later in self._priority:\n            later.clear()\n",
+        "        event, self._overtaken = self._priority.popleft()\n        for _, later in "
+        "self._priority:\n            later.clear()\n",
         (
             HELD_UP,
-            "tests/network/test_remote_channel.py::test_each_of_two_barriers_that_wait_has_overtaken_all_that_waits",
+            "tests/network/"
+            "test_remote_channel.py::test_each_of_two_barriers_that_wait_has_overtaken_all_that_waits",
         ),
     ),
     Mutant(
         "what a barrier has overtaken is kept with an older checkpoint whose barrier is awaited",
         "aioflow/task/network_input.py",
-        "        log = self._capturing.get(channel) if barrier.checkpoint_id == self._capture_id else None\n",
+        "        log = self._capturing.get(channel) if barrier.checkpoint_id == self._capture_id "
+        "else None\n",
         "        log = self._capturing.get(channel)\n",
         (HELD_UP,),
     ),
     Mutant(
         "a checkpoint that begins late drops what later barriers have overtaken",
         "aioflow/task/network_input.py",
-        "for later, channels in self._left_behind.items() if later > checkpoint_id}",
-        "for later, channels in self._left_behind.items() if later < 0}",
+        (
+            "            later: channels\n"
+            "            for later, channels in self._left_behind.items()\n"
+            "            if later > checkpoint_id\n"
+        ),
+        "            later: channels for later, channels in self._left_behind.items() if later < "
+        "0\n",
         (HELD_UP,),
     ),
     Mutant(
@@ -63,12 +82,16 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "aioflow/task/network_input.py",
         " and not self.barriers.is_over(barrier.checkpoint_id)",
         "",
-        ("tests/task/test_priority_events.py::test_what_barriers_have_overtaken_is_forgotten_with_their_checkpoint",),
+        (
+            "tests/task/"
+            "test_priority_events.py::test_what_barriers_have_overtaken_is_forgotten_with_their_checkpoint",
+        ),
     ),
     Mutant(
         "what a barrier overtakes in the output is not kept",
         "aioflow/task/inflight.py",
-        "        if overtaken:\n            self.add(self.log(edge_id, ChannelSide.OUTPUT, index), overtaken)\n",
+        "        if overtaken:\n            self.add(self.log(edge_id, ChannelSide.OUTPUT, "
+        "index), overtaken)\n",
         "",
         (CLOSED_GATE,),
     ),
@@ -76,13 +99,21 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "what a barrier overtakes in the output is kept twice",
         "aioflow/task/inflight.py",
         "            self.add(self.log(edge_id, ChannelSide.OUTPUT, index), overtaken)\n",
-        "            self.add(self.log(edge_id, ChannelSide.OUTPUT, index), [*overtaken, *overtaken])\n",
+        "            self.add(self.log(edge_id, ChannelSide.OUTPUT, index), [*overtaken, "
+        "*overtaken])\n",
         (CLOSED_GATE,),
     ),
     Mutant(
         "what waits in the chain is not kept",
         "aioflow/task/overtaking.py",
-        "                capture.add(capture.log(0, ChannelSide.CHAIN, first + 1, ChannelTime(watermark)), (batch,), input_index)\n",
+        (
+            "                capture.add(\n"
+            "                    capture.log(0, ChannelSide.CHAIN, first + 1, "
+            "ChannelTime(watermark)),\n"
+            "                    (batch,),\n"
+            "                    input_index,\n"
+            "                )\n"
+        ),
         "                pass\n",
         (CLOSED_GATE,),
     ),
@@ -119,7 +150,9 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "aioflow/task/inflight_restore.py",
         "            valve.restore(number, found.time)\n",
         "            valve.restore(number, BEGINNING)\n",
-        (f"{HERE}test_a_channel_that_has_nothing_in_flight_does_not_hold_back_event_time_after_a_restore",),
+        (
+            f"{HERE}test_a_channel_that_has_nothing_in_flight_does_not_hold_back_event_time_after_a_restore",
+        ),
     ),
     Mutant(
         "a barrier that was sent in its turn may not overtake later",
@@ -131,38 +164,63 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     Mutant(
         "what an event overtakes on the wire keeps its numbers",
         "aioflow/protocol/outlet.py",
-        "deque(sent._replace(sequence=sent.sequence + 1) for sent in islice(self.unsent, len(urgent), None))",
-        "deque(islice(self.unsent, len(urgent), None))",
-        ("tests/protocol/test_exchange.py::test_an_event_that_overtakes_what_is_sent_again_leaves_first",),
+        (
+            "        behind = deque(\n"
+            "            sent._replace(sequence=sent.sequence + 1)\n"
+            "            for sent in islice(self.unsent, len(urgent), None)\n"
+            "        )\n"
+        ),
+        "        behind = deque(islice(self.unsent, len(urgent), None))\n",
+        (
+            "tests/protocol/"
+            "test_exchange.py::test_an_event_that_overtakes_what_is_sent_again_leaves_first",
+        ),
     ),
     Mutant(
         "an event that overtakes leaves in front of an earlier one",
         "aioflow/protocol/outlet.py",
         "list(takewhile(_is_priority, self.unsent))",
         "list(takewhile(lambda sent: False, self.unsent))",
-        ("tests/protocol/test_exchange.py::test_events_that_overtake_leave_in_their_order_and_overtake_none_of_each_other",),
+        (
+            "tests/protocol/"
+            "test_exchange.py::test_events_that_overtake_leave_in_their_order_and_overtake_none_of_each_other",
+        ),
     ),
     Mutant(
         "a partition that was found meanwhile is asked for again",
         "aioflow/protocol/consumer.py",
         "        if inlet is not None and inlet.is_refused:\n",
         "        if inlet is not None:\n",
-        ("tests/protocol/test_exchange.py::test_asking_again_for_a_partition_that_was_found_meanwhile_changes_nothing",),
+        (
+            "tests/protocol/"
+            "test_exchange.py::test_asking_again_for_a_partition_that_was_found_meanwhile_changes_nothing",
+        ),
     ),
     Mutant(
         "a task ends while a later checkpoint still waits for what is in flight",
         "aioflow/task/checkpointing.py",
-        "self._completed >= self._first_after_end and not self._overtaking.is_under_way\n",
-        "self._completed >= self._first_after_end\n",
-        (f"{HERE}test_a_task_that_may_end_serves_a_later_checkpoint_until_its_data_in_flight_are_known",),
+        (
+            "        return (\n"
+            "            self._first_after_end is not None\n"
+            "            and self._completed >= self._first_after_end\n"
+            "            and not self._overtaking.is_under_way\n"
+            "        )\n"
+        ),
+        "        return self._first_after_end is not None and self._completed >= "
+        "self._first_after_end\n",
+        (
+            f"{HERE}test_a_task_that_may_end_serves_a_later_checkpoint_until_its_data_in_flight_are_known",
+        ),
     ),
     Mutant(
         "data in flight are dropped where an exchange has become one to one",
         "aioflow/checkpoint/assignment.py",
         "        ends = {which[1:] for which in files if which[0] not in _IN_TASK}\n",
-        "        ends = {which[1:] for which in files if which[0] is ChannelSide.INPUT and vertex.inputs[0].may_be_overtaken}\n",
+        "        ends = {which[1:] for which in files if which[0] is ChannelSide.INPUT and "
+        "vertex.inputs[0].may_be_overtaken}\n",
         (
-            "tests/checkpoint/test_assignment.py::test_data_in_flight_is_dealt_out_although_the_exchange_is_one_to_one_now",
+            "tests/checkpoint/"
+            "test_assignment.py::test_data_in_flight_is_dealt_out_although_the_exchange_is_one_to_one_now",
         ),
     ),
     Mutant(
@@ -191,21 +249,30 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "aioflow/task/inflight_restore.py",
         "        until = ahead[1][0] if len(ahead) > 1 else MAX_WATERMARK\n",
         "        until = MAX_WATERMARK\n",
-        ("tests/task/test_inflight_restore.py::test_lines_of_former_subtasks_are_merged_in_the_order_of_their_watermarks",),
+        (
+            "tests/task/"
+            "test_inflight_restore.py::test_lines_of_former_subtasks_are_merged_in_the_order_of_their_watermarks",
+        ),
     ),
     Mutant(
         "the event time behind data in flight is not restored",
         "aioflow/task/network_input.py",
         "        self._valve.resume(restored.watermark)\n",
         "",
-        ("tests/task/test_input.py::test_an_input_continues_at_the_event_time_behind_what_was_in_flight",),
+        (
+            "tests/task/"
+            "test_input.py::test_an_input_continues_at_the_event_time_behind_what_was_in_flight",
+        ),
     ),
     Mutant(
         "a channel that has told nothing yet holds nothing back after a second restore",
         "aioflow/task/inflight_restore.py",
         "        valve = StatusWatermarkValve(max(len(channels), head.channels, 1))\n",
         "        valve = StatusWatermarkValve(max(len(channels), 1))\n",
-        ("tests/task/test_inflight_restore.py::test_a_channel_that_has_told_nothing_holds_back_though_it_left_nothing",),
+        (
+            "tests/task/"
+            "test_inflight_restore.py::test_a_channel_that_has_told_nothing_holds_back_though_it_left_nothing",
+        ),
     ),
     Mutant(
         "the event time in front of what waits in a chain is not kept",
@@ -226,6 +293,9 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "aioflow/task/inflight_restore.py",
         "            limit = min(limit, ended)\n            del waiting",
         "            del waiting",
-        ("tests/task/test_inflight_restore.py::test_a_line_that_is_through_holds_the_others_at_its_end",),
+        (
+            "tests/task/"
+            "test_inflight_restore.py::test_a_line_that_is_through_holds_the_others_at_its_end",
+        ),
     ),
 ]

@@ -1,4 +1,6 @@
-"""A pytest plugin for runs with a planted bug: the first counterexample will do, nobody reads the smallest."""
+"""A pytest plugin for runs with a planted bug: the first counterexample will do, nobody reads
+the smallest.
+"""
 
 from __future__ import annotations
 

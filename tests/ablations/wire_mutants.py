@@ -14,16 +14,21 @@ WIRE_MUTANTS: list[Mutant] = [
         "aioflow/network/links.py",
         "FORGET_S = GIVE_UP_S + 1.5 * HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1)\n",
         "FORGET_S = GIVE_UP_S\n",
-        ("tests/network/test_links.py::test_after_outages_around_the_limit_all_is_read_or_the_consumer_has_given_up",),
+        (
+            "tests/network/"
+            "test_links.py::test_after_outages_around_the_limit_all_is_read_or_the_consumer_has_given_up",
+        ),
     ),
     Mutant(
         "a consumer that was given up hears of a failure upstream that nothing has reported",
         "aioflow/protocol/producer.py",
-        "    return Broken(f\"{name} cannot",
-        "    return ProducerFailed(f\"{name} cannot",
+        "    return Broken(\n",
+        "    return ProducerFailed(\n",
         (
-            "tests/network/test_links.py::test_a_consumer_that_comes_back_after_its_producer_has_forgotten_it_fails",
-            "tests/protocol/test_exchange.py::test_a_producer_that_forgot_the_channel_fails_it_instead_of_beginning_again",
+            "tests/network/"
+            "test_links.py::test_a_consumer_that_comes_back_after_its_producer_has_forgotten_it_fails",
+            "tests/protocol/"
+            "test_exchange.py::test_a_producer_that_forgot_the_channel_fails_it_instead_of_beginning_again",
         ),
     ),
     Mutant(
@@ -31,14 +36,20 @@ WIRE_MUTANTS: list[Mutant] = [
         "aioflow/network/link.py",
         "            subpartition.fit(batch, len(content))\n",
         "            pass\n",
-        ("tests/task/test_unaligned.py::test_what_gathers_behind_a_closed_gate_is_bounded_in_bytes_too",),
+        (
+            "tests/task/"
+            "test_unaligned.py::test_what_gathers_behind_a_closed_gate_is_bounded_in_bytes_too",
+        ),
     ),
     Mutant(
         "a group of errors travels without its members",
         "aioflow/protocol/errors.py",
         "    if isinstance(error, BaseExceptionGroup):\n",
         "    if isinstance(error, SystemExit):\n",
-        (ERRORS + "test_a_group_arrives_with_its_members", ERRORS + "test_groups_of_any_depth_and_size_cross"),
+        (
+            ERRORS + "test_a_group_arrives_with_its_members",
+            ERRORS + "test_groups_of_any_depth_and_size_cross",
+        ),
     ),
     Mutant(
         "a group of more errors than can travel loses its class",
@@ -71,7 +82,8 @@ WIRE_MUTANTS: list[Mutant] = [
     Mutant(
         "an error of a file travels without the name of the file",
         "aioflow/protocol/errors.py",
-        "    return made[1] if isinstance(made, tuple) and made[0] is type(error) else error.args\n",
+        "    return made[1] if isinstance(made, tuple) and made[0] is type(error) else "
+        "error.args\n",
         "    return error.args\n",
         ("tests/protocol/test_errors.py::test_what_an_error_keeps_beside_its_args_comes_along",),
     ),
@@ -80,35 +92,50 @@ WIRE_MUTANTS: list[Mutant] = [
         "aioflow/protocol/errors.py",
         "    for arguments in (_told_to_pickle, _args, _short_args):\n",
         "    for arguments in (_told_to_pickle,):\n",
-        ("tests/protocol/test_errors.py::test_an_error_that_tells_pickle_what_cannot_travel_is_rebuilt_of_its_args",),
+        (
+            "tests/protocol/"
+            "test_errors.py::test_an_error_that_tells_pickle_what_cannot_travel_is_rebuilt_of_its_args",
+        ),
     ),
     Mutant(
         "a batch that travels is sent as small as it comes",
         "aioflow/network/subpartition.py",
         "        return self._unread > 0\n",
         "        return False\n",
-        ("tests/task/test_output.py::test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one",),
+        (
+            "tests/task/"
+            "test_output.py::test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one",
+        ),
     ),
     Mutant(
         "a batch that travels waits until it is full",
         "aioflow/network/subpartition.py",
         "        return self._unread > 0\n",
         "        return True\n",
-        ("tests/task/test_output.py::test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one",),
+        (
+            "tests/task/"
+            "test_output.py::test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one",
+        ),
     ),
     Mutant(
         "keys are taken for a field of the records that only the first one's is",
         "aioflow/core/batch_codec.py",
         "                if all(map(is_, keys, map(_getter(kind, field), values))):\n",
         "                if True:\n",
-        ("tests/core/test_batch_codec.py::test_keys_that_are_no_field_of_all_values_come_out_as_they_went_in",),
+        (
+            "tests/core/"
+            "test_batch_codec.py::test_keys_that_are_no_field_of_all_values_come_out_as_they_went_in",
+        ),
     ),
     Mutant(
         "keys that are a field of the records are written twice",
         "aioflow/core/batch_codec.py",
         "            elif (field := _key_field(keys, values, codec)) is not None:\n",
         "            elif (field := None) is not None:\n",
-        ("tests/core/test_batch_codec.py::test_keys_that_are_a_field_of_the_values_are_written_once",),
+        (
+            "tests/core/"
+            "test_batch_codec.py::test_keys_that_are_a_field_of_the_values_are_written_once",
+        ),
     ),
     Mutant(
         "credit of any size is believed",
@@ -130,58 +157,100 @@ WIRE_MUTANTS: list[Mutant] = [
     Mutant(
         "a property is set in a worker instead of the attribute behind it",
         "aioflow/cluster/shipping.py",
-        "    if any(hasattr(type(inspect.getattr_static(cls, name, None)), \"__set__\") for name in state):\n",
+        '    if any(hasattr(type(inspect.getattr_static(cls, name, None)), "__set__") for name in '
+        "state):\n",
         "    if not state:\n",
-        ("tests/cluster/test_shipping.py::test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it",),
+        (
+            "tests/cluster/"
+            "test_shipping.py::test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it",
+        ),
     ),
     Mutant(
         "an object that restores itself is not asked to in a worker",
         "aioflow/cluster/shipping.py",
-        "        if not usual or hasattr(cls, \"__setstate__\") or cls in self.dispatch_table:\n",
+        '        if not usual or hasattr(cls, "__setstate__") or cls in self.dispatch_table:\n',
         "        if not usual or cls in self.dispatch_table:\n",
-        ("tests/cluster/test_shipping.py::test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it",),
+        (
+            "tests/cluster/"
+            "test_shipping.py::test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it",
+        ),
     ),
     Mutant(
         "the first batches grow before the consumer is through with any",
         "aioflow/network/subpartition.py",
-        "        if self.batches_added < self._grows_at + (START_QUEUED if self._backlog else 0) or not self.is_starting:\n",
+        (
+            "        if (\n"
+            "            self.batches_added < self._grows_at + (START_QUEUED if self._backlog "
+            "else 0)\n"
+            "            or not self.is_starting\n"
+            "        ):\n"
+        ),
         "        if not self.is_starting:\n",
-        ("tests/network/test_subpartition.py::test_the_first_batches_are_small_and_grow_when_the_consumer_is_through_with_some",),
+        (
+            "tests/network/"
+            "test_subpartition.py::test_the_first_batches_are_small_and_grow_when_the_consumer_is_through_with_some",
+        ),
     ),
     Mutant(
         "a fast source fills an exchange of which nobody knows how fast it is read",
         "aioflow/network/partition.py",
-        "            return sum(subpartition.builder.batch_records_max for subpartition in self.subpartitions)\n",
+        (
+            "            return sum(\n"
+            "                subpartition.builder.batch_records_max for subpartition in "
+            "self.subpartitions\n"
+            "            )\n"
+        ),
         "            pass\n",
-        ("tests/task/test_output.py::test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",),
+        (
+            "tests/task/"
+            "test_output.py::test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",
+        ),
     ),
     Mutant(
         "a starting exchange holds up its task though its consumer has taken everything",
         "aioflow/network/subpartition.py",
         "bool(self._backlog or self._unread or self.builder.values)",
         "True",
-        ("tests/task/test_output.py::test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",),
+        (
+            "tests/task/"
+            "test_output.py::test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",
+        ),
     ),
     Mutant(
         "a task is not told that the first batches of its exchange wait",
         "aioflow/task/output.py",
         "                subpartition.grow()\n        self._on_resized()\n",
         "                subpartition.grow()\n",
-        ("tests/task/test_output.py::test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",),
+        (
+            "tests/task/"
+            "test_output.py::test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",
+        ),
     ),
     Mutant(
         "what comes all at once is cut into as many batches as the consumer asks for",
         "aioflow/task/output.py",
         "    step = max(records, min(-(-count // PIECES_MAX), records_max))\n",
         "    step = records\n",
-        ("tests/task/test_output.py::test_what_comes_all_at_once_is_queued_in_few_batches_and_says_nothing_of_how_fast_the_consumer_is",),
+        (
+            "tests/task/"
+            "test_output.py::test_what_comes_all_at_once_is_queued_in_few_batches_and_says_nothing_of_how_fast_the_consumer_is",
+        ),
     ),
     Mutant(
         "a window takes columns as few at a time as a consumer wants of its results",
         "aioflow/task/chain.py",
-        "            count = stage.column_limit if stage.may_pend else min(stage.column_limit, self._slice_columns_max)\n",
+        (
+            "            count = (\n"
+            "                stage.column_limit\n"
+            "                if stage.may_pend\n"
+            "                else min(stage.column_limit, self._slice_columns_max)\n"
+            "            )\n"
+        ),
         "            count = min(stage.column_limit, self._slice_columns_max)\n",
-        ("tests/task/test_chain.py::test_a_window_takes_columns_in_large_pieces_however_few_of_its_results_are_wanted_at_a_time",),
+        (
+            "tests/task/"
+            "test_chain.py::test_a_window_takes_columns_in_large_pieces_however_few_of_its_results_are_wanted_at_a_time",
+        ),
     ),
     Mutant(
         "columns come in whole batches however long the consumer takes for them",
@@ -191,7 +260,8 @@ WIRE_MUTANTS: list[Mutant] = [
         (
             "tests/network/test_debloat.py::"
             "test_a_task_that_takes_rows_of_columns_has_a_second_of_them_before_it_whatever_a_batch_of_rows_may_hold",
-            "tests/task/test_output.py::test_columns_come_in_batches_of_what_the_consumer_asked_for_and_so_does_the_task_take_them",
+            "tests/task/"
+            "test_output.py::test_columns_come_in_batches_of_what_the_consumer_asked_for_and_so_does_the_task_take_them",
         ),
     ),
     Mutant(
@@ -199,13 +269,26 @@ WIRE_MUTANTS: list[Mutant] = [
         "aioflow/task/stream_task.py",
         "min(self._hand_over.records, self._chain.column_room)",
         "self._hand_over.records",
-        ("tests/task/test_handover.py::test_an_async_function_behind_columns_is_given_few_ahead_of_it",),
+        (
+            "tests/task/"
+            "test_handover.py::test_an_async_function_behind_columns_is_given_few_ahead_of_it",
+        ),
     ),
     Mutant(
-        "what was taken over is told when half of the window is, for which the producer has no permits",
+        "what was taken over is told when half of the window is, for which the producer has no "
+        "permits",
         "aioflow/protocol/consumer.py",
-        "self.untold_batches >= UNTOLD_BATCHES_MAX or ",
-        "",
-        ("tests/network/test_remote_channel.py::test_batches_that_were_taken_over_are_told_long_before_half_of_the_window_is",),
+        (
+            "        if (\n"
+            "            self.credit.is_credit_due\n"
+            "            or self.untold_batches >= UNTOLD_BATCHES_MAX\n"
+            "            or self.untold_events >= UNTOLD_EVENTS_MAX\n"
+            "        ):\n"
+        ),
+        "        if self.credit.is_credit_due or self.untold_events >= UNTOLD_EVENTS_MAX:\n",
+        (
+            "tests/network/"
+            "test_remote_channel.py::test_batches_that_were_taken_over_are_told_long_before_half_of_the_window_is",
+        ),
     ),
 ]

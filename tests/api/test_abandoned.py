@@ -1,4 +1,6 @@
-"""Orders of events in which a job goes back, stops or ends half-way: what a record's answer was stays what it was, each once."""
+"""Orders of events in which a job goes back, stops or ends half-way: what a record's answer was
+stays what it was, each once.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ async def test_a_savepoint_of_a_past_that_was_given_up_is_not_the_latest(tmp_pat
 
     def flow() -> af.Flow:
         made = af.Flow("forked")
-        made.source(numbers.read, uid="numbers").map(fragile).map(seen).sink(af.io.jsonl(str(out)), uid="out")
+        made.source(numbers.read, uid="numbers").map(fragile).map(seen).sink(
+            af.io.jsonl(str(out)), uid="out"
+        )
         return made
 
     def visible() -> list[int]:
@@ -54,8 +58,12 @@ async def test_a_savepoint_of_a_past_that_was_given_up_is_not_the_latest(tmp_pat
     assert numbers.began_at == [None, 10, 10]
 
 
-async def test_a_checkpoint_asked_for_while_a_job_drains_does_not_take_the_place_of_its_savepoint(tmp_path: Path) -> None:
-    """Every task takes that one behind its last record, and yet must not end with it: the savepoint would never be made."""
+async def test_a_checkpoint_asked_for_while_a_job_drains_does_not_take_the_place_of_its_savepoint(
+    tmp_path: Path,
+) -> None:
+    """Every task takes that one behind its last record, and yet must not end with it: the
+    savepoint would never be made.
+    """
     rows: list[Any] = []
     numbers, opened, held = Numbers(10), asyncio.Event(), []
     opened.set()
@@ -67,7 +75,9 @@ async def test_a_checkpoint_asked_for_while_a_job_drains_does_not_take_the_place
 
     def flow() -> af.Flow:
         made = af.Flow("draining")
-        made.source(numbers.read, uid="numbers").key_by(lambda n: 0).count(uid="count").map(gate, concurrency=100).sink(rows.append)
+        made.source(numbers.read, uid="numbers").key_by(lambda n: 0).count(uid="count").map(
+            gate, concurrency=100
+        ).sink(rows.append)
         return made
 
     async with flow().run(checkpoints=tmp_path, every="1h") as job:

@@ -1,4 +1,6 @@
-"""State that survives: jobs that go on where they stopped, restart from their last checkpoint, change their parallelism, share a store."""
+"""State that survives: jobs that go on where they stopped, restart from their last checkpoint,
+change their parallelism, share a store.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class Numbers:
             i += 1
 
 
-def counting(numbers: Numbers, rows: list[Any], name: str = "counting", *, keys: int = 5, **options: Any) -> af.Flow:
+def counting(
+    numbers: Numbers, rows: list[Any], name: str = "counting", *, keys: int = 5, **options: Any
+) -> af.Flow:
     flow = af.Flow(name, **options)
     counted = flow.source(numbers.read, uid="numbers").key_by(lambda n: n % keys).count(uid="count")
     counted.sink(rows.append)
@@ -78,9 +82,12 @@ async def test_a_stopped_job_goes_on_where_it_was(store: str, batch: int) -> Non
     rows: list[Any] = []
     numbers = Numbers()
     for limit in (100, 250, 300):
-        async with counting(numbers, rows).run(checkpoints=store, every="1h", tasks=TaskOptions(batch_records_max=batch)) as job:
+        async with counting(numbers, rows).run(
+            checkpoints=store, every="1h", tasks=TaskOptions(batch_records_max=batch)
+        ) as job:
             numbers.limit = limit
-            await eventually(lambda: len(rows) == limit)  # noqa: B023  # Awaited in this turn of the loop.
+            # Awaited in this turn of the loop.
+            await eventually(lambda: len(rows) == limit)  # noqa: B023
             path = await job.stop()
         assert path is not None
         assert job.status is af.JobStatus.FINISHED
@@ -115,7 +122,9 @@ async def test_a_store_on_disk_outlives_its_jobs(tmp_path: Path) -> None:
     assert complete(rows, 200)
 
 
-async def test_a_job_that_was_stopped_without_a_savepoint_goes_on_from_its_last_checkpoint(store: str) -> None:
+async def test_a_job_that_was_stopped_without_a_savepoint_goes_on_from_its_last_checkpoint(
+    store: str,
+) -> None:
     rows: list[Any] = []
     numbers = Numbers(100)
     async with counting(numbers, rows).run(checkpoints=store, every="1h") as job:
@@ -190,14 +199,17 @@ async def test_a_drained_job_fires_its_windows_and_goes_on_behind_them(store: st
         windows.late.sink(late.append)
         numbers.limit, seen = limit, len(rows)
         async with flow.run(checkpoints=store, every="1h") as job:
-            await eventually(lambda: len(rows) == seen + len(fired) - 1)  # noqa: B023  # Awaited in this turn of the loop.
+            # Awaited in this turn of the loop.
+            await eventually(lambda: len(rows) == seen + len(fired) - 1)  # noqa: B023
             await job.checkpoint()
             assert await job.stop(drain=True) is not None
         assert [row.value for row in rows[seen:]] == fired
     assert late == []
 
 
-async def test_functions_of_a_drained_job_finish_again_behind_new_input_and_only_then(store: str) -> None:
+async def test_functions_of_a_drained_job_finish_again_behind_new_input_and_only_then(
+    store: str,
+) -> None:
     rows: list[int] = []
     numbers = Numbers()
     for limit, totals in ((5, [10]), (5, [10]), (13, [10, 78]), (13, [10, 78])):
@@ -209,7 +221,12 @@ async def test_functions_of_a_drained_job_finish_again_behind_new_input_and_only
         numbers.limit = limit
         runs = len(numbers.began_at)
         async with flow.run(checkpoints=store, every="1h") as job:
-            await eventually(lambda: len(numbers.began_at) > runs and len(read) == limit - (numbers.began_at[-1] or 0))  # noqa: B023
+            await eventually(
+                lambda: (
+                    len(numbers.began_at) > runs  # noqa: B023
+                    and len(read) == limit - (numbers.began_at[-1] or 0)  # noqa: B023
+                )
+            )
             await job.stop(drain=True)
         assert rows == totals
 
@@ -217,36 +234,48 @@ async def test_functions_of_a_drained_job_finish_again_behind_new_input_and_only
 async def test_a_job_that_has_finished_and_is_started_again_writes_nothing_twice(
     store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Windows fire once, functions finish once, files are written once; the log says why nothing comes, and how to run it again."""
+    """Windows fire once, functions finish once, files are written once; the log says why nothing
+    comes, and how to run it again.
+    """
     strategy: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda n: n * 1000)
     for run in range(3):
         rows: list[Any] = []
         numbers = Numbers(100, end=100)
         flow = af.Flow("again", parallelism=run + 1)  # Also at another parallelism.
         stream = flow.source(numbers.read, watermarks=strategy, uid="numbers")
-        stream.key_by(lambda n: n % 5).window(af.tumbling("10s")).aggregate(af.count(), uid="windows").sink(rows.append, uid="fired")
+        stream.key_by(lambda n: n % 5).window(af.tumbling("10s")).aggregate(
+            af.count(), uid="windows"
+        ).sink(rows.append, uid="fired")
         stream.process(Total(), uid="total", parallelism=1).sink(rows.append, uid="totals")
         flow.source([1, 2, 3], uid="list").sink(af.io.jsonl(tmp_path / "out"), uid="files")
         result = await flow.execute(checkpoints=store, every="10ms")
         assert result.status == "FINISHED"
         assert len(rows) == (51 if run == 0 else 0)
-        parts = [line for part in (tmp_path / "out").glob("part-*") for line in part.read_text().split()]
+        parts = [
+            line for part in (tmp_path / "out").glob("part-*") for line in part.read_text().split()
+        ]
         assert sorted(parts) == ["1", "2", "3"]
         assert caplog.text.count("flow 'again' finished already at ") == run
     assert "restore=None, fresh=True runs it again" in caplog.text
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-async def test_a_job_that_has_finished_runs_again_if_it_is_told_to_begin_without_state(store: str, fresh: bool) -> None:
+async def test_a_job_that_has_finished_runs_again_if_it_is_told_to_begin_without_state(
+    store: str, fresh: bool
+) -> None:
     for options in ({}, {"restore": None, "fresh": fresh}, {"restore": None, "fresh": fresh}):
         rows: list[Any] = []
-        await counting(Numbers(100, end=100), rows).execute(checkpoints=store, every="10ms", **options)
+        await counting(Numbers(100, end=100), rows).execute(
+            checkpoints=store, every="10ms", **options
+        )
         assert complete(rows, 100)
     await counting(Numbers(100, end=100), rows).execute(checkpoints=store)
     assert complete(rows, 100), "the last run has finished too"
 
 
-async def test_what_a_run_is_given_is_read_although_the_input_of_the_last_one_was_closed(store: str) -> None:
+async def test_what_a_run_is_given_is_read_although_the_input_of_the_last_one_was_closed(
+    store: str,
+) -> None:
     rows: list[Any] = []
     for _ in range(3):
         flow = af.Flow("given")
@@ -260,8 +289,12 @@ async def test_what_a_run_is_given_is_read_although_the_input_of_the_last_one_wa
     assert rows == [(0, n) for n in range(1, 7)]
 
 
-async def test_collect_gives_all_its_rows_each_time_and_leaves_the_state_of_the_flow_alone(store: str) -> None:
-    """Before the flow has run, in the midst of it, and after it has finished; also if the reader breaks off."""
+async def test_collect_gives_all_its_rows_each_time_and_leaves_the_state_of_the_flow_alone(
+    store: str,
+) -> None:
+    """Before the flow has run, in the midst of it, and after it has finished; also if the reader
+    breaks off.
+    """
     rows: list[Any] = []
     numbers = Numbers()
 
@@ -335,7 +368,9 @@ async def test_a_bounded_job_of_several_regions_finishes(store: str) -> None:
 async def test_a_failing_function_restarts_from_the_last_checkpoint_with_exact_state(
     store: str, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """I5.1 in one process: what the failed attempt counted after the checkpoint is forgotten, and counted again."""
+    """I5.1 in one process: what the failed attempt counted after the checkpoint is forgotten,
+    and counted again.
+    """
     rows: list[Any] = []
     numbers = Numbers(100)
     failures = iter([True])
@@ -346,8 +381,12 @@ async def test_a_failing_function_restarts_from_the_last_checkpoint_with_exact_s
         return n
 
     flow = af.Flow("fragile")
-    flow.source(numbers.read, uid="numbers").map(fragile).key_by(lambda n: n % 5).count(uid="count").sink(rows.append)
-    async with flow.run(checkpoints=store, every="1h", restart=af.fixed_delay(3, "1ms"), state=state) as job:
+    flow.source(numbers.read, uid="numbers").map(fragile).key_by(lambda n: n % 5).count(
+        uid="count"
+    ).sink(rows.append)
+    async with flow.run(
+        checkpoints=store, every="1h", restart=af.fixed_delay(3, "1ms"), state=state
+    ) as job:
         await eventually(lambda: len(rows) == 100)
         await job.checkpoint()
         numbers.limit = 200
@@ -356,7 +395,9 @@ async def test_a_failing_function_restarts_from_the_last_checkpoint_with_exact_s
         result = await job.wait()
     assert result.restarts == 1
     assert [max(count for k, count in rows if k == key) for key in range(5)] == [40] * 5
-    assert "OSError: away; aioflow: in operator 'map(fragile)', subtask 1/1" in caplog.text, "a failure that is survived says where it was"
+    assert "OSError: away; aioflow: in operator 'map(fragile)', subtask 1/1" in caplog.text, (
+        "a failure that is survived says where it was"
+    )
     # Only what came after the checkpoint may have come twice.
     assert complete(rows[:100], 100)
     assert all(rows.count((key, count)) == 1 for key in range(5) for count in range(1, 21))
@@ -381,7 +422,9 @@ async def test_collect_is_exactly_once_over_restarts(store: str) -> None:
 
 
 def test_collect_keeps_the_rows_of_a_part_that_had_ended_when_another_failed(store: str) -> None:
-    """A checkpoint that was taken after one input had ended covers all rows of that part, on each restart."""
+    """A checkpoint that was taken after one input had ended covers all rows of that part, on
+    each restart.
+    """
     failures, began_at = [20, 40], []
 
     def paced(count: int) -> Callable[[Any], AsyncIterator[tuple[int, int]]]:
@@ -400,12 +443,16 @@ def test_collect_keeps_the_rows_of_a_part_that_had_ended_when_another_failed(sto
     parts = [flow.source(paced(count)).key_by(lambda n: n % 5).count() for count in (10, 60)]
     both = parts[0].union(parts[1])  # So that all of it restarts together.
     restart = af.fixed_delay(5, "1ms")
-    run = run_simulated(flow, collect=[*parts, both], checkpoints=store, every="5ms", restart=restart)
+    run = run_simulated(
+        flow, collect=[*parts, both], checkpoints=store, every="5ms", restart=restart
+    )
     assert complete(run.outputs[0], 10)
     assert complete(run.outputs[1], 60)
     assert sorted(run.outputs[2]) == sorted(run.outputs[0] + run.outputs[1])
     assert next(position for count, position in began_at if count == 60) is None
-    assert all(position for count, position in began_at[2:] if count == 60), "each restart went on from a checkpoint"
+    assert all(position for count, position in began_at[2:] if count == 60), (
+        "each restart went on from a checkpoint"
+    )
 
 
 async def test_a_failure_before_the_first_checkpoint_begins_anew(store: str) -> None:
@@ -419,7 +466,9 @@ async def test_a_failure_before_the_first_checkpoint_begins_anew(store: str) -> 
 
     flow = af.Flow("early")
     counts = flow.source(numbers.read).map(fragile).key_by(lambda n: n % 5).count()
-    assert complete(await counts.collect(checkpoints=store, every="1h", restart=af.fixed_delay(1, "1ms")), 100)
+    assert complete(
+        await counts.collect(checkpoints=store, every="1h", restart=af.fixed_delay(1, "1ms")), 100
+    )
     assert numbers.began_at == [None, None]
 
 
@@ -441,7 +490,9 @@ async def test_open_fails_before_the_block_is_entered(store: str) -> None:
 
 
 @pytest.mark.parametrize("parallelism", range(2, 9))
-async def test_a_savepoint_is_restored_at_another_parallelism_and_back(store: str, tmp_path: Path, parallelism: int) -> None:
+async def test_a_savepoint_is_restored_at_another_parallelism_and_back(
+    store: str, tmp_path: Path, parallelism: int
+) -> None:
     """H3: every key group goes to exactly one subtask; RELIABILITY 39."""
     rows: list[Any] = []
     numbers = Numbers()
@@ -451,12 +502,17 @@ async def test_a_savepoint_is_restored_at_another_parallelism_and_back(store: st
         flow = counting(numbers, rows, parallelism=p, keys=20)
         async with flow.run(checkpoints=store, every="1h", restore=restore) as job:
             numbers.limit = limit
-            await eventually(lambda: len(rows) == limit)  # noqa: B023  # Awaited in this turn of the loop.
+            # Awaited in this turn of the loop.
+            await eventually(lambda: len(rows) == limit)  # noqa: B023
             path = await job.stop(savepoint=tmp_path / str(limit))
             assert path is not None
             paths.append(path)
     assert complete(rows, 300, keys=20)
-    assert [str(Path(path).relative_to(tmp_path).parts[0]) for path in paths] == ["100", "200", "300"]
+    assert [str(Path(path).relative_to(tmp_path).parts[0]) for path in paths] == [
+        "100",
+        "200",
+        "300",
+    ]
 
 
 async def test_state_that_no_operator_takes_is_refused_unless_it_may_be_dropped(store: str) -> None:
@@ -466,7 +522,9 @@ async def test_state_that_no_operator_takes_is_refused_unless_it_may_be_dropped(
         await eventually(lambda: len(rows) == 100)
 
     renamed = af.Flow("counting")
-    renamed.source(numbers.read, uid="numbers").key_by(lambda n: n % 5).count(uid="other").sink(rows.append)
+    renamed.source(numbers.read, uid="numbers").key_by(lambda n: n % 5).count(uid="other").sink(
+        rows.append
+    )
     with pytest.raises(af.RestoreError, match=r"count.*allow_non_restored=True"):
         async with renamed.run(checkpoints=store):
             pytest.fail("entered")
@@ -487,7 +545,8 @@ async def test_a_sink_more_or_less_does_not_refuse_a_restore(store: str) -> None
     for flow, limit in ((first, 100), (second, 200), (first, 300)):
         async with flow.run(checkpoints=store):
             numbers.limit = limit
-            await eventually(lambda: len(rows) == limit)  # noqa: B023  # Awaited in this turn of the loop.
+            # Awaited in this turn of the loop.
+            await eventually(lambda: len(rows) == limit)  # noqa: B023
     assert complete(rows, 300)
 
 
@@ -550,7 +609,12 @@ async def test_checkpoints_are_taken_by_the_clock(store: str) -> None:
 
 async def test_what_needs_checkpoints_says_so() -> None:
     async with counting(Numbers(), []).run() as job:
-        for ask in (job.checkpoint, job.savepoint, job.savepoints, lambda: job.stop(savepoint="/tmp/somewhere")):
+        for ask in (
+            job.checkpoint,
+            job.savepoint,
+            job.savepoints,
+            lambda: job.stop(savepoint="/tmp/somewhere"),
+        ):
             with pytest.raises(af.CheckpointError, match=r"run it with checkpoints=URL"):
                 await ask()  # type: ignore[operator]  # Methods of several kinds.
 
@@ -569,7 +633,9 @@ async def test_where_a_savepoint_goes_has_two_names(store: str, tmp_path: Path) 
         for number, name in enumerate(("directory", "path")):
             made = await job.savepoint(**{name: tmp_path / str(number)})  # type: ignore[arg-type]
             assert Path(made).is_relative_to(tmp_path / str(number))
-        with pytest.raises(TypeError, match="both directory= and path=, which are two names of one thing"):
+        with pytest.raises(
+            TypeError, match="both directory= and path=, which are two names of one thing"
+        ):
             await job.savepoint(tmp_path, path=tmp_path)
 
 
@@ -593,8 +659,12 @@ async def test_a_savepoint_is_made_while_the_job_goes_on(store: str, tmp_path: P
 # When the world fails.
 
 
-async def test_a_checkpoint_that_cannot_be_stored_is_given_up_and_the_job_goes_on(tmp_path: Path) -> None:
-    """RELIABILITY 13: no half checkpoint is ever taken for one; the next that is stored covers what the lost one did."""
+async def test_a_checkpoint_that_cannot_be_stored_is_given_up_and_the_job_goes_on(
+    tmp_path: Path,
+) -> None:
+    """RELIABILITY 13: no half checkpoint is ever taken for one; the next that is stored covers
+    what the lost one did.
+    """
     rows: list[Any] = []
     numbers = Numbers(100)
     async with counting(numbers, rows).run(checkpoints=tmp_path, every="1h") as job:
@@ -618,10 +688,17 @@ async def test_a_checkpoint_that_cannot_be_stored_is_given_up_and_the_job_goes_o
     assert complete(rows, 300)
 
 
-async def test_so_many_failures_in_a_row_as_are_tolerated_and_one_more_fail_the_job(tmp_path: Path) -> None:
+async def test_so_many_failures_in_a_row_as_are_tolerated_and_one_more_fail_the_job(
+    tmp_path: Path,
+) -> None:
     rows: list[Any] = []
     numbers = Numbers(10)
-    options: dict[str, Any] = {"checkpoints": tmp_path, "every": "1h", "tolerable_failures": 1, "restart": af.no_restart()}
+    options: dict[str, Any] = {
+        "checkpoints": tmp_path,
+        "every": "1h",
+        "tolerable_failures": 1,
+        "restart": af.no_restart(),
+    }
     with pytest.raises(af.CheckpointError):
         async with counting(numbers, rows).run(**options) as job:
             await eventually(lambda: len(rows) == 10)
@@ -637,7 +714,9 @@ async def test_a_stop_whose_savepoint_fails_says_so_and_loses_nothing(tmp_path: 
     numbers = Numbers(100)
     (tmp_path / "taken").write_text("a file, no directory")
     restart = af.fixed_delay(1, "1ms")
-    async with counting(numbers, rows).run(checkpoints=tmp_path / "store", every="1h", restart=restart) as job:
+    async with counting(numbers, rows).run(
+        checkpoints=tmp_path / "store", every="1h", restart=restart
+    ) as job:
         await eventually(lambda: len(rows) == 100)
         await job.checkpoint()
         with pytest.raises(af.CheckpointError, match="savepoint"):
@@ -649,13 +728,19 @@ async def test_a_stop_whose_savepoint_fails_says_so_and_loses_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize("how", ["stop", "stop without", "leave", "savepoint"])
-async def test_a_store_that_is_dead_is_an_error_of_whatever_needs_it_and_nothing_hangs(how: str, tmp_path: Path) -> None:
+async def test_a_store_that_is_dead_is_an_error_of_whatever_needs_it_and_nothing_hangs(
+    how: str, tmp_path: Path
+) -> None:
     """The guide: no path, no None, but the error; the job is over when its block is left."""
     rows: list[Any] = []
     store = tmp_path / "store"
     async with asyncio.timeout(60):
-        with pytest.raises(af.CheckpointError, match="stored" if how != "stop without" else "lease|stored"):
-            async with counting(Numbers(10), rows).run(checkpoints=store, every="1h", restart=af.no_restart()) as job:
+        with pytest.raises(
+            af.CheckpointError, match="stored" if how != "stop without" else "lease|stored"
+        ):
+            async with counting(Numbers(10), rows).run(
+                checkpoints=store, every="1h", restart=af.no_restart()
+            ) as job:
                 await eventually(lambda: len(rows) == 10)
                 shutil.rmtree(store)
                 store.write_text("a file, no directory")
@@ -675,7 +760,9 @@ async def test_a_job_that_lost_its_lease_ends_and_does_not_come_back(store: str)
             host = SystemHost()
             leases = ObjectLeases(open_store(flow_url(store, "counting"), host).objects, "lease")
             newest = (await leases.numbers())[-1] + 1
-            assert await leases.create(newest, LeaseInfo(newest, newest, "another", "somebody else").encode())
+            assert await leases.create(
+                newest, LeaseInfo(newest, newest, "another", "somebody else").encode()
+            )
             await job.wait()
     assert job.status is af.JobStatus.FAILED
 
@@ -697,7 +784,9 @@ async def test_a_durable_put_returns_when_a_checkpoint_covers_it(store: str) -> 
 
 
 @pytest.mark.parametrize("started", [False, True])
-async def test_a_savepoint_holds_what_was_accepted_before_it_was_asked_for(store: str, started: bool) -> None:
+async def test_a_savepoint_holds_what_was_accepted_before_it_was_asked_for(
+    store: str, started: bool
+) -> None:
     flow, rows = af.Flow("saved"), []
     events = flow.source(af.io.push(), uid="events")
     events.key_by(lambda value: "all").count(uid="count").sink(rows.append)
@@ -716,10 +805,14 @@ async def test_a_savepoint_holds_what_was_accepted_before_it_was_asked_for(store
     assert rows == [("all", started + 1001)]
 
 
-async def test_a_savepoint_that_does_not_hold_all_that_was_put_says_so(store: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_savepoint_that_does_not_hold_all_that_was_put_says_so(
+    store: str, caplog: pytest.LogCaptureFixture
+) -> None:
     flow, rows, going_on = af.Flow("slow"), [], threading.Event()
     events = flow.source(af.io.push(), uid="events", name="orders")
-    events.map(lambda value: going_on.wait(30) and value, uid="same", blocking=True).sink(rows.append)
+    events.map(lambda value: going_on.wait(30) and value, uid="same", blocking=True).sink(
+        rows.append
+    )
     async with flow.run(checkpoints=store, every="1h", timeout="1ms") as job:
         await job.input(events).put_many(range(1000))
         asked = asyncio.ensure_future(job.savepoint())
@@ -749,7 +842,9 @@ async def test_what_was_pushed_is_replayed_after_a_restart_once(store: str) -> N
 
 
 @pytest.mark.parametrize("allowed", [1, 2])
-async def test_as_many_checkpoints_as_are_allowed_are_under_way_at_once(store: str, allowed: int) -> None:
+async def test_as_many_checkpoints_as_are_allowed_are_under_way_at_once(
+    store: str, allowed: int
+) -> None:
     """F9.2"""
     gate, flow, entered = asyncio.Event(), af.Flow("slow"), []
 
@@ -779,7 +874,9 @@ class OneByOne(af.ProcessFunction[int, int]):
 
 
 @pytest.mark.parametrize("state", ["heap", "rocksdb"])
-async def test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote(tmp_path: Path, state: str) -> None:
+async def test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote(
+    tmp_path: Path, state: str
+) -> None:
     """H7.3: whatever has become of the files meanwhile."""
     rows: list[Any] = []
     numbers = Numbers(30_000)
@@ -791,8 +888,12 @@ async def test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_
         return n
 
     flow = af.Flow("local")
-    flow.source(numbers.read, uid="numbers").map(fragile).key_by(lambda n: n % 10_000).count(uid="count").sink(rows.append)
-    async with flow.run(checkpoints=tmp_path, every="1h", restart=af.fixed_delay(1, "1ms"), state=state) as job:
+    flow.source(numbers.read, uid="numbers").map(fragile).key_by(lambda n: n % 10_000).count(
+        uid="count"
+    ).sink(rows.append)
+    async with flow.run(
+        checkpoints=tmp_path, every="1h", restart=af.fixed_delay(1, "1ms"), state=state
+    ) as job:
         await eventually(lambda: len(rows) == 30_000)
         await job.checkpoint()
         files = [path for path in tmp_path.rglob("state/*") if path.is_file()]
@@ -811,7 +912,9 @@ def _running(stream: Any) -> Any:
 
 
 def _window(aggregate: Any, **options: Any) -> Callable[[Any], Any]:
-    return lambda stream: stream.window(af.tumbling("1h", time="processing"), **options).aggregate(aggregate, uid="same")
+    return lambda stream: stream.window(af.tumbling("1h", time="processing"), **options).aggregate(
+        aggregate, uid="same"
+    )
 
 
 class Own(af.AggregateFunction[int, int, int]):
@@ -834,21 +937,37 @@ class Own(af.AggregateFunction[int, int, int]):
     "before, after, told",
     [
         (lambda s: s.count(uid="same"), _running, "computes sum, .* was computed by count"),
-        (lambda s: s.count(uid="same"), lambda s: s.reduce(max, uid="same"), "computes reduce, .* was computed by count"),
+        (
+            lambda s: s.count(uid="same"),
+            lambda s: s.reduce(max, uid="same"),
+            "computes reduce, .* was computed by count",
+        ),
         (
             lambda s: s.aggregate(af.agg(a=af.count(), b=af.sum()), uid="same"),
             lambda s: s.aggregate(af.agg(a=af.sum(), b=af.count()), uid="same"),
             r"computes agg\(sum, count\), .* was computed by agg\(count, sum\)",
         ),
-        (lambda s: s.aggregate(Own(), uid="same"), _running, "computes sum, .* was computed by a function of its own"),
+        (
+            lambda s: s.aggregate(Own(), uid="same"),
+            _running,
+            "computes sum, .* was computed by a function of its own",
+        ),
         (_window(af.count()), _window(af.sum()), "computes sum, .* was computed by count"),
-        (_window(af.count(), trigger=af.on_count(9)), _window(af.sum(), trigger=af.on_count(9)), "computes sum, .* was computed by count"),
+        (
+            _window(af.count(), trigger=af.on_count(9)),
+            _window(af.sum(), trigger=af.on_count(9)),
+            "computes sum, .* was computed by count",
+        ),
     ],
 )
-async def test_state_of_one_aggregate_is_refused_to_another_under_its_uid(store: str, before: Any, after: Any, told: str) -> None:
+async def test_state_of_one_aggregate_is_refused_to_another_under_its_uid(
+    store: str, before: Any, after: Any, told: str
+) -> None:
     def flow(operator: Any) -> af.Flow:
         made = af.Flow("changed")
-        operator(made.source(numbers.read, uid="numbers").key_by(lambda n: n % 5)).sink(af.io.blackhole())
+        operator(made.source(numbers.read, uid="numbers").key_by(lambda n: n % 5)).sink(
+            af.io.blackhole()
+        )
         return made
 
     numbers = Numbers(20)
@@ -873,12 +992,19 @@ class Keeps(af.KeyedProcessFunction[int, int, int]):
 
 
 @pytest.mark.parametrize("savepoint", [None, False])
-async def test_a_stop_of_a_job_with_state_that_cannot_be_kept_fails_at_once_naming_it(store: str, savepoint: Any) -> None:
+async def test_a_stop_of_a_job_with_state_that_cannot_be_kept_fails_at_once_naming_it(
+    store: str, savepoint: Any
+) -> None:
     """Without its time-out, which would end the job without a word of why."""
     rows: list[int] = []
     flow = af.Flow("hopeless")
-    flow.source(Numbers(3).read, uid="numbers").key_by(lambda n: n).process(Keeps(), uid="keeps").sink(rows.append)
-    with pytest.raises(af.CheckpointError, match=r"process\(Keeps\)', state 'kept', key 1: _thread\.lock cannot travel"):
+    flow.source(Numbers(3).read, uid="numbers").key_by(lambda n: n).process(
+        Keeps(), uid="keeps"
+    ).sink(rows.append)
+    with pytest.raises(
+        af.CheckpointError,
+        match=r"process\(Keeps\)', state 'kept', key 1: _thread\.lock cannot travel",
+    ):
         async with flow.run(checkpoints=store, every="1h", stop_timeout="1h") as job:
             await eventually(lambda: len(rows) == 3)
             await job.stop(savepoint=savepoint)
@@ -886,17 +1012,31 @@ async def test_a_stop_of_a_job_with_state_that_cannot_be_kept_fails_at_once_nami
 
 async def test_a_bounded_job_with_state_that_cannot_be_kept_fails_naming_it(store: str) -> None:
     flow = af.Flow("hopeless")
-    flow.source([1, 2, 3], uid="numbers").key_by(lambda n: n).process(Keeps(), uid="keeps").sink(af.io.blackhole())
-    with pytest.raises(af.CheckpointError, match=r"process\(Keeps\)', state 'kept', key 1: _thread\.lock cannot travel"):
+    flow.source([1, 2, 3], uid="numbers").key_by(lambda n: n).process(Keeps(), uid="keeps").sink(
+        af.io.blackhole()
+    )
+    with pytest.raises(
+        af.CheckpointError,
+        match=r"process\(Keeps\)', state 'kept', key 1: _thread\.lock cannot travel",
+    ):
         await flow.execute(checkpoints=store, every="1h")
 
 
-async def test_a_running_job_with_state_that_cannot_be_kept_fails_at_its_first_checkpoint_naming_it(store: str) -> None:
-    """API section 3: not with a warning each time and nothing to go back to; no restart would change it."""
+async def test_a_running_job_with_state_that_cannot_be_kept_fails_at_its_first_checkpoint_naming_it(
+    store: str,
+) -> None:
+    """API section 3: not with a warning each time and nothing to go back to; no restart would
+    change it.
+    """
     flow = af.Flow("hopeless")
-    flow.source(Numbers(3).read, uid="numbers").key_by(lambda n: n).process(Keeps(), uid="keeps").sink(af.io.blackhole())
+    flow.source(Numbers(3).read, uid="numbers").key_by(lambda n: n).process(
+        Keeps(), uid="keeps"
+    ).sink(af.io.blackhole())
     async with asyncio.timeout(60):
-        with pytest.raises(af.CheckpointError, match=r"process\(Keeps\)', state 'kept', key 1: _thread\.lock cannot travel"):
+        with pytest.raises(
+            af.CheckpointError,
+            match=r"process\(Keeps\)', state 'kept', key 1: _thread\.lock cannot travel",
+        ):
             await flow.execute(checkpoints=store, every="20ms", restart=af.fixed_delay(1000, "1ms"))
 
 
@@ -912,12 +1052,16 @@ class Holds(af.CheckpointedFunction):
         return value
 
 
-async def test_a_running_job_with_operator_state_that_cannot_be_kept_fails_at_its_first_checkpoint_naming_it(store: str) -> None:
+async def test_a_running_job_with_operator_state_that_cannot_be_kept_fails_at_its_first_checkpoint_naming_it(
+    store: str,
+) -> None:
     """As with keyed state: no restart would change it."""
     flow = af.Flow("hopeless")
     flow.source(Numbers(3).read, uid="numbers").map(Holds(), uid="holds").sink(af.io.blackhole())
     async with asyncio.timeout(60):
-        with pytest.raises(af.CheckpointError, match=r"'holds', operator state 'held': _thread\.lock cannot travel"):
+        with pytest.raises(
+            af.CheckpointError, match=r"'holds', operator state 'held': _thread\.lock cannot travel"
+        ):
             await flow.execute(checkpoints=store, every="20ms", restart=af.fixed_delay(1000, "1ms"))
 
 
@@ -983,7 +1127,9 @@ async def test_state_of_an_operator_of_another_kind_under_one_uid_is_refused_unl
 
     def flow(kind: str) -> af.Flow:
         made = af.Flow("changed")
-        KINDS[kind][0](made.source(numbers.read, uid="numbers").map(noted).key_by(lambda n: n % 5)).sink(af.io.blackhole())
+        KINDS[kind][0](
+            made.source(numbers.read, uid="numbers").map(noted).key_by(lambda n: n % 5)
+        ).sink(af.io.blackhole())
         return made
 
     def noted(n: int) -> int:
@@ -996,8 +1142,13 @@ async def test_state_of_an_operator_of_another_kind_under_one_uid_is_refused_unl
         async with flow(before).run(checkpoints=store, every="1h", state=state) as job:
             await eventually(lambda: len(seen) == numbers.limit)
             await job.stop()
-    with pytest.raises(af.RestoreError, match=rf"'.*', subtask 1/1 \(uid same\) has no use for the state {KINDS[before][1]}"):
-        async with flow(after).run(checkpoints=store, every="1h", restart=af.no_restart(), state=state):
+    with pytest.raises(
+        af.RestoreError,
+        match=rf"'.*', subtask 1/1 \(uid same\) has no use for the state {KINDS[before][1]}",
+    ):
+        async with flow(after).run(
+            checkpoints=store, every="1h", restart=af.no_restart(), state=state
+        ):
             raise AssertionError("it must not run")
     options: dict[str, Any] = {"checkpoints": store, "every": "1h", "state": state}
     async with flow(after).run(**options, restore="latest", allow_non_restored=True) as job:

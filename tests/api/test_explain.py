@@ -25,12 +25,17 @@ def test_a_flow_is_told_task_by_task_with_names_exchanges_and_reasons() -> None:
     flow = af.Flow("shop", parallelism=2)
     orders = flow.source([{"ts": 1, "item": "tea", "cents": 1}], name="orders", watermarks=TIMES)
     dear = orders.filter(af.col.cents > 100, name="dear")
-    hourly = dear.key_by(af.col.item).window(af.sliding("1h", "5m")).aggregate(af.sum(af.col.cents), name="hourly")
+    hourly = (
+        dear.key_by(af.col.item)
+        .window(af.sliding("1h", "5m"))
+        .aggregate(af.sum(af.col.cents), name="hourly")
+    )
     assert hourly.map(str, name="shown").explain() == (
         "flow 'shop': 3 tasks, bounded\n"
         "\n"
         "task 1, parallelism 1\n"
-        "  orders: source, bounded, event time by split, rows: its elements are Python values, and those of parquet, arrow, jsonl, csv and "
+        "  orders: source, bounded, event time by split, rows: its elements are Python values, "
+        "and those of parquet, arrow, jsonl, csv and "
         "datagen of expressions can be columns\n"
         "\n"
         "task 2, parallelism 2\n"
@@ -39,7 +44,8 @@ def test_a_flow_is_told_task_by_task_with_names_exchanges_and_reasons() -> None:
         "\n"
         "task 3, parallelism 2\n"
         "  <- dear (task 2), by key: col.item\n"
-        "  hourly: slices of 5m, sliding(1h by 5m): each record is added once, on rows: the step before gives rows, keyed state\n"
+        "  hourly: slices of 5m, sliding(1h by 5m): each record is added once, on rows: the step "
+        "before gives rows, keyed state\n"
         "  shown: on rows: the step before gives rows"
     )
 
@@ -56,7 +62,10 @@ def test_a_side_output_and_the_inputs_of_a_join_are_named() -> None:
         "<- map(halves) (task 2), side output 'bad', forward: each subtask to the one of its index",
     ]
     joined = numbers.connect(numbers.map(abs)).key_by(abs, lambda value: value).map(str, str)
-    assert inputs(joined)[-2:] == ["<- map(halves) (task 2) as input 1, by key: abs", "<- map(abs) (task 3) as input 2, by key: a function"]
+    assert inputs(joined)[-2:] == [
+        "<- map(halves) (task 2) as input 1, by key: abs",
+        "<- map(abs) (task 3) as input 2, by key: a function",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +85,11 @@ def test_each_way_of_dealing_out_is_said(deal: Any, told: str) -> None:
     assert inputs(deal(numbers).map(abs)) == [f"<- numbers (task 1), {told}"]
 
 
-@pytest.mark.parametrize(("what", "name"), [([1], "list"), (range(2), "range"), (ticks, "ticks"), (lambda: iter([1]), "function")])
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [([1], "list"), (range(2), "range"), (ticks, "ticks"), (lambda: iter([1]), "function")],
+)
 def test_a_source_without_a_name_is_called_what_it_is_read_from(what: Any, name: str) -> None:
-    assert af.Flow("named").source(what).explain().splitlines()[-1].startswith(f"  {name}: source, ")
+    assert (
+        af.Flow("named").source(what).explain().splitlines()[-1].startswith(f"  {name}: source, ")
+    )

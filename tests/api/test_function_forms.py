@@ -1,4 +1,6 @@
-"""Functions of one element in all their forms: classes that await, async generators, operator state, and errors told apart by key."""
+"""Functions of one element in all their forms: classes that await, async generators, operator
+state, and errors told apart by key.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,10 @@ FORMS: dict[str, tuple[Callable[[Any], Any], list[int]]] = {
     "filter": (lambda s: s.filter(Odd), [1, 3]),
     "flat_map": (lambda s: s.flat_map(Twice, ordered=True), [1, 1, 2, 2, 3, 3]),
     "flat_map, a generator": (lambda s: s.flat_map(Counted), [0, 0, 1, 0, 1, 2]),
-    "flat_map, a generator function": (lambda s: s.flat_map(counted, timeout="30s"), [0, 0, 1, 0, 1, 2]),
+    "flat_map, a generator function": (
+        lambda s: s.flat_map(counted, timeout="30s"),
+        [0, 0, 1, 0, 1, 2],
+    ),
     "flat_map, a callable object": (lambda s: s.flat_map(Countable()), [0, 0, 1, 0, 1, 2]),
 }
 
@@ -103,7 +108,9 @@ class Counts(af.MapFunction[int, tuple[int, int]]):
 
 async def test_keyed_state_is_there_where_errors_are_sent_aside() -> None:
     flow = af.Flow("guarded", parallelism=2)
-    counted = flow.source([1, 2, 11, 1, 2]).key_by(lambda value: value % 10).map(Counts, on_error=bad)
+    counted = (
+        flow.source([1, 2, 11, 1, 2]).key_by(lambda value: value % 10).map(Counts, on_error=bad)
+    )
     rows, failed = await flow.collect(counted, counted.side(bad))
     assert sorted(rows) == [(1, 1), (1, 3), (2, 1), (2, 2)]
     assert [(one.value, one.error_type) for one in failed] == [(11, "ValueError")]

@@ -1,4 +1,6 @@
-"""Operator state of functions: kept wherever a function may have some, refused at its line everywhere else."""
+"""Operator state of functions: kept wherever a function may have some, refused at its line
+everywhere else.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,10 @@ class Writing:
 
 class Writer:
     def __init__(self, function: Any) -> None:
-        self.initialize_state, self.snapshot_state = function.initialize_state, function.snapshot_state
+        self.initialize_state, self.snapshot_state = (
+            function.initialize_state,
+            function.snapshot_state,
+        )
         self._call = function
 
     def write_batch(self, values: Any, timestamps: Any) -> None:
@@ -141,27 +146,47 @@ def windowed(k: Any) -> Any:
 PLACES: dict[str, Build] = {
     "map": lambda f, s, k: end(s.map(k.method("map", af.MapFunction, lambda x: x))),
     "a callable in map": lambda f, s, k: end(s.map(k.calling(lambda x: x))),
-    "filter": lambda f, s, k: end(s.filter(k.method("filter", af.FilterFunction, lambda x: True)())),
-    "map behind key_by": lambda f, s, k: end(s.key_by(key).map(k.method("map", af.MapFunction, lambda x: x))),
-    "blocking map": lambda f, s, k: end(s.map(k.calling(lambda x: x), blocking=True, concurrency=1)),
+    "filter": lambda f, s, k: end(
+        s.filter(k.method("filter", af.FilterFunction, lambda x: True)())
+    ),
+    "map behind key_by": lambda f, s, k: end(
+        s.key_by(key).map(k.method("map", af.MapFunction, lambda x: x))
+    ),
+    "blocking map": lambda f, s, k: end(
+        s.map(k.calling(lambda x: x), blocking=True, concurrency=1)
+    ),
     "map_batches": lambda f, s, k: end(s.map_batches(k.calling(lambda xs: xs), max_size=1)),
     "process": lambda f, s, k: end(s.process(emitting(k))),
     "running reduce": lambda f, s, k: end(s.key_by(key).reduce(k.calling(lambda a, b: b))),
     "window process": lambda f, s, k: end(s.key_by(key).count_window(1).process(windowed(k))),
     "window_fn": lambda f, s, k: end(
-        s.key_by(key).window(af.tumbling("1s")).aggregate(af.count(), k.calling(lambda key, window, n: n))
+        s.key_by(key)
+        .window(af.tumbling("1s"))
+        .aggregate(af.count(), k.calling(lambda key, window, n: n))
     ),
-    "window_fn of a count window": lambda f, s, k: end(s.key_by(key).count_window(1).aggregate(af.count(), k.calling(lambda *_: 1))),
-    "connected map": lambda f, s, k: end(s.connect(s).map(k.method("map", af.MapFunction, lambda x: x), str)),
-    "connected flat_map": lambda f, s, k: end(s.connect(s).flat_map(str, k.method("flat_map", af.FlatMapFunction, lambda x: [x])())),
+    "window_fn of a count window": lambda f, s, k: end(
+        s.key_by(key).count_window(1).aggregate(af.count(), k.calling(lambda *_: 1))
+    ),
+    "connected map": lambda f, s, k: end(
+        s.connect(s).map(k.method("map", af.MapFunction, lambda x: x), str)
+    ),
+    "connected flat_map": lambda f, s, k: end(
+        s.connect(s).flat_map(str, k.method("flat_map", af.FlatMapFunction, lambda x: [x])())
+    ),
     "join": lambda f, s, k: end(window_join(s, s, "join").apply(k.calling(lambda a, b: a))),
-    "co_group": lambda f, s, k: end(window_join(s, s, "co_group").apply(k.calling(lambda key, lefts, rights: lefts))),
+    "co_group": lambda f, s, k: end(
+        window_join(s, s, "co_group").apply(k.calling(lambda key, lefts, rights: lefts))
+    ),
     "interval join": lambda f, s, k: end(
-        s.key_by(key).interval_join(s.key_by(key), "0s", "0s").process(k.calling(lambda a, b, ctx: [a]))
+        s.key_by(key)
+        .interval_join(s.key_by(key), "0s", "0s")
+        .process(k.calling(lambda a, b, ctx: [a]))
     ),
     "sink": lambda f, s, k: s.sink(k.calling(lambda x: None)),
     "sink that is awaited": lambda f, s, k: s.sink(Awaited(k.calling(lambda x: None))),
-    "function class as a sink": lambda f, s, k: s.sink(k.method("__call__", Opened, lambda x: None)),
+    "function class as a sink": lambda f, s, k: s.sink(
+        k.method("__call__", Opened, lambda x: None)
+    ),
     "sink of its own": lambda f, s, k: s.sink(Writing(k.calling(lambda x: None))),
 }
 
@@ -194,7 +219,9 @@ async def test_what_a_function_counted_is_there_after_a_savepoint(place: str) ->
 
 
 class Late(af.CheckpointedFunction):
-    """Asks for its operator state where it needs it: with the first element, and when it is written."""
+    """Asks for its operator state where it needs it: with the first element, and when it is
+    written.
+    """
 
     def __init__(self, report: Callable[[int], None]) -> None:
         self.report = report
@@ -233,7 +260,9 @@ class LateProcess(af.ProcessFunction[Any, Any]):
 
 @pytest.mark.parametrize("place", ["map", "process", "sink"])
 async def test_operator_state_may_be_asked_for_late(place: str) -> None:
-    """Nobody can know beforehand that it will not be: a run in which no element comes keeps it, too."""
+    """Nobody can know beforehand that it will not be: a run in which no element comes keeps it,
+    too.
+    """
     store, results = f"memory://test-function-state-{next(_NAMES)}", list[int]()
     events: Any = None
 
@@ -288,9 +317,14 @@ async def test_operator_state_is_refused_to_what_can_never_ask_for_it(allowed: b
                 await asyncio.sleep(0.001)
         await job.stop()
     if allowed:
-        async with build(lambda value: value).run(**options, restore="latest", allow_non_restored=True) as job:
+        async with build(lambda value: value).run(
+            **options, restore="latest", allow_non_restored=True
+        ) as job:
             await job.stop()
         return
-    with pytest.raises(af.RestoreError, match=r"has no use for the state 'count' .* an operator or a function of another kind"):
+    with pytest.raises(
+        af.RestoreError,
+        match=r"has no use for the state 'count' .* an operator or a function of another kind",
+    ):
         async with build(lambda value: value).run(**options):
             raise AssertionError("it must not run")

@@ -1,4 +1,6 @@
-"""Jobs that were told where to begin, `restore=PATH`: whatever happens before their first checkpoint, nothing is lost and no pasts mix."""
+"""Jobs that were told where to begin, `restore=PATH`: whatever happens before their first
+checkpoint, nothing is lost and no pasts mix.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,27 @@ from tests.api.test_checkpoints import Numbers, complete, counting, eventually
 pytestmark = pytest.mark.timeout(60)
 
 
-async def read_to(limit: int, store: object, *, keys: int = 5, crash: bool = False, **options: Any) -> tuple[list[Any], Any, str | None]:
-    """Run until `limit` numbers are counted, then stop, or leave it as a crash would: the counts, where it began, the savepoint."""
+async def read_to(
+    limit: int, store: object, *, keys: int = 5, crash: bool = False, **options: Any
+) -> tuple[list[Any], Any, str | None]:
+    """Run until `limit` numbers are counted, then stop, or leave it as a crash would: the
+    counts, where it began, the savepoint.
+    """
     rows: list[Any] = []
     numbers = Numbers(limit)
-    async with counting(numbers, rows, keys=keys).run(checkpoints=store, every="1h", **options) as job:
-        await eventually(lambda: len(numbers.began_at) == 1 and len(rows) == limit - (numbers.began_at[0] or 0))
+    async with counting(numbers, rows, keys=keys).run(
+        checkpoints=store, every="1h", **options
+    ) as job:
+        await eventually(
+            lambda: len(numbers.began_at) == 1 and len(rows) == limit - (numbers.began_at[0] or 0)
+        )
         path = await job.cancel() if crash else await job.stop()
     return rows, numbers.began_at[0], path
 
 
-async def test_a_job_that_went_back_and_crashed_goes_on_from_where_it_went_back_to(tmp_path: Path) -> None:
+async def test_a_job_that_went_back_and_crashed_goes_on_from_where_it_went_back_to(
+    tmp_path: Path,
+) -> None:
     first, _, path = await read_to(100, tmp_path)
     await read_to(150, tmp_path)
     _, began_at, _ = await read_to(170, tmp_path, restore=path, crash=True)
@@ -39,7 +51,9 @@ async def test_a_job_that_went_back_and_crashed_goes_on_from_where_it_went_back_
     assert complete(first + again, 200)
 
 
-async def test_a_job_that_began_with_state_of_another_store_and_crashed_goes_on_from_that(tmp_path: Path) -> None:
+async def test_a_job_that_began_with_state_of_another_store_and_crashed_goes_on_from_that(
+    tmp_path: Path,
+) -> None:
     """Its own store holds another past, whose state and output have nothing to do with it."""
     first, _, path = await read_to(100, tmp_path / "one")
     await read_to(30, tmp_path / "other")
@@ -73,29 +87,43 @@ async def test_what_is_newer_than_what_a_job_went_back_to_keeps_its_files(tmp_pa
     async with counting(numbers, rows, keys=20_000).run(**options) as job:
         for limit in (20_000, 20_010, 20_020):
             numbers.limit = limit
-            await eventually(lambda: len(rows) == limit)  # noqa: B023  # Awaited in this turn of the loop.
+            # Awaited in this turn of the loop.
+            await eventually(lambda: len(rows) == limit)  # noqa: B023
             await job.checkpoint()
         await job.cancel()
     host = SystemHost()
     store = open_store(flow_url(f"file://{tmp_path}", "counting"), host)
-    names = [set(files_of((await store.checkpoint(number)).subtasks.values())) for number in (1, 2, 3)]
+    names = [
+        set(files_of((await store.checkpoint(number)).subtasks.values())) for number in (1, 2, 3)
+    ]
     assert names[0] & names[1] & names[2], "they share no file, so nothing is tested"
     rows.clear()
-    async with counting(numbers, rows, keys=20_000).run(**{**options, "retain": 2}, restore=f"{store.url}/checkpoints/1") as job:
-        for limit in (20_020, 60_000, 100_000):  # From the second on all keys have changed: nothing builds on the old files any more.
+    async with counting(numbers, rows, keys=20_000).run(
+        **{**options, "retain": 2}, restore=f"{store.url}/checkpoints/1"
+    ) as job:
+        for limit in (
+            20_020,
+            60_000,
+            100_000,
+        ):  # From the second on all keys have changed: nothing builds on the old files any more.
             numbers.limit = limit
             await eventually(lambda: len(rows) == limit - 20_000)  # noqa: B023  # As above.
             await job.checkpoint()
             checkpoints: Any = job._cluster.job_master._checkpoints
-            await eventually(lambda: not checkpoints._beside)  # noqa: B023  # What is dropped is deleted.
+            # What is dropped is deleted.
+            await eventually(lambda: not checkpoints._beside)  # noqa: B023
             for number in await store.checkpoints():
                 for name in files_of((await store.checkpoint(number)).subtasks.values()):
-                    assert (Path(store.url.removeprefix("file://")) / name).exists(), f"checkpoint {number} has lost {name}"
+                    assert (Path(store.url.removeprefix("file://")) / name).exists(), (
+                        f"checkpoint {number} has lost {name}"
+                    )
         await job.cancel()
     await host.close()
 
 
-async def test_a_stop_whose_store_does_not_answer_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_whose_store_does_not_answer_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The write of the savepoint hangs, as on a network file system that is gone."""
     monkeypatch.setattr("aioflow.cluster.job_checkpoints.CLOSE_TIMEOUT_S", 0.02)
     hangs = asyncio.Event()
@@ -107,7 +135,12 @@ async def test_a_stop_whose_store_does_not_answer_ends(tmp_path: Path, monkeypat
     monkeypatch.setattr(FlowStore, "complete", complete)
     flow = af.Flow("hangs")
     flow.source(af.io.push(), uid="in").sink(af.io.blackhole(), uid="out")
-    async with asyncio.timeout(30), flow.run(checkpoints=tmp_path, every="1h", stop_timeout="50ms") as job:
-        with pytest.raises(af.CheckpointError, match="did not answer: no savepoint is known to be made"):
+    async with (
+        asyncio.timeout(30),
+        flow.run(checkpoints=tmp_path, every="1h", stop_timeout="50ms") as job,
+    ):
+        with pytest.raises(
+            af.CheckpointError, match="did not answer: no savepoint is known to be made"
+        ):
             await job.stop()
         assert hangs.is_set()

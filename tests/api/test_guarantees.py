@@ -1,4 +1,6 @@
-"""What a user may rely on whatever the batches, slices, neighbours and hash seeds are: the guarantees of a run in one loop."""
+"""What a user may rely on whatever the batches, slices, neighbours and hash seeds are: the
+guarantees of a run in one loop.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def strategy(delay: str = "50ms") -> Any:
 
 
 class Reminder(af.KeyedProcessFunction[str, Record, Any]):
-    """Sets a timer at each element; every second element of a key cancels the last one. Tells the watermark that each call saw."""
+    """Sets a timer at each element; every second element of a key cancels the last one.
+
+    Tells the watermark that each call saw.
+    """
 
     def open(self, ctx: Any) -> None:
         self.last = ctx.get_state(af.ValueStateDescriptor("last", default=None))
@@ -71,27 +76,45 @@ class ListElements(af.ProcessWindowFunction[Record, Any, str]):
 
 
 def tumbling(source: af.DataStream[Record]) -> list[af.DataStream[Any]]:
-    windows = source.key_by(lambda r: r[0]).window(af.tumbling("100ms")).aggregate(af.collect(lambda r: r[1]))
+    windows = (
+        source.key_by(lambda r: r[0])
+        .window(af.tumbling("100ms"))
+        .aggregate(af.collect(lambda r: r[1]))
+    )
     return [windows, windows.late]
 
 
 def tumbling_with_lateness(source: af.DataStream[Record]) -> list[af.DataStream[Any]]:
-    windows = source.key_by(lambda r: r[0]).window(af.tumbling("100ms"), lateness="80ms").aggregate(af.count())
+    windows = (
+        source.key_by(lambda r: r[0])
+        .window(af.tumbling("100ms"), lateness="80ms")
+        .aggregate(af.count())
+    )
     return [windows, windows.late]
 
 
 def sliding(source: af.DataStream[Record]) -> list[af.DataStream[Any]]:
-    windows = source.key_by(lambda r: r[0]).window(af.sliding("120ms", "40ms")).aggregate(af.count())
+    windows = (
+        source.key_by(lambda r: r[0]).window(af.sliding("120ms", "40ms")).aggregate(af.count())
+    )
     return [windows, windows.late]
 
 
 def window_function(source: af.DataStream[Record]) -> list[af.DataStream[Any]]:
-    windows = source.key_by(lambda r: r[0]).window(af.tumbling("100ms"), lateness="50ms").process(ListElements())
+    windows = (
+        source.key_by(lambda r: r[0])
+        .window(af.tumbling("100ms"), lateness="50ms")
+        .process(ListElements())
+    )
     return [windows, windows.late]
 
 
 def sessions(source: af.DataStream[Record]) -> list[af.DataStream[Any]]:
-    windows = source.key_by(lambda r: r[0]).window(af.session("60ms"), lateness="40ms").aggregate(af.collect(lambda r: r[1]))
+    windows = (
+        source.key_by(lambda r: r[0])
+        .window(af.session("60ms"), lateness="40ms")
+        .aggregate(af.collect(lambda r: r[1]))
+    )
     return [windows, windows.late]
 
 
@@ -100,7 +123,13 @@ def cancelled_timers(source: af.DataStream[Record]) -> list[af.DataStream[Any]]:
 
 
 def counted(source: af.DataStream[Record]) -> list[af.DataStream[Any]]:
-    return [source.flat_map(lambda r: [r, r]).filter(lambda r: r[0] != "c").key_by(lambda r: r[0]).count_window(3, 2).aggregate(af.count())]
+    return [
+        source.flat_map(lambda r: [r, r])
+        .filter(lambda r: r[0] != "c")
+        .key_by(lambda r: r[0])
+        .count_window(3, 2)
+        .aggregate(af.count())
+    ]
 
 
 def async_map(source: af.DataStream[Record]) -> list[af.DataStream[Any]]:
@@ -108,7 +137,12 @@ def async_map(source: af.DataStream[Record]) -> list[af.DataStream[Any]]:
         await asyncio.sleep(0)
         return record
 
-    windows = source.map(wait, concurrency=5).key_by(lambda r: r[0]).window(af.tumbling("100ms")).aggregate(af.collect(lambda r: r[1]))
+    windows = (
+        source.map(wait, concurrency=5)
+        .key_by(lambda r: r[0])
+        .window(af.tumbling("100ms"))
+        .aggregate(af.collect(lambda r: r[1]))
+    )
     return [windows, windows.late]
 
 
@@ -118,14 +152,22 @@ def after_async_functions(source: af.DataStream[Record]) -> list[af.DataStream[A
             await asyncio.sleep(0)
         return record
 
-    batched = source.rebalance().map(wait, concurrency=3).map_batches(lambda records: list(records), max_size=3, max_wait="0ms")
+    batched = (
+        source.rebalance()
+        .map(wait, concurrency=3)
+        .map_batches(lambda records: list(records), max_size=3, max_wait="0ms")
+    )
     keyed = batched.key_by(lambda r: r[0])
     return [keyed.process(Reminder()), keyed.window(af.tumbling("100ms")).process(ListElements())]
 
 
 def window_of_windows(source: af.DataStream[Record]) -> list[af.DataStream[Any]]:
     first = source.key_by(lambda r: r[0]).window(af.tumbling("50ms")).aggregate(af.count())
-    return [first.key_by(lambda r: 0).window(af.tumbling("200ms")).aggregate(af.collect(lambda r: (r.key, r.start, r.value)))]
+    return [
+        first.key_by(lambda r: 0)
+        .window(af.tumbling("200ms"))
+        .aggregate(af.collect(lambda r: (r.key, r.start, r.value)))
+    ]
 
 
 ONE_PATH = [
@@ -148,7 +190,11 @@ def outputs(program: Program, records: list[Record], tasks: TaskOptions) -> list
     streams = program(flow.source(records, watermarks=strategy()))
 
     async def run() -> Any:
-        return await flow.collect(*streams, tasks=tasks) if len(streams) > 1 else [await streams[0].collect(tasks=tasks)]
+        return (
+            await flow.collect(*streams, tasks=tasks)
+            if len(streams) > 1
+            else [await streams[0].collect(tasks=tasks)]
+        )
 
     return [list(rows) for rows in asyncio.run(run())]
 
@@ -159,19 +205,32 @@ def outputs(program: Program, records: list[Record], tasks: TaskOptions) -> list
 def test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length(
     program: Program, records: list[Record], size: int, slice_ns: int
 ) -> None:
-    """C4.2: record by record: late elements, cancelled timers, the watermark that each call saw and the order are the same."""
+    """C4.2: record by record: late elements, cancelled timers, the watermark that each call saw
+    and the order are the same.
+    """
     expected = outputs(program, records, TaskOptions(batch_records_max=1, slice_ns=1))
-    assert outputs(program, records, TaskOptions(batch_records_max=size, slice_ns=slice_ns)) == expected
+    assert (
+        outputs(program, records, TaskOptions(batch_records_max=size, slice_ns=slice_ns))
+        == expected
+    )
 
 
 def window_join(source: af.DataStream[Record]) -> list[af.DataStream[Any]]:
     left, right = source.filter(lambda r: r[1] % 2 == 0), source.filter(lambda r: r[1] % 3 == 0)
-    return [left.join(right).where(lambda r: r[0]).equal_to(lambda r: r[0]).window(af.tumbling("100ms")).apply(lambda a, b: (a, b))]
+    return [
+        left.join(right)
+        .where(lambda r: r[0])
+        .equal_to(lambda r: r[0])
+        .window(af.tumbling("100ms"))
+        .apply(lambda a, b: (a, b))
+    ]
 
 
 def interval_join(source: af.DataStream[Record]) -> list[af.DataStream[Any]]:
     left, right = source.filter(lambda r: r[1] % 2 == 0), source.filter(lambda r: r[1] % 3 == 0)
-    joined = left.key_by(lambda r: r[0]).interval_join(right.key_by(lambda r: r[0]), "-30ms", "30ms")
+    joined = left.key_by(lambda r: r[0]).interval_join(
+        right.key_by(lambda r: r[0]), "-30ms", "30ms"
+    )
     return [joined.process(lambda a, b, ctx: [(a, b)])]
 
 
@@ -182,30 +241,47 @@ def connected(source: af.DataStream[Record]) -> list[af.DataStream[Any]]:
 
 def group(source: af.DataStream[Record]) -> list[af.DataStream[Any]]:
     left, right = source.filter(lambda r: r[1] % 2 == 0), source.filter(lambda r: r[1] % 3 == 0)
-    grouped = left.co_group(right).where(lambda r: r[0]).equal_to(lambda r: r[0]).window(af.sliding("120ms", "60ms"))
+    grouped = (
+        left.co_group(right)
+        .where(lambda r: r[0])
+        .equal_to(lambda r: r[0])
+        .window(af.sliding("120ms", "60ms"))
+    )
     return [grouped.apply(lambda key, lefts, rights: [(key, tuple(lefts), tuple(rights))])]
 
 
-@pytest.mark.parametrize("program", [window_join, interval_join, connected, group], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "program", [window_join, interval_join, connected, group], ids=lambda p: p.__name__
+)
 @given(records=RECORDS, size=SIZES, slice_ns=SLICES_NS)
 @settings(max_examples=15)
 def test_two_branches_of_one_split_meet_in_the_same_rows_at_every_batch_size(
     program: Program, records: list[Record], size: int, slice_ns: int
 ) -> None:
-    """Joins of one split. Which branch comes first is not promised, so rows are compared without their order; late ones are left out."""
+    """Joins of one split.
+
+    Which branch comes first is not promised, so rows are compared without their order; late ones
+    are left out.
+    """
     in_order = sorted(records, key=lambda r: r[1])
     expected = outputs(program, in_order, TaskOptions(batch_records_max=1, slice_ns=1))
     got = outputs(program, in_order, TaskOptions(batch_records_max=size, slice_ns=slice_ns))
     assert [Counter(rows) for rows in got] == [Counter(rows) for rows in expected]
 
 
-AT_BOUNDARIES = st.builds(lambda n, offset: max(0, 50 * n + offset), st.integers(0, 12), st.sampled_from([-1, 0, 1]))
+AT_BOUNDARIES = st.builds(
+    lambda n, offset: max(0, 50 * n + offset), st.integers(0, 12), st.sampled_from([-1, 0, 1])
+)
 
 
 @given(records=st.lists(st.tuples(st.sampled_from("ab"), AT_BOUNDARIES), max_size=40), size=SIZES)
 @settings(max_examples=40)
-def test_windows_and_late_elements_are_those_of_a_reference_that_knows_no_batches(records: list[Record], size: int) -> None:
-    """G1.3: an element with timestamp t is late for window [s, e) iff the watermark in force before it has reached e - 1."""
+def test_windows_and_late_elements_are_those_of_a_reference_that_knows_no_batches(
+    records: list[Record], size: int
+) -> None:
+    """G1.3: an element with timestamp t is late for window [s, e) iff the watermark in force
+    before it has reached e - 1.
+    """
     highest, open_windows, late = None, {}, []
     for record in records:
         watermark = None if highest is None else highest - 50 - 1
@@ -232,7 +308,9 @@ def burn(seconds: float) -> None:
 
 
 class LoopGaps:
-    """How long the loop's turns took, in time of this thread: what other programs take on a busy machine does not count."""
+    """How long the loop's turns took, in time of this thread: what other programs take on a busy
+    machine does not count.
+    """
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -265,16 +343,24 @@ async def quiet_share(seconds: float) -> float:
 
 
 async def test_the_loop_is_never_held_for_ten_milliseconds_by_functions_of_one() -> None:
-    """J1.1: three such functions in a chain, a key function and a window; the slice bounds them all together."""
+    """J1.1: three such functions in a chain, a key function and a window; the slice bounds them
+    all together.
+    """
 
     def slow(x: Any) -> Any:
         burn(0.001)
         return x
 
-    flow = af.Flow("slow")  # One subtask each: a turn of the loop holds one slice of every task that has work.
-    stream = flow.source(range(60), watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda x: x))
+    flow = af.Flow(
+        "slow"
+    )  # One subtask each: a turn of the loop holds one slice of every task that has work.
+    stream = flow.source(
+        range(60), watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda x: x)
+    )
     stream = stream.map(slow).flat_map(lambda x: [slow(x)]).filter(slow).map(slow)
-    stream.key_by(lambda x: slow(x) % 3).window(af.tumbling("10ms")).reduce(lambda a, b: slow(a + b)).sink(af.io.blackhole())
+    stream.key_by(lambda x: slow(x) % 3).window(af.tumbling("10ms")).reduce(
+        lambda a, b: slow(a + b)
+    ).sink(af.io.blackhole())
     gaps = LoopGaps()
     await flow.execute()
     gaps.stop()
@@ -282,9 +368,15 @@ async def test_the_loop_is_never_held_for_ten_milliseconds_by_functions_of_one()
     assert gaps.share_above(0.010) <= await quiet_share(0.010) + 0.1
 
 
-@pytest.mark.parametrize("kind", [pytest.param("flat_map", marks=pytest.mark.slow), "process", "keyed process"])
-async def test_memory_is_bounded_while_each_of_a_thousand_records_becomes_ten_thousand(kind: str) -> None:
-    """Overshoot is one record's own output; 80 kB of references a record, 80 MB if all of them were held."""
+@pytest.mark.parametrize(
+    "kind", [pytest.param("flat_map", marks=pytest.mark.slow), "process", "keyed process"]
+)
+async def test_memory_is_bounded_while_each_of_a_thousand_records_becomes_ten_thousand(
+    kind: str,
+) -> None:
+    """Overshoot is one record's own output; 80 kB of references a record, 80 MB if all of them
+    were held.
+    """
     count, width = (1000, 10_000) if kind == "flat_map" else (200, 10_000)
     seen = 0
 
@@ -313,8 +405,12 @@ async def test_memory_is_bounded_while_each_of_a_thousand_records_becomes_ten_th
     assert peak <= 6_000_000, f"{peak / 1e6:.1f} MB at the peak"
 
 
-async def test_starts_and_stops_with_threads_files_and_resources_leave_nothing_behind(tmp_path: Path) -> None:
-    """J3.1: functions in threads, an open resource, a file that is written; half of the runs are cancelled."""
+async def test_starts_and_stops_with_threads_files_and_resources_leave_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    """J3.1: functions in threads, an open resource, a file that is written; half of the runs are
+    cancelled.
+    """
     opened = closed = 0
 
     @af.resource
@@ -370,7 +466,9 @@ async def test_a_flow_that_fails_leaves_the_one_beside_it_alone() -> None:
         return x
 
     full, failing, well = af.Flow("full"), af.Flow("failing"), af.Flow("well")
-    waiting = asyncio.ensure_future(full.source(range(5_000)).map(stuck, concurrency=1).map(lambda x: x).collect())
+    waiting = asyncio.ensure_future(
+        full.source(range(5_000)).map(stuck, concurrency=1).map(lambda x: x).collect()
+    )
     results = await asyncio.gather(
         failing.source(range(1000)).map(fail).collect(),
         well.source(range(20_000)).key_by(lambda x: x % 7).count().collect(),
@@ -383,7 +481,9 @@ async def test_a_flow_that_fails_leaves_the_one_beside_it_alone() -> None:
     assert await waiting == list(range(5_000))
 
 
-async def test_a_run_installs_neither_handlers_nor_policies_nor_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_installs_neither_handlers_nor_policies_nor_hooks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """J6.1: also not for a moment: whoever tries is caught."""
     import signal
 
@@ -410,7 +510,9 @@ async def test_a_run_installs_neither_handlers_nor_policies_nor_hooks(monkeypatc
         return x
 
     flow = af.Flow("polite", parallelism=2)
-    flow.source(range(50)).map(wait).map(lambda x: x, blocking=True).key_by(lambda x: x % 3).count().sink(af.io.blackhole())
+    flow.source(range(50)).map(wait).map(lambda x: x, blocking=True).key_by(
+        lambda x: x % 3
+    ).count().sink(af.io.blackhole())
     await flow.execute()
     with pytest.raises(ZeroDivisionError):
         await af.Flow("fails").source([0]).map(lambda x: 1 // x).collect()
@@ -451,7 +553,10 @@ async def test_the_engine_runs_inside_a_running_aiohttp_application() -> None:
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with aiohttp.ClientSession() as session, session.put(f"http://127.0.0.1:{runner.addresses[0][1]}/", data="7") as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.put(f"http://127.0.0.1:{runner.addresses[0][1]}/", data="7") as response,
+    ):
         assert response.status == 200
     running = app[key]
     assert running.status is af.JobStatus.RUNNING
@@ -501,15 +606,23 @@ WAYS_TO_FAIL: dict[str, Callable[[Any], Any]] = {
     "process": lambda s: s.process(FailsInProcess(), name="culprit"),
     "async process": lambda s: s.process(FailsInAsyncProcess(), name="culprit"),
     "key_by": lambda s: s.map(lambda x: x, name="culprit").key_by(fails_at_five).count(),
-    "partition_custom": lambda s: s.map(lambda x: x, name="culprit").partition_custom(lambda x, n: fails_at_five(x) % n).map(lambda x: x),
+    "partition_custom": lambda s: (
+        s.map(lambda x: x, name="culprit")
+        .partition_custom(lambda x, n: fails_at_five(x) % n)
+        .map(lambda x: x)
+    ),
     "reduce": lambda s: s.key_by(lambda x: 0).reduce(lambda a, b: fails_at_five(b), name="culprit"),
     "aggregate": lambda s: s.key_by(lambda x: 0).aggregate(af.sum(fails_at_five), name="culprit"),
-    "window": lambda s: s.key_by(lambda x: 0).count_window(3).aggregate(af.sum(fails_at_five), name="culprit"),
+    "window": lambda s: (
+        s.key_by(lambda x: 0).count_window(3).aggregate(af.sum(fails_at_five), name="culprit")
+    ),
 }
 
 
 @pytest.mark.parametrize("way", WAYS_TO_FAIL)
-async def test_an_error_of_user_code_names_operator_subtask_and_record_in_exactly_one_note(way: str) -> None:
+async def test_an_error_of_user_code_names_operator_subtask_and_record_in_exactly_one_note(
+    way: str,
+) -> None:
     """B6.1: and it is the error itself, whoever raised it and wherever."""
     stream = WAYS_TO_FAIL[way](af.Flow("fails", parallelism=2).source(range(20)))
     with pytest.raises(LookupError, match="five") as caught:
@@ -532,18 +645,28 @@ async def test_an_error_of_a_sink_function_names_the_sink_and_the_record() -> No
 
 TIMES: dict[str, af.WatermarkStrategy[int]] = {
     "timestamp": af.WatermarkStrategy.monotonous_timestamps(timestamp=fails_at_five),
-    "no timestamp": af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=lambda x: x if x < 5 else None),  # type: ignore[arg-type,return-value]
-    "too large": af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda x: x << (62 * (x == 5))),
+    "no timestamp": af.WatermarkStrategy.bounded_out_of_orderness(
+        "1s", timestamp=lambda x: x if x < 5 else None
+    ),  # type: ignore[arg-type,return-value]
+    "too large": af.WatermarkStrategy.monotonous_timestamps(
+        timestamp=lambda x: x << (62 * (x == 5))
+    ),
     "no watermarks": af.WatermarkStrategy.no_watermarks(timestamp=fails_at_five),
     "watermark": af.WatermarkStrategy.punctuated(fails_at_five, timestamp=lambda x: x),
-    "generator": af.WatermarkStrategy.custom(type("Each", (), {"on_event": lambda self, x, t: fails_at_five(x)}), timestamp=lambda x: x),
+    "generator": af.WatermarkStrategy.custom(
+        type("Each", (), {"on_event": lambda self, x, t: fails_at_five(x)}), timestamp=lambda x: x
+    ),
 }
 
 
 @pytest.mark.parametrize("way", TIMES)
 async def test_an_error_of_event_time_names_the_place_and_the_record(way: str) -> None:
     source = af.Flow("fails").source(range(20), name="culprit", watermarks=TIMES[way])
-    operator = af.Flow("fails").source(range(20)).assign_timestamps_and_watermarks(TIMES[way], name="culprit")
+    operator = (
+        af.Flow("fails")
+        .source(range(20))
+        .assign_timestamps_and_watermarks(TIMES[way], name="culprit")
+    )
     for stream, kind in ((source, "source"), (operator, "operator")):
         with pytest.raises((LookupError, TypeError, ValueError)) as caught:
             await stream.collect()
@@ -564,13 +687,29 @@ BAD_FLOWS: dict[str, tuple[Callable[[af.Flow], Any], list[str]]] = {
         lambda f: source_of(f).key_by(lambda x: x).window(af.tumbling("1s")).aggregate(af.count()),
         ["numbers", "watermarks"],
     ),
-    "keyed, then rebalanced": (lambda f: source_of(f).key_by(lambda x: x).rebalance(), ["numbers", "key_by"]),
+    "keyed, then rebalanced": (
+        lambda f: source_of(f).key_by(lambda x: x).rebalance(),
+        ["numbers", "key_by"],
+    ),
     "map of no function": (lambda f: source_of(f).map(3, name="three"), ["map", "3"]),
-    "no such parallelism": (lambda f: source_of(f).map(lambda x: x, name="many", parallelism=500).collect, ["many", "500", "128"]),
-    "parallelism 0": (lambda f: source_of(f).map(lambda x: x, name="none", parallelism=0), ["none", "0"]),
-    "forward to others": (lambda f: source_of(f).forward().map(lambda x: x, name="wide", parallelism=3), ["numbers", "wide", "3"]),
+    "no such parallelism": (
+        lambda f: source_of(f).map(lambda x: x, name="many", parallelism=500).collect,
+        ["many", "500", "128"],
+    ),
+    "parallelism 0": (
+        lambda f: source_of(f).map(lambda x: x, name="none", parallelism=0),
+        ["none", "0"],
+    ),
+    "forward to others": (
+        lambda f: source_of(f).forward().map(lambda x: x, name="wide", parallelism=3),
+        ["numbers", "wide", "3"],
+    ),
     "a uid twice": (
-        lambda f: source_of(f).map(lambda x: x, name="first", uid="u").map(lambda x: x, name="second", uid="u"),
+        lambda f: (
+            source_of(f)
+            .map(lambda x: x, name="first", uid="u")
+            .map(lambda x: x, name="second", uid="u")
+        ),
         ["first", "second", "'u'"],
     ),
     "two flows": (lambda f: source_of(f).union(source_of(af.Flow("other"))), ["'bad'", "'other'"]),
@@ -592,13 +731,22 @@ def test_an_error_of_the_graph_says_which_operator_is_wrong(kind: str) -> None:
         assert name in str(caught.value), f"{name!r} is not in {str(caught.value)!r}"
 
 
-@given(st.lists(st.one_of(st.integers(0, 99), st.sampled_from(["{", "nonsense", "[1", ""])), max_size=40), SIZES)
+@given(
+    st.lists(
+        st.one_of(st.integers(0, 99), st.sampled_from(["{", "nonsense", "[1", ""])), max_size=40
+    ),
+    SIZES,
+)
 @settings(max_examples=20)
 def test_malformed_lines_follow_on_error_and_no_other_line_is_lost(
     tmp_path_factory: pytest.TempPathFactory, lines: list[Any], size: int
 ) -> None:
     path = tmp_path_factory.mktemp("lines") / "some.jsonl"
-    path.write_text("".join((line if isinstance(line, str) else json.dumps({"n": line})) + "\n" for line in lines))
+    path.write_text(
+        "".join(
+            (line if isinstance(line, str) else json.dumps({"n": line})) + "\n" for line in lines
+        )
+    )
     good = [{"n": line} for line in lines if isinstance(line, int)]
     bad = [(number, line) for number, line in enumerate(lines, 1) if isinstance(line, str) and line]
     tasks = TaskOptions(batch_records_max=size)
@@ -617,7 +765,11 @@ def test_malformed_lines_follow_on_error_and_no_other_line_is_lost(
             assert str(number) in one.error
         if bad:
             with pytest.raises(Exception, match=r"some\.jsonl"):
-                await af.Flow("fail").source(af.io.jsonl(str(path), on_error="fail")).collect(tasks=tasks)
+                await (
+                    af.Flow("fail")
+                    .source(af.io.jsonl(str(path), on_error="fail"))
+                    .collect(tasks=tasks)
+                )
 
     asyncio.run(run())
 
@@ -652,7 +804,9 @@ print(json.dumps([[key_group(key, 128) for key in keys], sorted(rows), sorted(wo
 
 @pytest.mark.hashseed
 def test_routes_are_the_same_under_every_hash_seed() -> None:
-    """C6.5: key groups, the subtask that sees a key, and what it counts; the order between subtasks follows their measured slices."""
+    """C6.5: key groups, the subtask that sees a key, and what it counts; the order between
+    subtasks follows their measured slices.
+    """
     answers = []
     for seed in ("0", "1", "4242"):
         done = subprocess.run(
@@ -667,4 +821,6 @@ def test_routes_are_the_same_under_every_hash_seed() -> None:
         answers.append(json.loads(done.stdout))
     assert answers[0] == answers[1] == answers[2]
     groups, rows, _ = answers[0]
-    assert [index for _, index in rows] == [group * 3 // 128 for group in groups], "subtask(key) is that of its key group"
+    assert [index for _, index in rows] == [group * 3 // 128 for group in groups], (
+        "subtask(key) is that of its key group"
+    )

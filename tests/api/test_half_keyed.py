@@ -1,4 +1,6 @@
-"""Streams of which one has keys and another has none, brought together: the records go through, and nobody has keyed state."""
+"""Streams of which one has keys and another has none, brought together: the records go through,
+and nobody has keyed state.
+"""
 
 from __future__ import annotations
 
@@ -64,16 +66,23 @@ UNIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("then", [again, again_later])
 @pytest.mark.parametrize("united", UNIONS)
-async def test_a_union_takes_keyed_streams_and_others(united: str, then: Callable[..., Any]) -> None:
+async def test_a_union_takes_keyed_streams_and_others(
+    united: str, then: Callable[..., Any]
+) -> None:
     assert sorted(await UNIONS[united](*both()).process(then).collect()) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("keyed_side", ["left", "right"])
 @pytest.mark.parametrize("function", [Tells, TellsLater])
-async def test_a_key_on_one_side_of_connected_streams_deals_out_its_elements(function: Any, keyed_side: str) -> None:
+async def test_a_key_on_one_side_of_connected_streams_deals_out_its_elements(
+    function: Any, keyed_side: str
+) -> None:
     keyed, plain = both()
     connected = keyed.connect(plain) if keyed_side == "left" else plain.connect(keyed)
-    expected = {"left": [("left", 1), ("left", 2), ("right", 3)], "right": [("left", 3), ("right", 1), ("right", 2)]}
+    expected = {
+        "left": [("left", 1), ("left", 2), ("right", 3)],
+        "right": [("left", 3), ("right", 1), ("right", 2)],
+    }
     assert sorted(await connected.process(function).collect()) == expected[keyed_side]
 
 
@@ -81,7 +90,10 @@ async def test_a_key_on_one_side_of_connected_streams_deals_out_its_elements(fun
 def test_a_keyed_function_is_refused_unless_both_sides_have_keys(keyed_side: str) -> None:
     keyed, plain = both()
     connected = keyed.connect(plain) if keyed_side == "left" else plain.connect(keyed)
-    with pytest.raises(af.GraphError, match="CountsByKey needs both streams keyed, and one of them is not: put key_by"):
+    with pytest.raises(
+        af.GraphError,
+        match="CountsByKey needs both streams keyed, and one of them is not: put key_by",
+    ):
         connected.process(CountsByKey)
 
 

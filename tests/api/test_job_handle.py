@@ -1,4 +1,6 @@
-"""The handle of a running job: what it refuses, what it forgets, and that nothing outlives its block."""
+"""The handle of a running job: what it refuses, what it forgets, and that nothing outlives its
+block.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from aioflow.core.aio import wait_first
 
 @pytest.mark.parametrize("blocked", [False, True])
 async def test_a_closed_subscription_is_kept_by_nobody(blocked: bool) -> None:
-    """A service subscribes once for each of its requests, for as long as the job runs; also while a sink holds the job back."""
+    """A service subscribes once for each of its requests, for as long as the job runs; also
+    while a sink holds the job back.
+    """
     flow, gate, reached = af.Flow("kept"), asyncio.Event(), asyncio.Event()
     events = flow.source(af.io.push())
 
@@ -45,7 +49,9 @@ async def test_a_closed_subscription_is_kept_by_nobody(blocked: bool) -> None:
 
 
 async def test_a_block_left_by_cancellation_takes_its_job_along() -> None:
-    """Cancelled while it stops: it stops still, bounded by `stop_timeout`, and the cancellation comes out."""
+    """Cancelled while it stops: it stops still, bounded by `stop_timeout`, and the cancellation
+    comes out.
+    """
     reached = asyncio.Event()
     jobs: list[Any] = []
 
@@ -76,7 +82,9 @@ async def test_a_block_left_by_cancellation_takes_its_job_along() -> None:
 async def test_a_stop_that_took_too_long_gives_the_savepoint_that_was_complete(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What does not close in time is cancelled, and what was made before stays: the next run goes on from there."""
+    """What does not close in time is cancelled, and what was made before stays: the next run
+    goes on from there.
+    """
     gate, handles = asyncio.Event(), list[Any]()
 
     class Lingers(af.MapFunction):
@@ -96,7 +104,10 @@ async def test_a_stop_that_took_too_long_gives_the_savepoint_that_was_complete(
     monkeypatch.setattr("aioflow.api.job.wait_first", time_is_up)
     flow = af.Flow("lingers")
     flow.source(af.io.push(), uid="in").map(Lingers, uid="map").sink(af.io.blackhole(), uid="out")
-    async with asyncio.timeout(60), flow.run(checkpoints="memory://lingers", every="1h", stop_timeout="1h") as job:
+    async with (
+        asyncio.timeout(60),
+        flow.run(checkpoints="memory://lingers", every="1h", stop_timeout="1h") as job,
+    ):
         handles.append(job)
         stopping = asyncio.create_task(job.stop())
         while "it is cancelled" not in caplog.text:
@@ -106,11 +117,15 @@ async def test_a_stop_that_took_too_long_gives_the_savepoint_that_was_complete(
         path = await stopping
         assert job.status is af.JobStatus.CANCELED
         assert await job.savepoints() == [path]
-    assert "did not stop within 1h, though its savepoint is complete, it is cancelled" in caplog.text
+    assert (
+        "did not stop within 1h, though its savepoint is complete, it is cancelled" in caplog.text
+    )
 
 
 async def test_a_second_cancellation_does_not_leave_the_job_behind() -> None:
-    """Whoever is cancelled twice, as by two timeouts around each other, still takes its job along."""
+    """Whoever is cancelled twice, as by two timeouts around each other, still takes its job
+    along.
+    """
     closing, gate, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
     reached = asyncio.Event()
 
@@ -145,14 +160,24 @@ async def test_a_second_cancellation_does_not_leave_the_job_behind() -> None:
     assert closed.is_set()
 
 
-@pytest.mark.parametrize("ask", [lambda job, s: job.subscribe(s), lambda job, s: job.state(s), lambda job, s: job.input(s)])
-async def test_a_stream_that_the_job_does_not_run_is_refused(ask: Callable[[Any, Any], Any]) -> None:
+@pytest.mark.parametrize(
+    "ask",
+    [lambda job, s: job.subscribe(s), lambda job, s: job.state(s), lambda job, s: job.input(s)],
+)
+async def test_a_stream_that_the_job_does_not_run_is_refused(
+    ask: Callable[[Any, Any], Any],
+) -> None:
     """Of another flow, whose ids mean something else here, or added since the job began."""
     flow, other = af.Flow("mine"), af.Flow("other")
-    mine, foreign = flow.source(af.io.push(), name="mine"), other.source(af.io.push(), name="foreign")
+    mine, foreign = (
+        flow.source(af.io.push(), name="mine"),
+        other.source(af.io.push(), name="foreign"),
+    )
     async with flow.run() as job:
         for stream in (foreign, mine.key_by(lambda x: x).count()):
-            with pytest.raises(af.GraphError, match="is no part of job 'mine': take a stream that was in its flow"):
+            with pytest.raises(
+                af.GraphError, match="is no part of job 'mine': take a stream that was in its flow"
+            ):
                 ask(job, stream)
 
 
@@ -160,7 +185,9 @@ async def test_a_side_output_can_be_subscribed_to_and_is_not_mistaken_for_the_ma
     flow, tag = af.Flow("side"), af.OutputTag[Any]("bad")
     numbers = flow.source(["1", "x", "2", "y"]).map(int, on_error=tag)
     side, both = numbers.side(tag), numbers.union(numbers.side(tag))
-    async with flow.run(subscribe=[numbers, side, both, numbers.side(af.OutputTag("other"))]) as job:
+    async with flow.run(
+        subscribe=[numbers, side, both, numbers.side(af.OutputTag("other"))]
+    ) as job:
         async with job.subscribe(side) as rows:
             assert [row.value async for row in rows] == ["x", "y"]
         async with job.subscribe(numbers) as rows:
@@ -205,18 +232,29 @@ async def test_late_elements_of_which_a_part_was_sent_are_whole_or_refused(aggre
     async with flow.run(subscribe=[windows.late]) as job, job.subscribe(windows.late) as late:
         assert [row async for row in late] == [rows[2]]
     async with flow.run() as job:
-        with pytest.raises(af.GraphError, match="only what the window needs of them was sent to it"):
+        with pytest.raises(
+            af.GraphError, match="only what the window needs of them was sent to it"
+        ):
             job.subscribe(windows.late)
         job.subscribe(windows).close()
         await job.cancel()
 
 
 async def test_a_late_record_of_which_nothing_can_be_taken_is_dropped_as_others_are() -> None:
-    rows = [{"user": 1, "ts": 1_000, "n": 1}, {"user": 1, "ts": 9_000, "n": 2}, {"user": 1, "ts": 2_000}, {"user": 1, "ts": 9_500, "n": 3}]
+    rows = [
+        {"user": 1, "ts": 1_000, "n": 1},
+        {"user": 1, "ts": 9_000, "n": 2},
+        {"user": 1, "ts": 2_000},
+        {"user": 1, "ts": 9_500, "n": 3},
+    ]
     flow = af.Flow("late", parallelism=2)
     strategy: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda row: row["ts"])
     read = flow.source(rows, watermarks=strategy, parallelism=1)
-    windows = read.key_by(lambda row: row["user"]).window(af.tumbling("1s")).aggregate(af.sum(lambda row: row["n"]))
+    windows = (
+        read.key_by(lambda row: row["user"])
+        .window(af.tumbling("1s"))
+        .aggregate(af.sum(lambda row: row["n"]))
+    )
     assert [row.value for row in await windows.collect()] == [1, 5]
 
 
@@ -237,7 +275,9 @@ async def test_a_subscription_to_a_side_output_begins_and_ends_while_the_job_run
 async def test_a_stream_of_another_flow_is_not_collected() -> None:
     flow, other = af.Flow("mine"), af.Flow("other")
     flow.source([1])
-    with pytest.raises(af.GraphError, match="belongs to flow 'other', it cannot be collected by a run of 'mine'"):
+    with pytest.raises(
+        af.GraphError, match="belongs to flow 'other', it cannot be collected by a run of 'mine'"
+    ):
         await flow.collect(other.source([2]))
 
 
@@ -258,7 +298,9 @@ class Remember(af.KeyedProcessFunction[int, int, int]):
 
 
 async def test_reading_state_waits_no_longer_than_it_was_told() -> None:
-    """A function that awaits holds its state back from readers; the only state that it declared needs no name."""
+    """A function that awaits holds its state back from readers; the only state that it declared
+    needs no name.
+    """
     Remember.begun, Remember.gate = asyncio.Event(), asyncio.Event()
     flow = af.Flow("held")
     numbers = flow.source(af.io.push())
@@ -268,7 +310,10 @@ async def test_reading_state_waits_no_longer_than_it_was_told() -> None:
         await Remember.begun.wait()
         state = job.state(remembered)
         for timeout in ("10ms", "20ms"):
-            with pytest.raises(TimeoutError, match=f"was not read within {timeout}: its subtask 1 is busy with one element"):
+            with pytest.raises(
+                TimeoutError,
+                match=f"was not read within {timeout}: its subtask 1 is busy with one element",
+            ):
                 await state.get(7, timeout=timeout)
         Remember.gate.set()
         assert await anext(aiter(rows)) == 7
@@ -369,8 +414,15 @@ async def test_who_puts_after_the_end_reads_how_the_job_ended(ended: str) -> Non
                 await inlet.put(0)
                 with pytest.raises(ZeroDivisionError):
                     await job.wait()
-            how = "FINISHED: nothing" if ended == "stopped" else r"FAILED with ZeroDivisionError\(.*\): nothing"
-            with pytest.raises(af.JobNotRunning, match=rf"^job 'gone' \(\w+\) is {how} can be put into 'numbers' any more"):
+            how = (
+                "FINISHED: nothing"
+                if ended == "stopped"
+                else r"FAILED with ZeroDivisionError\(.*\): nothing"
+            )
+            with pytest.raises(
+                af.JobNotRunning,
+                match=rf"^job 'gone' \(\w+\) is {how} can be put into 'numbers' any more",
+            ):
                 await inlet.put(1)
 
 
@@ -465,19 +517,29 @@ async def test_a_source_function_that_is_cut_off_by_leaving_the_block_is_warned_
     flow.source(function, name="numbers").sink(keep)
     async with flow.run(workers=workers):
         await reached.wait()
-    (warning,) = [record.getMessage() for record in caplog.records if "was left before" in record.getMessage()]
+    (warning,) = [
+        record.getMessage() for record in caplog.records if "was left before" in record.getMessage()
+    ]
     assert LEFT.format(len(rows)) in warning
 
 
 @pytest.mark.parametrize("how", ["stopped", "read to its end", "read on by the next run"])
-async def test_nothing_is_said_of_a_source_function_that_nothing_cuts_off(how: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_is_said_of_a_source_function_that_nothing_cuts_off(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def numbers() -> AsyncIterator[int]:
         yield 1
 
     flow = af.Flow("not cut off")
-    function = {"stopped": endless, "read to its end": numbers, "read on by the next run": with_position}[how]
+    function = {
+        "stopped": endless,
+        "read to its end": numbers,
+        "read on by the next run": with_position,
+    }[how]
     flow.source(function).sink(af.io.blackhole())
-    async with flow.run(checkpoints="memory://not-cut-off" if how == "read on by the next run" else None) as job:
+    async with flow.run(
+        checkpoints="memory://not-cut-off" if how == "read on by the next run" else None
+    ) as job:
         if how == "stopped":
             await job.stop()
         elif how == "read to its end":
@@ -493,6 +555,8 @@ async def test_nothing_is_said_of_a_source_function_that_nothing_cuts_off(how: s
         ("subscribe", af.Flow("options").source([1]), r"write subscribe=\[stream\]"),
     ],
 )
-async def test_an_option_that_cannot_be_understood_is_named(option: str, given: object, told: str) -> None:
+async def test_an_option_that_cannot_be_understood_is_named(
+    option: str, given: object, told: str
+) -> None:
     with pytest.raises((TypeError, ValueError), match=told):
         await af.Flow("options").source([1]).collect(**{option: given})

@@ -26,15 +26,21 @@ def numbers() -> Any:
     return af.Flow("mistakes").source([1, 2], name="numbers")
 
 
-@pytest.mark.parametrize("method", ["window", "count_window", "count", "sum", "reduce", "aggregate", "interval_join"])
+@pytest.mark.parametrize(
+    "method", ["window", "count_window", "count", "sum", "reduce", "aggregate", "interval_join"]
+)
 def test_what_needs_keys_says_so_on_a_stream_without(method: str) -> None:
-    with pytest.raises(AttributeError, match=rf"^'DataStream' object has no attribute '{method}': it needs keys"):
+    with pytest.raises(
+        AttributeError, match=rf"^'DataStream' object has no attribute '{method}': it needs keys"
+    ):
         getattr(numbers(), method)
 
 
 def test_what_no_stream_has_is_the_usual_attribute_error() -> None:
     for name in ("to_the_moon", "_running", "__array__", "_mapp"):
-        with pytest.raises(AttributeError, match=rf"^'DataStream' object has no attribute '{name}'$"):
+        with pytest.raises(
+            AttributeError, match=rf"^'DataStream' object has no attribute '{name}'$"
+        ):
             getattr(numbers(), name)
         assert not hasattr(numbers(), name)
     assert isinstance(copy.copy(numbers()), af.DataStream)
@@ -42,28 +48,47 @@ def test_what_no_stream_has_is_the_usual_attribute_error() -> None:
 
 def test_a_misspelt_method_is_told_the_nearest_once() -> None:
     keyed = numbers().key_by(int)
-    for stream, name, near in ((numbers(), "mapp", "map"), (numbers(), "windw", "window"), (keyed, "agregate", "aggregate")):
+    for stream, name, near in (
+        (numbers(), "mapp", "map"),
+        (numbers(), "windw", "window"),
+        (keyed, "agregate", "aggregate"),
+    ):
         assert not hasattr(stream, name)
-        with pytest.raises(AttributeError, match=rf"has no attribute '{name}'; did you mean '{near}'\?$") as caught:
+        with pytest.raises(
+            AttributeError, match=rf"has no attribute '{name}'; did you mean '{near}'\?$"
+        ) as caught:
             getattr(stream, name)
-        assert caught.value.obj is None, "or Python says it too, behind it, in the traceback of an error that nobody catches"
+        assert caught.value.obj is None, (
+            "or Python says it too, behind it, in the traceback of an error that nobody catches"
+        )
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"concurrency": 2}, "concurrency= needs an async function or blocking=True"),
-        ({"concurrency": 2, "timeout": "1s"}, "concurrency=, timeout= need an async function or blocking=True"),
+        (
+            {"concurrency": 2, "timeout": "1s"},
+            "concurrency=, timeout= need an async function or blocking=True",
+        ),
     ],
 )
-def test_options_of_what_waits_are_refused_where_nothing_waits(options: dict[str, Any], said: str) -> None:
+def test_options_of_what_waits_are_refused_where_nothing_waits(
+    options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(af.GraphError, match=f"^map: {said}; this one runs inline$"):
         numbers().map(str, **options)
 
 
 @pytest.mark.parametrize("function", [Counting, Counting()])
 def test_a_keyed_process_function_is_refused_on_a_stream_without_keys(function: Any) -> None:
-    with pytest.raises(af.GraphError, match=r"Counting is a KeyedProcessFunction, and DataStream\(numbers\) has no keys: put key_by"):
+    with pytest.raises(
+        af.GraphError,
+        match=(
+            r"Counting is a KeyedProcessFunction, and DataStream\(numbers\) has no keys: put "
+            r"key_by"
+        ),
+    ):
         numbers().process(function)
     numbers().key_by(int).process(function)
 
@@ -77,10 +102,15 @@ def test_a_keyed_process_function_is_refused_on_a_stream_without_keys(function: 
         lambda flow, pushed, other: anext(aiter(pushed.execute_and_collect())),
     ],
 )
-async def test_what_is_pushed_into_is_not_run_without_a_handle_to_push_by(run: Callable[[Any, Any, Any], Any]) -> None:
+async def test_what_is_pushed_into_is_not_run_without_a_handle_to_push_by(
+    run: Callable[[Any, Any, Any], Any],
+) -> None:
     flow = af.Flow("pushed")
     pushed, other = flow.source(af.io.push(), name="hits"), flow.source([1, 2])
-    with pytest.raises(af.GraphError, match=r"would never end: its source 'hits' is af\.io\.push\(\).* flow\.run\(\).*job\.input"):
+    with pytest.raises(
+        af.GraphError,
+        match=r"would never end: its source 'hits' is af\.io\.push\(\).* flow\.run\(\).*job\.input",
+    ):
         await asyncio.wait_for(run(flow, pushed, other), 60)
     assert await other.collect() == [1, 2], "a part without it runs"
 
@@ -88,27 +118,47 @@ async def test_what_is_pushed_into_is_not_run_without_a_handle_to_push_by(run: C
 def test_a_flow_that_is_pushed_into_is_not_run_alone() -> None:
     flow = af.Flow("pushed")
     flow.source(af.io.push(), name="hits").sink(af.io.blackhole())
-    with pytest.raises(af.GraphError, match=r"^af\.run\(\) of flow 'pushed' would never end: its source 'hits' is af\.io\.push\(\)"):
+    with pytest.raises(
+        af.GraphError,
+        match=(
+            r"^af\.run\(\) of flow 'pushed' would never end: its "
+            r"source 'hits' is af\.io\.push\(\)"
+        ),
+    ):
         af.run(flow)
 
 
 async def test_a_signaling_nan_as_key_is_refused_like_any_nan() -> None:
     flow = af.Flow("keys", parallelism=2)
     counts = flow.source([Decimal("sNaN")], name="prices").key_by(lambda x: x).count()
-    with pytest.raises(af.AioflowError, match=r"decimal\.Decimal cannot be a key: it is NaN.*filter it out or replace it"):
+    with pytest.raises(
+        af.AioflowError,
+        match=r"decimal\.Decimal cannot be a key: it is NaN.*filter it out or replace it",
+    ):
         await counts.collect()
 
 
 async def test_a_coroutine_is_no_result_of_a_plain_function() -> None:
-    """Fails with the first element; that the coroutine is closed is told by the absence of a warning."""
+    """Fails with the first element; that the coroutine is closed is told by the absence of a
+    warning.
+    """
 
     async def later(x: int) -> int:
         return x
 
-    for add in (lambda s: s.map(lambda x: later(x), name="lookup"), lambda s: s.sink(lambda x: later(x), name="lookup")):
+    for add in (
+        lambda s: s.map(lambda x: later(x), name="lookup"),
+        lambda s: s.sink(lambda x: later(x), name="lookup"),
+    ):
         flow = af.Flow("mistakes")
         add(flow.source([1, 2])).sink(af.io.blackhole())
-        with pytest.raises(TypeError, match=r"^operator 'lookup': the function of (map|sink) returned coroutine, .*`async def`"):
+        with pytest.raises(
+            TypeError,
+            match=(
+                r"^operator 'lookup': the function of (map|sink) "
+                r"returned coroutine, .*`async def`"
+            ),
+        ):
             await flow.execute()
     good = af.Flow("mistakes").source([1, 2]).map(functools.partial(later))
     assert await good.collect() == [1, 2], "the remedy that it names"
@@ -127,7 +177,9 @@ def something() -> Any:
     yield 1
 
 
-@pytest.mark.parametrize("function", [lambda x, ctx: [x], lambda *both: [], lambda x, ctx, s=af.use(something): [s]])
+@pytest.mark.parametrize(
+    "function", [lambda x, ctx: [x], lambda *both: [], lambda x, ctx, s=af.use(something): [s]]
+)
 def test_process_takes_what_can_be_called_with_two(function: Any) -> None:
     assert numbers().process(function).upstreams
 
@@ -159,7 +211,10 @@ class Printing:
 
 
 def test_the_class_of_a_sink_is_refused_where_its_instance_belongs() -> None:
-    with pytest.raises(af.GraphError, match=r"got the class Printing, expected an instance: add the parentheses, Printing\("):
+    with pytest.raises(
+        af.GraphError,
+        match=r"got the class Printing, expected an instance: add the parentheses, Printing\(",
+    ):
         numbers().sink(Printing)
     numbers().sink(Printing())
 
@@ -175,7 +230,10 @@ class Called:
 
 
 async def test_the_class_of_what_is_called_is_refused_where_its_instance_belongs() -> None:
-    with pytest.raises(af.GraphError, match=r"got the class Called, expected an instance: add the parentheses, Called\("):
+    with pytest.raises(
+        af.GraphError,
+        match=r"got the class Called, expected an instance: add the parentheses, Called\(",
+    ):
         numbers().sink(Called)
     rows: list[Any] = []
     stream = numbers()
@@ -184,29 +242,46 @@ async def test_the_class_of_what_is_called_is_refused_where_its_instance_belongs
     assert rows == [1, 2]
 
 
-@pytest.mark.parametrize("use", [lambda s: s.side("bad"), lambda s: s.map(str, on_error="bad"), lambda s: s.filter(str, on_error="bad")])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda s: s.side("bad"),
+        lambda s: s.map(str, on_error="bad"),
+        lambda s: s.filter(str, on_error="bad"),
+    ],
+)
 def test_a_name_where_a_tag_belongs_is_told_the_tag(use: Callable[[Any], Any]) -> None:
-    with pytest.raises(af.GraphError, match=r"takes a tag, got str: 'bad'; expected af\.OutputTag\('bad'\)"):
+    with pytest.raises(
+        af.GraphError, match=r"takes a tag, got str: 'bad'; expected af\.OutputTag\('bad'\)"
+    ):
         use(numbers())
 
 
 async def test_a_number_where_a_restart_policy_belongs_is_told_the_policy() -> None:
-    with pytest.raises(TypeError, match=r"restart= takes a policy, like af\.fixed_delay\(.*got int: 3"):
+    with pytest.raises(
+        TypeError, match=r"restart= takes a policy, like af\.fixed_delay\(.*got int: 3"
+    ):
         await numbers().collect(restart=3)
 
 
 @pytest.mark.parametrize("option", ["parallelism", "max_parallelism"])
 def test_a_flow_whose_parallelism_is_no_number_is_refused(option: str) -> None:
     wrong: dict[str, Any] = {option: "4"}
-    with pytest.raises(af.GraphError, match=rf"flow 'wide': {option} must be a whole number, got str: '4'"):
+    with pytest.raises(
+        af.GraphError, match=rf"flow 'wide': {option} must be a whole number, got str: '4'"
+    ):
         af.Flow("wide", **wrong)
 
 
 def test_an_operator_whose_parallelism_is_no_number_is_refused() -> None:
     wrong: Any = "4"
-    with pytest.raises(af.GraphError, match=r"^map: parallelism must be a whole number, got str: '4'$"):
+    with pytest.raises(
+        af.GraphError, match=r"^map: parallelism must be a whole number, got str: '4'$"
+    ):
         numbers().map(str, parallelism=wrong)
-    with pytest.raises(af.GraphError, match=r"^source: parallelism must be a whole number, got str: '4'$"):
+    with pytest.raises(
+        af.GraphError, match=r"^source: parallelism must be a whole number, got str: '4'$"
+    ):
         af.Flow("wide").source([1], parallelism=wrong)
 
 
@@ -215,7 +290,13 @@ async def test_a_uid_that_no_operator_has_is_told_those_with_keyed_state() -> No
     pushed = flow.source(af.io.push(), uid="pushed")
     pushed.key_by(lambda x: x).count(uid="counts").sink(af.io.blackhole())
     async with flow.run() as job:
-        with pytest.raises(af.StateError, match=r"no operator with uid 'count': keyed state is that of 'counts'; did you mean 'counts'\?$"):
+        with pytest.raises(
+            af.StateError,
+            match=(
+                r"no operator with uid 'count': keyed state is that of 'counts'; did you mean "
+                r"'counts'\?$"
+            ),
+        ):
             job.state("count")
         with pytest.raises(af.StateError, match="operator 'push' has no keyed state"):
             job.state("pushed")
@@ -230,16 +311,26 @@ async def test_a_union_is_not_pushed_into_and_has_no_state() -> None:
     flow = af.Flow("both")
     both = flow.source(af.io.push()).union(flow.source([1]))
     async with flow.run() as job:
-        with pytest.raises(af.GraphError, match=r"a union of 2 streams cannot be pushed into: job\.input"):
+        with pytest.raises(
+            af.GraphError, match=r"a union of 2 streams cannot be pushed into: job\.input"
+        ):
             job.input(both)
-        with pytest.raises(af.GraphError, match="a union of 2 streams has no state of its own: read that of an operator"):
+        with pytest.raises(
+            af.GraphError,
+            match="a union of 2 streams has no state of its own: read that of an operator",
+        ):
             job.state(both)
         await job.cancel()
 
 
 async def test_a_file_where_a_directory_of_checkpoints_belongs_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(af.CheckpointError, match=f"{tmp_path}/file is a file, expected a directory: checkpoints are kept in many files"):
+    with pytest.raises(
+        af.CheckpointError,
+        match=(
+            f"{tmp_path}/file is a file, expected a directory: checkpoints are kept in many files"
+        ),
+    ):
         await numbers().collect(checkpoints=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -248,17 +339,30 @@ async def test_a_file_where_the_directory_of_a_sink_belongs_is_named(tmp_path: P
     (tmp_path / "file").write_text("mine")
     flow = af.Flow("written")
     flow.source(["a"]).sink(af.io.lines(tmp_path / "file"))
-    with pytest.raises(NotADirectoryError, match=f"{tmp_path}/file is a file, expected a directory, .* give another path"):
+    with pytest.raises(
+        NotADirectoryError,
+        match=f"{tmp_path}/file is a file, expected a directory, .* give another path",
+    ):
         await flow.execute()
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("there, told", [(False, "there is nothing"), (True, "it has no file 'metadata'")])
-async def test_a_restore_from_nowhere_says_what_was_expected(tmp_path: Path, there: bool, told: str) -> None:
+@pytest.mark.parametrize(
+    "there, told", [(False, "there is nothing"), (True, "it has no file 'metadata'")]
+)
+async def test_a_restore_from_nowhere_says_what_was_expected(
+    tmp_path: Path, there: bool, told: str
+) -> None:
     if there:
         (tmp_path / "mistyped").mkdir()
         (tmp_path / "mistyped" / "other").write_text("mine")
-    with pytest.raises(af.RestoreError, match=rf"mistyped is no checkpoint or savepoint: {told}; expected the directory of a savepoint"):
+    with pytest.raises(
+        af.RestoreError,
+        match=(
+            rf"mistyped is no checkpoint or savepoint: {told}; expected the directory of a "
+            r"savepoint"
+        ),
+    ):
         await numbers().collect(checkpoints=tmp_path / "store", restore=tmp_path / "mistyped")
 
 
@@ -267,7 +371,9 @@ async def test_a_job_that_is_over_says_so_when_a_savepoint_of_it_is_wanted(tmp_p
     flow.source([1]).sink(af.io.blackhole())
     async with flow.run(checkpoints=tmp_path) as job:
         await job.wait()
-        with pytest.raises(af.JobNotRunning, match="is over, no checkpoint or savepoint can be taken of it"):
+        with pytest.raises(
+            af.JobNotRunning, match="is over, no checkpoint or savepoint can be taken of it"
+        ):
             await job.savepoint()
 
 
@@ -283,7 +389,10 @@ async def test_a_job_that_is_over_says_so_when_a_savepoint_of_it_is_wanted(tmp_p
     ],
 )
 def test_a_column_without_a_name_is_refused_with_what_to_write(given: Any, remedy: str) -> None:
-    with pytest.raises(af.GraphError, match=rf"^select\(\) needs a name for each column, got .*; write {re.escape(remedy)}$"):
+    with pytest.raises(
+        af.GraphError,
+        match=rf"^select\(\) needs a name for each column, got .*; write {re.escape(remedy)}$",
+    ):
         numbers().select(given)
 
 
@@ -292,22 +401,36 @@ def test_a_column_without_a_name_is_refused_with_what_to_write(given: Any, remed
     [
         (("user", "value"), "select(user=af.col.user, value=af.col.value)"),
         ((af.col.user, "value"), "select(user=af.col.user, value=af.col.value)"),
-        (("user", "unit price"), "select({'user': af.col('user'), 'unit price': af.col('unit price')})"),
+        (
+            ("user", "unit price"),
+            "select({'user': af.col('user'), 'unit price': af.col('unit price')})",
+        ),
         ((af.col.n, af.col.n + 1), "select(user=af.col.user)"),
         (({"n": af.col.n}, "user"), "select(user=af.col.user)"),
     ],
 )
-def test_several_columns_without_names_are_refused_with_what_to_write(given: Any, remedy: str) -> None:
-    with pytest.raises(af.GraphError, match=rf"^select\(\) needs a name for each column, got .*; write {re.escape(remedy)}$"):
+def test_several_columns_without_names_are_refused_with_what_to_write(
+    given: Any, remedy: str
+) -> None:
+    with pytest.raises(
+        af.GraphError,
+        match=rf"^select\(\) needs a name for each column, got .*; write {re.escape(remedy)}$",
+    ):
         numbers().select(*given)
 
 
 def test_a_name_in_the_place_of_a_function_is_refused_with_the_expression() -> None:
-    with pytest.raises(af.GraphError, match=r"key_by needs .*, got str: 'n'; for the field write af\.col\('n'\)$"):
+    with pytest.raises(
+        af.GraphError, match=r"key_by needs .*, got str: 'n'; for the field write af\.col\('n'\)$"
+    ):
         numbers().key_by("n")
-    with pytest.raises(af.GraphError, match=r"filter needs .*, got str: 'n'; for the field write af\.col\('n'\)$"):
+    with pytest.raises(
+        af.GraphError, match=r"filter needs .*, got str: 'n'; for the field write af\.col\('n'\)$"
+    ):
         numbers().filter("n")
-    with pytest.raises(af.GraphError, match=r"key_by needs a function or an expression, got list: \[\]$"):
+    with pytest.raises(
+        af.GraphError, match=r"key_by needs a function or an expression, got list: \[\]$"
+    ):
         numbers().key_by([])
 
 
@@ -319,22 +442,37 @@ async def subscribed(overflow: str) -> None:
     flow = af.Flow("subscribed")
     pushed = flow.source(af.io.push())
     async with flow.run() as job:
-        job.subscribe(pushed, overflow=overflow)  # type: ignore[call-overload,unused-ignore]  # It is what is refused.
+        # It is what is refused.
+        job.subscribe(pushed, overflow=overflow)  # type: ignore[call-overload,unused-ignore]
 
 
 @pytest.mark.parametrize(
     ("use", "error", "hint"),
     [
-        (lambda: numbers().collect(restart="fixed-delay"), TypeError, "did you mean af.fixed_delay(...)?"),
-        (lambda: numbers().collect(state="rockdb"), af.StateError, "or a StateBackend object; did you mean 'rocksdb'?"),
+        (
+            lambda: numbers().collect(restart="fixed-delay"),
+            TypeError,
+            "did you mean af.fixed_delay(...)?",
+        ),
+        (
+            lambda: numbers().collect(state="rockdb"),
+            af.StateError,
+            "or a StateBackend object; did you mean 'rocksdb'?",
+        ),
         (lambda: windowed("evnt"), af.GraphError, "did you mean 'event'?"),
         (lambda: subscribed("drop_newst"), ValueError, "did you mean 'drop_newest'?"),
         (lambda: af.io.jsonl("in", on_error="skipp"), af.GraphError, "did you mean 'skip'?"),
-        (lambda: af.io.http("http://127.0.0.1", decode="jsn"), af.GraphError, "did you mean 'json'?"),
+        (
+            lambda: af.io.http("http://127.0.0.1", decode="jsn"),
+            af.GraphError,
+            "did you mean 'json'?",
+        ),
         (lambda: af.io.webhook(decode="txt"), af.GraphError, "did you mean 'text'?"),
     ],
 )
-async def test_a_text_that_is_nearly_one_of_those_expected_is_told_which(use: Callable[[], Any], error: type[Exception], hint: str) -> None:
+async def test_a_text_that_is_nearly_one_of_those_expected_is_told_which(
+    use: Callable[[], Any], error: type[Exception], hint: str
+) -> None:
     with pytest.raises(error) as caught:
         outcome = use()
         if inspect.isawaitable(outcome):
@@ -343,14 +481,22 @@ async def test_a_text_that_is_nearly_one_of_those_expected_is_told_which(use: Ca
 
 
 async def test_a_text_that_is_like_none_is_told_those_expected() -> None:
-    with pytest.raises(af.StateError, match=r"unknown state backend 'paper', expected heap or rocksdb or a StateBackend object$"):
+    with pytest.raises(
+        af.StateError,
+        match=r"unknown state backend 'paper', expected heap or rocksdb or a StateBackend object$",
+    ):
         await numbers().collect(state="paper")
 
 
-async def test_a_savepoint_that_is_not_there_and_nearly_called_latest_is_a_slip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_savepoint_that_is_not_there_and_nearly_called_latest_is_a_slip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for where in ({"checkpoints": "store"}, {}):
-        with pytest.raises(af.RestoreError, match=r"/lates is no checkpoint or savepoint: .*; did you mean restore='latest'\?"):
+        with pytest.raises(
+            af.RestoreError,
+            match=r"/lates is no checkpoint or savepoint: .*; did you mean restore='latest'\?",
+        ):
             await numbers().collect(restore="lates", **where)
     with pytest.raises(af.RestoreError) as caught:
         await numbers().collect(restore="friday")
@@ -360,14 +506,39 @@ async def test_a_savepoint_that_is_not_there_and_nearly_called_latest_is_a_slip(
 @pytest.mark.parametrize(
     ("use", "told"),
     [
-        (lambda: numbers().sink(af.io.stdout), r"sink\(\) got the function stdout, expected what it makes: add the parentheses, stdout\("),
-        (lambda: af.Flow("in").source(af.io.push), r"flow\.source got the function push, expected what it makes: add the parentheses"),
-        (lambda: af.Flow("in").source([1], watermarks=abs), r"source: watermarks is builtin_function_or_method: .*timestamp=fn"),
-        (lambda: numbers().assign_timestamps_and_watermarks(abs), r"timestamps: watermarks is builtin_function_or_method"),
-        (lambda: af.io.http("127.0.0.1/prices"), r"http: the URL is '127\.0\.0\.1/prices', expected http://HOST/PATH or https:"),
-        (lambda: af.io.websocket("/prices"), r"websocket: the URL is '/prices', expected ws://HOST/PATH or wss://"),
-        (lambda: af.io.sse("ftp://host/prices"), r"sse: the URL is 'ftp://host/prices', expected http://HOST/PATH or"),
-        (lambda: af.io.datagen(abs, rate="10"), r"datagen: rate is '10', expected elements a second, more than 0"),
+        (
+            lambda: numbers().sink(af.io.stdout),
+            r"sink\(\) got the function stdout, expected what it makes: add the parentheses, "
+            r"stdout\(",
+        ),
+        (
+            lambda: af.Flow("in").source(af.io.push),
+            r"flow\.source got the function push, expected what it makes: add the parentheses",
+        ),
+        (
+            lambda: af.Flow("in").source([1], watermarks=abs),
+            r"source: watermarks is builtin_function_or_method: .*timestamp=fn",
+        ),
+        (
+            lambda: numbers().assign_timestamps_and_watermarks(abs),
+            r"timestamps: watermarks is builtin_function_or_method",
+        ),
+        (
+            lambda: af.io.http("127.0.0.1/prices"),
+            r"http: the URL is '127\.0\.0\.1/prices', expected http://HOST/PATH or https:",
+        ),
+        (
+            lambda: af.io.websocket("/prices"),
+            r"websocket: the URL is '/prices', expected ws://HOST/PATH or wss://",
+        ),
+        (
+            lambda: af.io.sse("ftp://host/prices"),
+            r"sse: the URL is 'ftp://host/prices', expected http://HOST/PATH or",
+        ),
+        (
+            lambda: af.io.datagen(abs, rate="10"),
+            r"datagen: rate is '10', expected elements a second, more than 0",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_told_what_is_expected(use: Callable[[], Any], told: str) -> None:
@@ -376,7 +547,10 @@ def test_what_cannot_be_meant_is_told_what_is_expected(use: Callable[[], Any], t
 
 
 async def test_a_stream_that_is_read_like_an_iterator_is_told_how() -> None:
-    with pytest.raises(TypeError, match=r"async for x in stream\.execute_and_collect\(\)`, or job\.subscribe\(stream\)"):
+    with pytest.raises(
+        TypeError,
+        match=r"async for x in stream\.execute_and_collect\(\)`, or job\.subscribe\(stream\)",
+    ):
         async for _ in numbers():
             raise AssertionError("there is nothing to read yet")
 
@@ -387,7 +561,10 @@ async def test_a_state_that_an_operator_does_not_have_is_told_the_nearest() -> N
     counts = pushed.key_by(abs).count()
     async with flow.run() as job:
         await job.input(pushed).put(1)
-        with pytest.raises(af.StateError, match=r"there is no state 'runing'; it has 'running'; did you mean 'running'\?"):
+        with pytest.raises(
+            af.StateError,
+            match=r"there is no state 'runing'; it has 'running'; did you mean 'running'\?",
+        ):
             await job.state(counts).get(1, name="runing")
 
 
@@ -403,8 +580,12 @@ async def test_a_state_that_an_operator_does_not_have_is_told_the_nearest() -> N
         ("12", "for the field write af.col('12')"),
     ],
 )
-def test_a_text_that_spells_an_expression_is_told_how_it_is_written(text: str, written: str) -> None:
+def test_a_text_that_spells_an_expression_is_told_how_it_is_written(
+    text: str, written: str
+) -> None:
     said = re.escape(f"got str: {text!r}; {written}")
     for method in ("filter", "map", "key_by"):
-        with pytest.raises(af.GraphError, match=f"^{method} needs a function or an expression, {said}"):
+        with pytest.raises(
+            af.GraphError, match=f"^{method} needs a function or an expression, {said}"
+        ):
             getattr(numbers(), method)(text)

@@ -36,7 +36,9 @@ class Summed(af.ProcessWindowFunction[Any, Any, Any]):
 
 def timed(flow: af.Flow) -> Any:
     """A stream with event time; Any, because what follows is what a checker would refuse."""
-    return flow.source([1, 2], watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda x: x))
+    return flow.source(
+        [1, 2], watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda x: x)
+    )
 
 
 def keyed(flow: af.Flow) -> Any:
@@ -55,9 +57,13 @@ PLACES: dict[str, Callable[[af.Flow, Any], Any]] = {
     "window_fn": lambda flow, fn: keyed(flow).window(af.tumbling("1s")).aggregate(af.count(), fn),
     "join": lambda flow, fn: joined(flow, "join").apply(fn),
     "co_group": lambda flow, fn: joined(flow, "co_group").apply(fn),
-    "interval_join": lambda flow, fn: keyed(flow).interval_join(keyed(flow), "0s", "1s").process(fn),
+    "interval_join": lambda flow, fn: (
+        keyed(flow).interval_join(keyed(flow), "0s", "1s").process(fn)
+    ),
     "map of connected streams": lambda flow, fn: timed(flow).connect(timed(flow)).map(str, fn),
-    "flat_map of connected streams": lambda flow, fn: timed(flow).connect(timed(flow)).flat_map(fn, str),
+    "flat_map of connected streams": lambda flow, fn: (
+        timed(flow).connect(timed(flow)).flat_map(fn, str)
+    ),
     "partition_custom": lambda flow, fn: timed(flow).partition_custom(fn),
     "key_by": lambda flow, fn: timed(flow).key_by(fn),
     "timestamp": lambda flow, fn: af.WatermarkStrategy.monotonous_timestamps(timestamp=fn),
@@ -91,11 +97,21 @@ def test_a_list_is_mapped_by_a_function() -> None:
 @pytest.mark.parametrize(
     ("use", "told"),
     [
-        (lambda s: s.key_by(wants), "key_by: its parameter 'resource' wants the resource 'anything', and is given none here"),
+        (
+            lambda s: s.key_by(wants),
+            "key_by: its parameter 'resource' wants the resource 'anything', and is given none "
+            "here",
+        ),
         (lambda s: s.partition_custom(wants), "partition_custom: its parameter 'resource'"),
-        (lambda s: af.WatermarkStrategy.no_watermarks(timestamp=wants), "timestamp= of a watermark"),
+        (
+            lambda s: af.WatermarkStrategy.no_watermarks(timestamp=wants),
+            "timestamp= of a watermark",
+        ),
         (lambda s: s.key_by(str).aggregate(af.sum(wants)), "sum: fn: its parameter 'resource'"),
-        (lambda s: s.key_by(str).aggregate(af.count(where=wants)), "count: where: its parameter 'resource'"),
+        (
+            lambda s: s.key_by(str).aggregate(af.count(where=wants)),
+            "count: where: its parameter 'resource'",
+        ),
     ],
 )
 def test_a_resource_is_not_wanted_where_none_is_given(use: Callable[[Any], Any], told: str) -> None:
@@ -106,10 +122,22 @@ def test_a_resource_is_not_wanted_where_none_is_given(use: Callable[[Any], Any],
 @pytest.mark.parametrize(
     ("use", "told"),
     [
-        (lambda s: s.map(Kept), "map needs a function class with a method 'map', and Kept has none"),
-        (lambda s: s.flat_map(Kept()), "flat_map needs a function class with a method 'flat_map', and Kept has none"),
-        (lambda s: s.process(Kept), "process needs a function class with a method 'process_element', and Kept has none"),
-        (lambda s: s.key_by(str).process(Kept), "process needs a function class with a method 'process_element'"),
+        (
+            lambda s: s.map(Kept),
+            "map needs a function class with a method 'map', and Kept has none",
+        ),
+        (
+            lambda s: s.flat_map(Kept()),
+            "flat_map needs a function class with a method 'flat_map', and Kept has none",
+        ),
+        (
+            lambda s: s.process(Kept),
+            "process needs a function class with a method 'process_element', and Kept has none",
+        ),
+        (
+            lambda s: s.key_by(str).process(Kept),
+            "process needs a function class with a method 'process_element'",
+        ),
         (lambda s: s.key_by(str).count_window(2).process(Kept), "Kept has no method 'process'"),
     ],
 )
@@ -129,7 +157,9 @@ def test_a_function_class_of_another_kind_is_refused(use: Callable[[Any], Any], 
         ({"on_timeout": str}, "on_timeout= is given without timeout="),
     ],
 )
-def test_options_of_async_calls_that_cannot_be_meant_are_refused(options: dict[str, Any], told: str) -> None:
+def test_options_of_async_calls_that_cannot_be_meant_are_refused(
+    options: dict[str, Any], told: str
+) -> None:
     with pytest.raises(af.GraphError, match=f"^map: {told}"):
         timed(af.Flow("refused")).map(later, **options)
 
@@ -169,19 +199,52 @@ class Writes(Stateful):
 STATELESS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "key_by": (lambda s: s.key_by(Stateful()), "key_by: Stateful has"),
     "partition_custom": (lambda s: s.partition_custom(Stateful()), "partition_custom: Stateful"),
-    "reduce of a window": (lambda s: s.key_by(str).count_window(2).reduce(Stateful()), "reduce of a window: Stateful"),
+    "reduce of a window": (
+        lambda s: s.key_by(str).count_window(2).reduce(Stateful()),
+        "reduce of a window: Stateful",
+    ),
     "aggregate": (lambda s: s.key_by(str).aggregate(Sums), "an aggregate: Sums"),
     "sum": (lambda s: s.key_by(str).sum(Stateful()), "sum: fn: Stateful"),
-    "where": (lambda s: s.key_by(str).aggregate(af.count(where=Stateful())), "count: where: Stateful"),
-    "timestamp": (lambda s: af.WatermarkStrategy.no_watermarks(timestamp=Stateful()), "timestamp= of a watermark strategy: Stateful"),
-    "punctuated": (lambda s: af.WatermarkStrategy.punctuated(Stateful()), "the function of a watermark strategy: Stateful"),
-    "custom": (lambda s: af.WatermarkStrategy.custom(Stateful()), "the function of a watermark strategy: Stateful"),
-    "trigger": (lambda s: s.key_by(str).window(af.tumbling("1s"), trigger=Fires()), "a trigger: Fires"),
-    "evictor": (lambda s: s.key_by(str).window(af.tumbling("1s"), evictor=Evicts()), "an evictor: Evicts"),
-    "gap": (lambda s: s.key_by(str).window(af.session(Stateful())), r"gap of session\(\): Stateful"),
-    "on_timeout": (lambda s: s.map(later, timeout="1s", on_timeout=Stateful()), "map: on_timeout=: Stateful"),
-    "source": (lambda s: s.flow.source(Stateful()), "the function of a source, which has positions instead: Stateful"),
-    "sink": (lambda s: s.sink(Writes()), r"sink\(\): the writers of a Sink have its state: Writes has"),
+    "where": (
+        lambda s: s.key_by(str).aggregate(af.count(where=Stateful())),
+        "count: where: Stateful",
+    ),
+    "timestamp": (
+        lambda s: af.WatermarkStrategy.no_watermarks(timestamp=Stateful()),
+        "timestamp= of a watermark strategy: Stateful",
+    ),
+    "punctuated": (
+        lambda s: af.WatermarkStrategy.punctuated(Stateful()),
+        "the function of a watermark strategy: Stateful",
+    ),
+    "custom": (
+        lambda s: af.WatermarkStrategy.custom(Stateful()),
+        "the function of a watermark strategy: Stateful",
+    ),
+    "trigger": (
+        lambda s: s.key_by(str).window(af.tumbling("1s"), trigger=Fires()),
+        "a trigger: Fires",
+    ),
+    "evictor": (
+        lambda s: s.key_by(str).window(af.tumbling("1s"), evictor=Evicts()),
+        "an evictor: Evicts",
+    ),
+    "gap": (
+        lambda s: s.key_by(str).window(af.session(Stateful())),
+        r"gap of session\(\): Stateful",
+    ),
+    "on_timeout": (
+        lambda s: s.map(later, timeout="1s", on_timeout=Stateful()),
+        "map: on_timeout=: Stateful",
+    ),
+    "source": (
+        lambda s: s.flow.source(Stateful()),
+        "the function of a source, which has positions instead: Stateful",
+    ),
+    "sink": (
+        lambda s: s.sink(Writes()),
+        r"sink\(\): the writers of a Sink have its state: Writes has",
+    ),
 }
 
 
@@ -196,7 +259,9 @@ def test_operator_state_is_refused_where_nobody_would_keep_it(place: str) -> Non
 def test_two_functions_of_one_operator_have_no_operator_state_each() -> None:
     """It has one, and what one of them writes the other would overwrite."""
     stream = timed(af.Flow("refused"))
-    with pytest.raises(af.GraphError, match=r"both functions have operator state.*write one CoProcessFunction"):
+    with pytest.raises(
+        af.GraphError, match=r"both functions have operator state.*write one CoProcessFunction"
+    ):
         stream.connect(stream).map(Stateful(), Stateful)
 
 
@@ -214,11 +279,17 @@ def test_a_tag_has_a_name(name: Any) -> None:
         (lambda: af.failure_rate(1.5), ValueError, "at least one failure, got 1.5"),  # type: ignore[arg-type]
         (lambda: af.failure_rate(2, "1m", "-1s"), ValueError, "delay is '-1s'"),
         (lambda: af.exponential_delay("-1s"), ValueError, "initial is '-1s'"),
-        (lambda: af.fixed_delay(1, fatal=ValueError), TypeError, "fatal= takes a tuple of exception classes"),  # type: ignore[arg-type]
+        (
+            lambda: af.fixed_delay(1, fatal=ValueError),
+            TypeError,
+            "fatal= takes a tuple of exception classes",
+        ),  # type: ignore[arg-type]
         (lambda: af.exponential_delay(fatal=("ValueError",)), TypeError, "fatal= takes a tuple"),  # type: ignore[arg-type]
     ],
 )
-def test_a_restart_policy_that_cannot_be_meant_is_refused(policy: Callable[[], Any], error: type[Exception], told: str) -> None:
+def test_a_restart_policy_that_cannot_be_meant_is_refused(
+    policy: Callable[[], Any], error: type[Exception], told: str
+) -> None:
     with pytest.raises(error, match=told):
         policy()
 
@@ -250,8 +321,14 @@ def test_a_program_of_its_own_does_not_run_inside_of_a_loop() -> None:
     asyncio.run(service())
 
 
-@pytest.mark.parametrize("method", ["rebalance", "rescale", "shuffle", "forward", "global_", "broadcast", "partition_custom"])
+@pytest.mark.parametrize(
+    "method",
+    ["rebalance", "rescale", "shuffle", "forward", "global_", "broadcast", "partition_custom"],
+)
 def test_dealing_out_anew_what_has_keys_is_refused_by_its_name(method: str) -> None:
     arguments = [lambda value, n: 0] if method == "partition_custom" else []
-    with pytest.raises(af.GraphError, match=rf"^key_by\(...\).{method}\(\) of .* would undo the key_by: .* then {method}\(\)$"):
+    with pytest.raises(
+        af.GraphError,
+        match=rf"^key_by\(...\).{method}\(\) of .* would undo the key_by: .* then {method}\(\)$",
+    ):
         getattr(keyed(af.Flow("refused")), method)(*arguments)

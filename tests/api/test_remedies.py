@@ -1,4 +1,6 @@
-"""What is left out, or given in the wrong place, is an error or a warning that says what to write."""
+"""What is left out, or given in the wrong place, is an error or a warning that says what to
+write.
+"""
 
 from __future__ import annotations
 
@@ -63,25 +65,61 @@ STEPS = "where(key).equal_to(key).window(assigner)"
 @pytest.mark.parametrize(
     ("of", "method", "remedy"),
     [
-        (windowed, "map", f"{NO_STREAM}reduce(fn), aggregate(agg) or process(fn), whose result has map"),
-        (windowed, "collect", f"{NO_STREAM}reduce(fn), aggregate(agg) or process(fn), whose result has collect"),
+        (
+            windowed,
+            "map",
+            f"{NO_STREAM}reduce(fn), aggregate(agg) or process(fn), whose result has map",
+        ),
+        (
+            windowed,
+            "collect",
+            f"{NO_STREAM}reduce(fn), aggregate(agg) or process(fn), whose result has collect",
+        ),
         (windowed, "count", "write aggregate(af.count())"),
         (windowed, "sum", "write aggregate(af.sum(fn))"),
-        (windowed, "late", "write window(...).aggregate(...).late: late elements are a side output of the result"),
-        (interval, "apply", "write process(fn), with fn(left, right, ctx), which gives any number of rows"),
+        (
+            windowed,
+            "late",
+            "write window(...).aggregate(...).late: late elements are a side output of the result",
+        ),
+        (
+            interval,
+            "apply",
+            "write process(fn), with fn(left, right, ctx), which gives any number of rows",
+        ),
         (interval, "sink", f"{NO_STREAM}process(fn), whose result has sink"),
         (joined, "process", "write apply(fn), with fn(left, right)"),
-        (joined, "collect", f"{NO_STREAM}{STEPS} and .apply(fn), .pairs() or .select(name=af.left.field), whose result has collect"),
+        (
+            joined,
+            "collect",
+            f"{NO_STREAM}{STEPS} and .apply(fn), .pairs() or .select(name=af.left.field), whose "
+            "result has collect",
+        ),
         (lambda: joined().where(abs), "filter", f"{NO_STREAM}{STEPS} and .apply(fn), .pairs() or "),
         (grouped, "collect", f"{NO_STREAM}{STEPS}.apply(fn), whose result has collect"),
         (grouped, "process", "write apply(fn), with fn(key, lefts, rights)"),
-        (connected, "filter", f"{NO_STREAM}map(f1, f2), flat_map(f1, f2) or process(fn), whose result has filter"),
-        (lambda: numbers().broadcast(af.MapStateDescriptor("rules")), "process", f"{NO_STREAM}elements.connect(it).process("),
-        (numbers, "late", "late elements are of a window; take it directly of what its reduce, aggregate or process gave"),
+        (
+            connected,
+            "filter",
+            f"{NO_STREAM}map(f1, f2), flat_map(f1, f2) or process(fn), whose result has filter",
+        ),
+        (
+            lambda: numbers().broadcast(af.MapStateDescriptor("rules")),
+            "process",
+            f"{NO_STREAM}elements.connect(it).process(",
+        ),
+        (
+            numbers,
+            "late",
+            "late elements are of a window; take it directly of what its reduce, aggregate or "
+            "process gave",
+        ),
     ],
 )
 def test_a_step_that_is_left_out_is_named(of: Callable[[], Any], method: str, remedy: str) -> None:
-    with pytest.raises(AttributeError, match=rf"^'\w+' object has no attribute '{method}': {re.escape(remedy)}"):
+    with pytest.raises(
+        AttributeError, match=rf"^'\w+' object has no attribute '{method}': {re.escape(remedy)}"
+    ):
         getattr(of(), method)
 
 
@@ -93,15 +131,25 @@ def test_a_step_that_is_left_out_is_named(of: Callable[[], Any], method: str, re
         (lambda join: join.select(x=af.left.x), r"select\(\.\.\.\)"),
     ],
 )
-def test_a_join_without_a_window_names_the_end_that_was_written(end: Callable[[Any], Any], said: str) -> None:
-    with pytest.raises(af.GraphError, match=rf"^join: where\(\.\.\.\)\.equal_to\(\.\.\.\)\.window\(\.\.\.\) come before {said}$"):
+def test_a_join_without_a_window_names_the_end_that_was_written(
+    end: Callable[[Any], Any], said: str
+) -> None:
+    with pytest.raises(
+        af.GraphError,
+        match=rf"^join: where\(\.\.\.\)\.equal_to\(\.\.\.\)\.window\(\.\.\.\) come before {said}$",
+    ):
         end(joined().where(abs).equal_to(abs))
 
 
 def test_a_misspelt_step_is_told_the_nearest_and_copying_finds_nothing() -> None:
-    with pytest.raises(AttributeError, match=r"'WindowedStream' object has no attribute 'agregate'; did you mean 'aggregate'\?$"):
+    with pytest.raises(
+        AttributeError,
+        match=r"'WindowedStream' object has no attribute 'agregate'; did you mean 'aggregate'\?$",
+    ):
         windowed().agregate
-    with pytest.raises(AttributeError, match=r"'WindowedStream' object has no attribute '__array__'$"):
+    with pytest.raises(
+        AttributeError, match=r"'WindowedStream' object has no attribute '__array__'$"
+    ):
         windowed().__array__
 
 
@@ -112,13 +160,23 @@ def test_a_misspelt_step_is_told_the_nearest_and_copying_finds_nothing() -> None
         (Path("out.csv.gz"), "write sink(af.io.csv('out.csv.gz'))"),
         ("out.tsv", r"""write sink(af.io.csv('out.tsv', delimiter="\t"))"""),
         ("out.parquet", "write sink(af.io.parquet('out.parquet'))"),
-        ([], "to gather the elements use `await stream.collect()`, or give the method that takes one: rows.append"),
+        (
+            [],
+            "to gather the elements use `await stream.collect()`, or give the method that takes "
+            "one: rows.append",
+        ),
         (asyncio.Queue(), "write sink(af.io.queue(queue))"),
         (af.io.datagen(abs, count=1), "it can only be read: it stands in flow.source(...)"),
     ],
 )
 def test_what_is_no_sink_is_told_what_writes_there(target: Any, remedy: str) -> None:
-    with pytest.raises(af.GraphError, match=rf"^sink\(\) takes a Sink or a function of one element, got .*; .*{re.escape(remedy)}$"):
+    with pytest.raises(
+        af.GraphError,
+        match=(
+            r"^sink\(\) takes a Sink or a function of one element, "
+            rf"got .*; .*{re.escape(remedy)}$"
+        ),
+    ):
         numbers().sink(target)
 
 
@@ -126,16 +184,29 @@ def test_a_table_is_told_what_reads_its_rows() -> None:
     import pandas
     import pyarrow as pa
 
-    with pytest.raises(af.GraphError, match=r"DataFrame of pandas.*write af\.io\.arrow\(pyarrow\.Table\.from_pandas\(df, "):
+    with pytest.raises(
+        af.GraphError,
+        match=r"DataFrame of pandas.*write af\.io\.arrow\(pyarrow\.Table\.from_pandas\(df, ",
+    ):
         af.Flow("tables").source(pandas.DataFrame({"a": [1]}))
-    with pytest.raises(af.GraphError, match=r"Table of pyarrow\.lib: to read its rows write af\.io\.arrow\(table\)$"):
+    with pytest.raises(
+        af.GraphError,
+        match=r"Table of pyarrow\.lib: to read its rows write af\.io\.arrow\(table\)$",
+    ):
         af.Flow("tables").source(pa.table({"a": [1]}))
-    assert af.Flow("tables").source(pandas.Series([1, 2])).upstreams, "its elements are what it iterates over"
+    assert af.Flow("tables").source(pandas.Series([1, 2])).upstreams, (
+        "its elements are what it iterates over"
+    )
 
 
-@pytest.mark.parametrize(("name", "reader"), [("a.jsonl", "af.io.jsonl('a.jsonl')"), ("a.log", "af.io.lines('a.log')")])
+@pytest.mark.parametrize(
+    ("name", "reader"), [("a.jsonl", "af.io.jsonl('a.jsonl')"), ("a.log", "af.io.lines('a.log')")]
+)
 def test_the_name_of_a_file_is_told_what_reads_it(name: str, reader: str) -> None:
-    with pytest.raises(af.GraphError, match=rf"to read a file write {re.escape(reader)}, for a single element write"):
+    with pytest.raises(
+        af.GraphError,
+        match=rf"to read a file write {re.escape(reader)}, for a single element write",
+    ):
         af.Flow("files").source(name)
 
 
@@ -148,13 +219,21 @@ def forget(made: list[Any]) -> None:
 async def test_a_run_that_is_not_entered_by_async_with_says_how() -> None:
     flow = af.Flow("entered")
     flow.source([1]).sink(af.io.blackhole())
-    with pytest.raises(TypeError, match=r"flow\.run\(\) of 'entered' is entered by `async with flow\.run\(\) as job`, .*af\.run\(flow\)"):
+    with pytest.raises(
+        TypeError,
+        match=(
+            r"flow\.run\(\) of 'entered' is entered by `async with flow\.run\(\) as job`, "
+            r".*af\.run\(flow\)"
+        ),
+    ):
         with flow.run():  # type: ignore[attr-defined,unused-ignore]  # It is what is refused.
             raise AssertionError("nothing was entered")
     waited: Any = flow.run()
     with pytest.raises(TypeError, match=r"is entered, not awaited: .*`await flow\.execute\(\)`"):
         await waited
-    with pytest.warns(RuntimeWarning, match=r"flow\.run\(\) of 'entered' was never entered, so nothing ran"):
+    with pytest.warns(
+        RuntimeWarning, match=r"flow\.run\(\) of 'entered' was never entered, so nothing ran"
+    ):
         forget([flow.run()])
     async with flow.run() as job:
         assert (await job.wait()).status == "FINISHED"
@@ -165,7 +244,11 @@ def test_a_run_that_nobody_entered_is_told_from_its_job(name: str) -> None:
     """Told once: no warning that nothing ran comes behind it."""
     run: Any = numbers().flow.run()
     with pytest.raises(
-        AttributeError, match=rf"^flow\.run\(\) of 'remedies' has no attribute '{name}': .*`async with flow\.run\(\) as job"
+        AttributeError,
+        match=(
+            rf"^flow\.run\(\) of 'remedies' has no attribute '{name}': .*`async with "
+            r"flow\.run\(\) as job"
+        ),
     ):
         getattr(run, name)
     assert not hasattr(run, "__array__")
@@ -174,10 +257,17 @@ def test_a_run_that_nobody_entered_is_told_from_its_job(name: str) -> None:
 @pytest.mark.parametrize(
     ("of", "remedy"),
     [
-        (numbers, "`await stream.collect()` for its elements, `await flow.execute()` to run the flow"),
+        (
+            numbers,
+            "`await stream.collect()` for its elements, `await flow.execute()` to run the flow",
+        ),
         (lambda: numbers().sink(af.io.blackhole()), "`await flow.execute()` to run the flow"),
         (keyed, "`await stream.collect()`"),
-        (windowed, "WindowedStream is awaited: it is no stream yet; end it with reduce(fn), aggregate(agg) or process(fn), and collect()"),
+        (
+            windowed,
+            "WindowedStream is awaited: it is no stream yet; end it with reduce(fn), "
+            "aggregate(agg) or process(fn), and collect()",
+        ),
         (joined, f"JoinedStreams is awaited: it is no stream yet; end it with {STEPS}"),
         (lambda: numbers().flow, "flow 'remedies' is not awaited itself: `await flow.execute()`"),
         (lambda: numbers().execute_and_collect(), "all at once: `await stream.collect()`"),
@@ -206,7 +296,9 @@ async def test_what_a_job_gives_is_not_awaited_itself() -> None:
 @pytest.mark.parametrize("half", [windowed, interval, joined, grouped, connected])
 async def test_half_a_stream_is_not_iterated_over(half: Callable[[], Any]) -> None:
     for use in (lambda: list(half()), lambda: anext(aiter(half()))):
-        with pytest.raises(TypeError, match=r"\w+ is iterated over: it is no stream yet; end it with "):
+        with pytest.raises(
+            TypeError, match=r"\w+ is iterated over: it is no stream yet; end it with "
+        ):
             use()
 
 
@@ -215,7 +307,10 @@ async def test_half_a_stream_is_not_iterated_over(half: Callable[[], Any]) -> No
     [
         ("map", "it is of a stream; flow.source(...).map"),
         ("window", "it is of a stream; flow.source(...).window"),
-        ("input", "it is of a job; `async with flow.run() as job:`, and job.input within the block"),
+        (
+            "input",
+            "it is of a job; `async with flow.run() as job:`, and job.input within the block",
+        ),
         ("excute", "; did you mean 'execute'?"),
     ],
 )
@@ -229,39 +324,54 @@ def test_a_flow_says_whose_method_was_meant(method: str, remedy: str) -> None:
 
 async def test_a_flow_is_entered_by_its_run() -> None:
     flow: Any = af.Flow("entered")
-    with pytest.raises(TypeError, match=r"flow 'entered' is not entered itself: `async with flow\.run\(\) as job`"):
+    with pytest.raises(
+        TypeError, match=r"flow 'entered' is not entered itself: `async with flow\.run\(\) as job`"
+    ):
         async with flow:
             raise AssertionError("nothing was entered")
 
 
 @pytest.mark.parametrize("method", ["run", "execute"])
 def test_a_stream_is_run_by_its_flow(method: str) -> None:
-    with pytest.raises(AttributeError, match=rf"it is of the flow, flow\.{method}\(\).*`await stream\.collect\(\)`"):
+    with pytest.raises(
+        AttributeError, match=rf"it is of the flow, flow\.{method}\(\).*`await stream\.collect\(\)`"
+    ):
         getattr(numbers(), method)
 
 
 @pytest.mark.parametrize("given", [lambda: numbers().flow.execute(), numbers, lambda: None])
 def test_what_is_no_flow_is_not_run(given: Callable[[], Any]) -> None:
-    with pytest.raises(TypeError, match=r"^af\.run\(\) takes a flow and runs it by itself, as in af\.run\(flow\); got "):
+    with pytest.raises(
+        TypeError,
+        match=r"^af\.run\(\) takes a flow and runs it by itself, as in af\.run\(flow\); got ",
+    ):
         af.run(given())
 
 
 @pytest.mark.parametrize(
     ("given", "remedy"),
     [
-        ((af.col.user, af.col.item), "fields is a tuple that a function gives: key_by(lambda e: (e.user, e.item)), or e["),
+        (
+            (af.col.user, af.col.item),
+            "fields is a tuple that a function gives: key_by(lambda e: (e.user, e.item)), or e[",
+        ),
         (["user", "unit price", 3], "key_by(lambda e: (e.user, e['unit price'], e[3]))"),
         ((af.col.user, af.col.n % 7), "key_by(lambda e: (e.user, e.item))"),
     ],
 )
 def test_a_key_of_several_fields_is_told_the_function(given: Any, remedy: str) -> None:
-    with pytest.raises(af.GraphError, match=rf"^key_by needs a function or an expression, got .*{re.escape(remedy)}"):
+    with pytest.raises(
+        af.GraphError,
+        match=rf"^key_by needs a function or an expression, got .*{re.escape(remedy)}",
+    ):
         numbers().key_by(given)
 
 
 @pytest.mark.parametrize("given", [5, b"five", ""])
 def test_a_uid_or_a_name_that_is_no_text_is_refused(given: Any) -> None:
-    with pytest.raises(af.GraphError, match=r"operator 'map\(str\)': uid must be a text that is not empty, got "):
+    with pytest.raises(
+        af.GraphError, match=r"operator 'map\(str\)': uid must be a text that is not empty, got "
+    ):
         numbers().map(str, uid=given)
     with pytest.raises(af.GraphError, match=r"uid must be a text that is not empty, got "):
         af.Flow("named").source([1], uid=given)
@@ -283,11 +393,16 @@ def unrelated(value: int, ctx: af.ProcessContext) -> Iterator[int]:
 
 @pytest.mark.parametrize("function", [later, awaiting])
 @pytest.mark.parametrize("by_key", [False, True])
-async def test_a_time_that_is_none_is_told_that_there_is_no_strategy(function: Any, by_key: bool) -> None:
+async def test_a_time_that_is_none_is_told_that_there_is_no_strategy(
+    function: Any, by_key: bool
+) -> None:
     with pytest.raises(TypeError) as caught:
         await (numbers().key_by(abs) if by_key else numbers()).process(function).collect()
     said = "\n".join(caught.value.__notes__)
-    assert "ctx.timestamp is None where no watermark strategy stands before the operator: give the source watermarks=" in said
+    assert (
+        "ctx.timestamp is None where no watermark strategy stands before the operator: give the "
+        "source watermarks=" in said
+    )
 
 
 async def test_another_none_is_not_blamed_on_time() -> None:
@@ -298,8 +413,13 @@ async def test_another_none_is_not_blamed_on_time() -> None:
 
 def test_a_union_says_which_of_its_streams_has_no_event_time() -> None:
     flow = af.Flow("union")
-    both = flow.source([1], name="timed", watermarks=timed()).union(flow.source([2], name="plain"), flow.source([3], name="bare"))
-    told = r"of the streams in the union no watermark strategy stands before 'plain' and 'bare', which would hold event time back: give the"
+    both = flow.source([1], name="timed", watermarks=timed()).union(
+        flow.source([2], name="plain"), flow.source([3], name="bare")
+    )
+    told = (
+        r"of the streams in the union no watermark strategy stands before 'plain' and 'bare', "
+        r"which would hold event time back: give the"
+    )
     with pytest.raises(af.GraphError, match=told):
         both.key_by(abs).window(af.tumbling("1s"))
     with pytest.raises(af.GraphError, match=f"interval_join of .*{told}"):
@@ -309,22 +429,56 @@ def test_a_union_says_which_of_its_streams_has_no_event_time() -> None:
 @pytest.mark.parametrize(
     ("left_is_timed", "joins", "said"),
     [
-        (True, "join", "tumbling(1000 ms) after the right of the join, KeyedStream(numbers) needs event time, but no watermark strategy"),
-        (False, "join", "tumbling(1000 ms) after the left of the join, KeyedStream(numbers) needs event time, but no watermark strategy"),
-        (True, "co_group", "tumbling(1000 ms) after the right of the co_group, KeyedStream(numbers) needs event time"),
-        (True, "interval", "interval_join of KeyedStream(numbers) on the right needs event time, but no watermark strategy"),
-        (False, "interval", "interval_join of KeyedStream(numbers) on the left needs event time, but no watermark strategy"),
-        (True, "half_keyed", "interval_join needs keyed streams, got DataStream(numbers) on the right: put key_by(...)"),
+        (
+            True,
+            "join",
+            "tumbling(1000 ms) after the right of the join, KeyedStream(numbers) needs event "
+            "time, but no watermark strategy",
+        ),
+        (
+            False,
+            "join",
+            "tumbling(1000 ms) after the left of the join, KeyedStream(numbers) needs event time, "
+            "but no watermark strategy",
+        ),
+        (
+            True,
+            "co_group",
+            "tumbling(1000 ms) after the right of the co_group, KeyedStream(numbers) needs event "
+            "time",
+        ),
+        (
+            True,
+            "interval",
+            "interval_join of KeyedStream(numbers) on the right needs event time, but no "
+            "watermark strategy",
+        ),
+        (
+            False,
+            "interval",
+            "interval_join of KeyedStream(numbers) on the left needs event time, but no watermark "
+            "strategy",
+        ),
+        (
+            True,
+            "half_keyed",
+            "interval_join needs keyed streams, got DataStream(numbers) on the right: put "
+            "key_by(...)",
+        ),
     ],
 )
-def test_a_join_names_the_side_that_lacks_event_time_or_keys(left_is_timed: bool, joins: str, said: str) -> None:
+def test_a_join_names_the_side_that_lacks_event_time_or_keys(
+    left_is_timed: bool, joins: str, said: str
+) -> None:
     flow = af.Flow("sides")
     timed_one: Any = flow.source([1], name="numbers", watermarks=timed())
     other: Any = flow.source([1], name="numbers")
     left, right = (timed_one, other) if left_is_timed else (other, timed_one)
     with pytest.raises(af.GraphError, match=f"^{re.escape(said)}"):
         if joins in ("interval", "half_keyed"):
-            left.key_by(abs).interval_join(right if joins == "half_keyed" else right.key_by(abs), "0s", "1s")
+            left.key_by(abs).interval_join(
+                right if joins == "half_keyed" else right.key_by(abs), "0s", "1s"
+            )
         else:
             getattr(left, joins)(right).where(abs).equal_to(abs).window(af.tumbling("1s"))
 
@@ -333,10 +487,19 @@ def meeting(left: Any, right: Any, method: str) -> Any:
     """Both by the element itself."""
     match method:
         case "interval_join":
-            return left.key_by(itself).interval_join(right.key_by(itself), "0s", "1s").process(lambda left, right, ctx: [left])
+            return (
+                left.key_by(itself)
+                .interval_join(right.key_by(itself), "0s", "1s")
+                .process(lambda left, right, ctx: [left])
+            )
         case "connect":
             return left.connect(right).key_by(itself, itself).map(str, str)
-    keyed_both = getattr(left, method)(right).where(itself).equal_to(itself).window(af.tumbling("1s", time="processing"))
+    keyed_both = (
+        getattr(left, method)(right)
+        .where(itself)
+        .equal_to(itself)
+        .window(af.tumbling("1s", time="processing"))
+    )
     return keyed_both.apply(lambda *sides: sides)
 
 
@@ -352,22 +515,30 @@ def itself(value: Any) -> Any:
         ("connect", "key_by of the left", "key_by of the right"),
     ],
 )
-async def test_a_wrong_key_of_two_streams_names_its_side(method: str, where: str, equal_to: str) -> None:
+async def test_a_wrong_key_of_two_streams_names_its_side(
+    method: str, where: str, equal_to: str
+) -> None:
     for values, said in (([None], [1]), where), (([1], [None]), equal_to):
         flow = af.Flow("sides")
         with pytest.raises(af.TypeNotSupported, match=r"^None cannot be a key") as caught:
             await meeting(*(flow.source(one, name="numbers") for one in values), method).collect()
-        assert caught.value.__notes__ == [f"aioflow: in {said} after operator 'numbers', subtask 1/1, at record None"]
+        assert caught.value.__notes__ == [
+            f"aioflow: in {said} after operator 'numbers', subtask 1/1, at record None"
+        ]
 
 
 def of_rows(flow: af.Flow, keys: list[Any]) -> Any:
-    return flow.source([{"k": key, "at": at} for at, key in enumerate(keys)], watermarks=at_column())
+    return flow.source(
+        [{"k": key, "at": at} for at, key in enumerate(keys)], watermarks=at_column()
+    )
 
 
 def of_columns(flow: af.Flow, keys: list[Any]) -> Any:
     import pyarrow as pa
 
-    return flow.source(af.io.arrow(pa.table({"k": keys, "at": list(range(len(keys)))})), watermarks=at_column())
+    return flow.source(
+        af.io.arrow(pa.table({"k": keys, "at": list(range(len(keys)))})), watermarks=at_column()
+    )
 
 
 def at_column() -> Any:
@@ -376,8 +547,14 @@ def at_column() -> Any:
 
 def joins(left: Any, right: Any, method: str) -> Any:
     if method == "interval_join":
-        return left.key_by(af.col.k).interval_join(right.key_by(af.col.k), "0s", "1s").process(lambda left, right, ctx: [left])
-    window = getattr(left, method)(right).where(af.col.k).equal_to(af.col.k).window(af.tumbling("1s"))
+        return (
+            left.key_by(af.col.k)
+            .interval_join(right.key_by(af.col.k), "0s", "1s")
+            .process(lambda left, right, ctx: [left])
+        )
+    window = (
+        getattr(left, method)(right).where(af.col.k).equal_to(af.col.k).window(af.tumbling("1s"))
+    )
     return window.pairs() if method == "join" else window.apply(lambda key, lefts, rights: [key])
 
 
@@ -388,7 +565,12 @@ async def unmet(keyed_both: Any, caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 UNLIKE: list[tuple[list[Any], list[Any], str]] = [
-    (["1", "2"], [1, 2], "the first key of the left, '1', is text, and that of the right, 1, is a number; make them alike, "),
+    (
+        ["1", "2"],
+        [1, 2],
+        "the first key of the left, '1', is text, and that of the right, 1, is a number; make "
+        "them alike, ",
+    ),
     ([2.5], [b"2"], "of the left, 2.5, is a number, and that of the right, b'2', is bytes"),
 ]
 
@@ -397,7 +579,12 @@ UNLIKE: list[tuple[list[Any], list[Any], str]] = [
 @pytest.mark.parametrize("kind", [of_rows, of_columns])
 @pytest.mark.parametrize(("lefts", "rights", "told"), UNLIKE)
 async def test_keys_of_a_join_that_can_never_be_equal_are_warned_of_once(
-    lefts: list[Any], rights: list[Any], told: str, kind: Callable[..., Any], method: str, caplog: pytest.LogCaptureFixture
+    lefts: list[Any],
+    rights: list[Any],
+    told: str,
+    kind: Callable[..., Any],
+    method: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     flow = af.Flow("unlike")
     (warned,) = await unmet(joins(kind(flow, lefts), kind(flow, rights), method), caplog)
@@ -412,7 +599,9 @@ async def test_keys_of_a_join_that_can_never_be_equal_are_warned_of_once(
         (("a",), "a", "is a tuple, and that of the right, 'a', is text"),
     ],
 )
-async def test_keys_of_several_values_are_compared_one_by_one(left: Any, right: Any, told: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_keys_of_several_values_are_compared_one_by_one(
+    left: Any, right: Any, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
     flow = af.Flow("unlike")
     (warned,) = await unmet(joins(of_rows(flow, [left]), of_rows(flow, [right]), "join"), caplog)
     assert told in warned
@@ -434,21 +623,39 @@ class Size(enum.IntEnum):
         (["a"], []),
     ],
 )
-async def test_keys_that_may_be_equal_are_no_news(lefts: list[Any], rights: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+async def test_keys_that_may_be_equal_are_no_news(
+    lefts: list[Any], rights: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
     flow = af.Flow("alike")
     assert await unmet(joins(of_rows(flow, lefts), of_rows(flow, rights), "join"), caplog) == []
 
 
 def test_a_wrong_key_function_of_two_streams_names_its_side() -> None:
-    with pytest.raises(af.GraphError, match=r"^where of the join needs a function or an expression, got str: 'user'; .*af\.col\('user'\)"):
+    with pytest.raises(
+        af.GraphError,
+        match=(
+            r"^where of the join needs a function or an expression, got str: 'user'; "
+            r".*af\.col\('user'\)"
+        ),
+    ):
         joined().where("user")
-    with pytest.raises(af.GraphError, match=r"^equal_to of the co_group needs a function .*: equal_to\(lambda e: \(e\.user, e\.item\)\)"):
+    with pytest.raises(
+        af.GraphError,
+        match=(
+            r"^equal_to of the co_group needs a function .*: equal_to\(lambda e: \(e\.user, "
+            r"e\.item\)\)"
+        ),
+    ):
         grouped().where(itself).equal_to(["user", "item"])
-    with pytest.raises(af.GraphError, match=r"^key_by of the right needs a function or an expression, got int: 5"):
+    with pytest.raises(
+        af.GraphError, match=r"^key_by of the right needs a function or an expression, got int: 5"
+    ):
         connected().key_by(itself, 5)
 
 
-def test_windows_that_leave_gaps_are_warned_of_because_size_comes_first(caplog: pytest.LogCaptureFixture) -> None:
+def test_windows_that_leave_gaps_are_warned_of_because_size_comes_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING):
         af.sliding("1h", "5m")
         af.sliding("5m", "5m")
@@ -457,15 +664,24 @@ def test_windows_that_leave_gaps_are_warned_of_because_size_comes_first(caplog: 
         af.sliding("5m", "1h")
         keyed().count_window(2, 5)
     first, second = (record.getMessage() for record in caplog.records)
-    assert first.startswith("sliding: size 5m is less than slide 1h") and first.endswith("the size comes first: sliding('1h', '5m')")
-    assert second.startswith("count_window: size 2 is less than slide 5, so that 3 of each 5") and second.endswith("count_window(5, 2)")
+    assert first.startswith("sliding: size 5m is less than slide 1h") and first.endswith(
+        "the size comes first: sliding('1h', '5m')"
+    )
+    assert second.startswith(
+        "count_window: size 2 is less than slide 5, so that 3 of each 5"
+    ) and second.endswith("count_window(5, 2)")
 
 
 async def test_a_path_is_no_pattern_and_says_so_when_it_looks_like_one(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("one\n")
-    with pytest.raises(FileNotFoundError, match=rf"there is no such file \(a Path is no pattern: write '{tmp_path}/\*\.log'\)"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=rf"there is no such file \(a Path is no pattern: write '{tmp_path}/\*\.log'\)",
+    ):
         await af.Flow("files").source(af.io.lines(tmp_path / "*.log")).collect()
-    assert await af.Flow("files").source(af.io.lines(str(tmp_path / "*.log"))).collect() == ["one"], "the remedy that it names"
+    assert await af.Flow("files").source(af.io.lines(str(tmp_path / "*.log"))).collect() == [
+        "one"
+    ], "the remedy that it names"
     (tmp_path / "[b].log").write_text("two\n")
     assert await af.Flow("files").source(af.io.lines(tmp_path / "[b].log")).collect() == ["two"]
 
@@ -482,30 +698,50 @@ async def test_a_path_that_is_waited_for_is_told_to_be_no_pattern(
         (tmp_path / "*.log").write_text("it is a name after all\n")
         assert await anext(rows) == "it is a name after all"
         await job.cancel()
-    (told,) = [record.getMessage() for record in caplog.records if "waited for" in record.getMessage()]
-    assert f"there is no '{tmp_path}/*.log' yet (a Path is no pattern: write '{tmp_path}/*.log'); it is waited for" in told
+    (told,) = [
+        record.getMessage() for record in caplog.records if "waited for" in record.getMessage()
+    ]
+    assert (
+        f"there is no '{tmp_path}/*.log' yet (a Path is no pattern: write '{tmp_path}/*.log'); it "
+        "is waited for" in told
+    )
 
 
 async def test_rows_that_come_while_a_flow_runs_are_read_asynchronously() -> None:
     flow = af.Flow("rows")
     pushed = flow.source(af.io.push())
     rows: Any = af.Flow("gathered").source([1]).execute_and_collect()
-    with pytest.raises(TypeError, match=r"`async for x in stream\.execute_and_collect\(\)`; all at once: `await stream\.collect\(\)`"):
+    with pytest.raises(
+        TypeError,
+        match=(
+            r"`async for x in stream\.execute_and_collect\(\)`; all at once: `await "
+            r"stream\.collect\(\)`"
+        ),
+    ):
         list(rows)
-    with pytest.raises(TypeError, match=r"entered by `async with stream\.execute_and_collect\(\) as rows`"):
+    with pytest.raises(
+        TypeError, match=r"entered by `async with stream\.execute_and_collect\(\) as rows`"
+    ):
         with rows:
             raise AssertionError("nothing was entered")
     async with flow.run() as job:
         seen: Any = job.subscribe(pushed)
-        with pytest.raises(TypeError, match=r"`async for row in rows`, or one by `await anext\(rows\)`"):
+        with pytest.raises(
+            TypeError, match=r"`async for row in rows`, or one by `await anext\(rows\)`"
+        ):
             list(seen)
-        with pytest.raises(TypeError, match=r"entered by `async with job\.subscribe\(stream\) as rows`"):
+        with pytest.raises(
+            TypeError, match=r"entered by `async with job\.subscribe\(stream\) as rows`"
+        ):
             with seen:
                 raise AssertionError("nothing was entered")
 
 
 def test_a_duration_is_no_window() -> None:
-    with pytest.raises(af.GraphError, match=r"got '1m'; windows one after the other are window\(af\.tumbling\('1m'\)\)$"):
+    with pytest.raises(
+        af.GraphError,
+        match=r"got '1m'; windows one after the other are window\(af\.tumbling\('1m'\)\)$",
+    ):
         keyed().window("1m")
 
 
@@ -518,24 +754,48 @@ async def test_a_select_has_a_way_out_for_what_fails(workers: int) -> None:
     made = rows.select(n=af.col.a.cast(int), on_error=bad)
     good, failed = await flow.collect(made, made.side(bad), workers=workers)
     assert good == [{"n": 1}]
-    assert [(one.value, one.error_type, one.operator) for one in failed] == [({"a": "x"}, "ValueError", "select")]
+    assert [(one.value, one.error_type, one.operator) for one in failed] == [
+        ({"a": "x"}, "ValueError", "select")
+    ]
     assert await rows.select(on_error=af.col.a).collect() == [{"on_error": "1"}, {"on_error": "x"}]
 
 
 def test_what_can_only_be_written_is_no_source() -> None:
-    with pytest.raises(af.GraphError, match=r"^flow\.source got stdout\(\), which can only be written: it stands in \.sink\(\.\.\.\)$"):
+    with pytest.raises(
+        af.GraphError,
+        match=(
+            r"^flow\.source got stdout\(\), which can only be written: it stands in "
+            r"\.sink\(\.\.\.\)$"
+        ),
+    ):
         af.Flow("written").source(af.io.stdout())
 
 
 @pytest.mark.parametrize(
     ("method", "given", "told"),
     [
-        ("get_state", "n", r"takes a ValueStateDescriptor, got str: 'n'; write get_state\(af\.ValueStateDescriptor\('n', \.\.\.\)\)$"),
-        ("get_map_state", af.ValueStateDescriptor("n"), r"takes a MapStateDescriptor, got .*; write get_state\(\.\.\.\), which takes it$"),
-        ("get_reducing_state", None, r"got NoneType: None; write get_reducing_state\(af\.ReducingStateDescriptor\('name', \.\.\.\)\)$"),
+        (
+            "get_state",
+            "n",
+            r"takes a ValueStateDescriptor, got str: 'n'; write "
+            r"get_state\(af\.ValueStateDescriptor\('n', \.\.\.\)\)$",
+        ),
+        (
+            "get_map_state",
+            af.ValueStateDescriptor("n"),
+            r"takes a MapStateDescriptor, got .*; write get_state\(\.\.\.\), which takes it$",
+        ),
+        (
+            "get_reducing_state",
+            None,
+            r"got NoneType: None; write get_reducing_state\(af\.ReducingStateDescriptor\('name', "
+            r"\.\.\.\)\)$",
+        ),
     ],
 )
-async def test_state_of_another_kind_than_asked_for_is_refused(method: str, given: Any, told: str) -> None:
+async def test_state_of_another_kind_than_asked_for_is_refused(
+    method: str, given: Any, told: str
+) -> None:
     class Asking(af.KeyedProcessFunction[int, int, int]):
         def open(self, ctx: af.RuntimeContext) -> None:
             getattr(ctx, method)(given)
@@ -548,35 +808,67 @@ async def test_state_of_another_kind_than_asked_for_is_refused(method: str, give
 
 async def test_a_json_document_over_many_lines_is_told_from_lines_of_json(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[\n{"a": 1},\n{"a": 2}\n]\n')
-    with pytest.raises(af.MalformedInput, match=r"line 1: .*; each line is to hold one JSON value; a file that is one document over many"):
+    with pytest.raises(
+        af.MalformedInput,
+        match=(
+            r"line 1: .*; each line is to hold one JSON value; a file that is one document over "
+            r"many"
+        ),
+    ):
         await af.Flow("documents").source(af.io.jsonl(tmp_path / "a.json")).collect()
 
 
 async def test_a_table_that_is_not_there_is_named_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
-    with pytest.raises(af.GraphError, match=rf"SQLite file {tmp_path}/empty\.db has no table 'sales': create it before the job starts"):
+    with pytest.raises(
+        af.GraphError,
+        match=(
+            rf"SQLite file {tmp_path}/empty\.db has no table 'sales': create it before the job "
+            r"starts"
+        ),
+    ):
         await af.Flow("tables").source(af.io.sqlite(tmp_path / "empty.db", "sales")).collect()
 
 
 @pytest.mark.parametrize(
     ("method", "function"),
-    [("map", lambda _value: af.col.cents + 1), ("filter", lambda _value: af.col.cents > 1), ("sink", lambda _value: af.col.cents)],
+    [
+        ("map", lambda _value: af.col.cents + 1),
+        ("filter", lambda _value: af.col.cents > 1),
+        ("sink", lambda _value: af.col.cents),
+    ],
 )
-async def test_a_function_that_gives_an_expression_is_told_so_at_its_first_result(method: str, function: Callable[[Any], Any]) -> None:
+async def test_a_function_that_gives_an_expression_is_told_so_at_its_first_result(
+    method: str, function: Callable[[Any], Any]
+) -> None:
     stream = numbers()
     made = getattr(stream, method)(function)
-    with pytest.raises(TypeError, match=rf"the function of {method} returned the expression col\.cents.* instead of a value: pass the"):
+    with pytest.raises(
+        TypeError,
+        match=(
+            rf"the function of {method} returned the expression col\.cents.* instead of a value: "
+            r"pass the"
+        ),
+    ):
         await (stream.flow.execute() if method == "sink" else made.collect())
 
 
 @pytest.mark.parametrize("given", [None, "2", -1, True])
 async def test_workers_that_are_no_number_are_told_that_none_is_0(given: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^workers must be a number of processes, got {given!r}: without .* it is workers=0$"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"^workers must be a number of processes, got "
+            rf"{given!r}: without .* it is workers=0$"
+        ),
+    ):
         await numbers().collect(workers=given)
 
 
 def loose() -> af.Flow:
-    """Four ends: a sink, a stream that nobody reads, a side output alone that is read, and its reader that nobody reads."""
+    """Four ends: a sink, a stream that nobody reads, a side output alone that is read, and its
+    reader that nobody reads.
+    """
     flow = af.Flow("loose")
     source = flow.source([1, 2], name="numbers")
     source.sink(af.io.blackhole())
@@ -590,14 +882,19 @@ def sided(value: int, ctx: Any) -> Iterator[int]:
     yield value
 
 
-LOOSE = "flow 'loose': nothing takes what 'texts' and what 'odd ones' gives: end it with .sink(...), or .sink(af.io.blackhole()) where only"
+LOOSE = (
+    "flow 'loose': nothing takes what 'texts' and what 'odd ones' gives: end it with .sink(...), "
+    "or .sink(af.io.blackhole()) where only"
+)
 
 
 @pytest.mark.parametrize("run", [lambda: asyncio.run(loose().execute()), lambda: af.run(loose())])
 def test_streams_that_end_nowhere_are_warned_of_where_nobody_can_subscribe(
     run: Callable[[], Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "new_event_loop", asyncio.new_event_loop)  # A uvloop leaves descriptors of its signals behind.
+    monkeypatch.setattr(
+        runner, "new_event_loop", asyncio.new_event_loop
+    )  # A uvloop leaves descriptors of its signals behind.
     with caplog.at_level(logging.WARNING, "aioflow.api"):
         run()
     (warned,) = caplog.messages

@@ -1,4 +1,6 @@
-"""Resources reach a function wherever it stands: also one that reads, opens, finishes, or stands in for a call that was too slow."""
+"""Resources reach a function wherever it stands: also one that reads, opens, finishes, or stands
+in for a call that was too slow.
+"""
 
 from __future__ import annotations
 

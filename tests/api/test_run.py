@@ -1,4 +1,6 @@
-"""Running a flow in this loop, as a user sees it: results, failures, restarts, cancel, stop, and what is left behind afterwards."""
+"""Running a flow in this loop, as a user sees it: results, failures, restarts, cancel, stop, and
+what is left behind afterwards.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,12 @@ def notes(error: BaseException) -> list[str]:
     return [note for note in getattr(error, "__notes__", ()) if note.startswith("aioflow: ")]
 
 
-@pytest.mark.parametrize("error", [af.ProducerFailed("mine"), af.MailboxClosed("mine"), af.Broken("mine")], ids=repr)
-async def test_user_code_that_raises_an_error_of_the_engine_fails_the_job_by_name(error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [af.ProducerFailed("mine"), af.MailboxClosed("mine"), af.Broken("mine")], ids=repr
+)
+async def test_user_code_that_raises_an_error_of_the_engine_fails_the_job_by_name(
+    error: Exception,
+) -> None:
     def fails(value: int) -> int:
         raise error
 
@@ -43,7 +49,10 @@ async def test_user_code_that_raises_an_error_of_the_engine_fails_the_job_by_nam
 
 
 class Unbounded:
-    """A source that never ends: elements of `values`, then nothing for ever. Counts what it opened and closed."""
+    """A source that never ends: elements of `values`, then nothing for ever.
+
+    Counts what it opened and closed.
+    """
 
     bounded = False
 
@@ -108,7 +117,9 @@ async def test_keyed_counts_over_several_subtasks() -> None:
 
 
 async def test_side_outputs_of_two_operators_of_one_chain_are_kept_apart() -> None:
-    """`stream.side(tag)` reads the operator that made `stream`, nothing upstream, also when both use the same tag."""
+    """`stream.side(tag)` reads the operator that made `stream`, nothing upstream, also when both
+    use the same tag.
+    """
     tag: af.OutputTag[af.Failed[int]] = af.OutputTag("bad")
     flow = af.Flow("sides")
 
@@ -136,7 +147,9 @@ RECORDS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2000)), max_size=
 
 @given(RECORDS, st.sampled_from([1, 7, 1024]), st.sampled_from([1, 20_000, 2_000_000, 1 << 40]))
 @settings(max_examples=25)
-def test_output_does_not_depend_on_batch_size_or_slice_length(records: list[tuple[int, int]], size: int, slice_ns: int) -> None:
+def test_output_does_not_depend_on_batch_size_or_slice_length(
+    records: list[tuple[int, int]], size: int, slice_ns: int
+) -> None:
     """C4.2: one source split gives the same output at every batch size and every slice length."""
 
     async def run(tasks: TaskOptions) -> list[Any]:
@@ -152,7 +165,9 @@ def test_output_does_not_depend_on_batch_size_or_slice_length(records: list[tupl
         )
         return await windows.collect(tasks=tasks)
 
-    assert asyncio.run(run(TaskOptions(batch_records_max=size, slice_ns=slice_ns))) == asyncio.run(run(TaskOptions()))
+    assert asyncio.run(run(TaskOptions(batch_records_max=size, slice_ns=slice_ns))) == asyncio.run(
+        run(TaskOptions())
+    )
 
 
 async def test_async_map_keeps_the_order_of_each_key() -> None:
@@ -170,10 +185,18 @@ async def test_async_map_keeps_the_order_of_each_key() -> None:
         assert [x for x in rows if x % 3 == key] == list(range(key, 60, 3))
 
 
-async def test_a_value_that_could_not_travel_is_told_once_for_each_edge(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_value_that_could_not_travel_is_told_once_for_each_edge(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """In-process runs encode the first value of each edge and warn once if it could not travel."""
     flow = af.Flow("travel")
-    rows = await flow.source(range(10)).map(lambda x: threading.Lock()).rebalance().map(lambda lock: 1, parallelism=2).collect()
+    rows = (
+        await flow.source(range(10))
+        .map(lambda x: threading.Lock())
+        .rebalance()
+        .map(lambda lock: 1, parallelism=2)
+        .collect()
+    )
 
     assert len(rows) == 10
     warnings = [record.getMessage() for record in caplog.records if "lock" in record.getMessage()]
@@ -183,7 +206,12 @@ async def test_a_value_that_could_not_travel_is_told_once_for_each_edge(caplog: 
 
 async def test_strict_refuses_a_value_that_could_not_travel() -> None:
     flow = af.Flow("strict")
-    stream = flow.source(range(10)).map(lambda x: threading.Lock()).rebalance().map(lambda lock: 1, parallelism=2)
+    stream = (
+        flow.source(range(10))
+        .map(lambda x: threading.Lock())
+        .rebalance()
+        .map(lambda lock: 1, parallelism=2)
+    )
     with pytest.raises(af.TypeNotSupported, match="'map'"):
         await stream.collect(strict=True)
 
@@ -191,7 +219,11 @@ async def test_strict_refuses_a_value_that_could_not_travel() -> None:
 # Errors of user code.
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), KeyError("k"), RecursionError(), StopAsyncIteration(), AssertionError()], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("x"), KeyError("k"), RecursionError(), StopAsyncIteration(), AssertionError()],
+    ids=repr,
+)
 async def test_an_error_of_user_code_surfaces_as_itself_with_one_note(error: Exception) -> None:
     def fail(x: int) -> int:
         if x == 7:
@@ -229,7 +261,9 @@ def cancels_at_seven(x: int) -> int:
 
 @pytest.mark.parametrize("last", [7, 20])
 @pytest.mark.parametrize("kind", ["map", "filter", "flat_map", "key_by", "map, then map"])
-async def test_stop_iteration_of_user_code_is_an_error_and_loses_nothing_in_silence(kind: str, last: int) -> None:
+async def test_stop_iteration_of_user_code_is_an_error_and_loses_nothing_in_silence(
+    kind: str, last: int
+) -> None:
     """`list(map(f, ...))` would take it for the end of the batch."""
     stream: Any = af.Flow("stop").source(range(last + 1))
     if kind == "key_by":
@@ -247,7 +281,9 @@ async def test_stop_iteration_of_user_code_is_an_error_and_loses_nothing_in_sile
 
 
 @pytest.mark.parametrize("kind", ["map", "async map", "key_by", "open", "close", "process"])
-async def test_cancelled_error_raised_by_user_code_fails_the_job_instead_of_hanging_it(kind: str) -> None:
+async def test_cancelled_error_raised_by_user_code_fails_the_job_instead_of_hanging_it(
+    kind: str,
+) -> None:
     class Cancels(af.ProcessFunction[int, int]):
         async def open(self, ctx: Any) -> None:
             if kind == "open":
@@ -279,7 +315,9 @@ async def test_cancelled_error_raised_by_user_code_fails_the_job_instead_of_hang
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.parametrize("waits", [False, True])
-def test_what_asks_for_the_end_of_the_program_comes_out_of_the_run_and_is_never_retried(kind: type[BaseException], waits: bool) -> None:
+def test_what_asks_for_the_end_of_the_program_comes_out_of_the_run_and_is_never_retried(
+    kind: type[BaseException], waits: bool
+) -> None:
     calls = []
 
     def leave(x: int) -> int:
@@ -292,7 +330,11 @@ def test_what_asks_for_the_end_of_the_program_comes_out_of_the_run_and_is_never_
 
     flow = af.Flow("exit")
     with pytest.raises(kind):
-        stream = flow.source(range(10)).map(leave_later, concurrency=1) if waits else flow.source(range(10)).map(leave)
+        stream = (
+            flow.source(range(10)).map(leave_later, concurrency=1)
+            if waits
+            else flow.source(range(10)).map(leave)
+        )
         asyncio.run(stream.collect(restart=af.fixed_delay(5, "1ms")))
     assert calls == [0]
 
@@ -331,12 +373,18 @@ def lifecycle() -> type[Lifecycle]:
 
 async def test_life_of_a_function(lifecycle: type[Lifecycle]) -> None:
     """B5.4, B5.3: open, element*, finish, close; what finish emits is delivered."""
-    assert await af.Flow("life").source([1, 2]).process(lifecycle()).map(lambda x: x).collect() == [1, 2, 99]
+    assert await af.Flow("life").source([1, 2]).process(lifecycle()).map(lambda x: x).collect() == [
+        1,
+        2,
+        99,
+    ]
     assert lifecycle.log == ["open", "element", "element", "finish", "close"]
 
 
 @pytest.mark.parametrize("where", ["open", "element", "finish", "close"])
-async def test_a_failure_anywhere_surfaces_and_close_is_called_once(where: str, lifecycle: type[Lifecycle]) -> None:
+async def test_a_failure_anywhere_surfaces_and_close_is_called_once(
+    where: str, lifecycle: type[Lifecycle]
+) -> None:
     """B2.4, B5.2: also after a failure before the first element."""
     lifecycle.fail_in = where
     with pytest.raises(ValueError, match=where) as caught:
@@ -346,7 +394,9 @@ async def test_a_failure_anywhere_surfaces_and_close_is_called_once(where: str, 
     assert "Lifecycle" in notes(caught.value)[0]
 
 
-async def test_an_error_of_close_does_not_replace_the_error_that_ended_the_task(lifecycle: type[Lifecycle]) -> None:
+async def test_an_error_of_close_does_not_replace_the_error_that_ended_the_task(
+    lifecycle: type[Lifecycle],
+) -> None:
     class FailsTwice(Lifecycle):
         def close(self) -> None:
             raise KeyError("second")
@@ -365,7 +415,9 @@ class Unspeakable(Exception):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("restart", [af.no_restart(), af.fixed_delay(1, "1ms")], ids=repr)
-async def test_an_error_that_cannot_say_what_it_is_fails_the_job_all_the_same(workers: int, restart: Any) -> None:
+async def test_an_error_that_cannot_say_what_it_is_fails_the_job_all_the_same(
+    workers: int, restart: Any
+) -> None:
     def fails(value: int) -> int:
         raise Unspeakable("x")
 
@@ -376,7 +428,9 @@ async def test_an_error_that_cannot_say_what_it_is_fails_the_job_all_the_same(wo
     assert notes(caught.value) == ["aioflow: in operator 'map(fails)', subtask 1/1, at record 1"]
 
 
-async def test_an_error_that_cannot_say_what_it_is_goes_to_its_side_output_and_among_errors_of_closing() -> None:
+async def test_an_error_that_cannot_say_what_it_is_goes_to_its_side_output_and_among_errors_of_closing() -> (
+    None
+):
     class Fails(af.ProcessFunction[int, int]):
         def process_element(self, value: int, ctx: Any) -> None:
             raise RuntimeError("first")
@@ -390,10 +444,16 @@ async def test_an_error_that_cannot_say_what_it_is_goes_to_its_side_output_and_a
     tag: af.OutputTag[Any] = af.OutputTag("failed")
     flow = af.Flow("f")
     (failed,) = await flow.source([1]).map(fails, on_error=tag).side(tag).collect()
-    assert (failed.error, failed.error_type) == ("(its message cannot be shown: ValueError)", "Unspeakable")
+    assert (failed.error, failed.error_type) == (
+        "(its message cannot be shown: ValueError)",
+        "Unspeakable",
+    )
     with pytest.raises(RuntimeError, match="first") as caught:
         await af.Flow("g").source([1]).process(Fails).collect()
-    assert "closing failed too: Unspeakable: (its message cannot be shown: ValueError)" in notes(caught.value)[-1]
+    assert (
+        "closing failed too: Unspeakable: (its message cannot be shown: ValueError)"
+        in notes(caught.value)[-1]
+    )
 
 
 async def test_an_error_of_a_source_names_the_source() -> None:
@@ -417,7 +477,13 @@ async def test_a_source_function_that_returns_finishes_the_job_with_the_end_of_t
         yield "a", 20
 
     strategy = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda r: r[1])
-    windows = af.Flow("ends").source(some, watermarks=strategy).key_by(lambda r: r[0]).window(af.tumbling("1h")).aggregate(af.count())
+    windows = (
+        af.Flow("ends")
+        .source(some, watermarks=strategy)
+        .key_by(lambda r: r[0])
+        .window(af.tumbling("1h"))
+        .aggregate(af.count())
+    )
     assert [(r.key, r.value) for r in await windows.collect()] == [("a", 2)]
 
 
@@ -432,7 +498,9 @@ async def test_discover_that_raises_fails_the_job_and_names_the_source() -> None
 
 
 async def test_all_that_fail_together_are_told_with_the_first() -> None:
-    """B6.3, J3.3: one root cause, the others attached, although all are cancelled because of the first."""
+    """B6.3, J3.3: one root cause, the others attached, although all are cancelled because of the
+    first.
+    """
     loop = asyncio.get_running_loop()
     released: asyncio.Future[None] = loop.create_future()
     waiting = 0
@@ -457,7 +525,9 @@ async def test_all_that_fail_together_are_told_with_the_first() -> None:
 async def test_an_error_in_a_processing_time_timer_at_the_end_surfaces_as_itself() -> None:
     class Timed(af.KeyedProcessFunction[int, int, int]):
         def process_element(self, value: int, ctx: Any) -> None:
-            ctx.timer_service.register_processing_time_timer(ctx.timer_service.current_processing_time + 3_600_000)
+            ctx.timer_service.register_processing_time_timer(
+                ctx.timer_service.current_processing_time + 3_600_000
+            )
 
         def on_timer(self, timestamp: int, ctx: Any) -> None:
             raise ValueError("timer")
@@ -469,8 +539,12 @@ async def test_an_error_in_a_processing_time_timer_at_the_end_surfaces_as_itself
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize("waits", [False, True], ids=["def", "async def"])
-async def test_what_the_clock_gives_at_the_end_comes_before_the_end_of_event_time(parallelism: int, waits: bool) -> None:
-    """Of timers, windows and `finish`: a window behind them gives one result a key, and nothing is late for it. `finish` has no time."""
+async def test_what_the_clock_gives_at_the_end_comes_before_the_end_of_event_time(
+    parallelism: int, waits: bool
+) -> None:
+    """Of timers, windows and `finish`: a window behind them gives one result a key, and nothing
+    is late for it. `finish` has no time.
+    """
 
     class Last(af.KeyedProcessFunction[Any, Any, tuple[str, int]]):
         def process_element(self, value: Any, ctx: Any) -> None:
@@ -490,13 +564,21 @@ async def test_what_the_clock_gives_at_the_end_comes_before_the_end_of_event_tim
     rows = [(key, at) for at in (0, 100, 200) for key in "abcdef"]
     in_order = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda row: row[1])
     keyed = flow.source(rows, watermarks=in_order).key_by(lambda row: row[0])
-    window = keyed.window(af.tumbling("36500d", time="processing")).aggregate(af.count()).map(lambda result: ("window", result.value))
+    window = (
+        keyed.window(af.tumbling("36500d", time="processing"))
+        .aggregate(af.count())
+        .map(lambda result: ("window", result.value))
+    )
     ended = keyed.process(LastAsync if waits else Last).union(window).key_by(lambda pair: pair[0])
     at_end = ended.window(af.global_window(at_end=True)).aggregate(af.sum(lambda pair: pair[1]))
     with_time = ended.filter(lambda pair: pair[0] != "finish").key_by(lambda pair: pair[0])
     in_time = with_time.window(af.tumbling("36500d")).aggregate(af.sum(lambda pair: pair[1]))
     found, timed, late = await flow.collect(at_end, in_time, in_time.late)
-    assert sorted((result.key, result.value) for result in found) == [("finish", parallelism), ("timer", 6), ("window", 18)]
+    assert sorted((result.key, result.value) for result in found) == [
+        ("finish", parallelism),
+        ("timer", 6),
+        ("window", 18),
+    ]
     assert sorted(result.key for result in timed) == ["timer", "window"]
     assert late == []
 
@@ -504,12 +586,16 @@ async def test_what_the_clock_gives_at_the_end_comes_before_the_end_of_event_tim
 async def test_processing_time_timers_that_wait_fire_when_bounded_input_ends() -> None:
     class Timed(af.KeyedProcessFunction[int, int, str]):
         def process_element(self, value: int, ctx: Any) -> None:
-            ctx.timer_service.register_processing_time_timer(ctx.timer_service.current_processing_time + 3_600_000)
+            ctx.timer_service.register_processing_time_timer(
+                ctx.timer_service.current_processing_time + 3_600_000
+            )
 
         def on_timer(self, timestamp: int, ctx: Any) -> list[str]:
             return [f"timer of {ctx.current_key}"]
 
-    assert await af.Flow("timer").source([1]).key_by(lambda x: x).process(Timed()).map(str.upper).collect() == ["TIMER OF 1"]
+    assert await af.Flow("timer").source([1]).key_by(lambda x: x).process(Timed()).map(
+        str.upper
+    ).collect() == ["TIMER OF 1"]
 
 
 # Restarts.
@@ -527,11 +613,18 @@ async def test_collect_holds_one_complete_run_after_restarts() -> None:
         return x
 
     flow = af.Flow("flaky", parallelism=2)
-    rows = await flow.source(range(100)).rebalance().map(flaky).collect(restart=af.fixed_delay(2, "1ms"))
+    rows = (
+        await flow.source(range(100))
+        .rebalance()
+        .map(flaky)
+        .collect(restart=af.fixed_delay(2, "1ms"))
+    )
     assert sorted(rows) == list(range(100))
 
 
-async def test_a_failure_is_warned_of_only_when_the_job_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_is_warned_of_only_when_the_job_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The last one is raised: who handles it should not find it in the log as well."""
 
     def always(x: int) -> int:
@@ -542,7 +635,11 @@ async def test_a_failure_is_warned_of_only_when_the_job_goes_on(caplog: pytest.L
     with caplog.at_level(logging.INFO, logger="aioflow.cluster.job_master"):
         with pytest.raises(ValueError):
             await stream.collect(restart=af.fixed_delay(1, "1ms"))
-    levels = [record.levelname for record in caplog.records if "is FAILED: ValueError" in record.getMessage()]
+    levels = [
+        record.levelname
+        for record in caplog.records
+        if "is FAILED: ValueError" in record.getMessage()
+    ]
     assert levels == ["WARNING", "INFO"]
 
 
@@ -551,7 +648,8 @@ async def test_a_result_is_shown_in_one_line_without_its_metrics() -> None:
     flow.source([1]).sink(lambda x: None)
     result = await flow.execute()
     assert repr(result) == (
-        f"JobResult(job_id='{result.job_id}', name='short', status='FINISHED', duration_ms={result.duration_ms}, restarts=0)"
+        f"JobResult(job_id='{result.job_id}', name='short', status='FINISHED', "
+        f"duration_ms={result.duration_ms}, restarts=0)"
     )
     assert result.metrics
 
@@ -573,7 +671,10 @@ async def test_a_read_of_a_key_without_state_gives_the_default_that_it_names() -
         await job.input(pushed).put("known")
         await anext(aiter(rows))
         state = job.state(limits)
-        assert [await state.get(key, default=0, name="limit") for key in ("known", "other")] == [7, 0]
+        assert [await state.get(key, default=0, name="limit") for key in ("known", "other")] == [
+            7,
+            0,
+        ]
         assert await state.get("other", default=None, name="limit") is None
         assert await state.get("other", name="limit") == 100
         assert await state.get("other", name="note") is None
@@ -601,7 +702,12 @@ async def test_fatal_errors_are_not_retried() -> None:
         raise ValueError(tries)
 
     with pytest.raises(ValueError):
-        await af.Flow("fatal").source([1]).map(always).collect(restart=af.fixed_delay(3, "1ms", fatal=(ValueError,)))
+        await (
+            af.Flow("fatal")
+            .source([1])
+            .map(always)
+            .collect(restart=af.fixed_delay(3, "1ms", fatal=(ValueError,)))
+        )
     assert tries == 1
 
 
@@ -644,7 +750,13 @@ async def test_nothing_grows_over_many_restarts() -> None:
             children = len(job._cluster._group._children) + len(executor._group._children)
             return len(executor._partitions), len(executor._executions), len(pool._pools), children
 
-        await until(lambda: calls >= 300 and job.status is af.JobStatus.RUNNING and all(task._running for task in executor.tasks))
+        await until(
+            lambda: (
+                calls >= 300
+                and job.status is af.JobStatus.RUNNING
+                and all(task._running for task in executor.tasks)
+            )
+        )
         assert kept() == (1, 3, 1, 3)
         await job.cancel()
 
@@ -717,9 +829,13 @@ def wait_where(where: str) -> tuple[af.Flow, Any]:
     return flow, source
 
 
-@pytest.mark.parametrize("where", ["open", "element", "mailbox", "async map", "resource", "discover"])
+@pytest.mark.parametrize(
+    "where", ["open", "element", "mailbox", "async map", "resource", "discover"]
+)
 async def test_cancel_ends_the_job_wherever_it_waits(where: str) -> None:
-    """B3.1: user code, the mailbox, an opening resource, the search for splits; everything is closed."""
+    """B3.1: user code, the mailbox, an opening resource, the search for splits; everything is
+    closed.
+    """
     flow, source = wait_where(where)
     runner = asyncio.ensure_future(flow.execute())
     await Waits.reached.wait()
@@ -748,7 +864,12 @@ async def test_cancel_while_the_output_has_no_room() -> None:
     flow.source(source).rebalance().map(stuck, concurrency=1, parallelism=2).sink(af.io.blackhole())
     async with flow.run() as job:
         tasks = job._cluster.task_executor.tasks
-        await until(lambda: tasks[0]._suspension is not None and tasks[0]._suspension.reason in ("output", "overdraft"))
+        await until(
+            lambda: (
+                tasks[0]._suspension is not None
+                and tasks[0]._suspension.reason in ("output", "overdraft")
+            )
+        )
         assert len(source.readers[0].values) > 100_000, "back pressure must have stopped the source"
         pool = job._cluster.task_executor._environment.pool
         await job.cancel()
@@ -824,7 +945,9 @@ async def test_a_task_cancelled_by_a_stranger_fails_the_job() -> None:
     flow.source(Unbounded([1, 2, 3])).map(lambda x: x).sink(af.io.blackhole())
     with pytest.raises(af.Broken, match="cancelled from outside"):
         async with flow.run() as job:
-            (task,) = [task for task in asyncio.all_tasks() if task.get_name().startswith("Unbounded")]
+            (task,) = [
+                task for task in asyncio.all_tasks() if task.get_name().startswith("Unbounded")
+            ]
             task.cancel()
             await job.wait()
 
@@ -837,7 +960,9 @@ async def test_stop_without_drain_leaves_windows_open_and_with_drain_fires_them(
         flow = af.Flow("stop")
         strategy = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda r: r[1])
         seen: list[Any] = []
-        flow.source(source, watermarks=strategy).key_by(lambda r: r[0]).window(af.tumbling("1h")).aggregate(af.count()).sink(seen.append)
+        flow.source(source, watermarks=strategy).key_by(lambda r: r[0]).window(
+            af.tumbling("1h")
+        ).aggregate(af.count()).sink(seen.append)
         async with flow.run() as job:
             await until(lambda: not source.readers[0].values)
             await job.stop(drain=drain)
@@ -874,7 +999,9 @@ async def test_a_resource_that_failed_to_open_is_tried_again_after_a_restart() -
     def use(x: int, value: int = af.use(flaky)) -> int:
         return x + value
 
-    assert await af.Flow("resource").source([1]).map(use).collect(restart=af.fixed_delay(5, "1ms")) == [43]
+    assert await af.Flow("resource").source([1]).map(use).collect(
+        restart=af.fixed_delay(5, "1ms")
+    ) == [43]
 
 
 async def test_a_resource_whose_closing_fails_tells_it_as_it_is() -> None:
@@ -902,9 +1029,14 @@ def burn(seconds: float) -> None:
         pass
 
 
-@pytest.mark.parametrize("place", ["map", "key_by", "key_by of a source", "timestamps", "flat_map", "sink"])
+@pytest.mark.parametrize(
+    "place", ["map", "key_by", "key_by of a source", "timestamps", "flat_map", "sink"]
+)
 async def test_a_function_of_a_millisecond_never_holds_the_loop_for_long(place: str) -> None:
-    """J1: the slice bounds it wherever the function stands. Counted in records between two turns, which no busy machine disturbs."""
+    """J1: the slice bounds it wherever the function stands.
+
+    Counted in records between two turns, which no busy machine disturbs.
+    """
     count = 60
     in_a_turn, longest = 0, 0
 
@@ -948,7 +1080,9 @@ async def test_a_function_of_a_millisecond_never_holds_the_loop_for_long(place: 
 
 
 async def test_an_echo_server_in_the_same_loop_answers_while_a_job_is_busy() -> None:
-    """J1.1: the loop's other users get their turns, counted in records that went by for each answer."""
+    """J1.1: the loop's other users get their turns, counted in records that went by for each
+    answer.
+    """
     done = 0
 
     def busy(x: int) -> int:
@@ -1006,7 +1140,9 @@ async def test_a_flat_map_of_ten_thousand_outputs_keeps_memory_bounded() -> None
             alive -= 1
 
     flow = af.Flow("explodes")
-    stream = flow.source(range(60)).flat_map(lambda x: [Tracked() for _ in range(10_000)]).rebalance()
+    stream = (
+        flow.source(range(60)).flat_map(lambda x: [Tracked() for _ in range(10_000)]).rebalance()
+    )
     stream.map(lambda t: 1, parallelism=2).sink(af.io.blackhole())
     await flow.execute()
     assert most <= 50_000, f"{most} of 600,000 were alive at a time"
@@ -1014,7 +1150,10 @@ async def test_a_flat_map_of_ten_thousand_outputs_keeps_memory_bounded() -> None
 
 async def test_two_flows_run_side_by_side_in_one_loop() -> None:
     first, second = af.Flow("first"), af.Flow("second")
-    a, b = await asyncio.gather(first.source(range(500)).map(str).collect(), second.source(range(500)).map(lambda x: -x).collect())
+    a, b = await asyncio.gather(
+        first.source(range(500)).map(str).collect(),
+        second.source(range(500)).map(lambda x: -x).collect(),
+    )
     assert a == [str(x) for x in range(500)]
     assert b == [-x for x in range(500)]
 
@@ -1049,9 +1188,13 @@ async def test_a_hundred_starts_and_stops_leave_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_the_job_starts_stops_it_as_soon_as_it_has_started(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_the_job_starts_stops_it_as_soon_as_it_has_started(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No traceback, and a result, as later."""
-    monkeypatch.setattr("aioflow.api.runner.new_event_loop", asyncio.new_event_loop)  # uvloop keeps a pipe for the process.
+    monkeypatch.setattr(
+        "aioflow.api.runner.new_event_loop", asyncio.new_event_loop
+    )  # uvloop keeps a pipe for the process.
 
     @af.resource
     async def client() -> AsyncIterator[int]:
@@ -1072,7 +1215,9 @@ def test_a_signal_while_the_job_starts_stops_it_as_soon_as_it_has_started(number
     assert af.run(flow).status == "FINISHED"
 
 
-def test_a_second_signal_ends_a_job_that_does_not_come_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_ends_a_job_that_does_not_come_to_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("aioflow.api.runner.new_event_loop", asyncio.new_event_loop)
 
     @af.resource
@@ -1122,7 +1267,9 @@ async def test_a_run_leaves_signals_policy_and_the_exception_handler_alone() -> 
     assert state() == before
 
 
-async def test_a_start_that_failed_leaves_nothing_and_can_be_tried_again(lifecycle: type[Lifecycle]) -> None:
+async def test_a_start_that_failed_leaves_nothing_and_can_be_tried_again(
+    lifecycle: type[Lifecycle],
+) -> None:
     """J6.3."""
     lifecycle.fail_in = "open"
     flow = af.Flow("retry")
@@ -1150,7 +1297,9 @@ async def test_an_engine_inside_an_aiohttp_app_starts_and_stops_with_it_in_its_l
             yield
 
     async def status(request: web.Request) -> web.Response:
-        return web.json_response({"status": jobs[0].status.value, "same_loop": asyncio.get_running_loop() is loop})
+        return web.json_response(
+            {"status": jobs[0].status.value, "same_loop": asyncio.get_running_loop() is loop}
+        )
 
     loop = asyncio.get_running_loop()
     app = web.Application()
@@ -1171,7 +1320,10 @@ async def test_context_variables_are_those_of_the_caller_of_run() -> None:
 
     REQUEST.set("mine")
     assert await af.Flow("context").source([1, 2]).map(seen).collect() == ["mine", "mine"]
-    assert await af.Flow("context").source([1, 2]).map(lambda x: REQUEST.get()).collect() == ["mine", "mine"]
+    assert await af.Flow("context").source([1, 2]).map(lambda x: REQUEST.get()).collect() == [
+        "mine",
+        "mine",
+    ]
 
 
 async def test_context_variables_of_the_caller_reach_the_threads_of_functions_and_sources() -> None:
@@ -1184,7 +1336,9 @@ async def test_context_variables_of_the_caller_reach_the_threads_of_functions_an
     REQUEST.set("mine")
     flow = af.Flow("context")
     assert await flow.source([1]).map(seen, blocking=True).collect() == ["mine"]
-    assert await flow.source([1]).map_batches(lambda rows: [seen() for _ in rows], blocking=True).collect() == ["mine"]
+    assert await flow.source([1]).map_batches(
+        lambda rows: [seen() for _ in rows], blocking=True
+    ).collect() == ["mine"]
     assert await flow.source(lambda: iter([seen()])).collect() == ["mine"]
     assert await flow.source(seen_by_async).collect() == ["mine"]
 
@@ -1211,10 +1365,16 @@ async def test_what_a_source_starts_is_in_its_own_scope_whichever_operator_runs_
     numbers = flow.source(in_a_task, name="tasks").union(flow.source(in_a_thread, name="threads"))
     await numbers.map(lambda n: n, name="plain").map(look, blocking=True, name="blocks").collect()
     await flow.source(in_a_task, name="tasks").map(lambda n: n, name="chained").collect()
-    assert seen == {"async": {"scoped/tasks[1/1]"}, "thread": {"scoped/threads[1/1]"}, "blocking": {"scoped/blocks[1/1]"}}
+    assert seen == {
+        "async": {"scoped/tasks[1/1]"},
+        "thread": {"scoped/threads[1/1]"},
+        "blocking": {"scoped/blocks[1/1]"},
+    }
 
 
-async def test_a_thread_that_a_source_started_is_in_its_scope_while_an_operator_holds_the_loop() -> None:
+async def test_a_thread_that_a_source_started_is_in_its_scope_while_an_operator_holds_the_loop() -> (
+    None
+):
     held, looked = threading.Event(), threading.Event()
     seen: list[str] = []
 
@@ -1252,19 +1412,30 @@ async def test_the_scope_names_job_operator_subtask_and_key_while_user_code_runs
         def on_timer(self, timestamp: int, ctx: Any) -> None:
             seen.append(repr(af.current_scope()))
 
-    await af.Flow("scoped").source([5]).map(look, name="look").key_by(lambda x: x).process(Keyed(), name="keyed").collect()
+    await (
+        af.Flow("scoped")
+        .source([5])
+        .map(look, name="look")
+        .key_by(lambda x: x)
+        .process(Keyed(), name="keyed")
+        .collect()
+    )
     assert sorted(set(seen)) == ["scoped/keyed[1/1]", "scoped/keyed[1/1] key=5", "scoped/look[1/1]"]
     assert af.current_scope() is None
 
 
 @pytest.mark.slow_callbacks
-async def test_a_slow_operator_is_named_in_the_log_and_in_its_metric(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_slow_operator_is_named_in_the_log_and_in_its_metric(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def slow(x: int) -> int:
         burn(0.12)
         return x
 
     flow = af.Flow("slow")
-    flow.source([1]).map(lambda x: x, name="quick").disable_chaining().map(slow, name="sluggish").sink(af.io.blackhole())
+    flow.source([1]).map(lambda x: x, name="quick").disable_chaining().map(
+        slow, name="sluggish"
+    ).sink(af.io.blackhole())
     with caplog.at_level(logging.WARNING):
         result = await flow.execute()
     assert any("'sluggish'" in record.getMessage() for record in caplog.records)
@@ -1281,21 +1452,44 @@ def spin(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("slow", "remedy"),
     [
-        (lambda numbers: numbers.map(spin, name="sluggish"), "make it cheaper, async, or blocking=True"),
-        (lambda numbers: numbers.map_batches(spin, name="sluggish"), "make it cheaper, async, or blocking=True"),
-        (lambda numbers: numbers.process(lambda value, ctx: [spin(value)], name="sluggish"), "make it cheaper, or async"),
+        (
+            lambda numbers: numbers.map(spin, name="sluggish"),
+            "make it cheaper, async, or blocking=True",
+        ),
+        (
+            lambda numbers: numbers.map_batches(spin, name="sluggish"),
+            "make it cheaper, async, or blocking=True",
+        ),
+        (
+            lambda numbers: numbers.process(lambda value, ctx: [spin(value)], name="sluggish"),
+            "make it cheaper, or async",
+        ),
         (lambda numbers: numbers.sink(spin, name="sluggish"), "make it cheaper, or async"),
-        (lambda numbers: numbers.key_by(abs).aggregate(af.sum(spin), name="sluggish"), "keep what it calls cheap, or"),
-        (lambda numbers: numbers.key_by(abs).count_window(1).aggregate(af.sum(spin), name="sluggish"), "keep what it calls cheap, or"),
+        (
+            lambda numbers: numbers.key_by(abs).aggregate(af.sum(spin), name="sluggish"),
+            "keep what it calls cheap, or",
+        ),
+        (
+            lambda numbers: (
+                numbers.key_by(abs).count_window(1).aggregate(af.sum(spin), name="sluggish")
+            ),
+            "keep what it calls cheap, or",
+        ),
     ],
 )
-async def test_what_to_do_about_a_slow_operator_fits_it(slow: Any, remedy: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_to_do_about_a_slow_operator_fits_it(
+    slow: Any, remedy: str, caplog: pytest.LogCaptureFixture
+) -> None:
     flow = af.Flow("slow")
     slow(flow.source([1]).disable_chaining())
     with caplog.at_level(logging.WARNING):
         await flow.execute()
-    told = [message for message in caplog.messages if message.startswith("operator 'sluggish', subtask")]
-    assert told and all(f"everything on this loop waited: {remedy}" in message for message in told), caplog.text
+    told = [
+        message for message in caplog.messages if message.startswith("operator 'sluggish', subtask")
+    ]
+    assert told and all(
+        f"everything on this loop waited: {remedy}" in message for message in told
+    ), caplog.text
 
 
 async def test_metrics_count_records_of_tasks_and_operators() -> None:
@@ -1319,11 +1513,21 @@ async def test_metrics_count_records_of_tasks_and_operators() -> None:
 
 async def test_two_tasks_of_one_name_have_metrics_of_their_own() -> None:
     flow = af.Flow("twins")
-    left = flow.source(range(10), name="numbers").map(lambda x: x, name="twin").map(lambda x: x, name="twin")
-    right = flow.source(range(30), name="numbers").map(lambda x: x, name="twin").map(lambda x: x, name="twin")
+    left = (
+        flow.source(range(10), name="numbers")
+        .map(lambda x: x, name="twin")
+        .map(lambda x: x, name="twin")
+    )
+    right = (
+        flow.source(range(30), name="numbers")
+        .map(lambda x: x, name="twin")
+        .map(lambda x: x, name="twin")
+    )
     left.union(right).sink(af.io.blackhole())
     metrics = (await flow.execute()).metrics
-    assert sorted(value for name, value in metrics.items() if name.endswith("twin.numRecordsIn")) == [10, 30]
+    assert sorted(
+        value for name, value in metrics.items() if name.endswith("twin.numRecordsIn")
+    ) == [10, 30]
 
 
 @pytest.mark.parametrize("count", [4, 2_000])

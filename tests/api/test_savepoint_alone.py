@@ -1,4 +1,6 @@
-"""`restore=PATH` without `checkpoints=`: a job that begins with a savepoint, and keeps nothing of its own."""
+"""`restore=PATH` without `checkpoints=`: a job that begins with a savepoint, and keeps nothing
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ async def stopped_at(limit: int, store: Path) -> tuple[list[Any], str]:
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])
-async def test_a_job_begins_with_a_savepoint_and_writes_nothing(tmp_path: Path, parallelism: int) -> None:
+async def test_a_job_begins_with_a_savepoint_and_writes_nothing(
+    tmp_path: Path, parallelism: int
+) -> None:
     """H4.5, without a store: state and positions are those of the savepoint, at any parallelism."""
     rows, path = await stopped_at(100, tmp_path)
     before = files_below(tmp_path)
@@ -52,14 +56,18 @@ async def test_after_a_failure_it_begins_with_the_savepoint_again(tmp_path: Path
         return row
 
     flow = af.Flow("counting")
-    flow.source(numbers.read, uid="numbers").key_by(lambda n: n % 5).count(uid="count").map(fails_once).sink(again.append)
+    flow.source(numbers.read, uid="numbers").key_by(lambda n: n % 5).count(uid="count").map(
+        fails_once
+    ).sink(again.append)
     await flow.execute(restore=path, restart=af.fixed_delay(1, "0s"))
     assert numbers.began_at == [100, 100]
     assert complete(rows + again[-100:], 200)
 
 
 async def test_what_a_sink_had_prepared_is_committed(tmp_path: Path) -> None:
-    """The savepoint of a job that goes on holds writes that are prepared and not committed: whoever begins with it commits them."""
+    """The savepoint of a job that goes on holds writes that are prepared and not committed:
+    whoever begins with it commits them.
+    """
     out = tmp_path / "out"
     numbers, seen = Numbers(100), [0]
 
@@ -76,14 +84,18 @@ async def test_what_a_sink_had_prepared_is_committed(tmp_path: Path) -> None:
         await eventually(lambda: seen == [100])
         path = await job.savepoint()
         await job.cancel()
-    assert not list(out.glob("part-*")), "what a savepoint prepares its own job commits with the next checkpoint"
+    assert not list(out.glob("part-*")), (
+        "what a savepoint prepares its own job commits with the next checkpoint"
+    )
     numbers.limit = numbers.end = 150
     await flow().execute(restore=path)
     lines = [int(line) for part in sorted(out.glob("part-*")) for line in part.read_text().split()]
     assert sorted(lines) == list(range(150))
 
 
-async def test_state_that_belongs_to_nobody_is_refused_unless_it_may_be_dropped(tmp_path: Path) -> None:
+async def test_state_that_belongs_to_nobody_is_refused_unless_it_may_be_dropped(
+    tmp_path: Path,
+) -> None:
     _, path = await stopped_at(100, tmp_path)
     rows: list[Any] = []
     numbers = Numbers(150, end=150)
@@ -97,7 +109,9 @@ async def test_state_that_belongs_to_nobody_is_refused_unless_it_may_be_dropped(
 
 
 async def test_a_path_where_nothing_is_fails_the_run_at_once(tmp_path: Path) -> None:
-    with pytest.raises(RestoreError, match="there is nothing; expected the directory of a savepoint"):
+    with pytest.raises(
+        RestoreError, match="there is nothing; expected the directory of a savepoint"
+    ):
         async with counting(Numbers(), []).run(restore=tmp_path / "missing"):
             raise AssertionError("it must not run")
 
@@ -107,7 +121,9 @@ async def test_it_has_no_checkpoints_of_its_own_and_says_so(tmp_path: Path) -> N
     numbers = Numbers(150)
     async with counting(numbers, rows).run(restore=path) as job:
         await eventually(lambda: len(rows) == 150)
-        with pytest.raises(CheckpointError, match="has no checkpoints: run it with checkpoints=URL"):
+        with pytest.raises(
+            CheckpointError, match="has no checkpoints: run it with checkpoints=URL"
+        ):
             await job.savepoint()
         assert await job.stop() is None
     assert complete(rows, 150)

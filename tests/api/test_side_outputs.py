@@ -35,13 +35,21 @@ class AwaitAtTimer(af.KeyedProcessFunction[int, int, int]):
 
 
 @pytest.mark.parametrize("function", [TellAtTimer, AwaitAtTimer])
-async def test_what_a_timer_sends_to_the_side_is_as_little_late_as_what_it_emits(function: type[TellAtTimer]) -> None:
+async def test_what_a_timer_sends_to_the_side_is_as_little_late_as_what_it_emits(
+    function: type[TellAtTimer],
+) -> None:
     """Timers at the last millisecond of a window, and one that only the end of the input fires."""
     flow = af.Flow("timers")
     by_value = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: value)
-    fired = flow.source([999, 1999, 5000], watermarks=by_value).key_by(lambda value: value % 7).process(function)
+    fired = (
+        flow.source([999, 1999, 5000], watermarks=by_value)
+        .key_by(lambda value: value % 7)
+        .process(function)
+    )
     main, side = (
-        stream.key_by(lambda _: 0).window(af.tumbling("1s")).aggregate(af.collect(lambda value: value))
+        stream.key_by(lambda _: 0)
+        .window(af.tumbling("1s"))
+        .aggregate(af.collect(lambda value: value))
         for stream in (fired, fired.side(TIMERS))
     )
     mains, sides, late = await flow.collect(main, side, side.late)
@@ -62,7 +70,9 @@ def apart(value: int, ctx: af.ProcessContext) -> Iterator[int]:
         yield value
 
 
-async def test_a_tag_that_nothing_was_sent_to_while_a_similar_one_went_unread_is_told_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_tag_that_nothing_was_sent_to_while_a_similar_one_went_unread_is_told_at_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     flow = af.Flow("slip")
     even = flow.source(range(6)).process(apart, name="apart")
 
@@ -71,12 +81,15 @@ async def test_a_tag_that_nothing_was_sent_to_while_a_similar_one_went_unread_is
     (told,) = [record for record in caplog.records if record.name == "aioflow.task.unread_sides"]
     assert told.levelname == "WARNING"
     assert told.getMessage() == (
-        "operator 'apart' sent nothing to its side output 'odds', which is read, but to 'odd', which nobody reads; did you mean 'odd'?"
+        "operator 'apart' sent nothing to its side output 'odds', which is read, but to 'odd', "
+        "which nobody reads; did you mean 'odd'?"
     )
 
 
 @pytest.mark.parametrize("values", [range(6), [0, 2]])
-async def test_a_side_output_that_is_read_or_never_sent_to_is_no_news(values: range, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_side_output_that_is_read_or_never_sent_to_is_no_news(
+    values: range, caplog: pytest.LogCaptureFixture
+) -> None:
     flow = af.Flow("fine")
     even = flow.source(values).process(apart)
 
@@ -85,7 +98,9 @@ async def test_a_side_output_that_is_read_or_never_sent_to_is_no_news(values: ra
     assert "aioflow.task.unread_sides" not in {record.name for record in caplog.records}
 
 
-async def test_a_side_output_that_a_subscription_reads_is_not_unread(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_side_output_that_a_subscription_reads_is_not_unread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     flow = af.Flow("subscribed")
     numbers = flow.source(af.io.push())
     even = numbers.process(apart)
@@ -100,7 +115,9 @@ async def test_a_side_output_that_a_subscription_reads_is_not_unread(caplog: pyt
     assert "aioflow.task.unread_sides" not in {record.name for record in caplog.records}
 
 
-async def test_a_side_output_of_an_operator_that_has_none_is_told_where_it_is_written(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_side_output_of_an_operator_that_has_none_is_told_where_it_is_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     flow = af.Flow("upstream")
     bad = af.OutputTag[af.Failed[int]]("bad")
     inverse = flow.source([1, 0]).map(lambda x: 1 / x, on_error=bad, name="inverse")
@@ -109,7 +126,8 @@ async def test_a_side_output_of_an_operator_that_has_none_is_told_where_it_is_wr
     side = doubled.side(bad)
 
     assert caplog.messages == [
-        "side(OutputTag('bad')) of 'doubled' will stay empty: it reads the operator that made the stream, nothing upstream: take it of the "
+        "side(OutputTag('bad')) of 'doubled' will stay empty: it reads the operator that made the "
+        "stream, nothing upstream: take it of the "
         "stream that 'inverse' made"
     ]
     assert await side.collect() == []
@@ -118,10 +136,16 @@ async def test_a_side_output_of_an_operator_that_has_none_is_told_where_it_is_wr
 @pytest.mark.parametrize(
     ("build", "told"),
     [
-        (lambda s: s.process(apart, name="apart").filter(bool).side(ODD), "take it of the stream that 'apart' made"),
+        (
+            lambda s: s.process(apart, name="apart").filter(bool).side(ODD),
+            "take it of the stream that 'apart' made",
+        ),
         (lambda s: s.map(str, on_error=ODD).side(ODDS), "it has 'odd'; did you mean 'odd'?"),
         (lambda s: s.map(str).side(ODD), "it has no side output"),
-        (lambda s: s.map(str).union(s.filter(bool)).side(ODD), "side(OutputTag('odd')) of 'map(str)' and 'filter(bool)' will stay empty"),
+        (
+            lambda s: s.map(str).union(s.filter(bool)).side(ODD),
+            "side(OutputTag('odd')) of 'map(str)' and 'filter(bool)' will stay empty",
+        ),
         (lambda s: s.select(n=af.col.n).side(ODD), "it has no side output"),
         (lambda s: s.process(apart).side(ODDS), None),
         (lambda s: s.map(str, on_error=ODD).union(s.filter(bool)).side(ODD), None),

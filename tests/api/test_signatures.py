@@ -1,4 +1,6 @@
-"""A function that takes other arguments than it will be called with is refused at its line; what might be right is left alone."""
+"""A function that takes other arguments than it will be called with is refused at its line; what
+might be right is left alone.
+"""
 
 from __future__ import annotations
 
@@ -57,43 +59,119 @@ async def later() -> Any: ...
 
 
 PLACES: dict[str, tuple[Callable[[Any], Any], Callable[..., Any], str]] = {
-    "map": (lambda fn: numbers().map(fn), nothing, "map needs a function of (value), got nothing() -> 'Any'"),
-    "async map": (lambda fn: numbers().map(fn), later, "map needs a function of (value), got later() -> 'Any'"),
-    "filter": (lambda fn: numbers().filter(fn), two, "filter needs a function of (value), got two("),
-    "flat_map": (lambda fn: numbers().flat_map(fn), nothing, "flat_map needs a function of (value), got nothing("),
-    "map_batches": (lambda fn: numbers().map_batches(fn), two, "map_batches needs a function of (values), got two("),
+    "map": (
+        lambda fn: numbers().map(fn),
+        nothing,
+        "map needs a function of (value), got nothing() -> 'Any'",
+    ),
+    "async map": (
+        lambda fn: numbers().map(fn),
+        later,
+        "map needs a function of (value), got later() -> 'Any'",
+    ),
+    "filter": (
+        lambda fn: numbers().filter(fn),
+        two,
+        "filter needs a function of (value), got two(",
+    ),
+    "flat_map": (
+        lambda fn: numbers().flat_map(fn),
+        nothing,
+        "flat_map needs a function of (value), got nothing(",
+    ),
+    "map_batches": (
+        lambda fn: numbers().map_batches(fn),
+        two,
+        "map_batches needs a function of (values), got two(",
+    ),
     "on_timeout": (
         lambda fn: numbers().map(int, blocking=True, timeout="1s", on_timeout=fn),
         nothing,
         "map: on_timeout= needs a function of (value), got nothing(",
     ),
-    "key_by": (lambda fn: numbers().key_by(fn), two, "key_by needs a function of (value), got two("),
-    "where": (lambda fn: joining().where(fn), two, "where of the join needs a function of (value), got"),
-    "partition_custom": (lambda fn: numbers().partition_custom(fn), one, "partition_custom needs a function of (value, n), got one("),
+    "key_by": (
+        lambda fn: numbers().key_by(fn),
+        two,
+        "key_by needs a function of (value), got two(",
+    ),
+    "where": (
+        lambda fn: joining().where(fn),
+        two,
+        "where of the join needs a function of (value), got",
+    ),
+    "partition_custom": (
+        lambda fn: numbers().partition_custom(fn),
+        one,
+        "partition_custom needs a function of (value, n), got one(",
+    ),
     "reduce": (lambda fn: keyed().reduce(fn), one, "reduce needs a function of (a, b), got one("),
-    "reduce of a window": (lambda fn: windowed().reduce(fn), one, "reduce needs a function of (a, b), got one("),
-    "sum": (lambda fn: keyed().sum(fn), nothing, "sum: fn needs a function of (value), got nothing("),
-    "where=": (lambda fn: af.count(where=fn), two, "count: where needs a function of (value), got two("),
-    "window_fn": (lambda fn: windowed().reduce(two, fn), two, "window_fn needs a function of (key, window, value), got two("),
-    "process of a window": (lambda fn: windowed().process(fn), two, "process of a window needs a function of (key, ctx, elements), got"),
+    "reduce of a window": (
+        lambda fn: windowed().reduce(fn),
+        one,
+        "reduce needs a function of (a, b), got one(",
+    ),
+    "sum": (
+        lambda fn: keyed().sum(fn),
+        nothing,
+        "sum: fn needs a function of (value), got nothing(",
+    ),
+    "where=": (
+        lambda fn: af.count(where=fn),
+        two,
+        "count: where needs a function of (value), got two(",
+    ),
+    "window_fn": (
+        lambda fn: windowed().reduce(two, fn),
+        two,
+        "window_fn needs a function of (key, window, value), got two(",
+    ),
+    "process of a window": (
+        lambda fn: windowed().process(fn),
+        two,
+        "process of a window needs a function of (key, ctx, elements), got",
+    ),
     "gap": (af.session, two, "gap of session() needs a function of (value), got two("),
-    "join": (lambda fn: joined("join").apply(fn), one, "apply of join needs a function of (left, right), got one("),
-    "co_group": (lambda fn: joined("co_group").apply(fn), two, "apply of co_group needs a function of (key, lefts, rights), got two("),
+    "join": (
+        lambda fn: joined("join").apply(fn),
+        one,
+        "apply of join needs a function of (left, right), got one(",
+    ),
+    "co_group": (
+        lambda fn: joined("co_group").apply(fn),
+        two,
+        "apply of co_group needs a function of (key, lefts, rights), got two(",
+    ),
     "interval_join": (
         lambda fn: interval().process(fn),
         two,
         "process of interval_join needs a function of (left, right, ctx), got two(",
     ),
-    "connected": (lambda fn: connected().map(one, fn), two, "map of connected streams needs a function of (value), got"),
-    "sink": (lambda fn: numbers().sink(fn), nothing, "sink() needs a function of (value), got nothing("),
+    "connected": (
+        lambda fn: connected().map(one, fn),
+        two,
+        "map of connected streams needs a function of (value), got",
+    ),
+    "sink": (
+        lambda fn: numbers().sink(fn),
+        nothing,
+        "sink() needs a function of (value), got nothing(",
+    ),
     "timestamp": (
         lambda fn: af.WatermarkStrategy.no_watermarks(timestamp=fn),
         nothing,
         "timestamp= of a watermark strategy needs a function of (value), got nothing(",
     ),
-    "punctuated": (af.WatermarkStrategy.punctuated, three, "punctuated() needs a function of (value), got three("),
+    "punctuated": (
+        af.WatermarkStrategy.punctuated,
+        three,
+        "punctuated() needs a function of (value), got three(",
+    ),
     "custom": (af.WatermarkStrategy.custom, one, "custom() needs a function of (), got one("),
-    "datagen": (lambda fn: af.io.datagen(fn, count=1), nothing, "datagen needs a function of (index), got nothing("),
+    "datagen": (
+        lambda fn: af.io.datagen(fn, count=1),
+        nothing,
+        "datagen needs a function of (index), got nothing(",
+    ),
 }
 
 
@@ -198,7 +276,9 @@ def test_what_can_be_called_or_nobody_knows_is_not_refused(function: Any) -> Non
         assert numbers().key_by(function).upstreams
 
 
-@pytest.mark.parametrize("function", [lambda value, ctx: [], lambda *both: [], functools.partial(three, c=1)])
+@pytest.mark.parametrize(
+    "function", [lambda value, ctx: [], lambda *both: [], functools.partial(three, c=1)]
+)
 def test_process_takes_what_can_be_called_with_two(function: Any) -> None:
     assert numbers().process(function).upstreams
 
@@ -257,31 +337,60 @@ CLASSES: list[tuple[Callable[[Any], Any], Any, str]] = [
     (
         lambda fn: keyed().process(fn),
         ShortTimer,
-        "ShortTimer has on_timer(self, timestamp: 'int') -> 'None', expected on_timer(self, timestamp, ctx)",
+        "ShortTimer has on_timer(self, timestamp: 'int') -> 'None', expected on_timer(self, "
+        "timestamp, ctx)",
     ),
-    (lambda fn: numbers().map(fn), ShortOpen, "ShortOpen has open(self) -> 'None', expected open(self, ctx)"),
+    (
+        lambda fn: numbers().map(fn),
+        ShortOpen,
+        "ShortOpen has open(self) -> 'None', expected open(self, ctx)",
+    ),
     (lambda fn: numbers().map(fn), LongMap, "expected map(self, value)"),
     (lambda fn: keyed().map(fn), LongMap, "expected map(self, value)"),
-    (lambda fn: connected().process(fn), ShortSecond, "expected process_element2(self, value, ctx)"),
+    (
+        lambda fn: connected().process(fn),
+        ShortSecond,
+        "expected process_element2(self, value, ctx)",
+    ),
     (lambda fn: windowed().process(fn), ShortWindow, "expected process(self, key, ctx, elements)"),
-    (lambda fn: windowed().reduce(two, fn), ShortWindow, "expected process(self, key, ctx, elements)"),
+    (
+        lambda fn: windowed().reduce(two, fn),
+        ShortWindow,
+        "expected process(self, key, ctx, elements)",
+    ),
     (lambda fn: windowed().aggregate(fn), ShortAdd, "expected add(self, value, accumulator)"),
     (lambda fn: keyed().aggregate(fn), ShortAdd, "expected add(self, value, accumulator)"),
-    (lambda fn: keyed().window(af.tumbling("1s"), trigger=fn()), ShortTrigger, "expected on_element(self, value, timestamp, window, ctx)"),
-    (lambda fn: keyed().window(af.tumbling("1s"), evictor=fn()), ShortEvictor, "expected evict_before(self, elements, window, ctx)"),
+    (
+        lambda fn: keyed().window(af.tumbling("1s"), trigger=fn()),
+        ShortTrigger,
+        "expected on_element(self, value, timestamp, window, ctx)",
+    ),
+    (
+        lambda fn: keyed().window(af.tumbling("1s"), evictor=fn()),
+        ShortEvictor,
+        "expected evict_before(self, elements, window, ctx)",
+    ),
     (lambda fn: numbers().map(fn), ShortSnapshot, "expected snapshot_state(self, ctx)"),
 ]
 
 
 @pytest.mark.parametrize(("give", "function", "told"), CLASSES)
-def test_a_method_of_other_arguments_is_refused_where_its_class_is_given(give: Callable[[Any], Any], function: Any, told: str) -> None:
+def test_a_method_of_other_arguments_is_refused_where_its_class_is_given(
+    give: Callable[[Any], Any], function: Any, told: str
+) -> None:
     with pytest.raises(af.GraphError) as caught:
         give(function)
     assert str(caught.value).endswith(told), caught.value
 
 
 def test_a_method_of_other_arguments_is_refused_where_its_object_is_given() -> None:
-    with pytest.raises(af.GraphError, match=r"^LongMap has map\(self, value: 'int', ctx: 'Any'\) -> 'int', expected map\(self, value\)$"):
+    with pytest.raises(
+        af.GraphError,
+        match=(
+            r"^LongMap has map\(self, value: 'int', ctx: 'Any'\) -> 'int', expected map\(self, "
+            r"value\)$"
+        ),
+    ):
         numbers().map(LongMap())
 
 
@@ -331,17 +440,32 @@ class Firing(af.Trigger[int]):
 @pytest.mark.parametrize(
     ("give", "told"),
     [
-        (lambda: keyed().process(Flinkish), "Flinkish must define process_element(self, value, ctx); did you mean that by processElement?"),
-        (lambda: keyed().process(Flinkish()), "Flinkish must define process_element(self, value, ctx)"),
-        (lambda: connected().process(FlinkishSecond), "FlinkishSecond must define process_element2(self, value, ctx)"),
-        (lambda: keyed().aggregate(Adding), "Adding must define create_accumulator(self); did you mean that by createAccumulator?"),
+        (
+            lambda: keyed().process(Flinkish),
+            "Flinkish must define process_element(self, value, ctx); did you mean that by "
+            "processElement?",
+        ),
+        (
+            lambda: keyed().process(Flinkish()),
+            "Flinkish must define process_element(self, value, ctx)",
+        ),
+        (
+            lambda: connected().process(FlinkishSecond),
+            "FlinkishSecond must define process_element2(self, value, ctx)",
+        ),
+        (
+            lambda: keyed().aggregate(Adding),
+            "Adding must define create_accumulator(self); did you mean that by createAccumulator?",
+        ),
         (
             lambda: keyed().window(af.global_window(), trigger=Firing()),
             "Firing must define on_element(self, value, timestamp, window, ctx)",
         ),
     ],
 )
-def test_a_method_that_must_be_there_and_is_spelled_otherwise_is_refused(give: Callable[[], Any], told: str) -> None:
+def test_a_method_that_must_be_there_and_is_spelled_otherwise_is_refused(
+    give: Callable[[], Any], told: str
+) -> None:
     with pytest.raises(af.GraphError) as caught:
         give()
     assert str(caught.value).startswith(told), caught.value
@@ -357,7 +481,9 @@ class Adapted(af.KeyedProcessFunction[int, int, int]):
         return [value]
 
 
-async def test_a_method_that_the_constructor_brings_is_not_missed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_method_that_the_constructor_brings_is_not_missed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert await keyed().process(Adapted()).collect() == [1, 2]
     assert not caplog.messages
     assert await keyed().process(Adapted).collect() == [1, 2], "no more than a warning"
@@ -367,14 +493,24 @@ def elements(value: int, ctx: Any) -> None: ...
 
 
 NEARLY: dict[str, tuple[dict[str, Any], str]] = {
-    "camel case": ({"onTimer": elements}, "onTimer, which nobody calls: did you mean on_timer(self, timestamp, ctx)?"),
+    "camel case": (
+        {"onTimer": elements},
+        "onTimer, which nobody calls: did you mean on_timer(self, timestamp, ctx)?",
+    ),
     "underscore": ({"open_": one}, "open_, which nobody calls: did you mean open(self, ctx)?"),
-    "plural": ({"on_timers": elements}, "on_timers, which nobody calls: did you mean on_timer(self, timestamp, ctx)?"),
+    "plural": (
+        {"on_timers": elements},
+        "on_timers, which nobody calls: did you mean on_timer(self, timestamp, ctx)?",
+    ),
     "state": (
         {"initializeState": one, "snapshot_state": two},
         "initializeState, which nobody calls: did you mean initialize_state(self, ctx)?",
     ),
-    "half": ({"snapshot_state": two}, "snapshot_state and no initialize_state: nobody calls it, and nothing of it is kept in checkpoints"),
+    "half": (
+        {"snapshot_state": two},
+        "snapshot_state and no initialize_state: nobody calls it, and nothing of it is kept in "
+        "checkpoints",
+    ),
 }
 
 
@@ -394,13 +530,25 @@ def test_a_method_that_is_nearly_one_that_would_be_called_is_warned_of(
     [
         {"on_timer": three, "onTimer": elements},
         {"_on_timer": elements, "__opened__": one},
-        {"closed": one, "opened": one, "finished": one, "timer": one, "process": one, "element": one, "reopen": one},
+        {
+            "closed": one,
+            "opened": one,
+            "finished": one,
+            "timer": one,
+            "process": one,
+            "element": one,
+            "reopen": one,
+        },
         {"onTimer": 5, "Open": property(one), "onTimer2": staticmethod(one)},
         {"initialize_state": two, "snapshot_state": two},
     ],
 )
-def test_helpers_are_not_taken_for_methods_that_nobody_calls(methods: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    keyed().process(type("Helped", (af.KeyedProcessFunction,), {"process_element": three, **methods}))
+def test_helpers_are_not_taken_for_methods_that_nobody_calls(
+    methods: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    keyed().process(
+        type("Helped", (af.KeyedProcessFunction,), {"process_element": three, **methods})
+    )
     assert not caplog.messages
 
 

@@ -10,7 +10,10 @@ import aioflow as af
 
 
 async def test_stopping_a_job_without_checkpoints_shows_what_was_written(tmp_path: Path) -> None:
-    """Stop sources, drain to the sinks: a part that is neither full nor old is committed all the same."""
+    """Stop sources, drain to the sinks: a part that is neither full nor old is committed all the
+    same.
+    """
+
     async def numbers() -> AsyncIterator[int]:
         for i in range(100):
             yield i
@@ -24,5 +27,9 @@ async def test_stopping_a_job_without_checkpoints_shows_what_was_written(tmp_pat
             while len(seen) < 100:
                 await asyncio.sleep(0.01)
         await job.stop()
-    shown = [int(line) for part in sorted(tmp_path.glob("part-*")) for line in part.read_text().splitlines()]
+    shown = [
+        int(line)
+        for part in sorted(tmp_path.glob("part-*"))
+        for line in part.read_text().splitlines()
+    ]
     assert shown == list(range(100))

@@ -1,5 +1,5 @@
-"""Stopping a job whose source goes on: a step that is under way in a thread is left to itself, nothing waits for more elements, and none
-is lost."""
+"""Stopping a job whose source goes on: a step that is under way in a thread is left to itself,
+nothing waits for more elements, and none is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 class Blocks:
-    """0, 1, 2 as fast as they are read, and then a step that blocks until the test lets it go on."""
+    """0, 1, 2 as fast as they are read, and then a step that blocks until the test lets it go
+    on.
+    """
 
     def __init__(self) -> None:
         self.release = threading.Event()
@@ -55,8 +57,12 @@ def numbers(blocks: Blocks, rows: list[Any]) -> af.Flow:
 
 
 @pytest.mark.parametrize("drain", [False, True], ids=["stop", "drain"])
-async def test_a_stop_with_a_savepoint_interrupts_no_thread_of_a_source_and_loses_nothing(tmp_path: Path, drain: bool) -> None:
-    """A11.6: the savepoint stands between two elements although the thread is in the middle of a step."""
+async def test_a_stop_with_a_savepoint_interrupts_no_thread_of_a_source_and_loses_nothing(
+    tmp_path: Path, drain: bool
+) -> None:
+    """A11.6: the savepoint stands between two elements although the thread is in the middle of a
+    step.
+    """
     blocks, rows = Blocks(), list[Any]()
     async with numbers(blocks, rows).run(checkpoints=tmp_path, every="1h") as job:
         await asyncio.to_thread(blocks.blocked.wait)
@@ -68,7 +74,8 @@ async def test_a_stop_with_a_savepoint_interrupts_no_thread_of_a_source_and_lose
         path = await stopping
     assert path is not None
     await asyncio.to_thread(blocks.threads[0].join)
-    # It saw that nobody reads any more, and its generator was closed where it stood, in its own thread.
+    # It saw that nobody reads any more, and its generator was closed where it stood, in its own
+    # thread.
     assert blocks.log[0] == "the step went on to its end"
     assert blocks.log[-1] == "closed"
 
@@ -78,7 +85,9 @@ async def test_a_stop_with_a_savepoint_interrupts_no_thread_of_a_source_and_lose
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
-async def test_a_savepoint_is_taken_while_the_thread_of_a_source_blocks_and_the_job_goes_on(tmp_path: Path) -> None:
+async def test_a_savepoint_is_taken_while_the_thread_of_a_source_blocks_and_the_job_goes_on(
+    tmp_path: Path,
+) -> None:
     """A11.1, A11.6: what the savepoint counts is what its position stands behind."""
     blocks, rows = Blocks(), list[Any]()
     async with numbers(blocks, rows).run(checkpoints=tmp_path / "store", every="1h") as job:
@@ -110,7 +119,9 @@ async def test_a_cancel_does_not_wait_for_a_step_that_never_ends() -> None:
 
 
 @pytest.mark.parametrize("savepoint", [None, False], ids=["savepoint", "none"])
-async def test_a_stop_does_not_wait_for_a_list_to_fill(tmp_path: Path, savepoint: bool | None) -> None:
+async def test_a_stop_does_not_wait_for_a_list_to_fill(
+    tmp_path: Path, savepoint: bool | None
+) -> None:
     """Nothing will fill it: its elements go to the sink, and the stop is not over its time."""
 
     async def endless(position: int | None) -> AsyncIterator[tuple[int, int]]:
@@ -123,7 +134,9 @@ async def test_a_stop_does_not_wait_for_a_list_to_fill(tmp_path: Path, savepoint
 
     rows = list[int]()
     flow = af.Flow("lists")
-    flow.source(endless, uid="numbers").map_batches(squares, max_size=3, max_wait="1d", uid="squares").sink(rows.append)
+    flow.source(endless, uid="numbers").map_batches(
+        squares, max_size=3, max_wait="1d", uid="squares"
+    ).sink(rows.append)
     async with flow.run(checkpoints=tmp_path, every="1h", stop_timeout="1h") as job:
         await eventually(lambda: len(rows) == 3)
         async with asyncio.timeout(60):
@@ -139,7 +152,11 @@ def test_the_end_of_the_input_waits_for_no_full_list() -> None:
 
     flow = af.Flow("lists")
     keyed = flow.source([1, 2, 3]).key_by(abs).sum()
-    lists = keyed.map(lambda pair: pair[1]).map_batches(squares, max_size=5, max_wait="1d").map_batches(list, max_wait="1d")
+    lists = (
+        keyed.map(lambda pair: pair[1])
+        .map_batches(squares, max_size=5, max_wait="1d")
+        .map_batches(list, max_wait="1d")
+    )
     run = run_simulated(flow, collect=[lists])
     assert run.outputs == ([1, 4, 9],)
     assert run.virtual_s < 3_600

@@ -19,7 +19,9 @@ ADD: dict[str, Callable[[af.DataStream[Any]], object]] = {
     "map_batches": lambda s: s.map_batches(list, **OPTIONS),
     "process": lambda s: s.process(lambda value, ctx: [value], **OPTIONS),
     "throttle": lambda s: s.throttle(5, **OPTIONS),
-    "timestamps": lambda s: s.assign_timestamps_and_watermarks(af.WatermarkStrategy.no_watermarks(), **OPTIONS),
+    "timestamps": lambda s: s.assign_timestamps_and_watermarks(
+        af.WatermarkStrategy.no_watermarks(), **OPTIONS
+    ),
     "sink": lambda s: s.sink(af.io.blackhole(), **OPTIONS),
     "print": lambda s: s.print(**OPTIONS),
     "count": lambda s: s.key_by(str).count(**OPTIONS),

@@ -1,4 +1,6 @@
-"""A savepoint whose state is found again by uids that nobody gave says so, once a job, and names the operators."""
+"""A savepoint whose state is found again by uids that nobody gave says so, once a job, and names
+the operators.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,23 @@ import aioflow as af
 def counted(flow: af.Flow, **options: Any) -> af.DataStream[Any]:
     """Pushed into, and counted by an operator with `options`."""
     pushed = flow.source(af.io.push())
-    pushed.key_by(lambda x: x).map(str).key_by(len).count(name="counts", **options).sink(lambda row: None)
+    pushed.key_by(lambda x: x).map(str).key_by(len).count(name="counts", **options).sink(
+        lambda row: None
+    )
     return pushed
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "derived from the graph" in record.getMessage()]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if "derived from the graph" in record.getMessage()
+    ]
 
 
-async def test_a_savepoint_that_depends_on_derived_uids_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_savepoint_that_depends_on_derived_uids_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     flow = af.Flow("derived")
     counted(flow)
     with caplog.at_level(logging.WARNING):
@@ -37,8 +47,12 @@ async def test_a_savepoint_that_depends_on_derived_uids_says_so_once(caplog: pyt
     assert "give them uid=" in message
 
 
-async def test_a_sink_whose_writes_are_committed_has_state_too(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """What it has prepared is found again by its uid: under another one those writes would never be seen."""
+async def test_a_sink_whose_writes_are_committed_has_state_too(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """What it has prepared is found again by its uid: under another one those writes would never
+    be seen.
+    """
     flow = af.Flow("committed")
     pushed = flow.source(af.io.push(), uid="pushed")
     pushed.sink(af.io.lines(tmp_path / "derived"))
@@ -57,10 +71,16 @@ async def test_a_sink_whose_writes_are_committed_has_state_too(caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("stop", ["named", "without a savepoint", "without checkpoints"])
-async def test_a_savepoint_that_depends_on_none_says_nothing(stop: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_savepoint_that_depends_on_none_says_nothing(
+    stop: str, caplog: pytest.LogCaptureFixture
+) -> None:
     flow = af.Flow("named")
     counted(flow, **({"uid": "counts"} if stop == "named" else {}))
-    options = {} if stop == "without checkpoints" else {"checkpoints": f"memory://uids-{stop.replace(' ', '-')}"}
+    options = (
+        {}
+        if stop == "without checkpoints"
+        else {"checkpoints": f"memory://uids-{stop.replace(' ', '-')}"}
+    )
     with caplog.at_level(logging.WARNING):
         async with flow.run(**options) as job:
             await job.stop(savepoint=False if stop == "without a savepoint" else None)

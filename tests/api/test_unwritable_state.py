@@ -1,4 +1,6 @@
-"""State that cannot be written ends the job by name, with operator, state and key, and no restart is tried."""
+"""State that cannot be written ends the job by name, with operator, state and key, and no
+restart is tried.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ VALUES: dict[str, Callable[[], Any]] = {
 
 
 class Keeps(af.KeyedProcessFunction[int, int, int]):
-    """Keeps such a value from record 60 on, and uses it again with each record, so that snapshots have to copy it."""
+    """Keeps such a value from record 60 on, and uses it again with each record, so that
+    snapshots have to copy it.
+    """
 
     def __init__(self, make: Callable[[], Any], kind: str) -> None:
         self._make = make
@@ -69,8 +73,14 @@ class Keeps(af.KeyedProcessFunction[int, int, int]):
         self._made = 0
 
     def open(self, ctx: af.RuntimeContext) -> None:
-        get = {"value": ctx.get_state, "list": ctx.get_list_state, "map": ctx.get_map_state}[self._kind]
-        descriptor = {"value": af.ValueStateDescriptor, "list": af.ListStateDescriptor, "map": af.MapStateDescriptor}[self._kind]
+        get = {"value": ctx.get_state, "list": ctx.get_list_state, "map": ctx.get_map_state}[
+            self._kind
+        ]
+        descriptor = {
+            "value": af.ValueStateDescriptor,
+            "list": af.ListStateDescriptor,
+            "map": af.MapStateDescriptor,
+        }[self._kind]
         self._state: Any = get(descriptor("mine"))  # type: ignore[operator]
 
     def process_element(self, n: int, ctx: Any) -> None:
@@ -107,9 +117,9 @@ async def test_keyed_state_that_cannot_be_written_ends_the_job_by_name(
     name: str, kind: str, backend: str, request: pytest.FixtureRequest
 ) -> None:
     flow = af.Flow("kept")
-    flow.source(numbers, uid="numbers").key_by(lambda n: f"key-{n % 2}").process(Keeps(VALUES[name], kind), uid="keeps").sink(
-        af.io.blackhole()
-    )
+    flow.source(numbers, uid="numbers").key_by(lambda n: f"key-{n % 2}").process(
+        Keeps(VALUES[name], kind), uid="keeps"
+    ).sink(af.io.blackhole())
     options: dict[str, Any] = {"every": "20ms", "state": backend, "restart": ALWAYS}
     async with asyncio.timeout(30):
         with pytest.raises((af.CheckpointError, TypeNotSupported)) as raised:
@@ -134,17 +144,28 @@ class Counts(af.MapFunction[int, int], af.CheckpointedFunction):
 
 
 @pytest.mark.parametrize("name", VALUES)
-async def test_operator_state_that_cannot_be_written_ends_the_job_by_name(name: str, request: pytest.FixtureRequest) -> None:
+async def test_operator_state_that_cannot_be_written_ends_the_job_by_name(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     flow = af.Flow("kept")
-    flow.source(numbers, uid="numbers").map(Counts(VALUES[name]), uid="counts").sink(af.io.blackhole())
+    flow.source(numbers, uid="numbers").map(Counts(VALUES[name]), uid="counts").sink(
+        af.io.blackhole()
+    )
     async with asyncio.timeout(30):
-        with pytest.raises((af.CheckpointError, TypeNotSupported), match=r"operator 'counts', operator state 'kept'"):
-            await flow.execute(checkpoints=f"memory://{request.node.name}", every="20ms", restart=ALWAYS)
+        with pytest.raises(
+            (af.CheckpointError, TypeNotSupported),
+            match=r"operator 'counts', operator state 'kept'",
+        ):
+            await flow.execute(
+                checkpoints=f"memory://{request.node.name}", every="20ms", restart=ALWAYS
+            )
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("checkpoints", [False, True])
-async def test_type_not_supported_out_of_user_code_is_tried_again(workers: int, checkpoints: bool, tmp_path: Path) -> None:
+async def test_type_not_supported_out_of_user_code_is_tried_again(
+    workers: int, checkpoints: bool, tmp_path: Path
+) -> None:
     """The engine's own error is final. The same class out of user code is an error of user code."""
     seen = tmp_path / "seen"
 

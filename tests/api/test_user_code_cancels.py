@@ -1,4 +1,6 @@
-"""User code and cancellation: an unasked CancelledError fails the job by name, and asyncio's own tools go on working inside user code."""
+"""User code and cancellation: an unasked CancelledError fails the job by name, and asyncio's own
+tools go on working inside user code.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,12 @@ async def has_a_child_that_is_cancelled() -> None:
 
 
 Misdeed = Callable[[], Awaitable[None]]
-MISDEEDS = [awaits_a_cancelled_future, cancels_its_own_task, cancels_its_own_task_last, has_a_child_that_is_cancelled]
+MISDEEDS = [
+    awaits_a_cancelled_future,
+    cancels_its_own_task,
+    cancels_its_own_task_last,
+    has_a_child_that_is_cancelled,
+]
 
 
 def of_async_generator(misdeed: Misdeed, out: list[Any]) -> af.Flow:
@@ -71,7 +78,9 @@ def of_positions(misdeed: Misdeed, out: list[Any]) -> af.Flow:
     return flow
 
 
-def on_elements(misdeed: Misdeed, out: list[Any], apply: Callable[[Any, Any], Any], *, ends: bool = False) -> af.Flow:
+def on_elements(
+    misdeed: Misdeed, out: list[Any], apply: Callable[[Any, Any], Any], *, ends: bool = False
+) -> af.Flow:
     async def function(value: Any) -> Any:
         if value == BAD:
             await misdeed()
@@ -187,7 +196,9 @@ BUILDERS: dict[str, Callable[[Misdeed, list[Any]], af.Flow]] = {
     "map, unordered": lambda m, out: on_elements(m, out, lambda s, f: s.map(f, ordered=False)),
     "map, timeout": lambda m, out: on_elements(m, out, lambda s, f: s.map(f, timeout="10s")),
     "map, retry": lambda m, out: on_elements(m, out, lambda s, f: s.map(f, retry=RETRY)),
-    "map, timeout and retry": lambda m, out: on_elements(m, out, lambda s, f: s.map(f, timeout="10s", retry=RETRY)),
+    "map, timeout and retry": lambda m, out: on_elements(
+        m, out, lambda s, f: s.map(f, timeout="10s", retry=RETRY)
+    ),
     "filter": lambda m, out: on_elements(m, out, lambda s, f: s.filter(f)),
     "flat_map": on_lists,
     "map_batches": on_batches,
@@ -203,9 +214,14 @@ BUILDERS: dict[str, Callable[[Misdeed, list[Any]], af.Flow]] = {
 
 @pytest.mark.parametrize("misdeed", MISDEEDS)
 @pytest.mark.parametrize("place", BUILDERS)
-async def test_an_unasked_cancellation_out_of_user_code_fails_the_job_by_name(place: str, misdeed: Misdeed) -> None:
+async def test_an_unasked_cancellation_out_of_user_code_fails_the_job_by_name(
+    place: str, misdeed: Misdeed
+) -> None:
     out: list[Any] = []
-    with pytest.raises(RuntimeError, match="user code raised CancelledError: it awaited something that had been cancelled") as caught:
+    with pytest.raises(
+        RuntimeError,
+        match="user code raised CancelledError: it awaited something that had been cancelled",
+    ) as caught:
         await BUILDERS[place](misdeed, out).execute()
     (note,) = [note for note in caught.value.__notes__ if note.startswith("aioflow: ")]
     assert any(word in note for word in ("operator '", "source '", "resource 'client'")), note
@@ -214,7 +230,9 @@ async def test_an_unasked_cancellation_out_of_user_code_fails_the_job_by_name(pl
 
 
 @pytest.mark.parametrize("misdeed", MISDEEDS)
-async def test_an_element_whose_call_is_cancelled_from_within_goes_to_its_side_output(misdeed: Misdeed) -> None:
+async def test_an_element_whose_call_is_cancelled_from_within_goes_to_its_side_output(
+    misdeed: Misdeed,
+) -> None:
     async def function(value: int) -> int:
         if value == BAD:
             await misdeed()
@@ -252,7 +270,9 @@ async def test_a_restart_reads_again_what_an_unasked_cancellation_cut_off(tmp_pa
     assert set(out) == set(VALUES)
 
 
-def in_sync_code(deed: Callable[[], None], out: list[Any], apply: Callable[[Any, Any], Any]) -> af.Flow:
+def in_sync_code(
+    deed: Callable[[], None], out: list[Any], apply: Callable[[Any, Any], Any]
+) -> af.Flow:
     def function(value: Any, *rest: Any) -> Any:
         if value == BAD:
             deed()
@@ -291,13 +311,17 @@ def take_the_result_of_a_cancelled_future() -> None:
     ],
     ids=["map", "filter", "flat_map", "map_batches", "process", "key_by", "sink"],
 )
-async def test_plain_functions_that_cancel_fail_the_job_by_name(deed: Callable[[], None], apply: Callable[[Any, Any], Any]) -> None:
+async def test_plain_functions_that_cancel_fail_the_job_by_name(
+    deed: Callable[[], None], apply: Callable[[Any, Any], Any]
+) -> None:
     with pytest.raises(RuntimeError, match="user code raised CancelledError") as caught:
         await in_sync_code(deed, [], apply).execute()
     assert "aioflow: in " in caught.value.__notes__[0]
 
 
-async def test_a_plain_source_that_takes_the_result_of_a_cancelled_future_fails_the_job_by_name() -> None:
+async def test_a_plain_source_that_takes_the_result_of_a_cancelled_future_fails_the_job_by_name() -> (
+    None
+):
     def numbers() -> Iterator[int]:
         yield 1
         raise asyncio.CancelledError
@@ -378,7 +402,9 @@ LEGAL = [
 
 @pytest.mark.parametrize("deed", LEGAL)
 @pytest.mark.parametrize("place", BUILDERS)
-async def test_what_asyncio_has_for_cancelling_works_inside_of_user_code(place: str, deed: Misdeed) -> None:
+async def test_what_asyncio_has_for_cancelling_works_inside_of_user_code(
+    place: str, deed: Misdeed
+) -> None:
     out: list[Any] = []
     builder = BUILDERS[place]
     if place == "sink function":
@@ -440,8 +466,12 @@ async def test_the_first_error_of_closing_has_the_others_attached() -> None:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-@pytest.mark.parametrize("error", [KeyError("resource"), SystemExit(1), asyncio.CancelledError()], ids=repr)
-async def test_an_error_of_a_resource_that_is_closed_comes_out_of_the_run(error: BaseException, fails: bool) -> None:
+@pytest.mark.parametrize(
+    "error", [KeyError("resource"), SystemExit(1), asyncio.CancelledError()], ids=repr
+)
+async def test_an_error_of_a_resource_that_is_closed_comes_out_of_the_run(
+    error: BaseException, fails: bool
+) -> None:
     @af.resource
     async def client() -> AsyncIterator[int]:
         yield 1
@@ -480,7 +510,10 @@ class Swallows:
 
 CLOSED = ("open of a writer", "close of a writer", "resource")
 STUCK = [place for place in BUILDERS if place not in CLOSED]
-"""Where the functions of a task are called until it ends. What is closed has a time-out of its own."""
+"""Where the functions of a task are called until it ends.
+
+What is closed has a time-out of its own.
+"""
 
 
 @pytest.mark.parametrize("place", STUCK)
@@ -488,7 +521,9 @@ async def test_code_that_swallows_its_cancellation_is_named_and_ended(place: str
     misdeed, out = Swallows(), list[Any]()
     error = await run_and_cancel(BUILDERS[place](misdeed, out), misdeed)
     assert isinstance(error, af.CancellationTimeout)
-    assert ("source 'numbers', subtask 1/1 did not end" if "source" in place else "operator '") in str(error)
+    assert (
+        "source 'numbers', subtask 1/1 did not end" if "source" in place else "operator '"
+    ) in str(error)
     assert "Swallows.__call__ (api/test_user_code_cancels.py:" in str(error), "with its stack"
     assert "within 0.02 s" in str(error)
 
@@ -504,8 +539,13 @@ async def run_and_cancel(flow: af.Flow, misdeed: Swallows, **options: Any) -> Ba
 
 
 @pytest.mark.parametrize("place", ["map", "process", "async source"])
-async def test_code_that_cannot_even_be_closed_is_abandoned_and_the_loop_goes_on(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a helper of its task, and in the task itself. Such code is an awaitable that an extension module made."""
+async def test_code_that_cannot_even_be_closed_is_abandoned_and_the_loop_goes_on(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a helper of its task, and in the task itself.
+
+    Such code is an awaitable that an extension module made.
+    """
     monkeypatch.setattr("aioflow.task.end_watch.close_user_code", lambda task: None)
     misdeed = Swallows()
     before = asyncio.all_tasks()
@@ -517,7 +557,9 @@ async def test_code_that_cannot_even_be_closed_is_abandoned_and_the_loop_goes_on
     await asyncio.wait(left, timeout=30)
 
 
-async def test_a_stop_does_not_fail_for_a_source_that_swallows_its_cancellation(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stop_does_not_fail_for_a_source_that_swallows_its_cancellation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A stop has no error to report. The code is named and closed by force."""
     misdeed = Swallows()
     async with BUILDERS["async source"](misdeed, []).run(cancellation_timeout="20ms") as job:
@@ -567,7 +609,9 @@ async def test_a_failure_is_not_held_up_by_another_call_that_swallows_its_cancel
     assert isinstance(caught.value.__cause__, ValueError), "what failed first is not lost"
 
 
-async def test_what_is_closed_has_a_time_of_its_own_and_is_then_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_closed_has_a_time_of_its_own_and_is_then_abandoned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("aioflow.task.stream_task.CLEANUP_TIMEOUT_S", 0.02)
     misdeed = Swallows()
     before = asyncio.all_tasks()
@@ -580,7 +624,9 @@ async def test_what_is_closed_has_a_time_of_its_own_and_is_then_abandoned(monkey
 
 
 @pytest.mark.parametrize("timeout", [None, "10s"])
-async def test_a_call_whose_future_was_cancelled_by_another_party_is_tried_again(timeout: str | None) -> None:
+async def test_a_call_whose_future_was_cancelled_by_another_party_is_tried_again(
+    timeout: str | None,
+) -> None:
     """Such a CancelledError is an error of user code, to `retry=` too."""
     calls = 0
 
@@ -594,7 +640,9 @@ async def test_a_call_whose_future_was_cancelled_by_another_party_is_tried_again
         return value
 
     retry = af.Retry(5, backoff="1ms")
-    assert await af.Flow("f").source([1]).map(function, retry=retry, timeout=timeout).collect() == [1]
+    assert await af.Flow("f").source([1]).map(function, retry=retry, timeout=timeout).collect() == [
+        1
+    ]
     assert calls == 3
 
 

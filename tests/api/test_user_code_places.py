@@ -1,4 +1,6 @@
-"""Every place where user code is called, and what it may do there: the job fails by name, or ends complete. It never loses an element."""
+"""Every place where user code is called, and what it may do there: the job fails by name, or
+ends complete. It never loses an element.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ def raising(error: type[BaseException]) -> Act:
     return act
 
 
-ACTS: list[Act] = [raise_cancelled, cancel_own_task, *map(raising, (ValueError, af.ProducerFailed, Bare, SystemExit))]
+ACTS: list[Act] = [
+    raise_cancelled,
+    cancel_own_task,
+    *map(raising, (ValueError, af.ProducerFailed, Bare, SystemExit)),
+]
 MORE_ACTS: list[Act] = [
     take_a_cancelled_result,
     *map(raising, (af.MailboxClosed, StopAsyncIteration, KeyboardInterrupt, GeneratorExit)),
@@ -63,7 +69,10 @@ MORE_ACTS: list[Act] = [
 
 @dataclass
 class Run:
-    """One flow with one place that misbehaves. `out` gets what arrives; `complete` says what that is if nothing is lost."""
+    """One flow with one place that misbehaves.
+
+    `out` gets what arrives; `complete` says what that is if nothing is lost.
+    """
 
     deed: Act
     acted: bool = False
@@ -89,7 +98,9 @@ class Run:
         return self.flow.source(values, **options)
 
     def timed(self) -> Any:
-        return self.source(watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda v: v * 1000))
+        return self.source(
+            watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda v: v * 1000)
+        )
 
     def windows(self, **options: Any) -> Any:
         return self.timed().key_by(lambda v: v).window(af.tumbling("1s"), **options)
@@ -198,12 +209,16 @@ def async_sink_function(run: Run) -> None:
     "WatermarkStrategy.no_watermarks.timestamp",
 )
 def timestamp(run: Run) -> Any:
-    return run.source(watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda v: run.trip(v)))
+    return run.source(
+        watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda v: run.trip(v))
+    )
 
 
 @place("WatermarkStrategy.punctuated.fn", "WatermarkStrategy.punctuated.timestamp")
 def punctuated(run: Run) -> Any:
-    return run.source().assign_timestamps_and_watermarks(af.WatermarkStrategy.punctuated(lambda v, t: run.trip(v), timestamp=lambda v: v))
+    return run.source().assign_timestamps_and_watermarks(
+        af.WatermarkStrategy.punctuated(lambda v, t: run.trip(v), timestamp=lambda v: v)
+    )
 
 
 @place("WatermarkStrategy.custom.timestamp", "WatermarkStrategy.custom.generator")
@@ -256,13 +271,18 @@ def in_process_function(where: str) -> Callable[[Run], Any]:
 
 
 for _where in ("process_element", "on_timer", "finish"):
-    place(f"ProcessFunction.{_where}", "DataStream.process.fn", "KeyedStream.process.fn")(in_process_function(_where))
+    place(f"ProcessFunction.{_where}", "DataStream.process.fn", "KeyedStream.process.fn")(
+        in_process_function(_where)
+    )
 for _where in ("open", "close"):
     place(f"Function.{_where}")(in_process_function(_where))
 
 
 @place(
-    "CoProcessFunction.process_element1", "CoProcessFunction.process_element2", "CoProcessFunction.on_timer", "ConnectedStreams.process.fn"
+    "CoProcessFunction.process_element1",
+    "CoProcessFunction.process_element2",
+    "CoProcessFunction.on_timer",
+    "ConnectedStreams.process.fn",
 )
 def co_process(run: Run) -> Any:
     class Two(af.CoProcessFunction[int, int, int]):
@@ -290,11 +310,18 @@ def co_flat_map(run: Run) -> Any:
 @place("ConnectedStreams.key_by.left", "ConnectedStreams.key_by.right")
 def co_key_by(run: Run) -> Any:
     run.complete += 1
-    return run.source().connect(run.source([7])).key_by(lambda v: run.trip(v), lambda v: v).map(lambda v: v, lambda v: v)
+    return (
+        run.source()
+        .connect(run.source([7]))
+        .key_by(lambda v: run.trip(v), lambda v: v)
+        .map(lambda v: v, lambda v: v)
+    )
 
 
 @place(
-    "BroadcastProcessFunction.process_element", "BroadcastProcessFunction.process_broadcast_element", "BroadcastProcessFunction.on_timer"
+    "BroadcastProcessFunction.process_element",
+    "BroadcastProcessFunction.process_broadcast_element",
+    "BroadcastProcessFunction.on_timer",
 )
 def broadcast(run: Run) -> Any:
     class Ruled(af.BroadcastProcessFunction[int, int, int]):
@@ -314,7 +341,9 @@ def broadcast(run: Run) -> Any:
 @place("WindowedStream.reduce.fn")
 def window_reduce(run: Run) -> Any:
     run.complete = 1
-    return run.timed().key_by(lambda v: 0).window(af.tumbling("1h")).reduce(lambda a, b: run.trip(b))
+    return (
+        run.timed().key_by(lambda v: 0).window(af.tumbling("1h")).reduce(lambda a, b: run.trip(b))
+    )
 
 
 @place("WindowedStream.process.fn", "ProcessWindowFunction.process")
@@ -366,7 +395,12 @@ def aggregated(where: str) -> Callable[[Run], Any]:
 
     def merging(run: Run) -> Any:
         run.complete = 1
-        values = run.source([0, 5, 3], watermarks=af.WatermarkStrategy.bounded_out_of_orderness("1m", timestamp=lambda v: v * 1000))
+        values = run.source(
+            [0, 5, 3],
+            watermarks=af.WatermarkStrategy.bounded_out_of_orderness(
+                "1m", timestamp=lambda v: v * 1000
+            ),
+        )
         return values.key_by(lambda v: 0).window(af.session("3s")).aggregate(Counting(run, where))
 
     build.__name__ = merging.__name__ = f"aggregate_{where}"
@@ -413,7 +447,12 @@ def triggered(where: str) -> Callable[[Run], Any]:
         firing = Firing(run, where)
         if where == "on_merge":
             run.complete = 1
-            return run.timed().key_by(lambda v: 0).window(af.session("2s"), trigger=firing).aggregate(Counting(run, "nowhere"))
+            return (
+                run.timed()
+                .key_by(lambda v: 0)
+                .window(af.session("2s"), trigger=firing)
+                .aggregate(Counting(run, "nowhere"))
+            )
         return run.windows(trigger=firing).aggregate(Counting(run, "nowhere"))
 
     build.__name__ = f"trigger_{where}"
@@ -436,10 +475,20 @@ def evictor(run: Run) -> Any:
 
 @place("session.gap")
 def session_gap(run: Run) -> Any:
-    return run.timed().key_by(lambda v: v).window(af.session(lambda v: run.trip(v) + 1)).aggregate(Counting(run, "nowhere"))
+    return (
+        run.timed()
+        .key_by(lambda v: v)
+        .window(af.session(lambda v: run.trip(v) + 1))
+        .aggregate(Counting(run, "nowhere"))
+    )
 
 
-@place("JoinedStreams.where.key", "JoinedStreams.equal_to.key", "CoGroupedStreams.where.key", "CoGroupedStreams.equal_to.key")
+@place(
+    "JoinedStreams.where.key",
+    "JoinedStreams.equal_to.key",
+    "CoGroupedStreams.where.key",
+    "CoGroupedStreams.equal_to.key",
+)
 def join_key(run: Run) -> Any:
     joined = run.timed().join(run.timed()).where(lambda v: run.trip(v)).equal_to(lambda v: v)
     return joined.window(af.tumbling("1s")).apply(lambda a, b: a)
@@ -454,7 +503,9 @@ def join_apply(run: Run) -> Any:
 @place("CoGroupedStreams.apply.fn")
 def co_group(run: Run) -> Any:
     grouped = run.timed().co_group(run.timed()).where(lambda v: v).equal_to(lambda v: v)
-    return grouped.window(af.tumbling("1s")).apply(lambda key, lefts, rights: [run.trip(v) for v in lefts])
+    return grouped.window(af.tumbling("1s")).apply(
+        lambda key, lefts, rights: [run.trip(v) for v in lefts]
+    )
 
 
 @place("IntervalJoin.process.fn")
@@ -480,7 +531,11 @@ def checkpointed(where: str) -> Callable[[Run], Any]:
             def map(self, value: int) -> int:
                 return value
 
-        run.options = {"checkpoints": f"memory://{where}-{id(run)}", "every": "1h", "restart": af.no_restart()}
+        run.options = {
+            "checkpoints": f"memory://{where}-{id(run)}",
+            "every": "1h",
+            "restart": af.no_restart(),
+        }
         return run.source().map(Counts())
 
     build.__name__ = where
@@ -637,7 +692,11 @@ class Sink:
 def of_source(where: str) -> Callable[[Run], Any]:
     def build(run: Run) -> Any:
         if where == "position":
-            run.options = {"checkpoints": f"memory://position-{id(run)}", "every": "10ms", "restart": af.no_restart()}
+            run.options = {
+                "checkpoints": f"memory://position-{id(run)}",
+                "every": "10ms",
+                "restart": af.no_restart(),
+            }
         return run.source(Source(run, where))
 
     build.__name__ = f"source_{where}"
@@ -700,9 +759,15 @@ ELSEWHERE = {
 """Callables of the API that have no place of their own here, and why."""
 
 
-@pytest.mark.parametrize("act", [*ACTS, *(pytest.param(act, marks=pytest.mark.slow) for act in MORE_ACTS)], ids=lambda act: act.__name__)
+@pytest.mark.parametrize(
+    "act",
+    [*ACTS, *(pytest.param(act, marks=pytest.mark.slow) for act in MORE_ACTS)],
+    ids=lambda act: act.__name__,
+)
 @pytest.mark.parametrize("place", PLACES)
-async def test_whatever_user_code_does_the_job_fails_by_name_or_ends_complete(place: str, act: Act) -> None:
+async def test_whatever_user_code_does_the_job_fails_by_name_or_ends_complete(
+    place: str, act: Act
+) -> None:
     run = Run(act)
     if place in IN_A_THREAD and act in (cancel_own_task, take_a_cancelled_result):
         pytest.skip("a thread has no task of its own, and no loop")
@@ -721,26 +786,61 @@ async def test_whatever_user_code_does_the_job_fails_by_name_or_ends_complete(pl
         assert len(run.out) == run.complete, "never FINISHED with less"
         return
     assert not isinstance(error, (asyncio.CancelledError, TimeoutError))
-    # Python itself replaces a StopAsyncIteration that leaves an async generator, and names it as the cause.
+    # Python itself replaces a StopAsyncIteration that leaves an async generator, and names it as
+    # the cause.
     told = [error, error.__cause__] if isinstance(error.__cause__, StopAsyncIteration) else [error]
-    notes = "".join(note for one in told for note in getattr(one, "__notes__", ()) if note.startswith("aioflow: "))
-    assert any(word in notes for word in ("operator '", "source '", "resource '", "sink '", "discover() of")), (error, notes)
+    notes = "".join(
+        note
+        for one in told
+        for note in getattr(one, "__notes__", ())
+        if note.startswith("aioflow: ")
+    )
+    assert any(
+        word in notes
+        for word in ("operator '", "source '", "resource '", "sink '", "discover() of")
+    ), (error, notes)
 
 
 def callables_of_the_api() -> set[str]:
     """Parameters that take a function, and methods that users implement."""
     found: set[str] = set()
-    streams = (af.DataStream, af.KeyedStream, af.WindowedStream, af.ConnectedStreams, JoinedStreams, CoGroupedStreams, IntervalJoin)
+    streams = (
+        af.DataStream,
+        af.KeyedStream,
+        af.WindowedStream,
+        af.ConnectedStreams,
+        JoinedStreams,
+        CoGroupedStreams,
+        IntervalJoin,
+    )
     for owner in (*streams, af.WatermarkStrategy):
         for name, method in inspect.getmembers(owner, callable):
             if name.startswith("_"):
                 continue
             for parameter in inspect.signature(method).parameters.values():
-                if "Callable" in str(parameter.annotation) or "Function" in str(parameter.annotation) or parameter.name == "fn":
+                if (
+                    "Callable" in str(parameter.annotation)
+                    or "Function" in str(parameter.annotation)
+                    or parameter.name == "fn"
+                ):
                     found.add(f"{owner.__name__}.{name}.{parameter.name}")
     implemented = (
-        *(af.Function, af.MapFunction, af.FilterFunction, af.FlatMapFunction, af.ProcessFunction, af.CoProcessFunction),
-        *(af.BroadcastProcessFunction, af.ProcessWindowFunction, af.AggregateFunction, af.CheckpointedFunction, af.Trigger, af.Evictor),
+        *(
+            af.Function,
+            af.MapFunction,
+            af.FilterFunction,
+            af.FlatMapFunction,
+            af.ProcessFunction,
+            af.CoProcessFunction,
+        ),
+        *(
+            af.BroadcastProcessFunction,
+            af.ProcessWindowFunction,
+            af.AggregateFunction,
+            af.CheckpointedFunction,
+            af.Trigger,
+            af.Evictor,
+        ),
         *(af.Source, SourceReader, af.Sink, af.SinkWriter, Committer),
     )
     for owner in implemented:
@@ -750,5 +850,7 @@ def callables_of_the_api() -> set[str]:
 
 def test_the_table_of_places_is_complete() -> None:
     missing = callables_of_the_api() - COVERED.keys() - ELSEWHERE.keys()
-    assert not missing, f"user code is called there, and no place of this table does it: {sorted(missing)}"
+    assert not missing, (
+        f"user code is called there, and no place of this table does it: {sorted(missing)}"
+    )
     assert len(PLACES) >= 60

@@ -1,4 +1,6 @@
-"""What crosses from one subtask to another of the same process: by reference, without a socket, no more than there is room for."""
+"""What crosses from one subtask to another of the same process: by reference, without a socket,
+no more than there is room for.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +45,25 @@ def sockets() -> int:
     return found
 
 
-@pytest.mark.parametrize("ship", ["rebalance", "rescale", "shuffle", "broadcast", "global_", "key_by"])
-async def test_an_edge_within_the_process_hands_on_the_object_and_opens_no_socket(ship: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "ship", ["rebalance", "rescale", "shuffle", "broadcast", "global_", "key_by"]
+)
+async def test_an_edge_within_the_process_hands_on_the_object_and_opens_no_socket(
+    ship: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """C12.1: whichever way it is dealt out; the very objects come out, so nothing was encoded."""
     loop = asyncio.get_running_loop()
 
     def refused(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("a flow in one process asked for the network")
 
-    for name in ("create_connection", "create_server", "create_unix_connection", "create_unix_server", "sock_connect"):
+    for name in (
+        "create_connection",
+        "create_server",
+        "create_unix_connection",
+        "create_unix_server",
+        "sock_connect",
+    ):
         monkeypatch.setattr(loop, name, refused)
     monkeypatch.setattr(socket, "create_connection", refused)
     before = sockets()
@@ -70,14 +82,27 @@ async def test_an_edge_within_the_process_hands_on_the_object_and_opens_no_socke
 
 @pytest.mark.parametrize(
     ("producers", "consumers", "feeds"),
-    [(2, 4, {0: {0, 1}, 1: {2, 3}}), (4, 2, {0: {0}, 1: {0}, 2: {1}, 3: {1}}), (2, 3, {0: {0, 1}, 1: {2}})],
+    [
+        (2, 4, {0: {0, 1}, 1: {2, 3}}),
+        (4, 2, {0: {0}, 1: {0}, 2: {1}, 3: {1}}),
+        (2, 3, {0: {0, 1}, 1: {2}}),
+    ],
 )
-async def test_rescale_of_a_running_flow_feeds_the_local_group_alone(producers: int, consumers: int, feeds: dict[int, set[int]]) -> None:
+async def test_rescale_of_a_running_flow_feeds_the_local_group_alone(
+    producers: int, consumers: int, feeds: dict[int, set[int]]
+) -> None:
     """C6.7: 2 to 4: subtask 0 feeds only 0 and 1, each its share."""
     flow = af.Flow("rescaled", parallelism=consumers)
-    numbers = flow.source(af.io.datagen(lambda n: n, count=400, splits=producers), parallelism=producers)
+    numbers = flow.source(
+        af.io.datagen(lambda n: n, count=400, splits=producers), parallelism=producers
+    )
     sent = numbers.map(Indexed(), parallelism=producers)
-    seen = Counter([(sender, receiver) for (_, sender), receiver in await sent.rescale().map(Indexed()).collect()])
+    seen = Counter(
+        [
+            (sender, receiver)
+            for (_, sender), receiver in await sent.rescale().map(Indexed()).collect()
+        ]
+    )
     reached: dict[int, set[int]] = {}
     for sender, receiver in seen:
         reached.setdefault(sender, set()).add(receiver)
@@ -87,8 +112,12 @@ async def test_rescale_of_a_running_flow_feeds_the_local_group_alone(producers: 
         assert max(shares) - min(shares) <= 1
 
 
-async def test_a_source_makes_no_more_than_there_is_room_for_and_goes_on_at_the_pace_of_its_sink() -> None:
-    """E4.1, E4.2: what is in flight between the two stays the same however long the sink takes; once it is let go, all of it arrives."""
+async def test_a_source_makes_no_more_than_there_is_room_for_and_goes_on_at_the_pace_of_its_sink() -> (
+    None
+):
+    """E4.1, E4.2: what is in flight between the two stays the same however long the sink takes;
+    once it is let go, all of it arrives.
+    """
     made = 0
     sunk: list[int] = []
     allowed = asyncio.Semaphore(0)
@@ -120,14 +149,18 @@ async def test_a_source_makes_no_more_than_there_is_room_for_and_goes_on_at_the_
     async with flow.run() as job:
         await eventually(lambda: made > 0)
         assert await standing() < total // 4
-        in_flight = 0  # Once the sink has shown how fast it can be: exchanges begin with small batches.
+        in_flight = (
+            0  # Once the sink has shown how fast it can be: exchanges begin with small batches.
+        )
         for _ in range(5):
             for _ in range(20_000):
                 allowed.release()
             await eventually(lambda: allowed.locked())
             in_flight = in_flight or await standing() - len(sunk)
             assert in_flight < total // 4
-            assert await standing() - len(sunk) <= 2 * in_flight, "what waits does not grow with the time that it waits"
+            assert await standing() - len(sunk) <= 2 * in_flight, (
+                "what waits does not grow with the time that it waits"
+            )
         is_free = True
         allowed.release()
         result = await job.wait()

@@ -1,4 +1,6 @@
-"""Calls from where they cannot work say so instead of waiting for ever: from another loop, to no tag, of a source without splits."""
+"""Calls from where they cannot work say so instead of waiting for ever: from another loop, to no
+tag, of a source without splits.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,15 @@ async def test_a_job_is_spoken_to_on_its_own_loop() -> None:
             await job.state(counts).get(1)
 
         calls: list[Callable[[], Awaitable[Any]]] = [
-            job.wait, job.cancel, job.stop, job.savepoint, job.checkpoint, subscribe, state,
-            lambda: inlet.put(1), lambda: inlet.put_many([1]),
+            job.wait,
+            job.cancel,
+            job.stop,
+            job.savepoint,
+            job.checkpoint,
+            subscribe,
+            state,
+            lambda: inlet.put(1),
+            lambda: inlet.put_many([1]),
         ]
         for call in calls:
             error = await asyncio.to_thread(from_another_loop, call)
@@ -82,8 +91,14 @@ def test_a_side_output_is_named_by_a_tag() -> None:
             yield from elements
 
     numbers = af.Flow("aside").source([1])
-    for stream in (numbers.process(aside), numbers.key_by(lambda x: x).count_window(1).process(Aside)):
-        with pytest.raises(TypeError, match=r"output\(\) takes a tag, got str: 'aside'; expected af.OutputTag\('aside'\)"):
+    for stream in (
+        numbers.process(aside),
+        numbers.key_by(lambda x: x).count_window(1).process(Aside),
+    ):
+        with pytest.raises(
+            TypeError,
+            match=r"output\(\) takes a tag, got str: 'aside'; expected af.OutputTag\('aside'\)",
+        ):
             asyncio.run(stream.collect())
 
 
@@ -110,13 +125,27 @@ class GivesAtOnce(Gives):
 @pytest.mark.parametrize(
     ("source", "error", "told"),
     [
-        (Gives(None), TypeError, r"discover\(\) of Gives returned None, expected a list of af.Split, \[\] for none"),
-        (Gives(["a"]), TypeError, r"discover\(\) of Gives returned \['a'\], expected a list of af.Split"),
-        (Gives([af.Split("a"), af.Split("b"), af.Split("a")]), ValueError, "gave two splits the id 'a'"),
+        (
+            Gives(None),
+            TypeError,
+            r"discover\(\) of Gives returned None, expected a list of af.Split, \[\] for none",
+        ),
+        (
+            Gives(["a"]),
+            TypeError,
+            r"discover\(\) of Gives returned \['a'\], expected a list of af.Split",
+        ),
+        (
+            Gives([af.Split("a"), af.Split("b"), af.Split("a")]),
+            ValueError,
+            "gave two splits the id 'a'",
+        ),
         (GivesAtOnce([]), TypeError, "returned list at once, expected `async def discover"),
     ],
 )
-async def test_a_source_gives_splits_of_different_names(source: Any, error: type[Exception], told: str) -> None:
+async def test_a_source_gives_splits_of_different_names(
+    source: Any, error: type[Exception], told: str
+) -> None:
     with pytest.raises(error, match=told):
         await af.Flow("splits").source(source).collect()
 
@@ -160,7 +189,9 @@ async def test_a_reader_without_end_need_not_say_that_it_is_not_finished() -> No
         async with job.subscribe(ticks) as rows:
             assert await anext(aiter(rows)) % 2 == 1
         await job.checkpoint()
-    with pytest.raises(TypeError, match="Ticks reads a bounded source and has no `finished`: add it as a property"):
+    with pytest.raises(
+        TypeError, match="Ticks reads a bounded source and has no `finished`: add it as a property"
+    ):
         await af.Flow("clock").source(Clock([af.Split("0")])).collect()
 
 
@@ -180,7 +211,13 @@ async def test_a_reader_that_is_read_to_its_end_when_the_job_stops_must_say_when
     """Otherwise no stop would ever come to an end."""
     source = StoppableClock([af.Split("0")])
     source.bounded = False
-    with pytest.raises(TypeError, match="StoppableTicks has `stop`, after which it is read to its end, and has no `finished`: add it"):
+    with pytest.raises(
+        TypeError,
+        match=(
+            "StoppableTicks has `stop`, after which it is read to its end, and has no `finished`: "
+            "add it"
+        ),
+    ):
         await af.Flow("clock").source(source).collect()
 
 

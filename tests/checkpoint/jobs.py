@@ -1,4 +1,6 @@
-"""A job for the tests of the coordinator: two sources, a keyed count, a sink; its tasks answer when the test says so."""
+"""A job for the tests of the coordinator: two sources, a keyed count, a sink; its tasks answer
+when the test says so.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,15 @@ from typing import TypeVar
 
 from aioflow.checkpoint.completed import CheckpointedOperator, CompletedCheckpoint
 from aioflow.checkpoint.coordinator import CheckpointCoordinator
-from aioflow.checkpoint.instructions import Answer, CoordinatorOptions, Instruction, Moment, Store, Trigger, WakeAt
+from aioflow.checkpoint.instructions import (
+    Answer,
+    CoordinatorOptions,
+    Instruction,
+    Moment,
+    Store,
+    Trigger,
+    WakeAt,
+)
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.subtask import CheckpointStats, OperatorStateHandle, SubtaskState
 from aioflow.core.ids import ExecutionAttemptId
@@ -19,13 +29,22 @@ KEYS = [(SOURCE, 0), (SOURCE, 1), (COUNT, 0), (COUNT, 1), (SINK, 0)]
 
 
 def operator(uid: str, parallelism: int, max_parallelism: int = 128) -> CheckpointedOperator:
-    return CheckpointedOperator(uid=uid, name=uid.title(), parallelism=parallelism, max_parallelism=max_parallelism)
+    return CheckpointedOperator(
+        uid=uid, name=uid.title(), parallelism=parallelism, max_parallelism=max_parallelism
+    )
 
 
 VERTICES = (
     CheckpointedVertex(vertex_id=SOURCE, name="Source", operators=(operator("source", 2),)),
-    CheckpointedVertex(vertex_id=COUNT, name="Count", operators=(operator("count", 2),), inputs=(VertexInput(SOURCE),)),
-    CheckpointedVertex(vertex_id=SINK, name="Sink", operators=(operator("sink", 1),), inputs=(VertexInput(COUNT),)),
+    CheckpointedVertex(
+        vertex_id=COUNT,
+        name="Count",
+        operators=(operator("count", 2),),
+        inputs=(VertexInput(SOURCE),),
+    ),
+    CheckpointedVertex(
+        vertex_id=SINK, name="Sink", operators=(operator("sink", 1),), inputs=(VertexInput(COUNT),)
+    ),
 )
 
 
@@ -40,9 +59,17 @@ def state(*names: str, uid: str = "count") -> SubtaskState:
 
 
 class Job:
-    """Drives a coordinator; every method returns the instructions of its stimulus, without WakeAt, which is kept."""
+    """Drives a coordinator; every method returns the instructions of its stimulus, without
+    WakeAt, which is kept.
+    """
 
-    def __init__(self, *, first_id: int = 1, vertices: tuple[CheckpointedVertex, ...] = VERTICES, **options: object) -> None:
+    def __init__(
+        self,
+        *,
+        first_id: int = 1,
+        vertices: tuple[CheckpointedVertex, ...] = VERTICES,
+        **options: object,
+    ) -> None:
         self.coordinator = CheckpointCoordinator(
             CoordinatorOptions(**options),  # type: ignore[arg-type]
             vertices,
@@ -84,36 +111,60 @@ class Job:
             before, self.wake_at_s = self.wake_at_s, None
             instructions += self.heard(self.coordinator.tick(self.now))
             if self.wake_at_s == before:
-                raise AssertionError(f"the coordinator wants to be woken at {before} again, and did nothing then")
+                raise AssertionError(
+                    f"the coordinator wants to be woken at {before} again, and did nothing then"
+                )
         self.s = end
         return instructions
 
-    def ack(self, key: tuple[int, int], checkpoint_id: int, content: SubtaskState | None = None, **stats: int) -> list[Instruction]:
+    def ack(
+        self,
+        key: tuple[int, int],
+        checkpoint_id: int,
+        content: SubtaskState | None = None,
+        **stats: int,
+    ) -> list[Instruction]:
         content = SubtaskState() if content is None else content
-        return self.heard(self.coordinator.acknowledge(self.of(*key), checkpoint_id, content, CheckpointStats(**stats), self.now))
+        return self.heard(
+            self.coordinator.acknowledge(
+                self.of(*key), checkpoint_id, content, CheckpointStats(**stats), self.now
+            )
+        )
 
     def ack_all(self, checkpoint_id: int, *names: str) -> CompletedCheckpoint:
-        """Every subtask acknowledges, the first count with the files of these names; what is to be stored comes back."""
+        """Every subtask acknowledges, the first count with the files of these names; what is to
+        be stored comes back.
+        """
         instructions: list[Instruction] = []
         for key in self.keys:
-            instructions += self.ack(key, checkpoint_id, state(*names) if key == (COUNT, 0) else None)
+            instructions += self.ack(
+                key, checkpoint_id, state(*names) if key == (COUNT, 0) else None
+            )
         (store,) = instructions
         assert isinstance(store, Store)
         return store.checkpoint
 
     def stored(self, checkpoint_id: int) -> list[Instruction]:
-        return self.heard(self.coordinator.stored(checkpoint_id, f"file:///{checkpoint_id}", self.now))
+        return self.heard(
+            self.coordinator.stored(checkpoint_id, f"file:///{checkpoint_id}", self.now)
+        )
 
     def complete(self, checkpoint_id: int, *names: str) -> list[Instruction]:
         self.ack_all(checkpoint_id, *names)
         return self.stored(checkpoint_id)
 
     def not_stored(self, checkpoint_id: int) -> list[Instruction]:
-        return self.heard(self.coordinator.not_stored(checkpoint_id, OSError("no space left on device"), self.now))
+        return self.heard(
+            self.coordinator.not_stored(checkpoint_id, OSError("no space left on device"), self.now)
+        )
 
-    def decline(self, key: tuple[int, int], checkpoint_id: int, reason: str, error: Exception | None = None) -> list[Instruction]:
+    def decline(
+        self, key: tuple[int, int], checkpoint_id: int, reason: str, error: Exception | None = None
+    ) -> list[Instruction]:
         error = error or ValueError("user code")
-        return self.heard(self.coordinator.decline(self.of(*key), checkpoint_id, reason, self.now, error))
+        return self.heard(
+            self.coordinator.decline(self.of(*key), checkpoint_id, reason, self.now, error)
+        )
 
     def lost(self, key: tuple[int, int]) -> list[Instruction]:
         return self.heard(self.coordinator.task_lost(self.of(*key), self.now))
@@ -122,7 +173,11 @@ class Job:
         return self.heard(self.coordinator.task_finished(self.of(*key), self.now))
 
     def at_end(self, *keys: tuple[int, int]) -> list[Instruction]:
-        return [i for key in keys for i in self.heard(self.coordinator.end_of_data_reached(self.of(*key), self.now))]
+        return [
+            i
+            for key in keys
+            for i in self.heard(self.coordinator.end_of_data_reached(self.of(*key), self.now))
+        ]
 
     def restart(self) -> list[Instruction]:
         """All tasks are lost, and run again with their next attempts."""
@@ -137,8 +192,14 @@ class Job:
     def savepoint(self, number: int, directory: str = "file:///sp") -> list[Instruction]:
         return self.heard(self.coordinator.request_savepoint(number, directory, self.now))
 
-    def stop(self, number: int, *, savepoint: bool = True, directory: str = "file:///sp") -> list[Instruction]:
-        return self.heard(self.coordinator.request_stop(number, self.now, savepoint=savepoint, directory=directory))
+    def stop(
+        self, number: int, *, savepoint: bool = True, directory: str = "file:///sp"
+    ) -> list[Instruction]:
+        return self.heard(
+            self.coordinator.request_stop(
+                number, self.now, savepoint=savepoint, directory=directory
+            )
+        )
 
     def shutdown(self, *, discard: bool = False) -> list[Instruction]:
         return self.heard(self.coordinator.shutdown(self.now, discard=discard))
@@ -155,4 +216,7 @@ def triggered(instructions: list[Instruction]) -> list[int]:
 
 def answered(instructions: list[Instruction]) -> dict[int, str]:
     """Request -> what it was told: where the checkpoint is, or the error."""
-    return {a.number: str(a.error) if a.checkpoint is None else a.checkpoint.location for a in only(Answer, instructions)}
+    return {
+        a.number: str(a.error) if a.checkpoint is None else a.checkpoint.location
+        for a in only(Answer, instructions)
+    }

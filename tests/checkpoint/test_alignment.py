@@ -83,7 +83,9 @@ def test_single_channel_triggers_at_each_barrier_without_blocking() -> None:
 
 
 def test_three_channels_block_until_the_last_barrier() -> None:
-    """F2.2: blocked {1}, {1, 2}, {}; the checkpoint is taken once, at the barrier of channel 0 that came behind its data."""
+    """F2.2: blocked {1}, {1, 2}, {}; the checkpoint is taken once, at the barrier of channel 0
+    that came behind its data.
+    """
     play(
         BarrierAlignment(3),
         [
@@ -204,7 +206,15 @@ def test_marker_of_a_newer_checkpoint_ends_the_one_under_way_too() -> None:
         BarrierAlignment(2),
         [
             (b(2, 0), [Block(0)], (0,)),
-            (marker(3, 1), [Resume((0,)), Abort(2, Reason.DECLINED_SUBSUMED), Abort(3, Reason.CANCELLATION_BARRIER)], ()),
+            (
+                marker(3, 1),
+                [
+                    Resume((0,)),
+                    Abort(2, Reason.DECLINED_SUBSUMED),
+                    Abort(3, Reason.CANCELLATION_BARRIER),
+                ],
+                (),
+            ),
             (b(3, 0), [Resume((0,))], ()),
             (b(2, 1), [Resume((1,))], ()),
             (b(4, 0), [Block(0)], (0,)),
@@ -254,7 +264,9 @@ def test_coordinator_releases_an_alignment_that_it_gave_up() -> None:
 
 
 def test_notice_that_comes_before_the_barriers_waits_for_them() -> None:
-    """The one under way is not disturbed; the one given up is aborted where its first barrier stands."""
+    """The one under way is not disturbed; the one given up is aborted where its first barrier
+    stands.
+    """
     play(
         BarrierAlignment(2),
         [
@@ -265,7 +277,16 @@ def test_notice_that_comes_before_the_barriers_waits_for_them() -> None:
             (b(5, 0), [Resume((0,))], ()),
             (told(7), [], ()),
             (b(6, 0), [Block(0)], (0,)),
-            (b(7, 1), [Resume((0,)), Abort(6, Reason.DECLINED_SUBSUMED), Abort(7, Reason.ABORT_NOTIFIED), Resume((1,))], ()),
+            (
+                b(7, 1),
+                [
+                    Resume((0,)),
+                    Abort(6, Reason.DECLINED_SUBSUMED),
+                    Abort(7, Reason.ABORT_NOTIFIED),
+                    Resume((1,)),
+                ],
+                (),
+            ),
         ],
     )
 
@@ -356,7 +377,13 @@ def test_injected_trigger_completes_the_alignment_at_once() -> None:
 
 
 def test_task_without_inputs_is_triggered_directly() -> None:
-    play(BarrierAlignment(0), [(injected(1), [Take(ck(1))], ()), (injected(2, unaligned=True), [Take(ck(2, unaligned=True), True)], ())])
+    play(
+        BarrierAlignment(0),
+        [
+            (injected(1), [Take(ck(1))], ()),
+            (injected(2, unaligned=True), [Take(ck(2, unaligned=True), True)], ()),
+        ],
+    )
 
 
 def test_unaligned_barrier_is_taken_at_once_and_the_rest_is_captured() -> None:
@@ -383,7 +410,9 @@ def test_unaligned_checkpoint_counts_until_the_last_barrier() -> None:
 
 
 def test_timeout_takes_the_checkpoint_past_the_data_in_front_of_the_barriers() -> None:
-    """F6.1: both barriers have arrived behind data; 20 ms later one checkpoint is taken, then the data is processed and kept."""
+    """F6.1: both barriers have arrived behind data; 20 ms later one checkpoint is taken, then
+    the data is processed and kept.
+    """
     play(
         BarrierAlignment(2),
         [
@@ -393,7 +422,11 @@ def test_timeout_takes_the_checkpoint_past_the_data_in_front_of_the_barriers() -
             (clock(20), [Take(late_unaligned(1), True, (0, 1), 0, 20)], ()),
             (clock(30), [], ()),
             (b(1, 0, at=30, aligned_timeout_ms=10), [Resume((0,)), Captured(1, 0)], ()),
-            (b(1, 1, at=40, aligned_timeout_ms=10), [Resume((1,)), Captured(1, 1), CaptureComplete(1, 40, 0)], ()),
+            (
+                b(1, 1, at=40, aligned_timeout_ms=10),
+                [Resume((1,)), Captured(1, 1), CaptureComplete(1, 40, 0)],
+                (),
+            ),
             (clock(50), [], ()),
             (b(2, 0, aligned_timeout_ms=10), [Block(0), WaitUntil(11)], (0,)),
         ],
@@ -407,7 +440,11 @@ def test_timeout_after_some_barriers_resumes_their_channels() -> None:
             (b(1, 0, at=5, aligned_timeout_ms=10), [Block(0), WaitUntil(11)], (0,)),
             (b(1, 1, at=6, aligned_timeout_ms=10), [Block(1)], (0, 1)),
             (clock(11), [Take(late_unaligned(1), True, (2,), 5, 6), Resume((0, 1))], ()),
-            (b(1, 2, at=20, aligned_timeout_ms=10), [Resume((2,)), Captured(1, 2), CaptureComplete(1, 15, 0)], ()),
+            (
+                b(1, 2, at=20, aligned_timeout_ms=10),
+                [Resume((2,)), Captured(1, 2), CaptureComplete(1, 15, 0)],
+                (),
+            ),
         ],
     )
 
@@ -417,7 +454,11 @@ def test_aligned_in_time_stays_aligned() -> None:
         BarrierAlignment(2),
         [
             (b(1, 0, at=5, aligned_timeout_ms=10), [Block(0), WaitUntil(11)], (0,)),
-            (b(1, 1, at=10, aligned_timeout_ms=10), [Take(ck(1, aligned_timeout_ms=10), False, (), 5, 5), Resume((0, 1))], ()),
+            (
+                b(1, 1, at=10, aligned_timeout_ms=10),
+                [Take(ck(1, aligned_timeout_ms=10), False, (), 5, 5), Resume((0, 1))],
+                (),
+            ),
             (clock(11), [], ()),
         ],
     )
@@ -428,7 +469,11 @@ def test_last_barrier_after_the_timeout_has_nothing_to_overtake() -> None:
         BarrierAlignment(2),
         [
             (b(1, 0, at=5, aligned_timeout_ms=10), [Block(0), WaitUntil(11)], (0,)),
-            (b(1, 1, at=50, aligned_timeout_ms=10), [Take(ck(1, aligned_timeout_ms=10), False, (), 5, 45), Resume((0, 1))], ()),
+            (
+                b(1, 1, at=50, aligned_timeout_ms=10),
+                [Take(ck(1, aligned_timeout_ms=10), False, (), 5, 45), Resume((0, 1))],
+                (),
+            ),
         ],
     )
 
@@ -438,19 +483,39 @@ def test_timeout_that_has_expired_when_the_first_barrier_arrives() -> None:
     play(
         BarrierAlignment(2),
         [
-            (b(1, 0, at=30, aligned_timeout_ms=10), [Take(late_unaligned(1), True, (1,), 30, 0), Resume((0,))], ()),
-            (b(1, 1, at=31, unaligned=True, aligned_timeout_ms=10), [Captured(1, 1), CaptureComplete(1, 1, 0)], ()),
+            (
+                b(1, 0, at=30, aligned_timeout_ms=10),
+                [Take(late_unaligned(1), True, (1,), 30, 0), Resume((0,))],
+                (),
+            ),
+            (
+                b(1, 1, at=31, unaligned=True, aligned_timeout_ms=10),
+                [Captured(1, 1), CaptureComplete(1, 1, 0)],
+                (),
+            ),
         ],
     )
 
 
 def test_timeout_that_has_expired_when_the_first_announcement_arrives() -> None:
-    play(BarrierAlignment(1), [(seen(1, 0, at=30, aligned_timeout_ms=10), [Take(late_unaligned(1), True, (0,), 30, 0)], ())])
+    play(
+        BarrierAlignment(1),
+        [
+            (
+                seen(1, 0, at=30, aligned_timeout_ms=10),
+                [Take(late_unaligned(1), True, (0,), 30, 0)],
+                (),
+            )
+        ],
+    )
 
 
 def test_timeout_of_nothing_is_unaligned_from_the_start() -> None:
     zero = ck(1, aligned_timeout_ms=0, unaligned=True)
-    play(BarrierAlignment(2), [(b(1, 0, aligned_timeout_ms=0), [Take(zero, True, (1,)), Resume((0,))], ())])
+    play(
+        BarrierAlignment(2),
+        [(b(1, 0, aligned_timeout_ms=0), [Take(zero, True, (1,)), Resume((0,))], ())],
+    )
 
 
 def test_one_upstream_task_that_switched_makes_this_one_switch() -> None:
@@ -458,8 +523,16 @@ def test_one_upstream_task_that_switched_makes_this_one_switch() -> None:
         BarrierAlignment(3),
         [
             (b(1, 0, at=1, aligned_timeout_ms=10), [Block(0), WaitUntil(11)], (0,)),
-            (b(1, 2, at=2, unaligned=True, aligned_timeout_ms=10), [Take(late_unaligned(1), True, (1,), 1, 1), Resume((0,))], ()),
-            (b(1, 1, at=3, aligned_timeout_ms=10), [Resume((1,)), Captured(1, 1), CaptureComplete(1, 2, 0)], ()),
+            (
+                b(1, 2, at=2, unaligned=True, aligned_timeout_ms=10),
+                [Take(late_unaligned(1), True, (1,), 1, 1), Resume((0,))],
+                (),
+            ),
+            (
+                b(1, 1, at=3, aligned_timeout_ms=10),
+                [Resume((1,)), Captured(1, 1), CaptureComplete(1, 2, 0)],
+                (),
+            ),
         ],
     )
 
@@ -473,10 +546,17 @@ def test_savepoint_is_aligned_whatever_else_is_asked_for() -> None:
             (b(1, 0, savepoint=True), [Block(0)], (0,)),
             (clock(10**9), [], (0,)),
             (b(1, 1, savepoint=True), [Take(savepoint), Resume((0, 1))], ()),
-            (b(2, 0, at=99, savepoint=True, unaligned=True, aligned_timeout_ms=0), [Block(0)], (0,)),
+            (
+                b(2, 0, at=99, savepoint=True, unaligned=True, aligned_timeout_ms=0),
+                [Block(0)],
+                (0,),
+            ),
             (
                 b(2, 1, at=99, savepoint=True, unaligned=True, aligned_timeout_ms=0),
-                [Take(ck(2, savepoint=True, aligned_timeout_ms=0), False, (), 99, 0), Resume((0, 1))],
+                [
+                    Take(ck(2, savepoint=True, aligned_timeout_ms=0), False, (), 99, 0),
+                    Resume((0, 1)),
+                ],
                 (),
             ),
         ],
@@ -490,7 +570,11 @@ def test_overtaking_checkpoint_is_aborted_like_any_other() -> None:
             (b(1, 0, unaligned=True), [Take(ck(1, unaligned=True), True, (1,))], ()),
             (marker(1, 1), [Abort(1, Reason.CANCELLATION_BARRIER)], ()),
             (b(2, 0, unaligned=True), [Take(ck(2, unaligned=True), True, (1,))], ()),
-            (b(3, 0, unaligned=True), [Abort(2, Reason.DECLINED_SUBSUMED), Take(ck(3, unaligned=True), True, (1,))], ()),
+            (
+                b(3, 0, unaligned=True),
+                [Abort(2, Reason.DECLINED_SUBSUMED), Take(ck(3, unaligned=True), True, (1,))],
+                (),
+            ),
             (b(2, 1, unaligned=True), [], ()),
             (told(3), [Abort(3, Reason.ABORT_NOTIFIED)], ()),
             (b(3, 1, unaligned=True), [], ()),
@@ -511,13 +595,19 @@ def test_end_and_injected_trigger_complete_a_capture() -> None:
         BarrierAlignment(3),
         [
             (b(1, 0, unaligned=True), [Take(ck(1, unaligned=True), True, (1, 2))], ()),
-            (injected(1, unaligned=True), [Captured(1, 1), Captured(1, 2), CaptureComplete(1, 0, 0)], ()),
+            (
+                injected(1, unaligned=True),
+                [Captured(1, 1), Captured(1, 2), CaptureComplete(1, 0, 0)],
+                (),
+            ),
         ],
     )
 
 
 def test_channels_that_cannot_be_kept_are_waited_for() -> None:
-    """Channel 1 is of a pointwise or broadcast exchange: its barrier comes first, the others may be overtaken."""
+    """Channel 1 is of a pointwise or broadcast exchange: its barrier comes first, the others may
+    be overtaken.
+    """
     unaligned = ck(1, unaligned=True)
     play(
         BarrierAlignment(3, never_overtaken=(1,)),
@@ -544,7 +634,11 @@ def test_newer_announcement_subsumes() -> None:
         BarrierAlignment(2),
         [
             (b(1, 0, aligned_timeout_ms=10), [Block(0), WaitUntil(11)], (0,)),
-            (seen(2, 1, aligned_timeout_ms=10), [Resume((0,)), Abort(1, Reason.DECLINED_SUBSUMED), WaitUntil(11)], ()),
+            (
+                seen(2, 1, aligned_timeout_ms=10),
+                [Resume((0,)), Abort(1, Reason.DECLINED_SUBSUMED), WaitUntil(11)],
+                (),
+            ),
             (marker(2, 0), [Abort(2, Reason.CANCELLATION_BARRIER)], ()),
             (seen(2, 0, aligned_timeout_ms=10), [], ()),
         ],

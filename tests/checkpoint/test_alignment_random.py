@@ -1,4 +1,6 @@
-"""Alignment under random streams: the cuts are consistent, nothing stands still for ever, and a naive model says the same."""
+"""Alignment under random streams: the cuts are consistent, nothing stands still for ever, and a
+naive model says the same.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from aioflow.checkpoint.alignment import (
     Abort,
@@ -33,7 +42,10 @@ Element = int | CheckpointBarrier | CancelCheckpointMarker | EndOfPartition
 
 @dataclass
 class Reader:
-    """A task that reads ten channels. A channel stands still behind a barrier, as at its sender, until it is resumed."""
+    """A task that reads ten channels.
+
+    A channel stands still behind a barrier, as at its sender, until it is resumed.
+    """
 
     streams: list[deque[Element]]
     alignment: BarrierAlignment
@@ -53,10 +65,20 @@ class Reader:
 
     def run(self) -> None:
         while any(self.streams):
-            ready = [channel for channel in range(CHANNELS) if self.streams[channel] and channel not in self.blocked]
-            assert ready, f"deadlock: {sorted(self.blocked)} stand still, checkpoint {self.alignment.pending_id} is under way"
-            # One checkpoint at a time, as the coordinator has it: the next barrier is not sent while one is under way, if that can end.
-            channel = self.rng.choice([channel for channel in ready if not self.is_early(channel)] or ready)
+            ready = [
+                channel
+                for channel in range(CHANNELS)
+                if self.streams[channel] and channel not in self.blocked
+            ]
+            assert ready, (
+                f"deadlock: {sorted(self.blocked)} stand still, checkpoint "
+                f"{self.alignment.pending_id} is under way"
+            )
+            # One checkpoint at a time, as the coordinator has it: the next barrier is not sent
+            # while one is under way, if that can end.
+            channel = self.rng.choice(
+                [channel for channel in ready if not self.is_early(channel)] or ready
+            )
             self.clock += self.rng.randrange(3)
             self.carry_out(self.alignment.tick(self.clock))
             if channel not in self.blocked:
@@ -64,7 +86,12 @@ class Reader:
 
     def is_early(self, channel: int) -> bool:
         head, pending = self.streams[channel][0], self.alignment.pending_id
-        return self.one_at_a_time and isinstance(head, CheckpointBarrier) and pending is not None and head.checkpoint_id > pending
+        return (
+            self.one_at_a_time
+            and isinstance(head, CheckpointBarrier)
+            and pending is not None
+            and head.checkpoint_id > pending
+        )
 
     def take_in(self, channel: int, element: Element) -> None:
         assert channel not in self.told_to_block
@@ -77,7 +104,11 @@ class Reader:
             case CheckpointBarrier():
                 self.blocked.add(channel)
                 triggered_ms = self.triggered_ms.setdefault(element.checkpoint_id, self.clock)
-                self.carry_out(self.alignment.barrier(channel, replace(element, timestamp_ms=triggered_ms), self.clock))
+                self.carry_out(
+                    self.alignment.barrier(
+                        channel, replace(element, timestamp_ms=triggered_ms), self.clock
+                    )
+                )
             case CancelCheckpointMarker():
                 self.carry_out(self.alignment.cancel(channel, element))
             case EndOfPartition():
@@ -113,7 +144,9 @@ class Reader:
 def streams(
     rng: random.Random, *, missing: float, cancelled: float, timeout_ms: int | None
 ) -> tuple[list[deque[Element]], list[dict[int, int]]]:
-    """Ten streams of numbers with barriers between them, and for each: checkpoint -> the last number before its barrier, or the end."""
+    """Ten streams of numbers with barriers between them, and for each: checkpoint -> the last
+    number before its barrier, or the end.
+    """
     made: list[deque[Element]] = []
     before: list[dict[int, int]] = []
     for _ in range(CHANNELS):
@@ -130,7 +163,9 @@ def streams(
                 if fate < cancelled:
                     stream.append(CancelCheckpointMarker(checkpoint_id))
                 elif fate >= cancelled + missing:
-                    stream.append(CheckpointBarrier(checkpoint_id, 0, aligned_timeout_ms=timeout_ms))
+                    stream.append(
+                        CheckpointBarrier(checkpoint_id, 0, aligned_timeout_ms=timeout_ms)
+                    )
             last[checkpoint_id] = number
         stream.append(EndOfPartition())
         made.append(stream)
@@ -144,9 +179,13 @@ def streams(
 def test_every_cut_through_ten_random_channels_is_consistent_and_none_stands_still(
     seed: int, faulty: bool, timeout_ms: int | None
 ) -> None:
-    """F2.7: ten channels, 1000 checkpoints; also where barriers are missing, cancelled, or late, and channels end."""
+    """F2.7: ten channels, 1000 checkpoints; also where barriers are missing, cancelled, or late,
+    and channels end.
+    """
     rng = random.Random(seed)
-    made, before = streams(rng, missing=0.003 * faulty, cancelled=0.003 * faulty, timeout_ms=timeout_ms)
+    made, before = streams(
+        rng, missing=0.003 * faulty, cancelled=0.003 * faulty, timeout_ms=timeout_ms
+    )
     reader = Reader(made, BarrierAlignment(CHANNELS), rng, one_at_a_time=timeout_ms is not None)
     reader.run()
     assert not reader.blocked
@@ -166,7 +205,9 @@ def test_every_cut_through_ten_random_channels_is_consistent_and_none_stands_sti
 
 
 class AgainstModel(RuleBasedStateMachine):
-    """Aligned checkpoints against a model that keeps sets and no states: which ids are taken, which aborted, who stands still."""
+    """Aligned checkpoints against a model that keeps sets and no states: which ids are taken,
+    which aborted, who stands still.
+    """
 
     @initialize(channels=st.integers(1, 4))
     def begin(self, channels: int) -> None:
@@ -246,7 +287,9 @@ class AgainstModel(RuleBasedStateMachine):
         elif checkpoint_id == self.pending():
             aborted.append(checkpoint_id)
         self.over.update(aborted)
-        self.expect(self.alignment.cancel(channel, CancelCheckpointMarker(checkpoint_id)), [], aborted)
+        self.expect(
+            self.alignment.cancel(channel, CancelCheckpointMarker(checkpoint_id)), [], aborted
+        )
 
     @rule(ahead=st.integers(-2, 3))
     def notice(self, ahead: int) -> None:
@@ -269,7 +312,9 @@ class AgainstModel(RuleBasedStateMachine):
         self.open.discard(channel)
         pending = self.pending()
         # A checkpoint that no channel has delivered is not under way.
-        taken = self.model_completes() if pending is not None and self.delivered.get(pending) else []
+        taken = (
+            self.model_completes() if pending is not None and self.delivered.get(pending) else []
+        )
         self.expect(self.alignment.end_of_partition(channel, 0), taken, [])
 
     @invariant()
@@ -280,4 +325,6 @@ class AgainstModel(RuleBasedStateMachine):
 
 
 def test_a_model_without_states_gives_the_same_answers() -> None:
-    run_state_machine_as_test(AgainstModel, settings=settings(max_examples=60, stateful_step_count=30))
+    run_state_machine_as_test(
+        AgainstModel, settings=settings(max_examples=60, stateful_step_count=30)
+    )

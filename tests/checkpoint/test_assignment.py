@@ -15,7 +15,13 @@ from aioflow.checkpoint.assignment import OperatorRestore, TaskRestore, assign_s
 from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.source_state import SplitState
-from aioflow.checkpoint.subtask import HEAD_BYTES, ChannelSide, ChannelStateHandle, OperatorStateHandle, SubtaskState
+from aioflow.checkpoint.subtask import (
+    HEAD_BYTES,
+    ChannelSide,
+    ChannelStateHandle,
+    OperatorStateHandle,
+    SubtaskState,
+)
 from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
@@ -25,7 +31,9 @@ MAX = 128
 
 def keyed(index: int, parallelism: int, max_parallelism: int = MAX) -> KeyedStateHandle:
     groups = range_for_subtask(index, parallelism, max_parallelism)
-    return KeyedStateHandle(CANONICAL, max_parallelism, groups.start, groups.end, (StateFile(f"state/{index}", 1, b""),))
+    return KeyedStateHandle(
+        CANONICAL, max_parallelism, groups.start, groups.end, (StateFile(f"state/{index}", 1, b""),)
+    )
 
 
 def blob(name: str) -> StateFile:
@@ -33,7 +41,9 @@ def blob(name: str) -> StateFile:
 
 
 def an_operator(uid: str, parallelism: int, max_parallelism: int = MAX) -> CheckpointedOperator:
-    return CheckpointedOperator(uid=uid, name=uid.title(), parallelism=parallelism, max_parallelism=max_parallelism)
+    return CheckpointedOperator(
+        uid=uid, name=uid.title(), parallelism=parallelism, max_parallelism=max_parallelism
+    )
 
 
 def a_vertex(vertex_id: int, *operators: CheckpointedOperator) -> CheckpointedVertex:
@@ -42,8 +52,17 @@ def a_vertex(vertex_id: int, *operators: CheckpointedOperator) -> CheckpointedVe
 
 def counted(parallelism: int, **more: Any) -> CompletedCheckpoint:
     """Checkpoint 7 of an operator `count` with keyed state in every subtask."""
-    subtasks = {("count", i): SubtaskState((OperatorStateHandle("count", keyed(i, parallelism)),)) for i in range(parallelism)}
-    return CompletedCheckpoint(checkpoint_id=7, flow="counts", operators=(an_operator("count", parallelism),), subtasks=subtasks, **more)
+    subtasks = {
+        ("count", i): SubtaskState((OperatorStateHandle("count", keyed(i, parallelism)),))
+        for i in range(parallelism)
+    }
+    return CompletedCheckpoint(
+        checkpoint_id=7,
+        flow="counts",
+        operators=(an_operator("count", parallelism),),
+        subtasks=subtasks,
+        **more,
+    )
 
 
 GOLDEN = {
@@ -67,18 +86,28 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize(("former", "new"), list(GOLDEN))
-def test_new_subtask_reads_the_files_of_those_whose_key_groups_it_takes_over(former: int, new: int) -> None:
+def test_new_subtask_reads_the_files_of_those_whose_key_groups_it_takes_over(
+    former: int, new: int
+) -> None:
     plan = plan_restore(counted(former), [a_vertex(3, an_operator("count", new))])
-    read = [[int(k.files[0].name[6:]) for k in plan.tasks[3, i].operators["count"].keyed] for i in range(new)]
+    read = [
+        [int(k.files[0].name[6:]) for k in plan.tasks[3, i].operators["count"].keyed]
+        for i in range(new)
+    ]
     assert read == GOLDEN[former, new]
 
 
 @pytest.mark.parametrize("max_parallelism", [8, 100, 128])
 @pytest.mark.parametrize("former", range(1, 9))
 @pytest.mark.parametrize("new", range(1, 9))
-def test_every_key_group_goes_to_exactly_one_new_subtask(former: int, new: int, max_parallelism: int) -> None:
+def test_every_key_group_goes_to_exactly_one_new_subtask(
+    former: int, new: int, max_parallelism: int
+) -> None:
     handles = [keyed(i, former, max_parallelism) for i in range(former)]
-    subtasks = {("count", i): SubtaskState((OperatorStateHandle("count", handles[i]),)) for i in range(former)}
+    subtasks = {
+        ("count", i): SubtaskState((OperatorStateHandle("count", handles[i]),))
+        for i in range(former)
+    }
     operators = (an_operator("count", former, max_parallelism),)
     checkpoint = CompletedCheckpoint(checkpoint_id=7, operators=operators, subtasks=subtasks)
     plan = plan_restore(checkpoint, [a_vertex(0, an_operator("count", new, max_parallelism))])
@@ -98,7 +127,9 @@ def test_operator_state_goes_to_everybody_in_the_order_of_the_former_subtasks() 
         ("map", 0): SubtaskState((OperatorStateHandle("map", operator=blob("a")),)),
         ("map", 2): SubtaskState((OperatorStateHandle("map"),)),
     }
-    checkpoint = CompletedCheckpoint(checkpoint_id=7, operators=(an_operator("map", 3),), subtasks=subtasks)
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=7, operators=(an_operator("map", 3),), subtasks=subtasks
+    )
     plan = plan_restore(checkpoint, [a_vertex(0, an_operator("map", 2))])
     expected = TaskRestore(7, {"map": OperatorRestore((), (blob("a"), blob("b"), None))})
     assert plan.tasks == {(0, 0): expected, (0, 1): expected}
@@ -106,15 +137,32 @@ def test_operator_state_goes_to_everybody_in_the_order_of_the_former_subtasks() 
 
 def test_state_is_found_wherever_its_operator_stands_now() -> None:
     """It was chained behind a map; now it heads a chain, and something new has joined."""
-    subtasks = {("map", i): SubtaskState((OperatorStateHandle("map"), OperatorStateHandle("count", keyed(i, 2)))) for i in range(2)}
-    checkpoint = CompletedCheckpoint(checkpoint_id=7, operators=(an_operator("map", 2), an_operator("count", 2)), subtasks=subtasks)
-    plan = plan_restore(checkpoint, [a_vertex(0, an_operator("map", 1)), a_vertex(1, an_operator("count", 2), an_operator("new", 2))])
+    subtasks = {
+        ("map", i): SubtaskState(
+            (OperatorStateHandle("map"), OperatorStateHandle("count", keyed(i, 2)))
+        )
+        for i in range(2)
+    }
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=7,
+        operators=(an_operator("map", 2), an_operator("count", 2)),
+        subtasks=subtasks,
+    )
+    plan = plan_restore(
+        checkpoint,
+        [
+            a_vertex(0, an_operator("map", 1)),
+            a_vertex(1, an_operator("count", 2), an_operator("new", 2)),
+        ],
+    )
     assert plan.tasks[0, 0].operators == {"map": OperatorRestore()}
     assert plan.tasks[1, 1].operators == {"count": OperatorRestore((keyed(1, 2),))}
 
 
 def test_subtask_without_a_share_counts_as_restored() -> None:
-    """Every subtask of the job has something to restore from, if only the number of the checkpoint."""
+    """Every subtask of the job has something to restore from, if only the number of the
+    checkpoint.
+    """
     plan = plan_restore(CompletedCheckpoint(checkpoint_id=7), [a_vertex(0, an_operator("new", 2))])
     assert plan.tasks == {(0, 0): TaskRestore(7), (0, 1): TaskRestore(7)}
 
@@ -124,37 +172,56 @@ def test_state_of_an_operator_that_is_gone_refuses_the_restore() -> None:
     with pytest.raises(RestoreError) as refused:
         plan_restore(counted(2), flow)
     assert str(refused.value) == (
-        "checkpoint 7 of flow 'counts' holds state of operators that the flow does not have: 'Count' (uid count); "
-        "give them their uids back with uid=, or begin without that state with allow_non_restored=True"
+        "checkpoint 7 of flow 'counts' holds state of operators that the flow does not have: "
+        "'Count' (uid count); "
+        "give them their uids back with uid=, or begin without that state with "
+        "allow_non_restored=True"
     )
-    assert plan_restore(counted(2), flow, allow_non_restored=True).tasks[0, 0] == TaskRestore(7, allow_non_restored=True)
+    assert plan_restore(counted(2), flow, allow_non_restored=True).tasks[0, 0] == TaskRestore(
+        7, allow_non_restored=True
+    )
 
 
 def test_refusal_points_to_a_new_operator_of_the_same_name() -> None:
     renamed = CheckpointedOperator(uid="count-2", name="Count", parallelism=2, max_parallelism=MAX)
-    with pytest.raises(RestoreError, match=r"'Count' \(uid count, the flow has a new one of that name with uid count-2\)"):
-        plan_restore(counted(2, kind=CheckpointKind.SAVEPOINT, location="file:///sp"), [a_vertex(0, renamed)])
+    with pytest.raises(
+        RestoreError,
+        match=r"'Count' \(uid count, the flow has a new one of that name with uid count-2\)",
+    ):
+        plan_restore(
+            counted(2, kind=CheckpointKind.SAVEPOINT, location="file:///sp"), [a_vertex(0, renamed)]
+        )
 
 
 def test_stateless_operator_that_vanished_refuses_nothing() -> None:
     subtasks = {("map", 0): SubtaskState((OperatorStateHandle("map"),))}
-    checkpoint = CompletedCheckpoint(checkpoint_id=7, operators=(an_operator("map", 1),), subtasks=subtasks)
-    assert plan_restore(checkpoint, [a_vertex(0, an_operator("new", 1))]).tasks == {(0, 0): TaskRestore(7)}
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=7, operators=(an_operator("map", 1),), subtasks=subtasks
+    )
+    assert plan_restore(checkpoint, [a_vertex(0, an_operator("new", 1))]).tasks == {
+        (0, 0): TaskRestore(7)
+    }
 
 
 def test_other_number_of_key_groups_is_refused() -> None:
     with pytest.raises(RestoreError) as refused:
         plan_restore(counted(2), [a_vertex(0, an_operator("count", 2, 256))])
     assert str(refused.value) == (
-        "checkpoint 7 of flow 'counts': the keyed state of operator 'Count' (uid count) has 128 key groups, "
-        "the flow has max_parallelism 256; the number is fixed for the life of the state: build the flow with max_parallelism=128"
+        "checkpoint 7 of flow 'counts': the keyed state of operator 'Count' (uid count) has 128 "
+        "key groups, "
+        "the flow has max_parallelism 256; the number is fixed for the life of the state: build "
+        "the flow with max_parallelism=128"
     )
 
 
 def test_number_of_key_groups_does_not_matter_without_keyed_state() -> None:
     subtasks = {("map", 0): SubtaskState((OperatorStateHandle("map", operator=blob("a")),))}
-    checkpoint = CompletedCheckpoint(checkpoint_id=7, operators=(an_operator("map", 1),), subtasks=subtasks)
-    assert plan_restore(checkpoint, [a_vertex(0, an_operator("map", 1, 256))]).tasks[0, 0].operators["map"].operator == (blob("a"),)
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=7, operators=(an_operator("map", 1),), subtasks=subtasks
+    )
+    assert plan_restore(checkpoint, [a_vertex(0, an_operator("map", 1, 256))]).tasks[
+        0, 0
+    ].operators["map"].operator == (blob("a"),)
 
 
 @pytest.mark.parametrize(
@@ -162,19 +229,33 @@ def test_number_of_key_groups_does_not_matter_without_keyed_state() -> None:
     [
         ({("count", 0): "count", ("elsewhere", 0): "count"}, "has two states for subtask 0"),
         ({("count", 5): "count"}, "has a subtask 5, expected 0 to 1"),
-        ({("count", 0): "unknown"}, "subtask 0 of count has state of an operator unknown that is not in its list of operators"),
+        (
+            {("count", 0): "unknown"},
+            "subtask 0 of count has state of an operator unknown that is not in its list of "
+            "operators",
+        ),
     ],
 )
-def test_metadata_that_contradicts_itself_is_refused(subtasks: dict[tuple[str, int], str], message: str) -> None:
-    states = {key: SubtaskState((OperatorStateHandle(uid, keyed(0, 2)),)) for key, uid in subtasks.items()}
-    checkpoint = CompletedCheckpoint(checkpoint_id=7, operators=(an_operator("count", 2),), subtasks=states)
+def test_metadata_that_contradicts_itself_is_refused(
+    subtasks: dict[tuple[str, int], str], message: str
+) -> None:
+    states = {
+        key: SubtaskState((OperatorStateHandle(uid, keyed(0, 2)),)) for key, uid in subtasks.items()
+    }
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=7, operators=(an_operator("count", 2),), subtasks=states
+    )
     with pytest.raises(RestoreError, match=message):
         plan_restore(checkpoint, [a_vertex(0, an_operator("count", 2))])
 
 
 def test_key_group_in_two_subtasks_is_refused() -> None:
-    states = {("count", i): SubtaskState((OperatorStateHandle("count", keyed(0, 2)),)) for i in range(2)}
-    checkpoint = CompletedCheckpoint(checkpoint_id=7, operators=(an_operator("count", 2),), subtasks=states)
+    states = {
+        ("count", i): SubtaskState((OperatorStateHandle("count", keyed(0, 2)),)) for i in range(2)
+    }
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=7, operators=(an_operator("count", 2),), subtasks=states
+    )
     with pytest.raises(RestoreError, match="has key group 0 in two subtasks"):
         plan_restore(checkpoint, [a_vertex(0, an_operator("count", 2))])
 
@@ -185,29 +266,51 @@ def in_flight(parallelism: int) -> CompletedCheckpoint:
         read = ChannelStateHandle(4, ChannelSide.INPUT, 0, blob(f"input-{index}"))
         return (read, ChannelStateHandle(-1, ChannelSide.CHAIN, 0, blob(f"chain-{index}")))
 
-    subtasks = {("count", i): SubtaskState((OperatorStateHandle("count", keyed(i, parallelism)),), channels(i)) for i in range(parallelism)}
-    outputs = tuple(ChannelStateHandle(4, ChannelSide.OUTPUT, i, blob(f"output-{i}")) for i in range(parallelism))
+    subtasks = {
+        ("count", i): SubtaskState(
+            (OperatorStateHandle("count", keyed(i, parallelism)),), channels(i)
+        )
+        for i in range(parallelism)
+    }
+    outputs = tuple(
+        ChannelStateHandle(4, ChannelSide.OUTPUT, i, blob(f"output-{i}"))
+        for i in range(parallelism)
+    )
     subtasks["map", 0] = SubtaskState((OperatorStateHandle("map"),), outputs)
     operators = (an_operator("map", 1), an_operator("count", parallelism))
-    return CompletedCheckpoint(checkpoint_id=7, flow="counts", operators=operators, subtasks=subtasks)
+    return CompletedCheckpoint(
+        checkpoint_id=7, flow="counts", operators=operators, subtasks=subtasks
+    )
 
 
 def counting(parallelism: int, *, keyed: bool = True) -> list[CheckpointedVertex]:
     """A map and, behind an exchange, a count."""
     read = VertexInput(0, edge_id=4, keyed=keyed, may_be_overtaken=True)
-    return [a_vertex(0, an_operator("map", 1)), replace(a_vertex(1, an_operator("count", parallelism)), inputs=(read,))]
+    return [
+        a_vertex(0, an_operator("map", 1)),
+        replace(a_vertex(1, an_operator("count", parallelism)), inputs=(read,)),
+    ]
 
 
 def names(files: Iterable[StateFile]) -> list[str]:
     return [file.name.removeprefix("state/") for file in files]
 
 
-def dealt(parallelism: int, *, keyed: bool = True) -> list[list[tuple[int, list[list[str]], bool, bool]]]:
-    """What each count takes over of each former one: its files, whether only its share, whether also what has no keys."""
+def dealt(
+    parallelism: int, *, keyed: bool = True
+) -> list[list[tuple[int, list[list[str]], bool, bool]]]:
+    """What each count takes over of each former one: its files, whether only its share, whether
+    also what has no keys.
+    """
     plan = plan_restore(in_flight(2), counting(parallelism, keyed=keyed))
     return [
         [
-            (one.subtask, [*(names(c.files) for c in one.channels), names(f for _, f in one.chain)], one.dealt, one.takes_rest)
+            (
+                one.subtask,
+                [*(names(c.files) for c in one.channels), names(f for _, f in one.chain)],
+                one.dealt,
+                one.takes_rest,
+            )
             for one in plan.tasks[1, i].in_flight
         ]
         for i in range(parallelism)
@@ -223,8 +326,12 @@ def test_data_in_flight_goes_back_to_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("parallelism", range(1, 5))
-def test_data_in_flight_is_read_by_all_that_have_keys_of_it_and_its_rest_taken_once(parallelism: int) -> None:
-    """F6: a subtask reads former ones whose key groups meet its own; without keys one subtask reads each."""
+def test_data_in_flight_is_read_by_all_that_have_keys_of_it_and_its_rest_taken_once(
+    parallelism: int,
+) -> None:
+    """F6: a subtask reads former ones whose key groups meet its own; without keys one subtask
+    reads each.
+    """
     everywhere = dealt(parallelism)
     for index, found in enumerate(everywhere):
         own = range_for_subtask(index, parallelism, 128)
@@ -235,24 +342,42 @@ def test_data_in_flight_is_read_by_all_that_have_keys_of_it_and_its_rest_taken_o
             assert all(share == (parallelism != 2) for _, _, share, _ in takes)
     for former in range(2):
         assert sum(rest for found in everywhere for one, _, _, rest in found if one == former) == 1
-        without = [one for found in dealt(parallelism, keyed=False) for one, _, _, _ in found if one == former]
+        without = [
+            one
+            for found in dealt(parallelism, keyed=False)
+            for one, _, _, _ in found
+            if one == former
+        ]
         assert without == [former]
 
 
 def test_data_in_flight_is_dealt_out_although_the_exchange_is_one_to_one_now() -> None:
-    """F6: an exchange by turns becomes one from each to its own when both sides are as many. What was on its way is not lost with it."""
+    """F6: an exchange by turns becomes one from each to its own when both sides are as many.
+
+    What was on its way is not lost with it.
+    """
     read = VertexInput(0, ((0,),), edge_id=4)
-    vertices = [a_vertex(0, an_operator("map", 1)), replace(a_vertex(1, an_operator("count", 1)), inputs=(read,))]
+    vertices = [
+        a_vertex(0, an_operator("map", 1)),
+        replace(a_vertex(1, an_operator("count", 1)), inputs=(read,)),
+    ]
     found = plan_restore(in_flight(2), vertices).tasks[1, 0].in_flight
-    assert [names(file for c in one.channels for file in c.files) for one in found] == [["input-0", "output-0"], ["input-1", "output-1"]]
+    assert [names(file for c in one.channels for file in c.files) for one in found] == [
+        ["input-0", "output-0"],
+        ["input-1", "output-1"],
+    ]
     assert all(one.takes_rest for one in found)
 
 
 def test_event_time_alone_is_no_data_in_flight() -> None:
     """F6.1: a checkpoint that was aligned in time may be restored to a flow that was changed."""
-    channel = ChannelStateHandle(0, ChannelSide.RESTORED, 0, StateFile("", HEAD_BYTES, b"", b"x" * HEAD_BYTES))
+    channel = ChannelStateHandle(
+        0, ChannelSide.RESTORED, 0, StateFile("", HEAD_BYTES, b"", b"x" * HEAD_BYTES)
+    )
     subtasks = {("count", 0): SubtaskState((OperatorStateHandle("count"),), (channel,))}
-    checkpoint = CompletedCheckpoint(checkpoint_id=7, operators=(an_operator("count", 1),), subtasks=subtasks)
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=7, operators=(an_operator("count", 1),), subtasks=subtasks
+    )
     changed = [a_vertex(0, an_operator("count", 1)), a_vertex(1, an_operator("new", 1))]
     assert plan_restore(checkpoint, changed).tasks[0, 0].in_flight == ()
 
@@ -266,20 +391,51 @@ def test_event_time_alone_is_no_data_in_flight() -> None:
     ],
 )
 def test_data_in_flight_refuses_another_shape(vertices: list[CheckpointedVertex]) -> None:
-    with pytest.raises(RestoreError, match=r"checkpoint 7 of flow 'counts' is unaligned, .* or restore a savepoint, which holds none"):
+    with pytest.raises(
+        RestoreError,
+        match=(
+            r"checkpoint 7 of flow 'counts' is unaligned, .* or restore a savepoint, which holds "
+            r"none"
+        ),
+    ):
         plan_restore(in_flight(2), vertices)
 
 
-def test_data_in_flight_goes_where_it_was_sent_though_that_producer_reaches_another_one_now() -> None:
-    """F6: each producer reached every consumer, and reaches one of its own now; what was on its way to the others is not lost."""
-    outputs = [tuple(ChannelStateHandle(4, ChannelSide.OUTPUT, i, blob(f"{producer}-{i}")) for i in range(2)) for producer in range(2)]
-    subtasks = {("map", i): SubtaskState((OperatorStateHandle("map"),), outputs[i]) for i in range(2)}
+def test_data_in_flight_goes_where_it_was_sent_though_that_producer_reaches_another_one_now() -> (
+    None
+):
+    """F6: each producer reached every consumer, and reaches one of its own now; what was on its
+    way to the others is not lost.
+    """
+    outputs = [
+        tuple(
+            ChannelStateHandle(4, ChannelSide.OUTPUT, i, blob(f"{producer}-{i}")) for i in range(2)
+        )
+        for producer in range(2)
+    ]
+    subtasks = {
+        ("map", i): SubtaskState((OperatorStateHandle("map"),), outputs[i]) for i in range(2)
+    }
     subtasks |= {("count", i): SubtaskState((OperatorStateHandle("count"),)) for i in range(2)}
     operators = (an_operator("map", 2), an_operator("count", 2))
-    checkpoint = CompletedCheckpoint(checkpoint_id=7, flow="counts", operators=operators, subtasks=subtasks)
-    for read in (VertexInput(0, edge_id=4, may_be_overtaken=True), VertexInput(0, ((0,), (1,)), edge_id=4)):
-        plan = plan_restore(checkpoint, [a_vertex(0, an_operator("map", 2)), replace(a_vertex(1, an_operator("count", 2)), inputs=(read,))])
-        found = [[names(c.files) for one in plan.tasks[1, i].in_flight for c in one.channels] for i in range(2)]
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=7, flow="counts", operators=operators, subtasks=subtasks
+    )
+    for read in (
+        VertexInput(0, edge_id=4, may_be_overtaken=True),
+        VertexInput(0, ((0,), (1,)), edge_id=4),
+    ):
+        plan = plan_restore(
+            checkpoint,
+            [
+                a_vertex(0, an_operator("map", 2)),
+                replace(a_vertex(1, an_operator("count", 2)), inputs=(read,)),
+            ],
+        )
+        found = [
+            [names(c.files) for one in plan.tasks[1, i].in_flight for c in one.channels]
+            for i in range(2)
+        ]
         assert found == [[["0-0"], ["1-0"]], [["0-1"], ["1-1"]]]
 
 
@@ -293,7 +449,9 @@ class Found:
     payload: Any = None
 
 
-def split(split_id: str, position: Any = 0, *, finished: bool = False, watermark: int = 5) -> SplitState:
+def split(
+    split_id: str, position: Any = 0, *, finished: bool = False, watermark: int = 5
+) -> SplitState:
     return SplitState(split_id, position, None, watermark, finished)
 
 
@@ -302,15 +460,26 @@ def ids(dealt: list[list[SplitState]]) -> list[list[str]]:
 
 
 def test_positions_of_a_source_are_handed_out_in_the_order_of_its_subtasks() -> None:
-    states = {("in", i): SubtaskState((OperatorStateHandle("in", source=None if i == 1 else blob(str(i))),)) for i in range(3)}
-    checkpoint = CompletedCheckpoint(checkpoint_id=7, operators=(an_operator("in", 3),), subtasks=states)
-    plan = plan_restore(checkpoint, [a_vertex(4, an_operator("in", 2)), a_vertex(5, an_operator("new", 2))])
+    states = {
+        ("in", i): SubtaskState(
+            (OperatorStateHandle("in", source=None if i == 1 else blob(str(i))),)
+        )
+        for i in range(3)
+    }
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=7, operators=(an_operator("in", 3),), subtasks=states
+    )
+    plan = plan_restore(
+        checkpoint, [a_vertex(4, an_operator("in", 2)), a_vertex(5, an_operator("new", 2))]
+    )
     assert plan.sources == {4: (blob("0"), None, blob("2"))}
 
 
 def test_splits_stay_where_they_were_and_new_ones_go_where_least_is_open() -> None:
     former = [[split("a", 10), split("b", 3)], [split("c", 99, finished=True)]]
-    dealt = assign_splits(former, [Found("a"), Found("d", payload="path"), Found("c"), Found("e")], 2)
+    dealt = assign_splits(
+        former, [Found("a"), Found("d", payload="path"), Found("c"), Found("e")], 2
+    )
     assert ids(dealt) == [["a", "b"], ["c", "d", "e"]]
     assert dealt[0][0] == split("a", 10)
     assert dealt[1][0] == split("c", 99, finished=True)
@@ -323,13 +492,18 @@ def test_split_that_was_not_found_again_is_kept() -> None:
 
 
 def test_splits_are_dealt_out_anew_at_another_parallelism() -> None:
-    former = [[split("a"), split("b", finished=True), split("c")], [split("d", finished=True), split("e")]]
+    former = [
+        [split("a"), split("b", finished=True), split("c")],
+        [split("d", finished=True), split("e")],
+    ]
     assert ids(assign_splits(former, [], 1)) == [["a", "c", "e", "b", "d"]]
     assert ids(assign_splits(former, [], 3)) == [["a", "b"], ["c", "d"], ["e"]]
 
 
 def test_split_that_two_subtasks_read_is_refused() -> None:
-    with pytest.raises(RestoreError, match="split 'a' was read by the former subtasks 0 and 1, expected by one"):
+    with pytest.raises(
+        RestoreError, match="split 'a' was read by the former subtasks 0 and 1, expected by one"
+    ):
         assign_splits([[split("a")], [split("a")]], [], 2)
 
 
@@ -341,7 +515,10 @@ def test_split_that_two_subtasks_read_is_refused() -> None:
 def test_no_split_is_lost_doubled_or_moved_back_however_often_the_parallelism_changes(
     former: list[list[bool]], found: int, steps: list[int]
 ) -> None:
-    known = [[split(f"{i}-{n}", n, finished=done) for n, done in enumerate(splits)] for i, splits in enumerate(former)]
+    known = [
+        [split(f"{i}-{n}", n, finished=done) for n, done in enumerate(splits)]
+        for i, splits in enumerate(former)
+    ]
     expected = {one.id: one for splits in known for one in splits}
     new = [Found(f"new-{n}") for n in range(found)] + [Found(split_id) for split_id in expected]
     expected |= {f"new-{n}": SplitState(f"new-{n}", None, None) for n in range(found)}

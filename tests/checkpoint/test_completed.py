@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from aioflow.checkpoint.completed import CheckpointKind, CheckpointRetention, CompletedCheckpoint, Discard, files_of
-from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle, OperatorStateHandle, SubtaskState
+from aioflow.checkpoint.completed import (
+    CheckpointKind,
+    CheckpointRetention,
+    CompletedCheckpoint,
+    Discard,
+    files_of,
+)
+from aioflow.checkpoint.subtask import (
+    ChannelSide,
+    ChannelStateHandle,
+    OperatorStateHandle,
+    SubtaskState,
+)
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
 from tests.checkpoint.jobs import state
 
 
-def checkpoint(checkpoint_id: int, *names: str, kind: CheckpointKind = CheckpointKind.CHECKPOINT) -> CompletedCheckpoint:
-    return CompletedCheckpoint(checkpoint_id=checkpoint_id, kind=kind, subtasks={("count", 0): state(*names)})
+def checkpoint(
+    checkpoint_id: int, *names: str, kind: CheckpointKind = CheckpointKind.CHECKPOINT
+) -> CompletedCheckpoint:
+    return CompletedCheckpoint(
+        checkpoint_id=checkpoint_id, kind=kind, subtasks={("count", 0): state(*names)}
+    )
 
 
-def complete(retention: CheckpointRetention, done: CompletedCheckpoint, pending: tuple[int, ...] = ()) -> Discard:
+def complete(
+    retention: CheckpointRetention, done: CompletedCheckpoint, pending: tuple[int, ...] = ()
+) -> Discard:
     """As the coordinator does it."""
     retention.refer(done.checkpoint_id, done.subtasks.values())
     ended, older = retention.ended(done.checkpoint_id), retention.completed(done, pending)
@@ -29,10 +46,21 @@ def test_files_of_every_sort_are_found_once() -> None:
     def file(name: str) -> StateFile:
         return StateFile(name, 1, b"")
 
-    keyed = KeyedStateHandle(CANONICAL, 128, 0, 1, (file("k1"), file("k2"), StateFile("", 1, b"", b"x")))
-    operators = (OperatorStateHandle("a", keyed, file("o"), file("s")), OperatorStateHandle("b", None, file("o")))
+    keyed = KeyedStateHandle(
+        CANONICAL, 128, 0, 1, (file("k1"), file("k2"), StateFile("", 1, b"", b"x"))
+    )
+    operators = (
+        OperatorStateHandle("a", keyed, file("o"), file("s")),
+        OperatorStateHandle("b", None, file("o")),
+    )
     channels = (ChannelStateHandle(0, ChannelSide.INPUT, 0, file("c")),)
-    assert files_of([SubtaskState(operators, channels), SubtaskState()]) == ["k1", "k2", "o", "s", "c"]
+    assert files_of([SubtaskState(operators, channels), SubtaskState()]) == [
+        "k1",
+        "k2",
+        "o",
+        "s",
+        "c",
+    ]
 
 
 def test_the_newest_are_kept() -> None:
@@ -50,7 +78,11 @@ def test_the_newest_are_kept() -> None:
 
 def test_shared_file_lives_as_long_as_anybody_refers_to_it() -> None:
     retention = CheckpointRetention(1)
-    first, second, third = checkpoint(1, "base", "d1"), checkpoint(2, "base", "d1", "d2"), checkpoint(3, "compacted")
+    first, second, third = (
+        checkpoint(1, "base", "d1"),
+        checkpoint(2, "base", "d1", "d2"),
+        checkpoint(3, "compacted"),
+    )
     complete(retention, first)
     assert complete(retention, second) == Discard((first,), ())
     assert complete(retention, third) == Discard((second,), ("base", "d1", "d2"))
@@ -67,7 +99,9 @@ def test_pending_checkpoint_keeps_the_files_that_it_has_acknowledged() -> None:
 
 
 def test_what_a_pending_checkpoint_may_build_on_waits_for_it() -> None:
-    """3 was triggered when 1 was the latest: its increments refer to files of 1, though nobody has acknowledged them yet."""
+    """3 was triggered when 1 was the latest: its increments refer to files of 1, though nobody
+    has acknowledged them yet.
+    """
     retention = CheckpointRetention(1)
     first, second = checkpoint(1, "base"), checkpoint(2, "x")
     complete(retention, first)

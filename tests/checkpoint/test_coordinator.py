@@ -21,11 +21,29 @@ from aioflow.checkpoint.instructions import (
 )
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.requests import REQUESTS_MAX
-from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle, CheckpointStats, SubtaskState
+from aioflow.checkpoint.subtask import (
+    ChannelSide,
+    ChannelStateHandle,
+    CheckpointStats,
+    SubtaskState,
+)
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.errors import ValueNotSupported
 from aioflow.state.handles import StateFile
-from tests.checkpoint.jobs import COUNT, KEYS, SINK, SOURCE, VERTICES, Job, answered, attempt, only, operator, state, triggered
+from tests.checkpoint.jobs import (
+    COUNT,
+    KEYS,
+    SINK,
+    SOURCE,
+    VERTICES,
+    Job,
+    answered,
+    attempt,
+    only,
+    operator,
+    state,
+    triggered,
+)
 
 
 def aborted(checkpoint_id: int, latest: int, reason: Reason) -> NotifyAborted:
@@ -97,13 +115,17 @@ def test_slow_acknowledgement_keeps_the_next_one_back_and_a_savepoint_goes_first
     assert triggered(job.savepoint(8, "file:///sp")) == []
     after = job.complete(1)
     (trigger,) = only(Trigger, after)
-    assert trigger.barrier == CheckpointBarrier(2, job.now.ms, savepoint=True, full=True, directory="file:///sp")
+    assert trigger.barrier == CheckpointBarrier(
+        2, job.now.ms, savepoint=True, full=True, directory="file:///sp"
+    )
     assert triggered(job.complete(2)) == [3]  # What was asked for,
     assert answered(job.complete(3)) == {7: "file:///3"}
     assert triggered(job.advance(1000)) == [4]  # and then what the clock asks for.
 
 
-def test_a_checkpoint_that_takes_several_intervals_is_warned_of_once_and_again_at_twice_its_age() -> None:
+def test_a_checkpoint_that_takes_several_intervals_is_warned_of_once_and_again_at_twice_its_age() -> (
+    None
+):
     job = Job(interval_ms=2_000)
     job.run()
     assert triggered(job.advance(2_000)) == [1]
@@ -116,12 +138,16 @@ def test_a_checkpoint_that_takes_several_intervals_is_warned_of_once_and_again_a
         job.ack(key, 1)
     assert job.advance(12_000) == [WarnBehind(1, 24_000, 2_000, "the store")]
     assert triggered(job.stored(1)) == [2]
-    assert only(WarnBehind, job.advance(40_000)) == [], "those that take no longer need no second warning"
+    assert only(WarnBehind, job.advance(40_000)) == [], (
+        "those that take no longer need no second warning"
+    )
     job.complete(2)
     assert only(WarnBehind, job.advance(1_000)) == []
     job.complete(3)  # In time.
     assert triggered(job.advance(1_000)) == [4]
-    assert only(WarnBehind, job.advance(6_000)) == [WarnBehind(4, 6_000, 2_000, "Source (1/2), attempt 0 and 4 more")]
+    assert only(WarnBehind, job.advance(6_000)) == [
+        WarnBehind(4, 6_000, 2_000, "Source (1/2), attempt 0 and 4 more")
+    ]
 
 
 def test_nothing_is_behind_without_an_interval_and_no_savepoint_ever_is() -> None:
@@ -140,7 +166,9 @@ def test_short_intervals_are_not_warned_of_before_five_seconds() -> None:
     job.run()
     assert triggered(job.advance(10)) == [1]
     assert only(WarnBehind, job.advance(4_999)) == []
-    assert only(WarnBehind, job.advance(1)) == [WarnBehind(1, 5_000, 10, "Source (1/2), attempt 0 and 4 more")]
+    assert only(WarnBehind, job.advance(1)) == [
+        WarnBehind(1, 5_000, 10, "Source (1/2), attempt 0 and 4 more")
+    ]
 
 
 def test_several_may_be_under_way() -> None:
@@ -214,7 +242,9 @@ def test_options_of_overtaking_stand_in_the_barrier_of_checkpoints_alone() -> No
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(options))} is {next(iter(options.values()))}, expected"):
+    with pytest.raises(
+        ValueError, match=f"{next(iter(options))} is {next(iter(options.values()))}, expected"
+    ):
         CoordinatorOptions(**options)  # type: ignore[arg-type]
 
 
@@ -231,10 +261,22 @@ def test_complete_means_stored_and_only_then_tasks_are_told() -> None:
     (store,) = job.ack(KEYS[-1], 1)
     assert isinstance(store, Store)
     checkpoint = store.checkpoint
-    assert (checkpoint.checkpoint_id, checkpoint.kind, checkpoint.flow) == (1, CheckpointKind.CHECKPOINT, "counts")
+    assert (checkpoint.checkpoint_id, checkpoint.kind, checkpoint.flow) == (
+        1,
+        CheckpointKind.CHECKPOINT,
+        "counts",
+    )
     assert (checkpoint.triggered_ms, checkpoint.completed_ms) == (job.now.ms - 2000, job.now.ms)
-    assert checkpoint.operators == tuple(operator for vertex in VERTICES for operator in vertex.operators)
-    assert list(checkpoint.subtasks) == [("source", 0), ("source", 1), ("count", 0), ("count", 1), ("sink", 0)]
+    assert checkpoint.operators == tuple(
+        operator for vertex in VERTICES for operator in vertex.operators
+    )
+    assert list(checkpoint.subtasks) == [
+        ("source", 0),
+        ("source", 1),
+        ("count", 0),
+        ("count", 1),
+        ("sink", 0),
+    ]
     assert checkpoint.subtasks["count", 1] == state("f(1, 1)")
     assert job.coordinator.latest is None
     done = job.stored(1)
@@ -250,7 +292,9 @@ def test_acknowledgement_of_an_old_attempt_is_discarded() -> None:
     job.lost((COUNT, 0))
     job.restart()
     job.checkpoint(1)
-    old = job.coordinator.acknowledge(attempt(COUNT, 0, 0), 1, state("old"), CheckpointStats(), job.now)
+    old = job.coordinator.acknowledge(
+        attempt(COUNT, 0, 0), 1, state("old"), CheckpointStats(), job.now
+    )
     assert job.heard(old) == [Discard((), ("old",))]
     assert job.ack((COUNT, 0), 1, state("new")) == []
     assert job.heard(job.coordinator.decline(attempt(COUNT, 0, 0), 1, "DECLINED", job.now)) == []
@@ -283,7 +327,10 @@ def test_completion_subsumes_older_ones_but_no_savepoint() -> None:
     done = job.stored(5)
     assert done[0] == NotifyComplete(5)
     assert done[1] == aborted(4, 5, Reason.SUBSUMED)
-    assert answered(done)[2] == "checkpoint 4 failed: a newer one completed first (checkpoint 5 is complete)"
+    assert (
+        answered(done)[2]
+        == "checkpoint 4 failed: a newer one completed first (checkpoint 5 is complete)"
+    )
     assert only(Discard, done) == [Discard((), ("of-4",))]
     assert job.coordinator.pending_ids == (3,)
 
@@ -326,11 +373,15 @@ def test_late_acknowledgement_deletes_nothing_that_somebody_refers_to() -> None:
     job.complete(1, "base", "delta-1")
     job.checkpoint(2)
     job.advance(500)
-    assert job.ack((COUNT, 0), 2, state("base", "delta-1", "delta-2")) == [Discard((), ("delta-2",))]
+    assert job.ack((COUNT, 0), 2, state("base", "delta-1", "delta-2")) == [
+        Discard((), ("delta-2",))
+    ]
 
 
 def test_acknowledgement_that_refers_to_deleted_files_aborts_its_checkpoint() -> None:
-    """The task had not heard that 2 is complete when it took 3: its increment builds on 1, whose files are gone. 4 is right again."""
+    """The task had not heard that 2 is complete when it took 3: its increment builds on 1, whose
+    files are gone. 4 is right again.
+    """
     job = Job(tolerable_failures=0)
     job.run()
     job.checkpoint(1)
@@ -355,7 +406,8 @@ def test_decline_aborts_and_names_the_task_and_its_error() -> None:
     assert declined[0] == aborted(1, 0, Reason.ASYNC_EXCEPTION)
     (answer,) = only(Answer, declined)
     assert str(answer.error) == (
-        "checkpoint 1 failed: a task could not write its snapshot (by Count (2/2), attempt 0: ValueError: user code)"
+        "checkpoint 1 failed: a task could not write its snapshot (by Count (2/2), attempt 0: "
+        "ValueError: user code)"
     )
     assert isinstance(answer.error.__cause__, ValueError)  # type: ignore[union-attr]
     assert job.decline((COUNT, 1), 1, "ASYNC_EXCEPTION") == []
@@ -373,7 +425,9 @@ def test_unknown_reason_counts_as_declined() -> None:
 
 
 def test_failed_metadata_write_fails_that_checkpoint_and_the_next_one_subsumes_it() -> None:
-    """RELIABILITY 2.1: tasks learn that 1 was aborted with nothing completed, then that 2 completed: sinks commit all up to 2."""
+    """RELIABILITY 2.1: tasks learn that 1 was aborted with nothing completed, then that 2
+    completed: sinks commit all up to 2.
+    """
     job = Job()
     job.run()
     job.checkpoint(1)
@@ -398,7 +452,9 @@ def test_checkpoint_that_expires_while_it_is_stored_is_deleted_once_its_outcome_
         assert "still being stored" in answered(expired)[1]
         job.checkpoint(2)
         location = "file:///1" if outcome == "stored" else ""
-        assert getattr(job, outcome)(1) == [Discard((replace(checkpoint, location=location),), ("a",))]
+        assert getattr(job, outcome)(1) == [
+            Discard((replace(checkpoint, location=location),), ("a",))
+        ]
         assert job.coordinator.latest is None
         assert job.coordinator.pending_ids == (2,)
 
@@ -420,12 +476,16 @@ def test_storing_that_ends_behind_a_newer_one_is_undone() -> None:
 
 
 def test_tolerable_failures() -> None:
-    """F9.5: two expiries are borne, the third fails the job; a success in between starts the count anew."""
+    """F9.5: two expiries are borne, the third fails the job; a success in between starts the
+    count anew.
+    """
     job = Job(interval_ms=1000, timeout_ms=100, tolerable_failures=2)
     job.run()
     assert only(FailJob, job.advance(2200)) == []
     (fail,) = only(FailJob, job.advance(1000))
-    assert str(fail.error).startswith("3 checkpoints failed in a row, 2 are tolerated; the last one: checkpoint 3 failed: ")
+    assert str(fail.error).startswith(
+        "3 checkpoints failed in a row, 2 are tolerated; the last one: checkpoint 3 failed: "
+    )
 
     job = Job(interval_ms=1000, timeout_ms=100, tolerable_failures=2)
     job.run()
@@ -452,7 +512,9 @@ def test_failed_savepoint_is_answered_and_fails_no_job() -> None:
     job.savepoint(1)
     declined = job.decline((COUNT, 0), 1, "DECLINED")
     assert only(FailJob, declined) == []
-    assert answered(declined)[1].startswith("savepoint 1 failed: a task could not take its snapshot")
+    assert answered(declined)[1].startswith(
+        "savepoint 1 failed: a task could not take its snapshot"
+    )
 
 
 def test_lost_task_aborts_what_is_pending_and_the_survivors_hear_of_it() -> None:
@@ -558,7 +620,9 @@ def test_restore_without_claim_never_deletes_and_begins_with_a_full_checkpoint()
 def test_restore_with_claim_is_deleted_once_subsumed() -> None:
     """H7.1: and what the next one shares with it stays."""
     job = Job()
-    restored = CompletedCheckpoint(checkpoint_id=5, subtasks={("count", 0): state("base", "delta-5")})
+    restored = CompletedCheckpoint(
+        checkpoint_id=5, subtasks={("count", 0): state("base", "delta-5")}
+    )
     job.coordinator.restored(restored, job.now, claim=True)
     assert job.coordinator.latest is restored
     job.run()
@@ -569,7 +633,9 @@ def test_restore_with_claim_is_deleted_once_subsumed() -> None:
 
 def test_restored_savepoint_is_never_deleted() -> None:
     job = Job()
-    savepoint = CompletedCheckpoint(checkpoint_id=5, kind=CheckpointKind.SAVEPOINT, subtasks={("count", 0): state("sp")})
+    savepoint = CompletedCheckpoint(
+        checkpoint_id=5, kind=CheckpointKind.SAVEPOINT, subtasks={("count", 0): state("sp")}
+    )
     job.coordinator.restored(savepoint, job.now, claim=True)
     job.run()
     job.checkpoint(1)
@@ -637,7 +703,9 @@ def test_stop_makes_the_final_checkpoint_a_savepoint() -> None:
     assert triggered(job.advance(1000)) == [2]  # The way to the end may be long.
     job.complete(2, "b")
     (trigger,) = only(Trigger, job.at_end(*KEYS))
-    assert trigger.barrier == CheckpointBarrier(3, job.now.ms, savepoint=True, full=True, directory="file:///sp", final=True)
+    assert trigger.barrier == CheckpointBarrier(
+        3, job.now.ms, savepoint=True, full=True, directory="file:///sp", final=True
+    )
     job.ack_all(3, "sp")
     done = job.stored(3)
     assert done == [NotifyComplete(3), Answer(7, job.coordinator.latest)]  # type: ignore[arg-type]
@@ -646,7 +714,9 @@ def test_stop_makes_the_final_checkpoint_a_savepoint() -> None:
 
 
 def test_while_stopped_tasks_end_nothing_but_the_final_checkpoint_is_taken() -> None:
-    """A drained task would end with whatever completes, and the savepoint would find nobody to take it."""
+    """A drained task would end with whatever completes, and the savepoint would find nobody to
+    take it.
+    """
     job = Job(interval_ms=1000)
     job.run()
     job.stop(7)
@@ -671,7 +741,9 @@ def test_stop_without_savepoint_ends_with_a_checkpoint() -> None:
     assert answered(job.complete(1)) == {7: "file:///1"}
 
 
-def test_stop_without_savepoint_whose_checkpoint_fails_tries_again_and_is_answered_once_it_is_complete() -> None:
+def test_stop_without_savepoint_whose_checkpoint_fails_tries_again_and_is_answered_once_it_is_complete() -> (
+    None
+):
     job = Job(tolerable_failures=1)
     job.run()
     job.stop(7, savepoint=False, directory="")
@@ -684,15 +756,21 @@ def test_stop_without_savepoint_whose_checkpoint_fails_tries_again_and_is_answer
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_final_checkpoint_of_a_value_that_cannot_be_kept_fails_the_job_for_good(stopped: bool) -> None:
+def test_final_checkpoint_of_a_value_that_cannot_be_kept_fails_the_job_for_good(
+    stopped: bool,
+) -> None:
     job = Job()
     job.run()
     if stopped:
         job.stop(7, savepoint=False, directory="")
     job.at_end(*KEYS)
-    failed = job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION", ValueNotSupported("a lock cannot travel"))
+    failed = job.decline(
+        (COUNT, 0), 1, "ASYNC_EXCEPTION", ValueNotSupported("a lock cannot travel")
+    )
     assert [one.for_good for one in only(FailJob, failed)] == [True]
-    assert [number for number, told in answered(failed).items() if "a lock cannot travel" in told] == [7] * stopped
+    assert [
+        number for number, told in answered(failed).items() if "a lock cannot travel" in told
+    ] == [7] * stopped
 
 
 def test_a_periodic_checkpoint_of_a_value_that_cannot_be_kept_fails_the_job_for_good() -> None:
@@ -700,15 +778,21 @@ def test_a_periodic_checkpoint_of_a_value_that_cannot_be_kept_fails_the_job_for_
     job = Job(interval_ms=1000, tolerable_failures=None)
     job.run()
     assert triggered(job.advance(1000)) == [1]
-    failed = job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION", ValueNotSupported("a lock cannot travel"))
-    assert [(one.for_good, "a lock cannot travel" in str(one.error)) for one in only(FailJob, failed)] == [(True, True)]
+    failed = job.decline(
+        (COUNT, 0), 1, "ASYNC_EXCEPTION", ValueNotSupported("a lock cannot travel")
+    )
+    assert [
+        (one.for_good, "a lock cannot travel" in str(one.error)) for one in only(FailJob, failed)
+    ] == [(True, True)]
 
 
 def test_a_savepoint_of_a_value_that_cannot_be_kept_costs_the_job_nothing() -> None:
     job = Job(tolerable_failures=0)
     job.run()
     assert triggered(job.savepoint(7)) == [1]
-    failed = job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION", ValueNotSupported("a lock cannot travel"))
+    failed = job.decline(
+        (COUNT, 0), 1, "ASYNC_EXCEPTION", ValueNotSupported("a lock cannot travel")
+    )
     assert "a lock cannot travel" in answered(failed)[7]
     assert only(FailJob, failed) == []
 
@@ -760,7 +844,9 @@ def test_failed_savepoint_of_a_stop_fails_the_job() -> None:
     assert len(only(FailJob, failed)) == 1
 
 
-def test_task_that_fails_during_the_savepoint_of_a_stop_restarts_and_the_stop_still_stands() -> None:
+def test_task_that_fails_during_the_savepoint_of_a_stop_restarts_and_the_stop_still_stands() -> (
+    None
+):
     job = Job()
     job.run()
     job.stop(7)
@@ -776,7 +862,9 @@ def test_task_that_fails_during_the_savepoint_of_a_stop_restarts_and_the_stop_st
 
 
 def test_task_that_ended_before_the_savepoint_of_a_stop_does_not_end_the_stop() -> None:
-    """One that was through by itself may end on a checkpoint that was under way; the savepoint is taken of the others."""
+    """One that was through by itself may end on a checkpoint that was under way; the savepoint
+    is taken of the others.
+    """
     job = Job()
     job.run()
     job.stop(7)
@@ -810,7 +898,9 @@ def test_stop_that_never_got_its_checkpoint_is_answered_at_the_end() -> None:
 
 
 def test_finished_subtask_counts_with_what_it_had() -> None:
-    """FLIP-147: the state of the checkpoint that it ended with stays in every later one; so its splits stay known as read."""
+    """FLIP-147: the state of the checkpoint that it ended with stays in every later one; so its
+    splits stay known as read.
+    """
     job = Job()
     job.run()
     job.checkpoint(1)
@@ -829,13 +919,17 @@ def test_finished_subtask_counts_with_what_it_had() -> None:
     (store,) = only(Store, done)
     finished = store.checkpoint.subtasks["source", 0]
     assert finished == SubtaskState(state("positions", uid="source").operators, (), finished=True)
-    # What was in flight behind it was processed before the second checkpoint, or is kept by who waits for it.
-    # The file outlives the checkpoint that it was written for.
+    # What was in flight behind it was processed before the second checkpoint, or is kept by who
+    # waits for it. The file outlives the checkpoint that it was written for.
     assert only(Discard, job.stored(2)) == [Discard((first,), ())]
 
 
-def test_subtask_that_finishes_while_a_checkpoint_is_stored_counts_with_files_that_are_kept() -> None:
-    """What it has in the newest checkpoint counts, not what it had in the one that was the newest when it finished."""
+def test_subtask_that_finishes_while_a_checkpoint_is_stored_counts_with_files_that_are_kept() -> (
+    None
+):
+    """What it has in the newest checkpoint counts, not what it had in the one that was the
+    newest when it finished.
+    """
     job = Job()
     job.run()
     files = []
@@ -846,16 +940,23 @@ def test_subtask_that_finishes_while_a_checkpoint_is_stored_counts_with_files_th
             job.ack(key, checkpoint_id)
         if checkpoint_id == 2:
             job.finished((SOURCE, 0))
-        files += [name for discard in only(Discard, job.stored(checkpoint_id)) for name in discard.files]
+        files += [
+            name for discard in only(Discard, job.stored(checkpoint_id)) for name in discard.files
+        ]
     assert files == ["positions-1"]
     job.checkpoint(3)
     (store,) = only(Store, [i for key in KEYS[1:] for i in job.ack(key, 3)])
-    assert store.checkpoint.subtasks["source", 0].operators == state("positions-2", uid="source").operators
+    assert (
+        store.checkpoint.subtasks["source", 0].operators
+        == state("positions-2", uid="source").operators
+    )
     assert all(not discard.files for discard in only(Discard, job.stored(3)))
 
 
 def test_checkpoints_of_former_runs_share_their_files_until_they_go() -> None:
-    """A job that begins with the newest of two keeps what the older one names, as long as that is kept."""
+    """A job that begins with the newest of two keeps what the older one names, as long as that
+    is kept.
+    """
     before = Job(retain=2)
     before.run()
     for number in (1, 2):
@@ -869,7 +970,10 @@ def test_checkpoints_of_former_runs_share_their_files_until_they_go() -> None:
     job.run()
     job.checkpoint(3)
     (discard,) = only(Discard, job.complete(3, "new"))
-    assert ([checkpoint.checkpoint_id for checkpoint in discard.checkpoints], discard.files) == ([1], ("own-1",))
+    assert ([checkpoint.checkpoint_id for checkpoint in discard.checkpoints], discard.files) == (
+        [1],
+        ("own-1",),
+    )
     job.checkpoint(4)
     (discard,) = only(Discard, job.complete(4, "new"))
     assert sorted(discard.files) == ["own-2", "shared"]
@@ -891,7 +995,12 @@ def test_tasks_behind_finished_ones_are_triggered_themselves() -> None:
 def test_pointwise_exchange_is_followed_subtask_by_subtask() -> None:
     vertices = (
         CheckpointedVertex(vertex_id=0, name="A", operators=(operator("a", 2),)),
-        CheckpointedVertex(vertex_id=1, name="B", operators=(operator("b", 2),), inputs=(VertexInput(0, ((0,), (1,))),)),
+        CheckpointedVertex(
+            vertex_id=1,
+            name="B",
+            operators=(operator("b", 2),),
+            inputs=(VertexInput(0, ((0,), (1,))),),
+        ),
     )
     job = Job(vertices=vertices)
     job.run()
@@ -910,7 +1019,9 @@ def test_task_that_finishes_before_it_acknowledged_ends_that_checkpoint() -> Non
 
 
 @pytest.mark.parametrize("is_savepoint", [True, False])
-def test_what_somebody_asked_for_begins_again_without_the_task_that_finished_in_the_middle(is_savepoint: bool) -> None:
+def test_what_somebody_asked_for_begins_again_without_the_task_that_finished_in_the_middle(
+    is_savepoint: bool,
+) -> None:
     job = Job()
     job.run()
     assert triggered((job.savepoint if is_savepoint else job.checkpoint)(7)) == [1]
@@ -923,7 +1034,9 @@ def test_what_somebody_asked_for_begins_again_without_the_task_that_finished_in_
 
 
 def test_what_met_a_task_that_is_about_to_end_waits_for_its_end() -> None:
-    """Those downstream may say so first, and name no task: then the next attempt hears it of the task itself."""
+    """Those downstream may say so first, and name no task: then the next attempt hears it of the
+    task itself.
+    """
     job = Job()
     job.run()
     job.savepoint(7)
@@ -950,7 +1063,9 @@ def test_what_ends_so_again_and_again_is_answered() -> None:
     job.run()
     job.savepoint(7)
     for checkpoint_id in range(1, CLOSING_TRIES + 1):
-        assert triggered(job.decline((COUNT, 0), checkpoint_id, "CANCELLATION_BARRIER")) == [checkpoint_id + 1]
+        assert triggered(job.decline((COUNT, 0), checkpoint_id, "CANCELLATION_BARRIER")) == [
+            checkpoint_id + 1
+        ]
     last = job.decline((COUNT, 0), CLOSING_TRIES + 1, "CANCELLATION_BARRIER")
     assert "a task upstream cancelled it" in answered(last)[7]
 
@@ -970,7 +1085,9 @@ def test_nothing_is_triggered_when_all_have_finished() -> None:
 def test_statistics_tell_the_story() -> None:
     job = Job(retain=1, timeout_ms=500)
     job.coordinator.restored(
-        CompletedCheckpoint(checkpoint_id=7, kind=CheckpointKind.SAVEPOINT, location="file:///old"), job.now, claim=False
+        CompletedCheckpoint(checkpoint_id=7, kind=CheckpointKind.SAVEPOINT, location="file:///old"),
+        job.now,
+        claim=False,
     )
     job.run()
     statistics = job.coordinator.statistics
@@ -978,12 +1095,28 @@ def test_statistics_tell_the_story() -> None:
     assert statistics.counts.in_progress == 1
     for number, key in enumerate(KEYS):
         job.s = round(job.s + 0.01, 6)
-        job.ack(key, 8, state_size=100 * number, checkpointed_size=10, alignment_processed=3, alignment_persisted=2)
+        job.ack(
+            key,
+            8,
+            state_size=100 * number,
+            checkpointed_size=10,
+            alignment_processed=3,
+            alignment_persisted=2,
+        )
     job.stored(8)
     record = statistics.record(8)
     assert record is not None
-    assert (record.status, record.checkpoint_type, record.is_savepoint) == ("COMPLETED", "CHECKPOINT", False)
-    assert (record.state_size, record.checkpointed_size, record.processed_data, record.persisted_data) == (1000, 50, 15, 10)
+    assert (record.status, record.checkpoint_type, record.is_savepoint) == (
+        "COMPLETED",
+        "CHECKPOINT",
+        False,
+    )
+    assert (
+        record.state_size,
+        record.checkpointed_size,
+        record.processed_data,
+        record.persisted_data,
+    ) == (1000, 50, 15, 10)
     assert (record.end_to_end_duration, record.latest_ack_timestamp) == (50, job.now.ms)
     assert (record.num_subtasks, record.num_acknowledged_subtasks) == (5, 5)
     assert record.tasks[COUNT].subtasks[1].end_to_end_duration == 40
@@ -996,14 +1129,28 @@ def test_statistics_tell_the_story() -> None:
     job.complete(11)
     assert statistics.record(8).discarded  # type: ignore[union-attr]
     counts = statistics.counts
-    assert (counts.restored, counts.total, counts.in_progress, counts.completed, counts.failed) == (1, 4, 0, 3, 1)
+    assert (counts.restored, counts.total, counts.in_progress, counts.completed, counts.failed) == (
+        1,
+        4,
+        0,
+        3,
+        1,
+    )
     latest = statistics.latest
     assert latest.completed is not None
     assert latest.savepoint is not None
     assert latest.failed is not None
     assert latest.restored is not None
-    assert (latest.completed.id, latest.savepoint.id, latest.failed.id, latest.restored.id) == (11, 9, 10, 7)
-    assert (latest.failed.failure_reason, latest.failed.end_to_end_duration) == (Reason.EXPIRED, 500)
+    assert (latest.completed.id, latest.savepoint.id, latest.failed.id, latest.restored.id) == (
+        11,
+        9,
+        10,
+        7,
+    )
+    assert (latest.failed.failure_reason, latest.failed.end_to_end_duration) == (
+        Reason.EXPIRED,
+        500,
+    )
     assert latest.failed.failure_message.startswith("checkpoint 10 failed")
     assert latest.restored.is_savepoint
     assert [r.id for r in statistics.history] == [11, 10, 9, 8]

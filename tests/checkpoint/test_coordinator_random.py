@@ -1,6 +1,8 @@
-"""The coordinator in a world of its own: tasks that write increments, messages that are late or doubled, a store that fails.
+"""The coordinator in a world of its own: tasks that write increments, messages that are late or
+doubled, a store that fails.
 
-Whatever the order: no file is deleted that somebody needs, nothing completes that could not be restored, every request is answered once.
+Whatever the order: no file is deleted that somebody needs, nothing completes that could not be
+restored, every request is answered once.
 """
 
 from __future__ import annotations
@@ -9,10 +11,25 @@ from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint, Discard, files_of
-from aioflow.checkpoint.instructions import Answer, FailJob, Instruction, NotifyAborted, NotifyComplete, Store, Trigger
+from aioflow.checkpoint.instructions import (
+    Answer,
+    FailJob,
+    Instruction,
+    NotifyAborted,
+    NotifyComplete,
+    Store,
+    Trigger,
+)
 from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.ids import ExecutionAttemptId
@@ -26,7 +43,9 @@ ENDINGS = st.sampled_from([None, (True, True), (True, True), (True, False), (Fal
 
 @dataclass
 class Task:
-    """A subtask with incremental state: it builds on the newest checkpoint that it knows to be complete."""
+    """A subtask with incremental state: it builds on the newest checkpoint that it knows to be
+    complete.
+    """
 
     attempt: ExecutionAttemptId
     runs: bool = False
@@ -40,10 +59,19 @@ class Task:
 class World(RuleBasedStateMachine):
     """Two stateful subtasks; the others acknowledge with nothing."""
 
-    @initialize(max_concurrent=st.integers(1, 3), retain=st.integers(1, 3), claim=st.sampled_from([None, True, False]))
+    @initialize(
+        max_concurrent=st.integers(1, 3),
+        retain=st.integers(1, 3),
+        claim=st.sampled_from([None, True, False]),
+    )
     def begin(self, max_concurrent: int, retain: int, claim: bool | None) -> None:
         self.job = Job(
-            interval_ms=50, timeout_ms=400, min_pause_ms=MIN_PAUSE_MS, max_concurrent=max_concurrent, retain=retain, tolerable_failures=3
+            interval_ms=50,
+            timeout_ms=400,
+            min_pause_ms=MIN_PAUSE_MS,
+            max_concurrent=max_concurrent,
+            retain=retain,
+            tolerable_failures=3,
         )
         self.files: set[str] = set()
         self.metadata: dict[int, CompletedCheckpoint] = {}
@@ -60,7 +88,9 @@ class World(RuleBasedStateMachine):
         self.number = 0
         self.tasks: dict[tuple[int, int], Task] = {}
         if claim is not None:
-            restored = CompletedCheckpoint(checkpoint_id=4, subtasks={("count", 0): state("old"), ("count", 1): state("old")})
+            restored = CompletedCheckpoint(
+                checkpoint_id=4, subtasks={("count", 0): state("old"), ("count", 1): state("old")}
+            )
             self.files.add("old")
             self.metadata[4] = restored
             self.foreign = set() if claim else {"old"}
@@ -71,12 +101,18 @@ class World(RuleBasedStateMachine):
         latest = self.job.coordinator.latest
         if latest is not None:
             assert self.metadata[latest.checkpoint_id].subtasks == latest.subtasks
-            assert set(files_of(latest.subtasks.values())) <= self.files, "the job cannot be restored"
+            assert set(files_of(latest.subtasks.values())) <= self.files, (
+                "the job cannot be restored"
+            )
         for key in KEYS:
             task = self.tasks[key] = Task(self.job.of(*key), runs=True)
             if latest is not None:
                 task.known = latest.checkpoint_id
-                restored = latest.subtasks.get(("count", key[1]), SubtaskState()) if key[0] == COUNT else SubtaskState()
+                restored = (
+                    latest.subtasks.get(("count", key[1]), SubtaskState())
+                    if key[0] == COUNT
+                    else SubtaskState()
+                )
                 task.written[task.known] = tuple(files_of([restored]))
         self.carry_out(self.job.run())
 
@@ -85,16 +121,28 @@ class World(RuleBasedStateMachine):
             match instruction:
                 case Trigger(barrier, _):
                     checkpoint_id = barrier.checkpoint_id
-                    assert checkpoint_id == max([4, *self.triggered]) + 1 or checkpoint_id == max([0, *self.triggered]) + 1
+                    assert (
+                        checkpoint_id == max([4, *self.triggered]) + 1
+                        or checkpoint_id == max([0, *self.triggered]) + 1
+                    )
                     self.triggered[checkpoint_id] = barrier
-                    assert len(self.job.coordinator.pending_ids) <= self.job.coordinator.options.max_concurrent
+                    assert (
+                        len(self.job.coordinator.pending_ids)
+                        <= self.job.coordinator.options.max_concurrent
+                    )
                     for task in self.tasks.values():
                         assert task.runs
                         task.due.append(checkpoint_id)
-                    if not barrier.savepoint and not self.asked - self.answered and self.last_completion_s is not None:
+                    if (
+                        not barrier.savepoint
+                        and not self.asked - self.answered
+                        and self.last_completion_s is not None
+                    ):
                         assert self.job.s - self.last_completion_s >= MIN_PAUSE_MS / 1000 - 1e-6
                 case Store(checkpoint):
-                    assert set(files_of(checkpoint.subtasks.values())) <= self.files, "it refers to files that are deleted"
+                    assert set(files_of(checkpoint.subtasks.values())) <= self.files, (
+                        "it refers to files that are deleted"
+                    )
                     self.storing[checkpoint.checkpoint_id] = checkpoint
                 case NotifyComplete(checkpoint_id):
                     assert checkpoint_id in self.metadata
@@ -118,17 +166,23 @@ class World(RuleBasedStateMachine):
                     pass
 
     def end(self, checkpoint_id: int, how: str) -> None:
-        assert checkpoint_id not in self.ended, f"{checkpoint_id} was {self.ended.get(checkpoint_id)}, and is {how}"
+        assert checkpoint_id not in self.ended, (
+            f"{checkpoint_id} was {self.ended.get(checkpoint_id)}, and is {how}"
+        )
         self.ended[checkpoint_id] = how
 
     def discard(self, checkpoints: tuple[CompletedCheckpoint, ...], files: tuple[str, ...]) -> None:
         for checkpoint in checkpoints:
             assert checkpoint not in self.job.coordinator.retained
-            assert not (checkpoint.kind.is_savepoint and self.ended[checkpoint.checkpoint_id] == "complete")
+            assert not (
+                checkpoint.kind.is_savepoint and self.ended[checkpoint.checkpoint_id] == "complete"
+            )
             self.metadata.pop(checkpoint.checkpoint_id, None)
         assert not self.foreign & set(files)
         for checkpoint_id, checkpoint in self.metadata.items():
-            assert not set(files_of(checkpoint.subtasks.values())) & set(files), f"{checkpoint_id} is left without its files"
+            assert not set(files_of(checkpoint.subtasks.values())) & set(files), (
+                f"{checkpoint_id} is left without its files"
+            )
         for checkpoint in self.storing.values():
             if self.ended.get(checkpoint.checkpoint_id) != "aborted":
                 assert not set(files_of(checkpoint.subtasks.values())) & set(files)
@@ -138,7 +192,9 @@ class World(RuleBasedStateMachine):
 
     @rule(data=st.data(), compact=st.booleans(), skip=st.booleans())
     def take(self, data: st.DataObject, compact: bool, skip: bool) -> None:
-        """A subtask takes a checkpoint, whether or not it has been given up meanwhile; its acknowledgement is under way."""
+        """A subtask takes a checkpoint, whether or not it has been given up meanwhile; its
+        acknowledgement is under way.
+        """
         possible = [key for key, task in self.tasks.items() if task.runs and task.due]
         if not possible:
             return
@@ -154,7 +210,11 @@ class World(RuleBasedStateMachine):
         if key[0] != COUNT:
             return SubtaskState()
         task = self.tasks[key]
-        base = () if compact or self.triggered[checkpoint_id].full else task.written.get(task.known, ())
+        base = (
+            ()
+            if compact or self.triggered[checkpoint_id].full
+            else task.written.get(task.known, ())
+        )
         new = f"{checkpoint_id}-{key[1]}-{task.attempt.attempt}"
         self.files.add(new)
         task.written[checkpoint_id] = (*base, new)
@@ -162,12 +222,18 @@ class World(RuleBasedStateMachine):
 
     @rule(missed=st.integers(1, 3))
     def fall_behind(self, missed: int) -> None:
-        """Tasks hear of one checkpoint and of none behind it, all written anew, and then build on that one: its files may be gone."""
+        """Tasks hear of one checkpoint and of none behind it, all written anew, and then build
+        on that one: its files may be gone.
+        """
         self.succeed([False, *[True] * missed, False], told=True, ending=(True, True))
 
-    @rule(compacts=st.lists(st.booleans(), min_size=1, max_size=4), told=st.booleans(), ending=ENDINGS)
+    @rule(
+        compacts=st.lists(st.booleans(), min_size=1, max_size=4), told=st.booleans(), ending=ENDINGS
+    )
     def succeed(self, compacts: list[bool], told: bool, ending: tuple[bool, bool] | None) -> None:
-        """One after the other completes everywhere, as most checkpoints do; the last one by `ending`. With `told` the first is heard of."""
+        """One after the other completes everywhere, as most checkpoints do; the last one by
+        `ending`. With `told` the first is heard of.
+        """
         for count, compact in enumerate(compacts, 1):
             if not self.job.coordinator.pending_ids:
                 self.request(savepoint=False)
@@ -175,7 +241,9 @@ class World(RuleBasedStateMachine):
                 for key, task in self.tasks.items():
                     if task.runs and checkpoint_id in task.due:
                         del task.due[: task.due.index(checkpoint_id) + 1]
-                        self.deliver_one((task.attempt, checkpoint_id, self.content(key, checkpoint_id, compact)))
+                        self.deliver_one(
+                            (task.attempt, checkpoint_id, self.content(key, checkpoint_id, compact))
+                        )
             for checkpoint_id in list(self.storing):
                 if count < len(compacts):
                     self.store_one(checkpoint_id, True, True)
@@ -195,7 +263,13 @@ class World(RuleBasedStateMachine):
     def deliver_one(self, letter: tuple[ExecutionAttemptId, int, SubtaskState]) -> None:
         attempt, checkpoint_id, content = letter
         job = self.job
-        self.carry_out(job.heard(job.coordinator.acknowledge(attempt, checkpoint_id, content, CheckpointStats(), job.now)))
+        self.carry_out(
+            job.heard(
+                job.coordinator.acknowledge(
+                    attempt, checkpoint_id, content, CheckpointStats(), job.now
+                )
+            )
+        )
 
     @precondition(lambda self: self.notices)
     @rule(data=st.data())
@@ -215,7 +289,13 @@ class World(RuleBasedStateMachine):
             checkpoint_id = data.draw(st.sampled_from(sorted(self.triggered)))
             key = data.draw(st.sampled_from(KEYS))
             job = self.job
-            self.carry_out(job.heard(job.coordinator.decline(self.tasks[key].attempt, checkpoint_id, "ASYNC_EXCEPTION", job.now)))
+            self.carry_out(
+                job.heard(
+                    job.coordinator.decline(
+                        self.tasks[key].attempt, checkpoint_id, "ASYNC_EXCEPTION", job.now
+                    )
+                )
+            )
 
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
@@ -261,7 +341,9 @@ class World(RuleBasedStateMachine):
     def request(self, savepoint: bool) -> None:
         self.number += 1
         self.asked.add(self.number)
-        self.carry_out(self.job.savepoint(self.number) if savepoint else self.job.checkpoint(self.number))
+        self.carry_out(
+            self.job.savepoint(self.number) if savepoint else self.job.checkpoint(self.number)
+        )
 
     @rule(ms=st.sampled_from([1, 10, 60, 500]))
     def advance(self, ms: int) -> None:
@@ -297,11 +379,21 @@ class World(RuleBasedStateMachine):
         for checkpoint_id in list(self.storing):
             self.store_one(checkpoint_id, True, True)
         assert self.answered == self.asked
-        assert all(checkpoint.kind.is_savepoint or self.foreign for checkpoint in self.metadata.values())
-        referred = {name for checkpoint in self.metadata.values() for name in files_of(checkpoint.subtasks.values())}
+        assert all(
+            checkpoint.kind.is_savepoint or self.foreign for checkpoint in self.metadata.values()
+        )
+        referred = {
+            name
+            for checkpoint in self.metadata.values()
+            for name in files_of(checkpoint.subtasks.values())
+        }
         on_the_way = {name for _, _, content in self.mail for name in files_of([content])}
-        assert self.files <= referred | on_the_way | self.foreign, "files are left that nobody needs"
+        assert self.files <= referred | on_the_way | self.foreign, (
+            "files are left that nobody needs"
+        )
 
 
-def test_nothing_is_deleted_too_early_or_completed_too_soon_in_whatever_order_things_happen() -> None:
+def test_nothing_is_deleted_too_early_or_completed_too_soon_in_whatever_order_things_happen() -> (
+    None
+):
     run_state_machine_as_test(World, settings=settings(max_examples=30, stateful_step_count=50))

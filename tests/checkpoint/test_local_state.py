@@ -1,4 +1,6 @@
-"""Copies of state in the process that wrote it: preferred while they are what the checkpoint says, never believed, never kept too long."""
+"""Copies of state in the process that wrote it: preferred while they are what the checkpoint
+says, never believed, never kept too long.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tests.checkpoint.jobs import state
 
 
 def handle(name: str, content: bytes) -> StateFile:
-    return StateFile(name, len(content), hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest())
+    return StateFile(
+        name, len(content), hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+    )
 
 
 class Store:
@@ -44,7 +48,13 @@ async def two(content: bytes) -> AsyncIterator[bytes]:
     yield content[1:]
 
 
-async def written(local: LocalState, store: Store, checkpoint_id: int, *contents: bytes, base: tuple[str, ...] = ()) -> list[StateFile]:
+async def written(
+    local: LocalState,
+    store: Store,
+    checkpoint_id: int,
+    *contents: bytes,
+    base: tuple[str, ...] = (),
+) -> list[StateFile]:
     """What a subtask does for one checkpoint: it writes `contents`, and refers to `base` too."""
     copies = local.copies(store)
     files = [await copies.write(two(content)) for content in contents]
@@ -68,7 +78,9 @@ async def test_what_was_written_elsewhere_is_read_from_the_store() -> None:
 
 
 @pytest.mark.parametrize("damaged", [b"stale", b"stat"])
-async def test_a_copy_that_is_not_what_the_checkpoint_says_is_passed_over(damaged: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_copy_that_is_not_what_the_checkpoint_says_is_passed_over(
+    damaged: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """H7.3: back to the store if it is corrupt."""
     local, store = LocalState(), Store()
     await written(local, store, 1, damaged)
@@ -118,7 +130,11 @@ async def test_no_more_is_kept_than_fits() -> None:
     local, store = LocalState(bytes_max=10), Store()
     small, large, another = await written(local, store, 1, b"123456", b"12345", b"1234")
     assert len(local) == 2
-    assert [await local.input(store).read(one) for one in (small, large, another)] == [b"123456", b"12345", b"1234"]
+    assert [await local.input(store).read(one) for one in (small, large, another)] == [
+        b"123456",
+        b"12345",
+        b"1234",
+    ]
     assert store.asked == [large.name]
     local.completed(2)
     assert len(local) == 0
@@ -146,7 +162,9 @@ async def test_when_no_place_has_it_each_was_asked_once_in_order_and_all_are_nam
     with pytest.raises(RestoreError, match="place 2") as caught:
         await FirstOf(places).read(handle("f", b"state"))
     assert order == [0, 1, 2]
-    assert caught.value.__notes__ == [f"aioflow: tried before: place {i} does not have it" for i in (0, 1)]
+    assert caught.value.__notes__ == [
+        f"aioflow: tried before: place {i} does not have it" for i in (0, 1)
+    ]
 
 
 async def test_a_read_that_hangs_ends_when_it_is_cancelled_and_no_other_place_is_asked() -> None:

@@ -1,4 +1,6 @@
-"""Positions of a source as bytes: what was written is read, by whatever was finished when, and damage is refused."""
+"""Positions of a source as bytes: what was written is read, by whatever was finished when, and
+damage is refused.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.checkpoint import source_state
-from aioflow.checkpoint.source_state import FinishedSplits, SourceState, SplitState, decode_source_state, encode_source_state
+from aioflow.checkpoint.source_state import (
+    FinishedSplits,
+    SourceState,
+    SplitState,
+    decode_source_state,
+    encode_source_state,
+)
 from aioflow.core.errors import RestoreError, TypeNotSupported
 from aioflow.core.serializers import Codec
 
@@ -28,7 +36,9 @@ def finished(number: int, watermark: int) -> SplitState:
 
 
 @given(steps=st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=12))
-def test_every_checkpoint_has_what_was_finished_up_to_it_however_late_it_is_written(steps: list[tuple[int, bool]]) -> None:
+def test_every_checkpoint_has_what_was_finished_up_to_it_however_late_it_is_written(
+    steps: list[tuple[int, bool]],
+) -> None:
     """Packs of ten. A view may be written after later ones, and not at all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source_state, "PACKED", 10)
@@ -42,24 +52,37 @@ def test_every_checkpoint_has_what_was_finished_up_to_it_however_late_it_is_writ
             if writes_now:
                 written(views[-1][1])
         for number, state in reversed(views):
-            assert written(state) == [*(finished(n, number) for n in range(number)), SplitState("open", 7, None, 3)]
+            assert written(state) == [
+                *(finished(n, number) for n in range(number)),
+                SplitState("open", 7, None, 3),
+            ]
 
 
 def test_what_was_packed_once_is_not_packed_again() -> None:
     """A hundred thousand finished files cost a checkpoint what copying a megabyte costs."""
-    log = FinishedSplits((f"in/{number:06d}.jsonl", (f"in/{number:06d}.jsonl", 0, None, None)) for number in range(100_000))
+    log = FinishedSplits(
+        (f"in/{number:06d}.jsonl", (f"in/{number:06d}.jsonl", 0, None, None))
+        for number in range(100_000)
+    )
     first = SourceState([], log.view())
     assert sum(1 for _ in first.pack(CODEC, "source")) == 100
     assert len(first.encode(CODEC, "source")) < 12 * 100_000
     log.add("in/last", None)
     second = SourceState([], log.view())
     assert sum(1 for _ in second.pack(CODEC, "source")) == 1
-    assert written(second)[-1] == SplitState("in/last", None, None, source_state.MIN_WATERMARK, True)
+    assert written(second)[-1] == SplitState(
+        "in/last", None, None, source_state.MIN_WATERMARK, True
+    )
 
 
 def test_states_of_the_version_before_are_read() -> None:
-    content = CODEC.encode_batch([1, ("a", 3, None, 5, False), ("b", 9, None, 6, True)], owner="source")
-    assert decode_source_state(content, CODEC, "x") == [SplitState("a", 3, None, 5), SplitState("b", 9, None, 6, True)]
+    content = CODEC.encode_batch(
+        [1, ("a", 3, None, 5, False), ("b", 9, None, 6, True)], owner="source"
+    )
+    assert decode_source_state(content, CODEC, "x") == [
+        SplitState("a", 3, None, 5),
+        SplitState("b", 9, None, 6, True),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -80,14 +103,22 @@ def test_what_is_no_state_of_a_source_is_refused_by_name(values: list[Any], mess
         decode_source_state(CODEC.encode_batch(values, owner="source"), CODEC, "source 'in' of 7")
 
 
-def test_every_byte_that_lacks_is_refused_and_one_that_is_changed_is_or_changes_only_a_value() -> None:
-    """The checksum of its file is checked before: here it is about errors that nobody would expect."""
-    content = SourceState([SplitState("open", 7, None, 3)], FinishedSplits([("a", None), ("b", None)]).view(), 5).encode(CODEC, "source")
+def test_every_byte_that_lacks_is_refused_and_one_that_is_changed_is_or_changes_only_a_value() -> (
+    None
+):
+    """The checksum of its file is checked before: here it is about errors that nobody would
+    expect.
+    """
+    content = SourceState(
+        [SplitState("open", 7, None, 3)], FinishedSplits([("a", None), ("b", None)]).view(), 5
+    ).encode(CODEC, "source")
     for at in range(len(content)):
         with pytest.raises(RestoreError):
             decode_source_state(content[:at], CODEC, "source")
         try:
-            decode_source_state(content[:at] + bytes([content[at] ^ 0x41]) + content[at + 1 :], CODEC, "source")
+            decode_source_state(
+                content[:at] + bytes([content[at] ^ 0x41]) + content[at + 1 :], CODEC, "source"
+            )
         except RestoreError:
             continue
 
@@ -102,8 +133,16 @@ def test_a_pack_that_stands_for_gigabytes_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(source_state, "PACK_BYTES_MAX", 10_000)
     bomb = zlib.compress(bytes(1_000_000))
     content = CODEC.encode_batch([source_state.SOURCE_STATE_VERSION, 0, [bomb]], owner="source")
-    with pytest.raises(RestoreError, match=r"source: the positions of the source cannot be read: a pack .* has more than 10000 bytes"):
+    with pytest.raises(
+        RestoreError,
+        match=(
+            r"source: the positions of the source cannot be read: a pack .* has more than 10000 "
+            r"bytes"
+        ),
+    ):
         decode_source_state(content, CODEC, "source")
     log = FinishedSplits([(str(number), "x" * 100) for number in range(200)])
-    with pytest.raises(TypeNotSupported, match=r"200 splits that were read take .* expected up to 10000"):
+    with pytest.raises(
+        TypeNotSupported, match=r"200 splits that were read take .* expected up to 10000"
+    ):
         SourceState([], log.view()).encode(CODEC, "source")

@@ -27,7 +27,9 @@ class Job:
 
     def __init__(self, **options: int) -> None:
         operator = CheckpointedOperator(uid="s", name="s", parallelism=2, max_parallelism=2)
-        self.subtasks = SubtaskTable([CheckpointedVertex(vertex_id=0, name="s", operators=(operator,))])
+        self.subtasks = SubtaskTable(
+            [CheckpointedVertex(vertex_id=0, name="s", operators=(operator,))]
+        )
         self.attempts = [ExecutionAttemptId("0" * 32, 0, index, 1) for index in range(2)]
         for attempt in self.attempts:
             self.subtasks.running(attempt)
@@ -69,7 +71,9 @@ def test_nothing_is_due_while_a_subtask_does_not_run() -> None:
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_the_final_one_is_taken_once_all_are_at_their_end_and_nothing_behind_it(stops: bool) -> None:
+def test_the_final_one_is_taken_once_all_are_at_their_end_and_nothing_behind_it(
+    stops: bool,
+) -> None:
     job = Job(interval_ms=1000)
     final = STOP if stops else FINAL
     if stops:

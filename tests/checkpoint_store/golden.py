@@ -1,6 +1,8 @@
-"""The flow of the golden savepoints, and how they are made: `python -m tests.checkpoint_store.golden v2`, once for each released format.
+"""The flow of the golden savepoints, and how they are made: `python -m
+tests.checkpoint_store.golden v2`, once for each released format.
 
-What lies in tests/data/savepoints is never made again: it is what an older aioflow wrote, and every later one must restore it.
+What lies in tests/data/savepoints is never made again: it is what an older aioflow wrote, and every
+later one must restore it.
 """
 
 from __future__ import annotations
@@ -68,18 +70,29 @@ class Watch(af.KeyedProcessFunction[str, Reading, str]):
     def on_timer(self, timestamp: int, ctx: Any) -> Any:
         last = self.last.value()
         parity = sorted(self.by_parity.items())
-        yield f"{ctx.current_key} {timestamp} {last.n} {last.note} {self.seen.get()} {parity} {self.largest.get()} {self.kept.value()}"
+        yield (
+            f"{ctx.current_key} {timestamp} {last.n} {last.note} {self.seen.get()} {parity} "
+            f"{self.largest.get()} {self.kept.value()}"
+        )
 
 
 def flow(rows: list[str], pause: int | None = None, *, parallelism: int = 2) -> af.Flow:
     """Counts, windows and timers over all readings; every result is a text in `rows`."""
     made = af.Flow("golden", parallelism=parallelism, max_parallelism=64)
-    watermarks = af.WatermarkStrategy.bounded_out_of_orderness("50ms", timestamp=lambda reading: reading.n * 10)
+    watermarks = af.WatermarkStrategy.bounded_out_of_orderness(
+        "50ms", timestamp=lambda reading: reading.n * 10
+    )
     source = made.source(partial(readings, pause=pause), watermarks=watermarks, uid="readings")
     keyed = source.key_by(lambda reading: reading.sensor)
-    keyed.count(uid="count").map(lambda pair: f"count {pair}", uid="shown count").sink(rows.append, uid="counts")
-    windows = keyed.window(af.tumbling("7s")).aggregate(af.agg(n=af.count(), top=af.max(lambda reading: reading.n)), uid="windows")
-    windows.map(lambda result: f"window {tuple(result)}", uid="shown window").sink(rows.append, uid="window rows")
+    keyed.count(uid="count").map(lambda pair: f"count {pair}", uid="shown count").sink(
+        rows.append, uid="counts"
+    )
+    windows = keyed.window(af.tumbling("7s")).aggregate(
+        af.agg(n=af.count(), top=af.max(lambda reading: reading.n)), uid="windows"
+    )
+    windows.map(lambda result: f"window {tuple(result)}", uid="shown window").sink(
+        rows.append, uid="window rows"
+    )
     keyed.process(Watch(), uid="watch").sink(rows.append, uid="alarms")
     return made
 
@@ -102,7 +115,9 @@ def fingerprint_before(version: Path) -> str:
 
 
 async def make(version: str) -> None:
-    """Write DATA/version: the savepoint of a job that was stopped in the middle, and what it had given out by then."""
+    """Write DATA/version: the savepoint of a job that was stopped in the middle, and what it had
+    given out by then.
+    """
     target = DATA / version
     if target.exists():
         raise SystemExit(f"{target} exists: golden savepoints are not made again")
@@ -116,7 +131,10 @@ async def make(version: str) -> None:
         target.mkdir(parents=True)
         shutil.copytree(path, target / "savepoint")
     (target / "before.txt").write_text(fingerprint(rows) + "\n", encoding="utf-8")
-    print(f"{target}: {fingerprint(rows)}, {sum(f.stat().st_size for f in target.rglob('*') if f.is_file())} bytes")
+    print(
+        f"{target}: {fingerprint(rows)}, "
+        f"{sum(f.stat().st_size for f in target.rglob('*') if f.is_file())} bytes"
+    )
 
 
 if __name__ == "__main__":

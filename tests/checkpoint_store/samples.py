@@ -8,7 +8,12 @@ from collections.abc import AsyncGenerator, Iterable
 from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
 from aioflow.checkpoint.objects import Chunks, ObjectStore
 from aioflow.checkpoint.store import FlowStore
-from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle, OperatorStateHandle, SubtaskState
+from aioflow.checkpoint.subtask import (
+    ChannelSide,
+    ChannelStateHandle,
+    OperatorStateHandle,
+    SubtaskState,
+)
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput
 
 LARGE = bytes(range(256)) * 100
@@ -25,13 +30,23 @@ async def subtask(output: StateOutput, index: int = 0) -> SubtaskState:
     first, last = index * 64, index * 64 + 63
     written = (await output.write(chunks(LARGE)), await output.write(chunks(b"small")))
     keyed = KeyedStateHandle(CANONICAL, 128, first, last, written, {"n": 1})
-    count = OperatorStateHandle("count", keyed=keyed, operator=await output.write(chunks(b"list state")))
-    source = OperatorStateHandle("source", source=await output.write(chunks(b"position %d" % index)))
-    return SubtaskState((source, count), (ChannelStateHandle(3, ChannelSide.INPUT, 1, await output.write(chunks(LARGE[:20_000]))),))
+    count = OperatorStateHandle(
+        "count", keyed=keyed, operator=await output.write(chunks(b"list state"))
+    )
+    source = OperatorStateHandle(
+        "source", source=await output.write(chunks(b"position %d" % index))
+    )
+    return SubtaskState(
+        (source, count),
+        (ChannelStateHandle(3, ChannelSide.INPUT, 1, await output.write(chunks(LARGE[:20_000]))),),
+    )
 
 
 async def checkpoint(
-    store: FlowStore, number: int, kind: CheckpointKind = CheckpointKind.CHECKPOINT, directory: str = ""
+    store: FlowStore,
+    number: int,
+    kind: CheckpointKind = CheckpointKind.CHECKPOINT,
+    directory: str = "",
 ) -> CompletedCheckpoint:
     """A checkpoint with files, not stored yet."""
     output = store.output(directory)
@@ -71,7 +86,8 @@ async def contents(store: FlowStore, checkpoint: CompletedCheckpoint) -> list[by
 class Failing:
     """An `ObjectStore` that passes everything on and fails where it is told to.
 
-    `before`: calls that do nothing and fail, `after`: calls that do their work and then fail, as with a reply that was lost.
+    `before`: calls that do nothing and fail, `after`: calls that do their work and then fail, as
+    with a reply that was lost.
     """
 
     shared = True

@@ -1,4 +1,6 @@
-"""A crash at any moment, of the process or of the power, leaves the newest checkpoint that was acknowledged, or one after it."""
+"""A crash at any moment, of the process or of the power, leaves the newest checkpoint that was
+acknowledged, or one after it.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,20 @@ OPTIONS = LeaseOptions(lease_s=4.0, renew_s=0.5, stop_s=1.0)
 
 
 @pytest.mark.parametrize("how", ["kill", "power"])
-def test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged(how: str) -> None:
-    """I6.3, R6, R16, R17, G13: whatever the disk kept, lost or tore, the previous one is readable."""
+def test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged(
+    how: str,
+) -> None:
+    """I6.3, R6, R16, R17, G13: whatever the disk kept, lost or tore, the previous one is
+    readable.
+    """
     crashed_inside = 0
     for seed in range(SEEDS):
         acknowledged: list[int] = []
         begun: list[int] = []
 
-        async def job(host: SimulatedHost, acknowledged: list[int] = acknowledged, begun: list[int] = begun) -> None:
+        async def job(
+            host: SimulatedHost, acknowledged: list[int] = acknowledged, begun: list[int] = begun
+        ) -> None:
             store = open_store(URL, host)
             last = None
             for number in range(1, 100):
@@ -45,7 +53,9 @@ def test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowled
                     await store.discard(Discard((last,), tuple(files_of(last.subtasks.values()))))
                 last = None if savepoint else made
 
-        async def main(host: SimulatedHost, acknowledged: list[int] = acknowledged, begun: list[int] = begun) -> None:
+        async def main(
+            host: SimulatedHost, acknowledged: list[int] = acknowledged, begun: list[int] = begun
+        ) -> None:
             nonlocal crashed_inside
             host.sim.spawn("job", job, machine="a")
             await asyncio.sleep(host.rng.uniform(0.0, RUN_S))
@@ -71,8 +81,12 @@ def test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowled
     assert crashed_inside > SEEDS // 2, "the crashes hit nothing, so the test tests nothing"
 
 
-def test_what_a_successor_has_found_survives_although_its_writer_died_before_it_was_durable() -> None:
-    """R16: it resumes that checkpoint and commits what was prepared for it, so it must not go back behind it later."""
+def test_what_a_successor_has_found_survives_although_its_writer_died_before_it_was_durable() -> (
+    None
+):
+    """R16: it resumes that checkpoint and commits what was prepared for it, so it must not go
+    back behind it later.
+    """
     for seed in range(10):
 
         async def job(host: SimulatedHost) -> None:
@@ -91,7 +105,10 @@ def test_what_a_successor_has_found_survives_although_its_writer_died_before_it_
         async def main(host: SimulatedHost) -> None:
             seen: list[int] = []
             host.sim.spawn("job", job, machine="a")
-            while not any(change.target is not None and change.target.endswith("/metadata") for change in host.sim.disk._pending):
+            while not any(
+                change.target is not None and change.target.endswith("/metadata")
+                for change in host.sim.disk._pending
+            ):
                 await asyncio.sleep(1e-5)
             host.sim.kill("job")
             host.sim.spawn("next", lambda host: successor(host, seen), machine="a")

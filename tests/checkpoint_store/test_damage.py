@@ -13,7 +13,16 @@ import pytest
 
 from aioflow.checkpoint.completed import CompletedCheckpoint, files_of
 from aioflow.checkpoint.memory import MemoryObjects
-from aioflow.checkpoint.metadata import MAGIC, VERSION, decode_metadata, decode_subtask, encode_metadata, encode_subtask, seal, unseal
+from aioflow.checkpoint.metadata import (
+    MAGIC,
+    VERSION,
+    decode_metadata,
+    decode_subtask,
+    encode_metadata,
+    encode_subtask,
+    seal,
+    unseal,
+)
 from aioflow.checkpoint.objects import ObjectStore
 from aioflow.checkpoint.store import FlowStore
 from aioflow.core.errors import RestoreError
@@ -88,7 +97,10 @@ async def test_state_files_damaged_at_any_byte_or_cut_at_any_length_are_refused(
     objects.name, inputs = small.name, store.input()
     accepted, complaints = [], set()
     for at in range(len(content)):
-        for objects.content in (content[:at], content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :]):
+        for objects.content in (
+            content[:at],
+            content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :],
+        ):
             try:  # Some ten thousand times: `pytest.raises` would take most of the time.
                 await inputs.read(small)
                 accepted.append(at)
@@ -113,7 +125,10 @@ async def test_state_inside_a_handle_is_checked_as_well(host: Host) -> None:
 async def test_files_that_were_swapped_are_refused(host: Host) -> None:
     """5.3: between operators, and between checkpoints."""
     objects, store, written = await stored(host, "swapped")
-    one, other = (next(file for file in files(written) if file.name and file.size == size) for size in (20_000, len(LARGE)))
+    one, other = (
+        next(file for file in files(written) if file.name and file.size == size)
+        for size in (20_000, len(LARGE))
+    )
     objects.name, objects.content = one.name, await store.input().read(other)
     with pytest.raises(RestoreError, match=one.name):
         await contents(store, written)
@@ -150,7 +165,13 @@ def test_what_is_no_metadata_says_so(content: bytes, complaint: str) -> None:
 
 
 def test_a_newer_version_says_which_program_to_use() -> None:
-    with pytest.raises(RestoreError, match=f"here has version {VERSION + 1}, this aioflow reads {VERSION}: use the one that wrote it"):
+    with pytest.raises(
+        RestoreError,
+        match=(
+            f"here has version {VERSION + 1}, this aioflow reads {VERSION}: use the one that "
+            "wrote it"
+        ),
+    ):
         unseal(digested(bytes([VERSION + 1, 0]) + b"whatever comes then"), "here")
 
 
@@ -165,7 +186,9 @@ async def test_a_forged_body_under_a_right_digest_never_ends_in_another_error(ho
     for _ in range(4000):
         forged = bytearray(packed)
         for _ in range(chance.randrange(1, 4)):
-            forged[chance.randrange(min(len(forged), 600))] = chance.choice([*telling, chance.randrange(256)])
+            forged[chance.randrange(min(len(forged), 600))] = chance.choice(
+                [*telling, chance.randrange(256)]
+            )
         try:
             decode_metadata(digested(bytes([VERSION, 0]) + forged), "here")
         except RestoreError as error:
@@ -181,7 +204,12 @@ def digested(rest: bytes) -> bytes:
 async def test_a_subtask_survives_the_way_to_plain_data_and_back(host: Host) -> None:
     _, _, written = await stored(host, "plain")
     for state in written.subtasks.values():
-        assert decode_subtask(msgpack.unpackb(msgpack.packb(encode_subtask(state)), strict_map_key=False), "x") == state
+        assert (
+            decode_subtask(
+                msgpack.unpackb(msgpack.packb(encode_subtask(state)), strict_map_key=False), "x"
+            )
+            == state
+        )
     assert len(files_of(written.subtasks.values())) == 4
     with pytest.raises(RestoreError, match=r"^x cannot be read"):
         decode_subtask(None, "x")

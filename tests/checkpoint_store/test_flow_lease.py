@@ -52,9 +52,17 @@ def test_a_second_job_is_refused_naming_the_first() -> None:
         host.sim.spawn("first", holding(held, lost), machine="a")
         await until(lambda: held)
         before = host.clock.monotonic()
-        with pytest.raises(CheckpointError, match=r"store/flow is running already: process \d+ on a, since 20\d\d-\d\d-\d\d [\d:]{8} UTC"):
+        with pytest.raises(
+            CheckpointError,
+            match=(
+                r"store/flow is running already: process \d+ on a, since 20\d\d-\d\d-\d\d "
+                r"[\d:]{8} UTC"
+            ),
+        ):
             await open_store(URL, host).hold(nothing, OPTIONS)
-        assert host.clock.monotonic() - before < OPTIONS.lease_s, "a holder that renews is known to live"
+        assert host.clock.monotonic() - before < OPTIONS.lease_s, (
+            "a holder that renews is known to live"
+        )
         held[0].check()
         # Another flow in the same store is another matter.
         other = await open_store("file:///shared/store/other", host).hold(nothing, OPTIONS)
@@ -174,7 +182,9 @@ def test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more() -> 
 
 
 def test_one_that_hung_and_that_nobody_followed_goes_on() -> None:
-    """API section 5: a busy machine, or one that slept, is no reason to fail a job; only who finds another in its place has lost."""
+    """API section 5: a busy machine, or one that slept, is no reason to fail a job; only who
+    finds another in its place has lost.
+    """
 
     async def main(host: SimulatedHost) -> None:
         stores: list[FlowStore] = []
@@ -186,7 +196,8 @@ def test_one_that_hung_and_that_nobody_followed_goes_on() -> None:
             leases.append(await store.hold(nothing, OPTIONS))
             await store.complete(await checkpoint(store, 1))
             await go.wait()
-            # The first thing that it does when it wakes: its time is over, and nobody has asked for the lease.
+            # The first thing that it does when it wakes: its time is over, and nobody has asked for
+            # the lease.
             assert not leases[0].is_valid
             await store.complete(await checkpoint(store, 2))
             leases[0].check()
@@ -243,7 +254,11 @@ def test_of_many_that_start_at_once_one_holds_and_the_others_are_refused() -> No
         held: list[FlowLease] = []
         refused: list[CheckpointError] = []
 
-        async def job(host: SimulatedHost, held: list[FlowLease] = held, refused: list[CheckpointError] = refused) -> None:
+        async def job(
+            host: SimulatedHost,
+            held: list[FlowLease] = held,
+            refused: list[CheckpointError] = refused,
+        ) -> None:
             try:
                 held.append(await open_store(URL, host).hold(nothing, OPTIONS))
             except CheckpointError as error:
@@ -298,8 +313,12 @@ asyncio.run(main())
 """
 
 
-async def test_a_process_of_this_machine_that_was_killed_is_known_to_be_dead(tmp_path: Path) -> None:
-    """Real processes: refused while the other one lives, taken over without waiting once it was killed with -9."""
+async def test_a_process_of_this_machine_that_was_killed_is_known_to_be_dead(
+    tmp_path: Path,
+) -> None:
+    """Real processes: refused while the other one lives, taken over without waiting once it was
+    killed with -9.
+    """
     url = f"file://{tmp_path}/flow"
     # A lease that nobody could wait out: the next one must know.
     options = LeaseOptions(lease_s=3600.0, renew_s=0.2)
@@ -308,7 +327,9 @@ async def test_a_process_of_this_machine_that_was_killed_is_known_to_be_dead(tmp
         try:
             assert process.stdout is not None
             assert await host.blocking(process.stdout.readline) == b"held\n"
-            with pytest.raises(CheckpointError, match=f"running already: process {process.pid} on "):
+            with pytest.raises(
+                CheckpointError, match=f"running already: process {process.pid} on "
+            ):
                 await open_store(url, host).hold(nothing, options)
         finally:
             process.kill()
@@ -330,7 +351,9 @@ def test_who_a_process_is_says_nothing_about_another_machine_or_another_life() -
     assert not procs.has_ended(ProcessIdentity(me.host, 1 << 22, "", "1"))
 
 
-@pytest.mark.parametrize("text", ["", "host:6123", "a\nb\nc\nd\ne", "a\n1\nc\nd", "a\n1\nc\nd\n1\n2"])
+@pytest.mark.parametrize(
+    "text", ["", "host:6123", "a\nb\nc\nd\ne", "a\n1\nc\nd", "a\n1\nc\nd\n1\n2"]
+)
 def test_what_names_no_process_is_no_holder(text: str) -> None:
     assert Holder.decode(text) is None
 

@@ -47,18 +47,28 @@ async def test_a_job_goes_on_with_the_key_that_it_was_stopped_with(tmp_path: Pat
     path = await stopped(tmp_path / "store", checkpoint_key=KEY)
     assert await count_after_restore(restore=path, checkpoint_key=KEY) == 1
     (tmp_path / "key").write_bytes(KEY + b"\n")
-    assert await count_after_restore(checkpoints=tmp_path / "store", checkpoint_key=tmp_path / "key") == 1
+    assert (
+        await count_after_restore(checkpoints=tmp_path / "store", checkpoint_key=tmp_path / "key")
+        == 1
+    )
     async with af.Savepoint(path, key=KEY) as savepoint:
         assert savepoint.checkpoint.flow == "sealed"
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["restore=", "the newest"])
-async def test_a_run_without_the_key_over_a_store_with_one_is_refused(tmp_path: Path, named: bool) -> None:
-    """It would go on without protection, and the next run with the key would refuse what it wrote."""
+async def test_a_run_without_the_key_over_a_store_with_one_is_refused(
+    tmp_path: Path, named: bool
+) -> None:
+    """It would go on without protection, and the next run with the key would refuse what it
+    wrote.
+    """
     store = tmp_path / "store"
     path = await stopped(store, checkpoint_key=KEY)
     where: dict[str, Any] = {"restore": path} if named else {"checkpoints": store}
-    with pytest.raises(af.RestoreError, match=r"was written with a key: give the same checkpoint_key= \(--checkpoint-key-file\)"):
+    with pytest.raises(
+        af.RestoreError,
+        match=r"was written with a key: give the same checkpoint_key= \(--checkpoint-key-file\)",
+    ):
         await count_after_restore(**where)
     with pytest.raises(af.RestoreError, match="was written with a key"):
         async with af.Savepoint(path):
@@ -71,7 +81,9 @@ async def test_a_run_without_the_key_over_a_store_with_one_is_refused(tmp_path: 
 
 @pytest.mark.parametrize("written", [None, OTHER], ids=["no key", "another key"])
 @pytest.mark.parametrize("named", [True, False], ids=["restore=", "the newest"])
-async def test_what_was_written_without_the_key_is_refused(tmp_path: Path, written: bytes | None, named: bool) -> None:
+async def test_what_was_written_without_the_key_is_refused(
+    tmp_path: Path, written: bytes | None, named: bool
+) -> None:
     store = tmp_path / "store"
     path = await stopped(store, checkpoint_key=written)
     where = {"restore": path} if named else {"checkpoints": store}
@@ -90,7 +102,9 @@ async def test_forged_metadata_is_refused_by_name(tmp_path: Path) -> None:
 
 async def test_a_forged_state_file_is_refused_by_name(tmp_path: Path) -> None:
     path = await stopped(tmp_path / "store", checkpoint_key=KEY)
-    largest = max((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    largest = max(
+        (file for file in path.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size
+    )
     assert largest.name != "metadata"
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
@@ -133,5 +147,7 @@ async def test_commands_take_the_file_of_the_key(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(KEY + b"\n")
     parser = argparse.ArgumentParser()
     add_checkpoint_options(parser)
-    arguments = parser.parse_args(["--restore", str(path), "--checkpoint-key-file", str(tmp_path / "key")])
+    arguments = parser.parse_args(
+        ["--restore", str(path), "--checkpoint-key-file", str(tmp_path / "key")]
+    )
     assert await count_after_restore(**checkpoint_options(arguments)) == 1

@@ -24,7 +24,11 @@ from aioflow.core.errors import RestoreError
 from aioflow.core.host import Host, SystemHost
 from aioflow.core.keygroups import KeyGroupRange, key_group, range_for_subtask
 from aioflow.core.serializers import Codec
-from aioflow.core.state_descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from aioflow.core.state_descriptors import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ValueStateDescriptor,
+)
 from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
 from aioflow.state.format import FileHeader, encode_end, encode_entries, encode_header
 from aioflow.state.handles import CANONICAL, KeyedStateHandle
@@ -48,7 +52,12 @@ class Order:
 def backend(index: int = 0, parallelism: int = 1) -> KeyedStateBackend:
     groups = range_for_subtask(index, parallelism, MAX)
     return create_keyed_backend(
-        "heap", max_parallelism=MAX, key_group_range=groups, now_ms=lambda: NOW, codec=Codec(), operator="count"
+        "heap",
+        max_parallelism=MAX,
+        key_group_range=groups,
+        now_ms=lambda: NOW,
+        codec=Codec(),
+        operator="count",
     )
 
 
@@ -67,18 +76,30 @@ async def subtask(store: FlowStore, place: str, index: int, *, canonical: bool) 
     handle = await keyed.begin_snapshot(1, canonical=canonical).write(output)
     keyed.close()
     list_state = encode_operator_state(
-        OperatorSnapshot(split={"buffer": [index, "x"]}, union={"all": ["u"]}, broadcast={"rules": {"a": 1}}), Codec(), "count"
+        OperatorSnapshot(
+            split={"buffer": [index, "x"]}, union={"all": ["u"]}, broadcast={"rules": {"a": 1}}
+        ),
+        Codec(),
+        "count",
     )
-    splits = encode_source_state([SplitState(f"split-{index}", {"offset": 7 * index}, None, 5, index == 1)], Codec(), "source")
+    splits = encode_source_state(
+        [SplitState(f"split-{index}", {"offset": 7 * index}, None, 5, index == 1)],
+        Codec(),
+        "source",
+    )
     return SubtaskState(
         (
             OperatorStateHandle("source", source=await output.write(chunks(splits))),
-            OperatorStateHandle("count", keyed=handle, operator=await output.write(chunks(list_state))),
+            OperatorStateHandle(
+                "count", keyed=handle, operator=await output.write(chunks(list_state))
+            ),
         )
     )
 
 
-async def stored(store: FlowStore, kind: CheckpointKind = CheckpointKind.SAVEPOINT, directory: str | None = None) -> CompletedCheckpoint:
+async def stored(
+    store: FlowStore, kind: CheckpointKind = CheckpointKind.SAVEPOINT, directory: str | None = None
+) -> CompletedCheckpoint:
     savepoint = kind.is_savepoint
     place = store.savepoint_url(directory) if savepoint else ""
     return await store.complete(
@@ -89,11 +110,18 @@ async def stored(store: FlowStore, kind: CheckpointKind = CheckpointKind.SAVEPOI
             job_id="job-1",
             completed_ms=1_795_300_000_000,
             operators=(
-                CheckpointedOperator(uid="source", name="orders.csv", parallelism=2, max_parallelism=MAX),
-                CheckpointedOperator(uid="count", name="count orders", parallelism=2, max_parallelism=MAX),
+                CheckpointedOperator(
+                    uid="source", name="orders.csv", parallelism=2, max_parallelism=MAX
+                ),
+                CheckpointedOperator(
+                    uid="count", name="count orders", parallelism=2, max_parallelism=MAX
+                ),
                 CheckpointedOperator(uid="sink", name="print", parallelism=1, max_parallelism=MAX),
             ),
-            subtasks={("source", index): await subtask(store, place, index, canonical=savepoint) for index in range(2)},
+            subtasks={
+                ("source", index): await subtask(store, place, index, canonical=savepoint)
+                for index in range(2)
+            },
             directory=place,
         )
     )
@@ -112,7 +140,9 @@ def store(host: Host, tmp_path: Path) -> FlowStore:
 
 
 @pytest.mark.parametrize("kind", [CheckpointKind.SAVEPOINT, CheckpointKind.CHECKPOINT])
-async def test_everything_in_it_is_listed_and_read_as_it_was_written(store: FlowStore, kind: CheckpointKind) -> None:
+async def test_everything_in_it_is_listed_and_read_as_it_was_written(
+    store: FlowStore, kind: CheckpointKind
+) -> None:
     made = await stored(store, kind)
     async with Savepoint(made.location) as savepoint:
         assert [operator.uid for operator in savepoint.operators] == ["source", "count", "sink"]
@@ -136,7 +166,10 @@ async def test_everything_in_it_is_listed_and_read_as_it_was_written(store: Flow
         }
         seen = {entry.key: entry.value async for entry in savepoint.entries("count", "seen")}
         assert seen == {key: {"first": Order(int(key[4:]), key)} for key in KEYS[::100]}
-        assert [state.split for state in await savepoint.operator_state("count")] == [{"buffer": [0, "x"]}, {"buffer": [1, "x"]}]
+        assert [state.split for state in await savepoint.operator_state("count")] == [
+            {"buffer": [0, "x"]},
+            {"buffer": [1, "x"]},
+        ]
         assert await savepoint.operator_state("sink") == []
         assert await savepoint.positions("source") == [
             SplitState("split-0", {"offset": 0}, None, 5, False),
@@ -152,7 +185,9 @@ async def _hashable(entries: AsyncIterator[Entry]) -> AsyncIterator[tuple[str, t
 async def test_what_is_not_there_is_named_with_what_is(store: FlowStore, tmp_path: Path) -> None:
     made = await stored(store)
     async with Savepoint(made.location) as savepoint:
-        with pytest.raises(KeyError, match="no operator with the uid 'cuont', only 'source', 'count', 'sink'"):
+        with pytest.raises(
+            KeyError, match="no operator with the uid 'cuont', only 'source', 'count', 'sink'"
+        ):
             savepoint.operator("cuont")
         with pytest.raises(KeyError, match=r"no state 'totals', only 'total', 'names', 'seen'"):
             _ = [entry async for entry in savepoint.entries("count", "totals")]
@@ -161,7 +196,9 @@ async def test_what_is_not_there_is_named_with_what_is(store: FlowStore, tmp_pat
             pass
 
 
-async def test_a_changed_one_restores_with_the_changes_and_the_old_one_stays(store: FlowStore, host: Host, tmp_path: Path) -> None:
+async def test_a_changed_one_restores_with_the_changes_and_the_old_one_stays(
+    store: FlowStore, host: Host, tmp_path: Path
+) -> None:
     made = await stored(store, CheckpointKind.CHECKPOINT)
     async with Savepoint(made.location, host=host) as savepoint:
         edit = savepoint.edit()
@@ -177,7 +214,12 @@ async def test_a_changed_one_restores_with_the_changes_and_the_old_one_stays(sto
         assert changed.checkpoint.kind is CheckpointKind.SAVEPOINT
         assert [operator.uid for operator in changed.operators] == ["tally", "sink"]
         assert sorted(changed.checkpoint.subtasks) == [("tally", 0), ("tally", 1)]
-        assert {state.name for state in changed.operator("tally").states} == {"all", "names", "rules", "total"}
+        assert {state.name for state in changed.operator("tally").states} == {
+            "all",
+            "names",
+            "rules",
+            "total",
+        }
         total = {entry.key: entry.value async for entry in changed.entries("tally", "total")}
         assert total == {key: number * 10 for number, key in enumerate(KEYS) if number % 2}
         # What a job restores is the same, at another parallelism.
@@ -186,7 +228,10 @@ async def test_a_changed_one_restores_with_the_changes_and_the_old_one_stays(sto
         restored = {}
         for index in range(3):
             part = backend(index, 3)
-            await part.restore_from([handle for handle in handles if _meets(handle, part.key_group_range)], changed.files)
+            await part.restore_from(
+                [handle for handle in handles if _meets(handle, part.key_group_range)],
+                changed.files,
+            )
             state, names = part.get_state(TOTAL), part.get_state(NAMES)
             for key in KEYS:
                 if key_group(key, MAX) in part.key_group_range:
@@ -194,7 +239,9 @@ async def test_a_changed_one_restores_with_the_changes_and_the_old_one_stays(sto
                     restored[key] = state.value()
                     assert names.get() == ([key, "again"] if key in KEYS[::100] else [])
             part.close()
-        assert restored == {key: number * 10 if number % 2 else 0 for number, key in enumerate(KEYS)}
+        assert restored == {
+            key: number * 10 if number % 2 else 0 for number, key in enumerate(KEYS)
+        }
     assert await store.newest() == made
 
 
@@ -202,13 +249,17 @@ def _meets(handle, groups: KeyGroupRange) -> bool:  # type: ignore[no-untyped-de
     return groups.intersection(KeyGroupRange(handle.first_group, handle.last_group)) is not None
 
 
-async def test_an_unchanged_copy_says_the_same(store: FlowStore, host: Host, tmp_path: Path) -> None:
+async def test_an_unchanged_copy_says_the_same(
+    store: FlowStore, host: Host, tmp_path: Path
+) -> None:
     made = await stored(store)
     async with Savepoint(made.location) as savepoint:
         written = await savepoint.edit().write(str(tmp_path / "copy"))
         async with Savepoint(written) as copy:
             assert copy.operators == savepoint.operators
-            assert replace(copy.checkpoint, subtasks={}, directory="", location="") == replace(made, subtasks={}, directory="", location="")
+            assert replace(copy.checkpoint, subtasks={}, directory="", location="") == replace(
+                made, subtasks={}, directory="", location=""
+            )
             assert await copy.positions("source") == await savepoint.positions("source")
 
 
@@ -227,14 +278,22 @@ async def test_edits_that_cannot_be_meant_are_refused_at_once(store: FlowStore) 
 
 
 async def with_rows(store: FlowStore, keys: list[Any], values: list[Any]) -> str:
-    """Where a savepoint is whose file holds these rows of two states, one of them with a time to live: whole, and with a right digest."""
+    """Where a savepoint is whose file holds these rows of two states, one of them with a time to
+    live: whole, and with a right digest.
+    """
     groups, codec = KeyGroupRange(0, MAX - 1), Codec()
-    header = FileHeader(MAX, groups, {"total": TableMeta("value"), "names": TableMeta("list", True)}, {})
-    rows = [encode_entries(table, groups, [None], keys, values, codec, "count") for table in range(2)]
+    header = FileHeader(
+        MAX, groups, {"total": TableMeta("value"), "names": TableMeta("list", True)}, {}
+    )
+    rows = [
+        encode_entries(table, groups, [None], keys, values, codec, "count") for table in range(2)
+    ]
     content = encode_header(header) + b"".join(rows) + encode_end(3)
     place = store.savepoint_url(None)
     file = await store.output(place).write(chunks(content))
-    handle = OperatorStateHandle("count", keyed=KeyedStateHandle(CANONICAL, MAX, 0, MAX - 1, (file,)))
+    handle = OperatorStateHandle(
+        "count", keyed=KeyedStateHandle(CANONICAL, MAX, 0, MAX - 1, (file,))
+    )
     made = await store.complete(
         CompletedCheckpoint(
             checkpoint_id=5,
@@ -242,7 +301,11 @@ async def with_rows(store: FlowStore, keys: list[Any], values: list[Any]) -> str
             flow="orders",
             job_id="job-1",
             completed_ms=1,
-            operators=(CheckpointedOperator(uid="count", name="count orders", parallelism=1, max_parallelism=MAX),),
+            operators=(
+                CheckpointedOperator(
+                    uid="count", name="count orders", parallelism=1, max_parallelism=MAX
+                ),
+            ),
             subtasks={("count", 0): SubtaskState((handle,))},
             directory=place,
         )
@@ -250,18 +313,29 @@ async def with_rows(store: FlowStore, keys: list[Any], values: list[Any]) -> str
     return made.location
 
 
-async def test_a_key_that_can_be_none_is_refused_by_name_when_it_is_written_again(store: FlowStore, tmp_path: Path) -> None:
+async def test_a_key_that_can_be_none_is_refused_by_name_when_it_is_written_again(
+    store: FlowStore, tmp_path: Path
+) -> None:
     async with Savepoint(await with_rows(store, [None], [[(1, "x")]])) as savepoint:
         edit = savepoint.edit()
         edit.keep_entries("count", "total", lambda key, value: True)
-        with pytest.raises(RestoreError, match=r"table 'total' of operator 'count': it holds a key that is none: None cannot be a key"):
+        with pytest.raises(
+            RestoreError,
+            match=(
+                r"table 'total' of operator 'count': it holds a key that is none: None cannot be "
+                r"a key"
+            ),
+        ):
             await edit.write(str(tmp_path / "copy"))
 
 
 async def test_values_without_their_times_are_refused_by_name(store: FlowStore) -> None:
     async with Savepoint(await with_rows(store, ["a"], [["x"]])) as savepoint:
         assert [entry.value async for entry in savepoint.entries("count", "total")] == [["x"]]
-        with pytest.raises(RestoreError, match="state 'names' of operator 'count' holds list where values with their times"):
+        with pytest.raises(
+            RestoreError,
+            match="state 'names' of operator 'count' holds list where values with their times",
+        ):
             [entry async for entry in savepoint.entries("count", "names")]
 
 
@@ -270,7 +344,11 @@ async def test_classes_that_are_not_loaded_are_stood_in_for_and_written_back_as_
 ) -> None:
     program = ModuleType("program_of_others")
     monkeypatch.setitem(sys.modules, "program_of_others", program)
-    exec("from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Trade:\n    symbol: str\n    n: int", vars(program))
+    exec(
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Trade:\n    symbol: "
+        "str\n    n: int",
+        vars(program),
+    )
     keyed, place = backend(), store.savepoint_url()
     state = keyed.get_state(TOTAL)
     for number in range(100):
@@ -282,7 +360,9 @@ async def test_classes_that_are_not_loaded_are_stood_in_for_and_written_back_as_
         CompletedCheckpoint(
             checkpoint_id=1,
             kind=CheckpointKind.SAVEPOINT,
-            operators=(CheckpointedOperator(uid="count", name="count", parallelism=1, max_parallelism=MAX),),
+            operators=(
+                CheckpointedOperator(uid="count", name="count", parallelism=1, max_parallelism=MAX),
+            ),
             subtasks={("count", 0): SubtaskState((OperatorStateHandle("count", keyed=handle),))},
             directory=place,
         )
@@ -290,7 +370,9 @@ async def test_classes_that_are_not_loaded_are_stood_in_for_and_written_back_as_
     monkeypatch.delitem(sys.modules, "program_of_others")
     async with Savepoint(made.location) as savepoint:
         entries = [entry async for entry in savepoint.entries("count", "total")]
-        assert sorted((entry.key.symbol, entry.key.n, entry.value.symbol) for entry in entries) == [("X", n, "Y") for n in range(100)]
+        assert sorted((entry.key.symbol, entry.key.n, entry.value.symbol) for entry in entries) == [
+            ("X", n, "Y") for n in range(100)
+        ]
         assert type(entries[0].key).__qualname__ == "Trade"
         edit = savepoint.edit()
         edit.map_values("count", "total", lambda key, value: key)
@@ -308,12 +390,16 @@ async def test_it_is_public() -> None:
 async def _stored_at(tmp_path: Path) -> str:
     host = SystemHost()
     try:
-        return (await stored(open_store(f"file://{tmp_path}/store", host))).location.removeprefix("file://")
+        return (await stored(open_store(f"file://{tmp_path}/store", host))).location.removeprefix(
+            "file://"
+        )
     finally:
         await host.close()
 
 
-def test_the_command_shows_it_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_it_for_people_and_for_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = asyncio.run(_stored_at(tmp_path))
     assert main(["state", "show", path]) == 0
     shown = capsys.readouterr().out
@@ -331,11 +417,17 @@ def test_the_command_shows_it_for_people_and_for_programs(tmp_path: Path, capsys
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["state", "show", str(tmp_path)]) == 1
     told = capsys.readouterr().err
-    assert told.startswith(f"aioflow state show: file://{tmp_path} is no checkpoint or savepoint: there is nothing; expected ")
+    assert told.startswith(
+        f"aioflow state show: file://{tmp_path} is no checkpoint or savepoint: there is nothing; "
+        "expected "
+    )
     (file := tmp_path / "metadata").write_text("of nothing")
     assert main(["state", "show", str(file)]) == 1
     told = capsys.readouterr().err
-    assert told.startswith(f"aioflow state show: file://{file} is no checkpoint or savepoint: it is no directory; expected the directory ")
+    assert told.startswith(
+        f"aioflow state show: file://{file} is no checkpoint or savepoint: it is no directory; "
+        "expected the directory "
+    )
     file.unlink()
     (tmp_path / "metadata").write_bytes(b"AIOFCKPT, or not")
     assert main(["state", "show", str(tmp_path)]) == 1

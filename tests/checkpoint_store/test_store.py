@@ -1,4 +1,6 @@
-"""The store of a flow: what is complete is found, what is not complete is not, and nothing older is taken for it."""
+"""The store of a flow: what is complete is found, what is not complete is not, and nothing older
+is taken for it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def under(store: FlowStore, name: str) -> Path:
     return Path(store.url.removeprefix("file://")) / name
 
 
-async def test_a_checkpoint_comes_back_as_it_was_with_all_its_state(host: Host, store: FlowStore) -> None:
+async def test_a_checkpoint_comes_back_as_it_was_with_all_its_state(
+    host: Host, store: FlowStore
+) -> None:
     assert await store.newest() is None
     assert await store.highest() == 0
     written = await store.complete(await checkpoint(store, 7))
@@ -55,10 +59,14 @@ async def test_a_checkpoint_comes_back_as_it_was_with_all_its_state(host: Host, 
     assert await store.highest() == 7
     # By its own URL too, as another job finds it.
     other = open_store(flow_url("memory://other-job", "flow"), host)
-    assert await contents(other, await read_checkpoint(found.location, host)) == await contents(store, found)
+    assert await contents(other, await read_checkpoint(found.location, host)) == await contents(
+        store, found
+    )
 
 
-async def test_the_newest_is_the_largest_number_of_checkpoints_and_savepoints(store: FlowStore) -> None:
+async def test_the_newest_is_the_largest_number_of_checkpoints_and_savepoints(
+    store: FlowStore,
+) -> None:
     for number in (9, 10, 100):
         await store.complete(await checkpoint(store, number))
     assert (found := await store.newest()) is not None
@@ -98,7 +106,13 @@ async def test_a_newest_that_is_damaged_is_refused_and_passed_over_only_when_ask
     await store.complete(await checkpoint(store, 2))
     path = under(store, "checkpoints/2/metadata")
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(RestoreError, match=r"no older one is taken in its place by itself: .*checkpoints/2/metadata cannot be read"):
+    with pytest.raises(
+        RestoreError,
+        match=(
+            r"no older one is taken in its place by itself: .*checkpoints/2/metadata cannot be "
+            r"read"
+        ),
+    ):
         await store.newest()
     with caplog.at_level(logging.WARNING):
         assert await store.newest(fall_back=True) == older
@@ -111,7 +125,9 @@ async def test_a_newest_that_is_damaged_is_refused_and_passed_over_only_when_ask
 async def test_metadata_under_another_number_is_refused(store: FlowStore) -> None:
     await store.complete(await checkpoint(store, 1))
     shutil.copytree(under(store, "checkpoints/1"), under(store, "checkpoints/5"))
-    with pytest.raises(RestoreError, match="holds checkpoint 1 of flow 'wörd count', expected number 5"):
+    with pytest.raises(
+        RestoreError, match="holds checkpoint 1 of flow 'wörd count', expected number 5"
+    ):
         await store.newest()
 
 
@@ -128,7 +144,9 @@ async def test_a_finished_job_leaves_nothing_to_resume(store: FlowStore) -> None
     assert await store.objects.names("finished") == ["finished/2"]
 
 
-async def test_a_savepoint_can_be_moved_and_copied(store: FlowStore, host: Host, tmp_path: Path) -> None:
+async def test_a_savepoint_can_be_moved_and_copied(
+    store: FlowStore, host: Host, tmp_path: Path
+) -> None:
     place = store.savepoint_url(str(tmp_path / "my savepoints"))
     saved = await store.complete(await checkpoint(store, 4, LAST, place))
     assert saved.location == place
@@ -141,7 +159,11 @@ async def test_a_savepoint_can_be_moved_and_copied(store: FlowStore, host: Host,
         assert found.checkpoint_id == 4
         assert found.kind is LAST
         assert await contents(store, found) == expected
-        assert all(str(tmp_path / "m") in file.name or str(tmp_path / "c") in file.name for file in files(found) if file.name)
+        assert all(
+            str(tmp_path / "m") in file.name or str(tmp_path / "c") in file.name
+            for file in files(found)
+            if file.name
+        )
 
 
 async def test_a_whole_store_can_be_moved(store: FlowStore, host: Host, tmp_path: Path) -> None:
@@ -156,10 +178,14 @@ async def test_a_whole_store_can_be_moved(store: FlowStore, host: Host, tmp_path
     assert len(await contents(moved, await moved.checkpoint(1))) == 10
 
 
-async def test_a_job_that_ended_with_a_savepoint_elsewhere_goes_on_from_there_or_not_at_all(store: FlowStore, tmp_path: Path) -> None:
+async def test_a_job_that_ended_with_a_savepoint_elsewhere_goes_on_from_there_or_not_at_all(
+    store: FlowStore, tmp_path: Path
+) -> None:
     """Sinks committed on it: what is older must not be resumed."""
     await store.complete(await checkpoint(store, 1))
-    saved = await store.complete(await checkpoint(store, 2, LAST, store.savepoint_url(f"file://{tmp_path}/mine")))
+    saved = await store.complete(
+        await checkpoint(store, 2, LAST, store.savepoint_url(f"file://{tmp_path}/mine"))
+    )
     assert await store.newest() == saved
     assert await store.savepoints() == []
     shutil.rmtree(tmp_path / "mine")
@@ -170,15 +196,21 @@ async def test_a_job_that_ended_with_a_savepoint_elsewhere_goes_on_from_there_or
 async def test_a_savepoint_that_ended_nothing_may_be_gone(store: FlowStore, tmp_path: Path) -> None:
     older = await store.complete(await checkpoint(store, 1))
     inside = await store.complete(await checkpoint(store, 2, SAVEPOINT, store.savepoint_url()))
-    await store.complete(await checkpoint(store, 3, SAVEPOINT, store.savepoint_url(f"file://{tmp_path}/mine")))
+    await store.complete(
+        await checkpoint(store, 3, SAVEPOINT, store.savepoint_url(f"file://{tmp_path}/mine"))
+    )
     assert await store.newest() == inside, "one elsewhere is the user's own business"
     shutil.rmtree(inside.location.removeprefix("file://"))
     assert await store.newest() == older
     assert await store.savepoints() == []
 
 
-async def test_a_savepoint_takes_a_copy_of_what_lies_elsewhere(host: Host, store: FlowStore, tmp_path: Path) -> None:
-    """F4: the state of a subtask that finished long ago lies in files of the flow, which go with its checkpoints."""
+async def test_a_savepoint_takes_a_copy_of_what_lies_elsewhere(
+    host: Host, store: FlowStore, tmp_path: Path
+) -> None:
+    """F4: the state of a subtask that finished long ago lies in files of the flow, which go with
+    its checkpoints.
+    """
     older = await checkpoint(store, 1)
     written = await contents(store, older)
     place = store.savepoint_url(f"file://{tmp_path}/mine")
@@ -190,19 +222,32 @@ async def test_a_savepoint_takes_a_copy_of_what_lies_elsewhere(host: Host, store
     assert await contents(store, await read_checkpoint(saved.location, host)) == written
 
 
-async def test_a_savepoint_that_cannot_be_completed_is_none(store: FlowStore, tmp_path: Path) -> None:
+async def test_a_savepoint_that_cannot_be_completed_is_none(
+    store: FlowStore, tmp_path: Path
+) -> None:
     older = await checkpoint(store, 1)
     await store.discard(Discard((), tuple(files_of(older.subtasks.values()))))
     place = store.savepoint_url(f"file://{tmp_path}/mine")
-    with pytest.raises(CheckpointError, match=r"the state of tasks that finished before it cannot be copied: .*state/"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"the state of tasks that finished before it cannot be copied: .*state/",
+    ):
         await store.complete(replace(older, kind=SAVEPOINT, directory=place))
     assert await store.newest() is None
 
 
-async def test_a_checkpoint_refers_to_no_file_of_a_savepoint(store: FlowStore, tmp_path: Path) -> None:
+async def test_a_checkpoint_refers_to_no_file_of_a_savepoint(
+    store: FlowStore, tmp_path: Path
+) -> None:
     place = store.savepoint_url(f"file://{tmp_path}/mine")
     with pytest.raises(CheckpointError, match="must be full"):
-        await store.complete(replace(await checkpoint(store, 1, SAVEPOINT, place), kind=CheckpointKind.CHECKPOINT, directory=""))
+        await store.complete(
+            replace(
+                await checkpoint(store, 1, SAVEPOINT, place),
+                kind=CheckpointKind.CHECKPOINT,
+                directory="",
+            )
+        )
     with pytest.raises(CheckpointError, match="savepoint_url"):
         await store.complete(await checkpoint(store, 1, SAVEPOINT))
     assert await store.newest() is None
@@ -211,7 +256,9 @@ async def test_a_checkpoint_refers_to_no_file_of_a_savepoint(store: FlowStore, t
 async def test_a_number_is_given_once(store: FlowStore, host: Host) -> None:
     first = await store.complete(await checkpoint(store, 1))
     other = open_store(store.url, host)
-    with pytest.raises(CheckpointError, match=r"checkpoints/1/metadata exists, expected a new number"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoints/1/metadata exists, expected a new number"
+    ):
         await other.complete(await checkpoint(other, 1))
     # What the other one throws away of its own does not take ours along.
     await other.discard(Discard((await checkpoint(other, 1),), ()))
@@ -220,13 +267,18 @@ async def test_a_number_is_given_once(store: FlowStore, host: Host) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_checkpoint_that_could_not_be_stored_is_not_there(host: Host, when: str) -> None:
-    """R13: the disk is full; also when the request had been carried out and only its reply was lost."""
+    """R13: the disk is full; also when the request had been carried out and only its reply was
+    lost.
+    """
     objects = Failing(MemoryObjects(host, f"failing-{when}"))
     store = FlowStore(host, objects)
     older = await store.complete(await checkpoint(store, 1))
     lost = await checkpoint(store, 2)
     getattr(objects, when).add("create")
-    with pytest.raises(CheckpointError, match=r"checkpoint 2 of flow 'wörd count' could not be stored at .*No space left"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"checkpoint 2 of flow 'wörd count' could not be stored at .*No space left",
+    ):
         await store.complete(lost)
     getattr(objects, when).clear()
     assert await store.newest() == older
@@ -234,7 +286,9 @@ async def test_a_checkpoint_that_could_not_be_stored_is_not_there(host: Host, wh
     assert await store.complete(lost) == await store.newest()
 
 
-async def test_what_may_be_there_is_removed_before_anything_builds_on_its_absence(host: Host) -> None:
+async def test_what_may_be_there_is_removed_before_anything_builds_on_its_absence(
+    host: Host,
+) -> None:
     objects = Failing(MemoryObjects(host, "in-doubt"))
     store = FlowStore(host, objects)
     older = await store.complete(await checkpoint(store, 1))
@@ -255,8 +309,12 @@ async def test_what_may_be_there_is_removed_before_anything_builds_on_its_absenc
     assert await store.newest() == older
 
 
-async def test_what_several_remove_at_once_is_forgotten_once_and_nothing_else_is(host: Host, tmp_path: Path) -> None:
-    """Seed 69 of the simulated world: who came second forgot another that was in doubt, and who came third failed."""
+async def test_what_several_remove_at_once_is_forgotten_once_and_nothing_else_is(
+    host: Host, tmp_path: Path
+) -> None:
+    """Seed 69 of the simulated world: who came second forgot another that was in doubt, and who
+    came third failed.
+    """
     objects = Failing(open_objects(f"file://{tmp_path}/both", host))
     store = FlowStore(host, objects)
     older = await store.complete(await checkpoint(store, 1))
@@ -273,7 +331,9 @@ async def test_what_several_remove_at_once_is_forgotten_once_and_nothing_else_is
 
 
 async def test_metadata_that_could_not_be_removed_goes_before_what_it_refers_to(host: Host) -> None:
-    """Seed 463 of the simulated world: later the files went that a checkpoint which could not be discarded still named."""
+    """Seed 463 of the simulated world: later the files went that a checkpoint which could not be
+    discarded still named.
+    """
     objects = Failing(MemoryObjects(host, "unwanted"))
     store = FlowStore(host, objects)
     old, new = [await store.complete(await checkpoint(store, number)) for number in (1, 2)]
@@ -318,7 +378,9 @@ async def test_what_is_wanted_no_more_goes_and_the_rest_stays(store: FlowStore) 
         await contents(store, first)
 
 
-async def test_files_stay_when_the_metadata_that_names_them_cannot_be_removed(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+async def test_files_stay_when_the_metadata_that_names_them_cannot_be_removed(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
     objects = Failing(MemoryObjects(host, "stays"))
     store = FlowStore(host, objects)
     only = await store.complete(await checkpoint(store, 1))
@@ -330,15 +392,25 @@ async def test_files_stay_when_the_metadata_that_names_them_cannot_be_removed(ho
     assert len(await contents(store, only)) == 10
 
 
-async def test_a_discarded_savepoint_is_removed_where_it_is(store: FlowStore, tmp_path: Path) -> None:
-    saved = await store.complete(await checkpoint(store, 1, SAVEPOINT, store.savepoint_url(str(tmp_path / "mine"))))
+async def test_a_discarded_savepoint_is_removed_where_it_is(
+    store: FlowStore, tmp_path: Path
+) -> None:
+    saved = await store.complete(
+        await checkpoint(store, 1, SAVEPOINT, store.savepoint_url(str(tmp_path / "mine")))
+    )
     await store.discard(Discard((saved,), tuple(files_of(saved.subtasks.values()))))
     assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == []
 
 
-async def test_with_a_key_only_what_was_written_with_it_is_trusted(host: Host, tmp_path: Path) -> None:
+async def test_with_a_key_only_what_was_written_with_it_is_trusted(
+    host: Host, tmp_path: Path
+) -> None:
     url = f"file://{tmp_path}/flow"
-    mine, theirs, none = open_store(url, host, b"my key"), open_store(url, host, b"another"), open_store(url, host)
+    mine, theirs, none = (
+        open_store(url, host, b"my key"),
+        open_store(url, host, b"another"),
+        open_store(url, host),
+    )
     written = await mine.complete(await checkpoint(mine, 1))
     assert await mine.newest() == written
     with pytest.raises(RestoreError, match="was written with a key"):
@@ -361,7 +433,9 @@ async def test_small_state_travels_and_in_memory_all_state(host: Host, store: Fl
     assert await private.input().read(huge) == bytes(1 << 20)
 
 
-async def test_a_write_that_fails_leaves_nothing_and_closes_what_it_was_given(store: FlowStore) -> None:
+async def test_a_write_that_fails_leaves_nothing_and_closes_what_it_was_given(
+    store: FlowStore,
+) -> None:
     closed = []
 
     async def breaks() -> AsyncIterator[bytes]:
@@ -378,13 +452,28 @@ async def test_a_write_that_fails_leaves_nothing_and_closes_what_it_was_given(st
     assert [path for path in under(store, "").rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "state/../../x", "/etc/passwd", "state/a\0b", "file:///etc/../x", "state/", "http://a/b"])
-async def test_names_in_metadata_that_point_elsewhere_are_refused(store: FlowStore, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../etc/passwd",
+        "state/../../x",
+        "/etc/passwd",
+        "state/a\0b",
+        "file:///etc/../x",
+        "state/",
+        "http://a/b",
+    ],
+)
+async def test_names_in_metadata_that_point_elsewhere_are_refused(
+    store: FlowStore, name: str
+) -> None:
     with pytest.raises((RestoreError, CheckpointError)):
         await store.input().read(StateFile(name, 1, bytes(16)))
 
 
-async def test_symbolic_links_out_of_the_store_are_not_followed(store: FlowStore, host: Host, tmp_path: Path) -> None:
+async def test_symbolic_links_out_of_the_store_are_not_followed(
+    store: FlowStore, host: Host, tmp_path: Path
+) -> None:
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "file").write_bytes(LARGE)
@@ -430,4 +519,6 @@ async def test_opened_twice_in_one_process_memory_is_the_same(host: Host) -> Non
     assert (found := await open_store("memory://twice/flow", host).newest()) is not None
     assert await contents(open_store("memory://else/flow", host), found)
     assert await open_store("memory://twice/other", host).newest() is None
-    assert await open_objects("memory://twice", host).names("flow/checkpoints") == ["flow/checkpoints/1/metadata"]
+    assert await open_objects("memory://twice", host).names("flow/checkpoints") == [
+        "flow/checkpoints/1/metadata"
+    ]

@@ -29,7 +29,9 @@ def store(host: Host, tmp_path: Path) -> FlowStore:
     return open_store(f"file://{tmp_path}/flow", host)
 
 
-async def test_state_that_no_checkpoint_refers_to_goes_once_it_is_old(store: FlowStore, host: Host) -> None:
+async def test_state_that_no_checkpoint_refers_to_goes_once_it_is_old(
+    store: FlowStore, host: Host
+) -> None:
     kept = await store.complete(await checkpoint(store, 1))
     orphan = await store.output().write(chunks(LARGE))
     await checkpoint(store, 2)
@@ -43,7 +45,9 @@ async def test_state_that_no_checkpoint_refers_to_goes_once_it_is_old(store: Flo
     assert sorted(await store.objects.names("state")) == sorted(files_of(kept.subtasks.values()))
 
 
-async def test_savepoints_that_were_never_completed_go_and_the_others_stay(store: FlowStore, host: Host) -> None:
+async def test_savepoints_that_were_never_completed_go_and_the_others_stay(
+    store: FlowStore, host: Host
+) -> None:
     """R17: garbage collected after a grace period."""
     place, other = store.savepoint_url(), store.savepoint_url()
     kept = await store.complete(await checkpoint(store, 1, CheckpointKind.SAVEPOINT, place))
@@ -56,18 +60,26 @@ async def test_savepoints_that_were_never_completed_go_and_the_others_stay(store
     assert len(await contents(store, kept)) == 10
 
 
-async def test_what_a_job_left_behind_takes_the_place_of_nothing_that_is_kept(store: FlowStore, host: Host) -> None:
+async def test_what_a_job_left_behind_takes_the_place_of_nothing_that_is_kept(
+    store: FlowStore, host: Host
+) -> None:
     for number in (1, 2, 3, 4):
         await store.complete(await checkpoint(store, number))
     await store.leave_behind(2)
     await sweep(store, host, retain=1, keep=(2,), grace_ms=OLD)
-    assert await store.checkpoints() == [2, 3, 4]  # The job has only gone back: it may be told to begin with one of those.
+    assert await store.checkpoints() == [
+        2,
+        3,
+        4,
+    ]  # The job has only gone back: it may be told to begin with one of those.
     await store.complete(await checkpoint(store, 5))
     await sweep(store, host, retain=2, keep=(5,), grace_ms=OLD)
     assert await store.checkpoints() == [2, 5]
 
 
-async def test_checkpoints_beyond_what_is_kept_and_of_jobs_that_are_over_go_with_their_state(store: FlowStore, host: Host) -> None:
+async def test_checkpoints_beyond_what_is_kept_and_of_jobs_that_are_over_go_with_their_state(
+    store: FlowStore, host: Host
+) -> None:
     for number in (1, 2, 3, 4):
         await store.complete(await checkpoint(store, number))
     await sweep(store, host, retain=2, keep=[1], grace_ms=OLD)
@@ -82,7 +94,9 @@ async def test_checkpoints_beyond_what_is_kept_and_of_jobs_that_are_over_go_with
     assert await store.objects.names() == ["finished/4"]
 
 
-async def test_nothing_goes_while_a_checkpoint_cannot_be_read(store: FlowStore, host: Host, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_goes_while_a_checkpoint_cannot_be_read(
+    store: FlowStore, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
     await store.complete(await checkpoint(store, 1))
     orphan = await store.output().write(chunks(LARGE))
     path = Path(store.url.removeprefix("file://")) / "checkpoints/1/metadata"

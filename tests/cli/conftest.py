@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-PROGRAM = '''
+PROGRAM = """
 import asyncio
 import itertools
 
@@ -61,7 +61,7 @@ def make_number():
 
 def make_trouble():
     raise KeyError("trouble")
-'''
+"""
 
 
 @pytest.fixture

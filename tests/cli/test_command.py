@@ -30,15 +30,21 @@ def test_a_flow_that_ends_is_exit_code_0(folder: Path, capsys: pytest.CaptureFix
     assert "\x1b" not in out + err
 
 
-def test_quiet_shows_only_what_the_flow_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_shows_only_what_the_flow_prints(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", "-q", "program.py:doubled"]) == 0
 
     out, err = capsys.readouterr()
     assert (out.split(), err) == (["0", "2", "4", "6", "8"], "")
 
 
-def test_a_stream_that_no_sink_takes_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (folder / "loose.py").write_text("import aioflow as af\nloose = af.Flow('loose')\nloose.source([1]).map(str, name='texts')\n")
+def test_a_stream_that_no_sink_takes_is_told(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "loose.py").write_text(
+        "import aioflow as af\nloose = af.Flow('loose')\nloose.source([1]).map(str, name='texts')\n"
+    )
 
     assert main(["run", "-q", "loose.py:loose"]) == 0
 
@@ -60,7 +66,9 @@ def test_a_job_that_fails_is_exit_code_1_with_error_note_and_the_users_line(
     assert "Traceback" not in err
 
 
-def test_the_whole_traceback_is_shown_on_demand(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_traceback_is_shown_on_demand(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", "--traceback", "program.py:failing"]) == 1
 
     assert "Traceback (most recent call last)" in capsys.readouterr().err
@@ -73,38 +81,101 @@ def test_the_whole_traceback_is_shown_on_demand(folder: Path, capsys: pytest.Cap
         (["fly"], "invalid choice: 'fly'"),
         (["run"], "the following arguments are required: TARGET"),
         (["run", "program.py:doubled", "--replay", "x"], "unrecognized arguments: --replay x"),
-        (["run", "program.py:doubled", "--restore", "latest"], "aioflow run: --restore latest looks into a store, and there is none"),
-        (["run", "program.py:doubled", "--every", "1s"], "--every is about checkpoints, and there are none: give --checkpoints URL"),
-        (["run", "program.py:doubled", "--checkpoints", "ftp://a"], "aioflow run: --checkpoints is 'ftp://a'"),
-        (["run", "program.py:doubled", "--checkpoints", ""], "aioflow run: --checkpoints takes a URL like"),
-        (["run", "program.py:doubled", "--checkpoints", "a", "--every", "soon"], "aioflow run: --every is 'soon', expected a"),
-        (["run", "program.py:doubled", "--monitor", "0.0.0.0:0"], "expected a token: give --monitor-token-file, or listen at 127.0.0.1"),
-        (["run", "program.py:doubled", "--checkpoints", "a", "--fresh", "--restore", "b"], "give one of them"),
+        (
+            ["run", "program.py:doubled", "--restore", "latest"],
+            "aioflow run: --restore latest looks into a store, and there is none",
+        ),
+        (
+            ["run", "program.py:doubled", "--every", "1s"],
+            "--every is about checkpoints, and there are none: give --checkpoints URL",
+        ),
+        (
+            ["run", "program.py:doubled", "--checkpoints", "ftp://a"],
+            "aioflow run: --checkpoints is 'ftp://a'",
+        ),
+        (
+            ["run", "program.py:doubled", "--checkpoints", ""],
+            "aioflow run: --checkpoints takes a URL like",
+        ),
+        (
+            ["run", "program.py:doubled", "--checkpoints", "a", "--every", "soon"],
+            "aioflow run: --every is 'soon', expected a",
+        ),
+        (
+            ["run", "program.py:doubled", "--monitor", "0.0.0.0:0"],
+            "expected a token: give --monitor-token-file, or listen at 127.0.0.1",
+        ),
+        (
+            ["run", "program.py:doubled", "--checkpoints", "a", "--fresh", "--restore", "b"],
+            "give one of them",
+        ),
         (["stop", "a", "--savepoint", "ftp://b"], "aioflow stop: the directory is 'ftp://b'"),
-        (["jobmanager", "--bind", "127.0.0.1:9000"], "expected an address without a port, got '127.0.0.1:9000'"),
+        (
+            ["jobmanager", "--bind", "127.0.0.1:9000"],
+            "expected an address without a port, got '127.0.0.1:9000'",
+        ),
         (["taskmanager", "--bind", "no such host"], "'no such host' is no address of this machine"),
-        (["taskmanager", "--slots", "two"], "argument --slots: expected a number of at least 1, got 'two'"),
-        (["jobmanager", "--port", "99999"], "argument --port: expected a number from 0 to 65535, got '99999'"),
-        (["jobmanager", "--request-timeout", "soon"], "argument --request-timeout: it is 'soon', expected"),
-        (["cluster", "start", "--request-timeout", "0s"], "argument --request-timeout: expected a time above 0, got '0s'"),
-        (["cluster", "start", "--workers", "-1"], "argument --workers: expected a number of at least 0, got '-1'"),
-        (["cluster", "start", "--data", "program.py"], "program.py cannot be used: Not a directory; --data names a directory"),
-        (["cluster", "status", "--data", "nowhere"], "aioflow cluster: no cluster was started with nowhere"),
-        (["submit", "program.py:doubled", "--restarts", "-1"], "argument --restarts: expected a number of at least 0, got '-1'"),
+        (
+            ["taskmanager", "--slots", "two"],
+            "argument --slots: expected a number of at least 1, got 'two'",
+        ),
+        (
+            ["jobmanager", "--port", "99999"],
+            "argument --port: expected a number from 0 to 65535, got '99999'",
+        ),
+        (
+            ["jobmanager", "--request-timeout", "soon"],
+            "argument --request-timeout: it is 'soon', expected",
+        ),
+        (
+            ["cluster", "start", "--request-timeout", "0s"],
+            "argument --request-timeout: expected a time above 0, got '0s'",
+        ),
+        (
+            ["cluster", "start", "--workers", "-1"],
+            "argument --workers: expected a number of at least 0, got '-1'",
+        ),
+        (
+            ["cluster", "start", "--data", "program.py"],
+            "program.py cannot be used: Not a directory; --data names a directory",
+        ),
+        (
+            ["cluster", "status", "--data", "nowhere"],
+            "aioflow cluster: no cluster was started with nowhere",
+        ),
+        (
+            ["submit", "program.py:doubled", "--restarts", "-1"],
+            "argument --restarts: expected a number of at least 0, got '-1'",
+        ),
         (["cancel", ""], "argument JOB: expected the id of a job, or its beginning, got nothing"),
         (["list", "--secret-file", "nowhere"], "aioflow list: there is no secret file nowhere"),
         (["list", "--data", "nowhere"], "aioflow list: there is no secret file nowhere/secret"),
-        (["submit", "program.py:doubled", "--data", "nowhere"], "aioflow submit: there is no secret file nowhere/secret"),
-        (["list", "--data", "nowhere", "--secret-file", "other"], "argument --secret-file: not allowed with argument --data"),
-        (["list"], "aioflow list: no cluster was started in this directory: there is no .aioflow/secret. Start one with"),
-        (["run", "program.py:doubled", "--workers", "two"], "argument -w/--workers: expected a number of at least 0, got 'two'"),
+        (
+            ["submit", "program.py:doubled", "--data", "nowhere"],
+            "aioflow submit: there is no secret file nowhere/secret",
+        ),
+        (
+            ["list", "--data", "nowhere", "--secret-file", "other"],
+            "argument --secret-file: not allowed with argument --data",
+        ),
+        (
+            ["list"],
+            "aioflow list: no cluster was started in this directory: there is no .aioflow/secret. "
+            "Start one with",
+        ),
+        (
+            ["run", "program.py:doubled", "--workers", "two"],
+            "argument -w/--workers: expected a number of at least 0, got 'two'",
+        ),
         (["top", "--every", "0s"], "argument --every: expected a time above 0, got '0s'"),
         (["run", "program.py:missing"], "aioflow run: program.py has no flow 'missing'"),
         (["run", "empty.py:flow"], "aioflow run: empty.py has no flow 'flow'"),
         (["graph", "missing:flow"], "aioflow graph: there is no module 'missing'"),
     ],
 )
-def test_wrong_usage_is_exit_code_2(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
+def test_wrong_usage_is_exit_code_2(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
     assert main(arguments) == 2
 
     out, err = capsys.readouterr()
@@ -115,11 +186,20 @@ def test_wrong_usage_is_exit_code_2(folder: Path, capsys: pytest.CaptureFixture[
 def test_a_command_that_runs_a_flow_loads_nothing_of_the_others(folder: Path) -> None:
     """A service that was killed is back so much earlier."""
     program = (
-        "import sys; from aioflow.cli.command import main; main(['run', '-q', 'program.py:doubled']); "
-        "print([name for name in sys.modules if name in ('aioflow.cluster.jobmanager', 'aioflow.cli.top', 'urllib.request')])"
+        "import sys; from aioflow.cli.command import main; main(['run', '-q', "
+        "'program.py:doubled']); "
+        "print([name for name in sys.modules if name in ('aioflow.cluster.jobmanager', "
+        "'aioflow.cli.top', 'urllib.request')])"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -177,7 +257,9 @@ def test_ctrl_c_stops_gracefully(folder: Path) -> None:
     assert ticks == list(range(1, len(ticks) + 1))
 
 
-def test_ctrl_c_while_the_command_is_being_loaded_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_the_command_is_being_loaded_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Loading(ModuleType):
         def __getattr__(self, name: str) -> object:
             raise KeyboardInterrupt
@@ -207,8 +289,14 @@ def test_the_second_ctrl_c_ends_at_once(folder: Path) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("options", [(), ("--checkpoints", "state", "--every", "100ms")], ids=["plain", "with checkpoints"])
-def test_a_reader_that_leaves_ends_the_job_without_a_word(folder: Path, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--checkpoints", "state", "--every", "100ms")],
+    ids=["plain", "with checkpoints"],
+)
+def test_a_reader_that_leaves_ends_the_job_without_a_word(
+    folder: Path, options: tuple[str, ...]
+) -> None:
     """Also a job that tries again when it fails: nobody will read what it prints then."""
     with started(folder, "run", "-q", "program.py:endless", *options) as process:
         assert process.stdout is not None
@@ -218,7 +306,12 @@ def test_a_reader_that_leaves_ends_the_job_without_a_word(folder: Path, options:
         assert process.wait(timeout=120) == 1
         err = process.stderr.read()
 
-    for word in ("failed", "FAILED", "Traceback", "Exception ignored"):  # A loop that is held is told, and may be.
+    for word in (
+        "failed",
+        "FAILED",
+        "Traceback",
+        "Exception ignored",
+    ):  # A loop that is held is told, and may be.
         assert word not in err, err
 
 
@@ -229,9 +322,21 @@ def test_a_reader_that_has_left_is_no_error_of_a_command(folder: Path, unbuffere
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": unbuffered}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONUNBUFFERED": unbuffered,
+        }
         command = [sys.executable, "-m", "aioflow", "graph", "program.py:doubled"]
-        done = subprocess.run(command, cwd=folder, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
@@ -239,12 +344,19 @@ def test_a_reader_that_has_left_is_no_error_of_a_command(folder: Path, unbuffere
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("no_color", "codes"), [("", True), ("1", False)])
-def test_a_terminal_shows_a_table_with_what_is_printed_above(folder: Path, no_color: str, codes: bool) -> None:
+def test_a_terminal_shows_a_table_with_what_is_printed_above(
+    folder: Path, no_color: str, codes: bool
+) -> None:
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "aioflow", "run", "program.py:doubled"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm", "NO_COLOR": no_color},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "TERM": "xterm",
+            "NO_COLOR": no_color,
+        },
         stdout=slave,
         stderr=slave,
     )

@@ -15,7 +15,11 @@ FIGURES = {"flights": 2, "minutes": 30, "worst": 20, "late15": 1}
 
 async def named_after_they_waited(names: list[Airline]) -> list[AirlineDay]:
     """The days of two airlines, whose names are read only once every day has come."""
-    days = [af.WindowResult(carrier, start, start + 10, FIGURES) for start in (0, 10) for carrier in ("AA", "UA")]
+    days = [
+        af.WindowResult(carrier, start, start + 10, FIGURES)
+        for start in (0, 10)
+        for carrier in ("AA", "UA")
+    ]
     all_came = asyncio.Event()
     came = []
 
@@ -32,15 +36,25 @@ async def named_after_they_waited(names: list[Airline]) -> list[AirlineDay]:
             yield airline
 
     flow = af.Flow("names")
-    stream = flow.source(days, watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda day: day.end - 1))
+    stream = flow.source(
+        days,
+        watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda day: day.end - 1),
+    )
     late_names = flow.source(airlines)
-    return await stream.key_by(lambda day: day.key).connect(late_names.broadcast(NAMES)).process(Watched).collect()
+    return (
+        await stream.key_by(lambda day: day.key)
+        .connect(late_names.broadcast(NAMES))
+        .process(Watched)
+        .collect()
+    )
 
 
 async def test_a_day_waits_for_the_name_of_its_airline() -> None:
     rows = await named_after_they_waited([Airline("UA", "United"), Airline("AA", "American")])
 
-    assert sorted(rows) == [AirlineDay(name, start, **FIGURES) for name in ("American", "United") for start in (0, 10)]
+    assert sorted(rows) == [
+        AirlineDay(name, start, **FIGURES) for name in ("American", "United") for start in (0, 10)
+    ]
 
 
 async def test_a_day_whose_airline_has_no_name_keeps_the_code() -> None:

@@ -1,4 +1,7 @@
-"""What `make demo` says before it goes on with Spark. What it runs then is tested with the examples."""
+"""What `make demo` says before it goes on with Spark.
+
+What it runs then is tested with the examples.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ def with_java(monkeypatch: pytest.MonkeyPatch, found: Java | None, modules: set[
 PROGRAM = [sys.executable, str(demo_spark.PROGRAM)]
 
 
-def test_with_java_and_pyspark_the_program_runs_at_once(monkeypatch: pytest.MonkeyPatch, started: list[list[str]]) -> None:
+def test_with_java_and_pyspark_the_program_runs_at_once(
+    monkeypatch: pytest.MonkeyPatch, started: list[list[str]]
+) -> None:
     with_java(monkeypatch, Java("/java", 17), set(demo_spark.NEEDED))
 
     assert demo_spark.main([]) == 0
@@ -76,7 +81,9 @@ def test_without_java_it_ends_well_and_says_how_to_get_one(
     assert "SPARK=jre" in said
 
 
-def test_java_comes_as_a_package_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, started: list[list[str]]) -> None:
+def test_java_comes_as_a_package_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, started: list[list[str]]
+) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with_java(monkeypatch, None, set(demo_spark.NEEDED))
 
@@ -95,7 +102,9 @@ def test_a_java_home_that_is_wrong_is_not_papered_over(
     assert "there is no Java" in capsys.readouterr().out
 
 
-def test_an_installation_that_fails_is_the_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_installation_that_fails_is_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with_java(monkeypatch, Java("/java", 17), set())
     commands: list[list[str]] = []
 

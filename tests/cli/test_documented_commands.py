@@ -1,4 +1,6 @@
-"""The commands that the documentation shows are commands that there are, with options that they take."""
+"""The commands that the documentation shows are commands that there are, with options that they
+take.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ LINE = re.compile(r"^aioflow [^\n]+$|`aioflow ([^`]+)`", re.MULTILINE)
 def documented() -> list[tuple[str, str]]:
     """(page, command) of each, without its remark."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    found = [(page.name, match[0].strip("`")) for page in pages for match in LINE.finditer(page.read_text(encoding="utf-8"))]
+    found = [
+        (page.name, match[0].strip("`"))
+        for page in pages
+        for match in LINE.finditer(page.read_text(encoding="utf-8"))
+    ]
     return [(page, command.partition("  #")[0].strip()) for page, command in dict.fromkeys(found)]
 
 
@@ -37,7 +43,9 @@ def test_the_documentation_shows_commands() -> None:
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
-def test_a_command_is_shown_as_it_can_be_typed(page: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_is_shown_as_it_can_be_typed(
+    page: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = [STANDS_FOR.get(word, word) for word in shlex.split(command)[1:]]
     with suppress(SystemExit):
         _parser(argv[0]).parse_args(argv)

@@ -10,18 +10,39 @@ from aioflow.cli.flags import in_flags
 @pytest.mark.parametrize(
     ("message", "shown"),
     [
-        ("every= is about checkpoints: give checkpoints=URL too", "--every is about checkpoints: give --checkpoints URL too"),
-        ("every is '0s', expected more than nothing", "--every is '0s', expected more than nothing"),
+        (
+            "every= is about checkpoints: give checkpoints=URL too",
+            "--every is about checkpoints: give --checkpoints URL too",
+        ),
+        (
+            "every is '0s', expected more than nothing",
+            "--every is '0s', expected more than nothing",
+        ),
         ("restore='latest' looks into a store", "--restore latest looks into a store"),
         ("x; did you mean restore='latest'?", "x; did you mean --restore latest?"),
-        ("begin without that state with allow_non_restored=True", "begin without that state with --allow-non-restored"),
+        (
+            "begin without that state with allow_non_restored=True",
+            "begin without that state with --allow-non-restored",
+        ),
         ("to begin anew start with restore=None, fresh=True", "to begin anew start with --fresh"),
-        ("monitor='0.0.0.0:80' expected a token: give token=, or", "--monitor 0.0.0.0:80 expected a token: give --monitor-token-file, or"),
+        (
+            "monitor='0.0.0.0:80' expected a token: give token=, or",
+            "--monitor 0.0.0.0:80 expected a token: give --monitor-token-file, or",
+        ),
         ('give monitor="HOST:PORT" too', "give --monitor HOST:PORT too"),
         ("give restore=PATH, or checkpoints=URL", "give --restore PATH, or --checkpoints URL"),
-        ("name that of the cluster by secret=Path(...).", "name that of the cluster by --secret-file FILE."),
-        ("workers=2 with slots=1 have 2, or workers=4,", "--workers 2 with slots=1 have 2, or --workers 4,"),
-        ("memory://a is in one process: give checkpoints= a directory", "memory://a is in one process: give --checkpoints a directory"),
+        (
+            "name that of the cluster by secret=Path(...).",
+            "name that of the cluster by --secret-file FILE.",
+        ),
+        (
+            "workers=2 with slots=1 have 2, or workers=4,",
+            "--workers 2 with slots=1 have 2, or --workers 4,",
+        ),
+        (
+            "memory://a is in one process: give checkpoints= a directory",
+            "memory://a is in one process: give --checkpoints a directory",
+        ),
     ],
 )
 def test_arguments_become_flags(message: str, shown: str) -> None:

@@ -18,7 +18,9 @@ NASTY = '<b>"a" & #1</b>'
 
 
 def diamond() -> JobGraph:
-    """One source, two branches of different length that meet again, a side output, and names that need escaping."""
+    """One source, two branches of different length that meet again, a side output, and names
+    that need escaping.
+    """
     flow = af.Flow(f"diamond {NASTY}")
     tag = af.OutputTag[int]("odd")
 
@@ -28,7 +30,12 @@ def diamond() -> JobGraph:
 
     source = flow.source(range(10), name=NASTY)
     split_up = source.process(split, name="split").start_new_chain()
-    far = split_up.key_by(lambda x: x).count(name="count", parallelism=3).map(lambda pair: pair[0], name="first").rebalance()
+    far = (
+        split_up.key_by(lambda x: x)
+        .count(name="count", parallelism=3)
+        .map(lambda pair: pair[0], name="first")
+        .rebalance()
+    )
     source.union(far).map(lambda x: x, name="together").sink(print, name="out")
     split_up.side(tag).sink(print, name="odd ones")
     return flow.job_graph()
@@ -36,7 +43,10 @@ def diamond() -> JobGraph:
 
 def boxes(picture: ET.Element) -> list[tuple[float, float, float, float]]:
     """x, y, width, height of each task."""
-    return [tuple(float(box.attrib[k]) for k in ("x", "y", "width", "height")) for box in picture.iterfind(f".//{SVG}rect[@class='box']")]  # type: ignore[misc]
+    return [
+        tuple(float(box.attrib[k]) for k in ("x", "y", "width", "height"))
+        for box in picture.iterfind(f".//{SVG}rect[@class='box']")
+    ]  # type: ignore[misc]
 
 
 def test_mermaid_has_a_box_a_task_and_an_arrow_an_exchange() -> None:
@@ -85,14 +95,21 @@ def test_boxes_do_not_overlap_and_stand_inside_the_picture() -> None:
         assert x + w <= width
         assert y + h <= height
         for other_x, other_y, other_w, other_h in found[:i]:
-            apart = x + w <= other_x or other_x + other_w <= x or y + h <= other_y or other_y + other_h <= y
+            apart = (
+                x + w <= other_x
+                or other_x + other_w <= x
+                or y + h <= other_y
+                or other_y + other_h <= y
+            )
             assert apart
 
 
 def test_consumers_stand_to_the_right_of_their_producers() -> None:
     graph = diamond()
 
-    found = dict(zip((vertex.id for vertex in graph.vertices), boxes(ET.fromstring(svg(graph))), strict=True))
+    found = dict(
+        zip((vertex.id for vertex in graph.vertices), boxes(ET.fromstring(svg(graph))), strict=True)
+    )
 
     for edge in graph.edges:
         (x, _, width, _), (other_x, *_) = found[edge.source], found[edge.target]
@@ -108,13 +125,23 @@ def test_arrows_do_not_cross_where_they_need_not() -> None:
         branch.key_by(lambda x: x).count(name=f"count {number}").sink(print, name="out")
     graph = flow.job_graph()
 
-    found = dict(zip((vertex.nodes[0].name for vertex in graph.vertices), boxes(ET.fromstring(svg(graph))), strict=True))
+    found = dict(
+        zip(
+            (vertex.nodes[0].name for vertex in graph.vertices),
+            boxes(ET.fromstring(svg(graph))),
+            strict=True,
+        )
+    )
 
     def is_above(one: str, other: str) -> bool:
         return found[one][1] < found[other][1]
 
     upper_first = is_above("upper", "lower")
-    assert all(is_above(up, low) is upper_first for up in ("count 1", "count 3") for low in ("count 0", "count 2"))
+    assert all(
+        is_above(up, low) is upper_first
+        for up in ("count 1", "count 3")
+        for low in ("count 0", "count 2")
+    )
 
 
 def test_a_picture_follows_the_light_of_its_page() -> None:
@@ -125,7 +152,9 @@ def test_a_picture_is_the_same_each_time() -> None:
     assert svg(diamond()) == svg(diamond())
 
 
-def test_graph_prints_text_by_default_and_writes_files_when_asked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_graph_prints_text_by_default_and_writes_files_when_asked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["graph", "program.py:doubled"]) == 0
     assert "task 1, parallelism 1" in capsys.readouterr().out
 
@@ -138,6 +167,8 @@ def test_graph_prints_text_by_default_and_writes_files_when_asked(folder: Path, 
     assert (folder / "a.mmd").read_text().startswith("flowchart LR")
 
 
-def test_a_file_that_cannot_be_written_is_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_written_is_wrong_usage(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["graph", "program.py:doubled", "--svg", "no/such/folder.svg"]) == 2
     assert "cannot write no/such/folder.svg: No such file or directory" in capsys.readouterr().err

@@ -9,7 +9,9 @@ from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.submission import JobLine
 
 
-def line(status: JobStatus = JobStatus.RUNNING, *progress: int, name: str = "shop", error: str = "") -> JobLine:
+def line(
+    status: JobStatus = JobStatus.RUNNING, *progress: int, name: str = "shop", error: str = ""
+) -> JobLine:
     ended = 2 if status.is_terminal else None
     return JobLine("a1" * 16, name, status, 1, ended, error, "", *progress)
 
@@ -21,17 +23,27 @@ def line(status: JobStatus = JobStatus.RUNNING, *progress: int, name: str = "sho
         (line(JobStatus.RUNNING, 0, 0, 6, 1), "RUNNING 0/6 tasks (waits for 1 slot)"),
         (line(JobStatus.RUNNING, 6, 0, 6, 0), "RUNNING 6/6 tasks"),
         (line(JobStatus.RUNNING, 2, 4, 6, 0), "RUNNING 2/6 tasks (4 finished)"),
-        (line(JobStatus.RESTARTING, 0, 1, 6, 2), "RESTARTING 0/6 tasks (waits for 2 slots, 1 finished)"),
+        (
+            line(JobStatus.RESTARTING, 0, 1, 6, 2),
+            "RESTARTING 0/6 tasks (waits for 2 slots, 1 finished)",
+        ),
         (line(JobStatus.INITIALIZING), "INITIALIZING"),
         (line(JobStatus.FINISHED, 0, 6, 6, 0), "FINISHED"),
     ],
 )
-def test_a_job_that_is_not_over_says_how_many_of_its_tasks_run_and_what_it_waits_for(job: JobLine, shown: str) -> None:
+def test_a_job_that_is_not_over_says_how_many_of_its_tasks_run_and_what_it_waits_for(
+    job: JobLine, shown: str
+) -> None:
     assert how_far(job) == shown
 
 
 def test_names_stand_below_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    print_jobs([line(JobStatus.RUNNING, 0, 0, 6, 2), line(JobStatus.FAILED, name="other", error="ValueError: no 1\naioflow: in map")])
+    print_jobs(
+        [
+            line(JobStatus.RUNNING, 0, 0, 6, 2),
+            line(JobStatus.FAILED, name="other", error="ValueError: no 1\naioflow: in map"),
+        ]
+    )
 
     first, second = capsys.readouterr().out.splitlines()
     assert first.index("shop") == second.index("other")

@@ -27,15 +27,40 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def running(machine: Path, pid: int, *argv: str, cwd: str = "home") -> None:
     (machine / cwd).mkdir(exist_ok=True)
     (machine / "proc" / str(pid)).mkdir()
-    (machine / "proc" / str(pid) / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
+    (machine / "proc" / str(pid) / "cmdline").write_bytes(
+        b"".join(word.encode() + b"\0" for word in argv)
+    )
     (machine / "proc" / str(pid) / "cwd").symlink_to(machine / cwd)
 
 
 def test_those_of_a_directory_are_found_however_it_is_spelled(machine: Path) -> None:
     data = machine / "home" / "data"
-    running(machine, 12, "/venv/bin/python", "-m", "aioflow", "jobmanager", "--data", str(data), "--port", "0")
+    running(
+        machine,
+        12,
+        "/venv/bin/python",
+        "-m",
+        "aioflow",
+        "jobmanager",
+        "--data",
+        str(data),
+        "--port",
+        "0",
+    )
     running(machine, 9, "python3.11", "/venv/bin/aioflow", "jobmanager", "--data", "data")
-    running(machine, 100, "python", "-X", "dev", "-m", "aioflow", "taskmanager", "--slots", "2", "--data=../home/./data")
+    running(
+        machine,
+        100,
+        "python",
+        "-X",
+        "dev",
+        "-m",
+        "aioflow",
+        "taskmanager",
+        "--slots",
+        "2",
+        "--data=../home/./data",
+    )
     (machine / "link").symlink_to(data)
     running(machine, 3, "python", "-m", "aioflow", "taskmanager", "--data", str(machine / "link"))
 
@@ -43,7 +68,9 @@ def test_those_of_a_directory_are_found_however_it_is_spelled(machine: Path) -> 
     assert jobmanagers_of(data) == [9, 12]
 
 
-def test_a_jobmanager_without_a_directory_has_the_usual_one_of_where_it_was_started(machine: Path) -> None:
+def test_a_jobmanager_without_a_directory_has_the_usual_one_of_where_it_was_started(
+    machine: Path,
+) -> None:
     running(machine, 5, "python", "-m", "aioflow", "jobmanager")
     running(machine, 6, "python", "-m", "aioflow", "jobmanager", cwd="elsewhere")
     running(machine, 7, "python", "-m", "aioflow", "taskmanager")
@@ -63,14 +90,20 @@ def test_other_programs_and_those_that_are_gone_are_passed_over(machine: Path) -
     assert processes_of(Path(data)) == []
 
 
-def test_a_system_that_does_not_tell_has_none(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_does_not_tell_has_none(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(processes, "PROC", machine / "nowhere")
 
     assert processes_of(machine) == []
 
 
-def test_ctrl_c_in_the_midst_of_starting_a_process_of_a_cluster_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was forked, but whose program has not begun, has the command line of its parent: nobody would find it."""
+def test_ctrl_c_in_the_midst_of_starting_a_process_of_a_cluster_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was forked, but whose program has not begun, has the command line of its
+    parent: nobody would find it.
+    """
     forked: list[subprocess.Popen[bytes]] = []
     start = subprocess.Popen
 

@@ -9,14 +9,29 @@ import pytest
 from aioflow.cli.target import UsageError, load_flow
 
 
-@pytest.mark.parametrize("target", ["program:doubled", "program.py:doubled", "./program.py:doubled", "program:make", "program.py:make"])
-def test_a_flow_is_found_by_module_and_by_path_as_object_and_as_function(folder: Path, target: str) -> None:
+@pytest.mark.parametrize(
+    "target",
+    [
+        "program:doubled",
+        "program.py:doubled",
+        "./program.py:doubled",
+        "program:make",
+        "program.py:make",
+    ],
+)
+def test_a_flow_is_found_by_module_and_by_path_as_object_and_as_function(
+    folder: Path, target: str
+) -> None:
     assert load_flow(target).name == "doubled"
 
 
-def test_a_file_elsewhere_may_import_its_neighbours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_elsewhere_may_import_its_neighbours(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "inner").mkdir()
-    (folder / "inner" / "parts_of_main.py").write_text("import aioflow\nflow = aioflow.Flow('inner')\n")
+    (folder / "inner" / "parts_of_main.py").write_text(
+        "import aioflow\nflow = aioflow.Flow('inner')\n"
+    )
     (folder / "inner" / "main_of_parts.py").write_text("from parts_of_main import flow\n")
 
     assert load_flow("inner/main_of_parts.py:flow").name == "inner"
@@ -25,11 +40,18 @@ def test_a_file_elsewhere_may_import_its_neighbours(folder: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("program", "names no flow, expected program:FLOW; it has the flows doubled, failing, endless, stuck and the functions inverse"),
+        (
+            "program",
+            "names no flow, expected program:FLOW; it has the flows doubled, failing, endless, "
+            "stuck and the functions inverse",
+        ),
         ("program:", "expected MODULE:FLOW or PATH.py:FLOW, got 'program:'"),
         (":doubled", "expected MODULE:FLOW or PATH.py:FLOW, got ':doubled'"),
         ("program:trebled", "program has no flow 'trebled'; it has the flows doubled"),
-        ("program:number", "'number' of program is an int, expected a Flow or a function that returns one"),
+        (
+            "program:number",
+            "'number' of program is an int, expected a Flow or a function that returns one",
+        ),
         ("program:make_number", "make_number() of program returned 4, expected a Flow"),
         ("program:make_trouble", "make_trouble() of program raised\n  KeyError: 'trouble'\n  at "),
         ("program:inverse", "inverse() of program raised\n  TypeError"),
@@ -37,9 +59,16 @@ def test_a_file_elsewhere_may_import_its_neighbours(folder: Path, monkeypatch: p
         ("missing:flow", "there is no module 'missing'"),
         ("missing.inner:flow", "there is no module 'missing.inner': no module 'missing'"),
         ("missing.py:flow", "there is no file 'missing.py'"),
-        ("broken:flow", "broken could not be imported\n  ZeroDivisionError: division by zero\n  at "),
+        (
+            "broken:flow",
+            "broken could not be imported\n  ZeroDivisionError: division by zero\n  at ",
+        ),
         ("broken.py:flow", "broken.py could not be imported\n  ZeroDivisionError"),
-        ("lacking:flow", "lacking could not be imported\n  ModuleNotFoundError: No module named 'no_such_library'"),
+        (
+            "lacking:flow",
+            "lacking could not be imported\n  ModuleNotFoundError: No module named "
+            "'no_such_library'",
+        ),
     ],
 )
 def test_what_cannot_be_found_is_told_with_what_was(folder: Path, target: str, told: str) -> None:

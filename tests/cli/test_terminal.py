@@ -65,7 +65,9 @@ def test_what_is_printed_stands_above_the_block() -> None:
     assert terminal.screen() == ["hello", "world", "3", "4"]
 
 
-def test_streams_of_the_terminal_print_above_by_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_of_the_terminal_print_above_by_whole_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(sys, "stderr", Terminal())

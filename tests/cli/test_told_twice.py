@@ -22,5 +22,7 @@ print("ended by itself")
 
 
 def test_a_second_sigterm_does_not_kill_what_is_on_its_way_out() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
+    )
     assert (ended.returncode, ended.stdout) == (0, "ended by itself\n"), ended.stderr

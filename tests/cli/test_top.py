@@ -45,12 +45,26 @@ DETAIL = {
 }
 CHECKPOINTS = {
     "latest": {
-        "completed": {"id": 7, "latest_ack_timestamp": NOW - 4_000, "end_to_end_duration": 120, "state_size": 2048},
+        "completed": {
+            "id": 7,
+            "latest_ack_timestamp": NOW - 4_000,
+            "end_to_end_duration": 120,
+            "state_size": 2048,
+        },
         "failed": None,
     }
 }
 EXCEPTIONS = {"exceptionHistory": {"entries": []}}
-FAILED_ONCE = {"exceptionHistory": {"entries": [{"exceptionName": "ValueError", "stacktrace": "Traceback\n  ...\nValueError: no price\n"}]}}
+FAILED_ONCE = {
+    "exceptionHistory": {
+        "entries": [
+            {
+                "exceptionName": "ValueError",
+                "stacktrace": "Traceback\n  ...\nValueError: no price\n",
+            }
+        ]
+    }
+}
 
 
 def metrics(busy: float, pressed: float, rate_in: float, watermark: float) -> list[dict[str, Any]]:
@@ -62,7 +76,10 @@ def metrics(busy: float, pressed: float, rate_in: float, watermark: float) -> li
     ]
 
 
-METRICS = {ORDERS: metrics(50.0, 900.0, 1234.0, NOW - 1_000), PRICE: metrics(1000.0, 0.0, 1200.0, NOW - 3_000)}
+METRICS = {
+    ORDERS: metrics(50.0, 900.0, 1234.0, NOW - 1_000),
+    PRICE: metrics(1000.0, 0.0, 1200.0, NOW - 3_000),
+}
 
 
 def lines_of(job: JobLines, *, width: int = 120, color: bool = False) -> list[str]:
@@ -72,18 +89,57 @@ def lines_of(job: JobLines, *, width: int = 120, color: bool = False) -> list[st
 def test_a_job_is_shown_with_its_tasks() -> None:
     lines = lines_of(job_lines(DETAIL, CHECKPOINTS, EXCEPTIONS, METRICS))
 
-    assert lines[0] == "aioflow at 127.0.0.1:8081   jobs: 1 running, 2 finished, 0 cancelled, 3 failed   3 of 4 slots in use"
+    assert lines[0] == (
+        "aioflow at 127.0.0.1:8081   jobs: 1 running, 2 finished, 0 cancelled, 3 failed   3 "
+        "of 4 slots in use"
+    )
     assert lines[2] == "shop  RUNNING  1 m 05 s   checkpoint: 7, 4.0 s ago, took 120 ms, 2.0 KiB"
     orders, price = lines[4].split(), lines[5].split()
-    assert orders == ["orders", "1", "█▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒·", "90%", "1,234", "-", "1.0", "s", "2026-11-22", "02:09:09"]
-    assert price == ["price", "->", "out", "2", "█" * 20, "100%", "1,200", "-", "3.0", "s", "2026-11-22", "02:09:07"]
+    assert orders == [
+        "orders",
+        "1",
+        "█▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒·",
+        "90%",
+        "1,234",
+        "-",
+        "1.0",
+        "s",
+        "2026-11-22",
+        "02:09:09",
+    ]
+    assert price == [
+        "price",
+        "->",
+        "out",
+        "2",
+        "█" * 20,
+        "100%",
+        "1,200",
+        "-",
+        "3.0",
+        "s",
+        "2026-11-22",
+        "02:09:07",
+    ]
 
 
 def test_a_job_that_waits_for_slots_says_so() -> None:
     """Its state is RUNNING all the same, here as in Flink."""
     vertices = [
-        {"id": ORDERS, "name": "orders", "parallelism": 1, "status": "SCHEDULED", "tasks": {"SCHEDULED": 1, "RUNNING": 0}},
-        {"id": PRICE, "name": "price -> out", "parallelism": 2, "status": "RUNNING", "tasks": {"SCHEDULED": 1, "RUNNING": 1}},
+        {
+            "id": ORDERS,
+            "name": "orders",
+            "parallelism": 1,
+            "status": "SCHEDULED",
+            "tasks": {"SCHEDULED": 1, "RUNNING": 0},
+        },
+        {
+            "id": PRICE,
+            "name": "price -> out",
+            "parallelism": 2,
+            "status": "RUNNING",
+            "tasks": {"SCHEDULED": 1, "RUNNING": 1},
+        },
     ]
 
     lines = lines_of(job_lines({**DETAIL, "vertices": vertices}, CHECKPOINTS, EXCEPTIONS, {}))
@@ -98,32 +154,47 @@ def test_the_last_failure_is_named() -> None:
 
 
 def test_a_checkpoint_that_failed_last_is_told_with_its_reason() -> None:
-    failed = {"id": 8, "failure_timestamp": NOW - 1_000, "failure_message": "checkpoint 8 expired before price acknowledged it"}
+    failed = {
+        "id": 8,
+        "failure_timestamp": NOW - 1_000,
+        "failure_message": "checkpoint 8 expired before price acknowledged it",
+    }
     latest = {"latest": {"completed": CHECKPOINTS["latest"]["completed"], "failed": failed}}
 
     lines = lines_of(job_lines(DETAIL, latest, EXCEPTIONS, METRICS))
 
-    assert lines[2].endswith("checkpoint: 8 failed: checkpoint 8 expired before price acknowledged it")
+    assert lines[2].endswith(
+        "checkpoint: 8 failed: checkpoint 8 expired before price acknowledged it"
+    )
 
 
 def test_before_the_first_checkpoint_and_the_first_metrics_nothing_is_made_up() -> None:
-    lines = lines_of(job_lines(DETAIL, {"latest": {"completed": None, "failed": None}}, EXCEPTIONS, {}))
+    lines = lines_of(
+        job_lines(DETAIL, {"latest": {"completed": None, "failed": None}}, EXCEPTIONS, {})
+    )
 
     assert lines[2].endswith("checkpoint: none yet")
     assert lines[4].split() == ["orders", "1", "running", "-", "-", "-", "-"]
 
 
-@pytest.mark.parametrize(("watermark", "text"), [(MIN_WATERMARK, "-"), (MAX_WATERMARK, "end"), (42, "42")])
+@pytest.mark.parametrize(
+    ("watermark", "text"), [(MIN_WATERMARK, "-"), (MAX_WATERMARK, "end"), (42, "42")]
+)
 def test_event_time_need_not_be_a_date(watermark: int, text: str) -> None:
     found = {ORDERS: metrics(0.0, 0.0, 0.0, watermark), PRICE: metrics(0.0, 0.0, 0.0, watermark)}
 
-    assert lines_of(job_lines(DETAIL, CHECKPOINTS, EXCEPTIONS, found))[4].split()[-2:] == ["-", text]
+    assert lines_of(job_lines(DETAIL, CHECKPOINTS, EXCEPTIONS, found))[4].split()[-2:] == [
+        "-",
+        text,
+    ]
 
 
 @pytest.mark.parametrize("width", [20, 40, 64, 80, 120, 200])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     for color in (False, True):
-        lines = lines_of(job_lines(DETAIL, CHECKPOINTS, FAILED_ONCE, METRICS), width=width, color=color)
+        lines = lines_of(
+            job_lines(DETAIL, CHECKPOINTS, FAILED_ONCE, METRICS), width=width, color=color
+        )
 
         assert max(len(re.sub(r"\x1b\[\d*m", "", line)) for line in lines) <= width
 
@@ -139,7 +210,9 @@ def test_a_name_cannot_steer_the_terminal() -> None:
 
 
 def test_without_jobs_it_says_so() -> None:
-    assert screen("127.0.0.1:8081", OVERVIEW, [], width=80, color=False)[-1] == "no job is under way"
+    assert (
+        screen("127.0.0.1:8081", OVERVIEW, [], width=80, color=False)[-1] == "no job is under way"
+    )
 
 
 # Over HTTP.
@@ -154,7 +227,9 @@ class Endpoint:
         self.status = 200
         self.answers: dict[str, Any] = {
             "/overview": OVERVIEW,
-            "/jobs/overview": {"jobs": [{"jid": JOB, "end-time": -1}, {"jid": "f" * 32, "end-time": NOW}]},
+            "/jobs/overview": {
+                "jobs": [{"jid": JOB, "end-time": -1}, {"jid": "f" * 32, "end-time": NOW}]
+            },
             f"/jobs/{JOB}": DETAIL,
             f"/jobs/{JOB}/checkpoints": CHECKPOINTS,
             f"/jobs/{JOB}/exceptions": EXCEPTIONS,
@@ -191,7 +266,10 @@ async def test_only_jobs_under_way_are_asked_for(endpoint: Endpoint) -> None:
     assert not [path for path in endpoint.seen if "f" * 32 in path]
 
 
-@pytest.mark.parametrize(("status", "text"), [(401, "wants a token"), (500, "answered 500 Internal Server Error, expected the endpoint")])
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [(401, "wants a token"), (500, "answered 500 Internal Server Error, expected the endpoint")],
+)
 async def test_an_answer_that_is_none_is_told(endpoint: Endpoint, status: int, text: str) -> None:
     endpoint.status = status
     async with aiohttp.ClientSession() as session:
@@ -202,18 +280,24 @@ async def test_an_answer_that_is_none_is_told(endpoint: Endpoint, status: int, t
 async def test_another_server_is_told_apart(endpoint: Endpoint) -> None:
     del endpoint.answers["/overview"]
     async with aiohttp.ClientSession() as session:
-        with pytest.raises(Broken, match="something else than JSON, expected the endpoint of aioflow or Flink"):
+        with pytest.raises(
+            Broken, match="something else than JSON, expected the endpoint of aioflow or Flink"
+        ):
             await shown(session, ("127.0.0.1", endpoint.port), width=120, color=False)
 
 
-async def test_once_prints_what_it_saw(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_once_prints_what_it_saw(
+    endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = await asyncio.to_thread(main, ["top", "--at", f"127.0.0.1:{endpoint.port}", "--once"])
 
     assert code == 0
     assert "shop  RUNNING  1 m 05 s" in capsys.readouterr().out
 
 
-def test_where_nobody_listens_the_way_out_is_named(capsys: pytest.CaptureFixture[str], unused_tcp_port: int) -> None:
+def test_where_nobody_listens_the_way_out_is_named(
+    capsys: pytest.CaptureFixture[str], unused_tcp_port: int
+) -> None:
     code = main(["top", "--at", f"127.0.0.1:{unused_tcp_port}", "--once"])
 
     assert code == 1
@@ -231,7 +315,12 @@ async def test_a_job_that_runs_is_seen_through_its_own_endpoint() -> None:
     events.map(str.upper, name="shout").sink(af.io.blackhole())
     async with flow.run(monitor="127.0.0.1:0") as job, aiohttp.ClientSession() as session:
         assert job.monitor_url is not None
-        lines = await shown(session, parse_address(job.monitor_url.removeprefix("http://").rstrip("/")), width=120, color=False)
+        lines = await shown(
+            session,
+            parse_address(job.monitor_url.removeprefix("http://").rstrip("/")),
+            width=120,
+            color=False,
+        )
 
     assert lines[2].startswith("watched  RUNNING")
     assert lines[4].startswith("events -> shout")

@@ -1,4 +1,6 @@
-"""What stays is walked once, and what was put aside is looked at again before it can hide much garbage."""
+"""What stays is walked once, and what was put aside is looked at again before it can hide much
+garbage.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,25 @@ import gc
 import weakref
 from collections.abc import Callable
 
-from aioflow.cluster.collector import COMPLETE_FROM_NS, FREEZE_FROM_NS, FULL, FULL_EVERY_S, LATER, YOUNG, Collector
+from aioflow.cluster.collector import (
+    COMPLETE_FROM_NS,
+    FREEZE_FROM_NS,
+    FULL,
+    FULL_EVERY_S,
+    LATER,
+    YOUNG,
+    Collector,
+)
 from aioflow.core.aio import cancel_and_wait
 from aioflow.testing import simulate
 from aioflow.testing.simulation import SimulatedHost
 
 
 class Process:
-    """A process with a collector over generations that are counted. Time passes while objects are walked, one ns each."""
+    """A process with a collector over generations that are counted.
+
+    Time passes while objects are walked, one ns each.
+    """
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -33,12 +46,17 @@ class Process:
         return 0
 
     def full(self, new: int, garbage: int = 0, generation: int = 2) -> int:
-        """How many objects a collection walks after so many new ones. `garbage`: those that it finds."""
+        """How many objects a collection walks after so many new ones.
+
+        `garbage`: those that it finds.
+        """
         self.seen += new
         self.collector.hear("start", {"generation": generation, "collected": 0, "uncollectable": 0})
         walked = self.seen
         self.now_ns += walked
-        self.collector.hear("stop", {"generation": generation, "collected": garbage, "uncollectable": 0})
+        self.collector.hear(
+            "stop", {"generation": generation, "collected": garbage, "uncollectable": 0}
+        )
         return walked
 
 
@@ -54,7 +72,9 @@ def test_short_collections_freeze_nothing() -> None:
     assert process.frozen == 0
 
 
-def collecting_for(collector: Collector, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+def collecting_for(
+    collector: Collector, seconds: float, meanwhile: Callable[[], None] = lambda: None
+) -> None:
     """Lets it collect by hand, in virtual time; `meanwhile` is called after a second."""
 
     async def main(host: SimulatedHost) -> None:
@@ -75,7 +95,9 @@ def test_the_young_are_collected_by_hand_all_the_while_and_everything_from_time_
 
 
 def test_garbage_that_survived_the_young_is_found_in_a_process_that_makes_few_objects() -> None:
-    """The interpreter finds no collection due there, so objects of restarted tasks stayed for ever."""
+    """The interpreter finds no collection due there, so objects of restarted tasks stayed for
+    ever.
+    """
 
     class Task:
         def __init__(self) -> None:

@@ -9,7 +9,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from aioflow.checkpoint.lease import LeaseInfo, LeaseOptions
-from aioflow.cluster.dispatcher import Dispatcher, DispatcherOptions, DuplicateJobSubmission, JobRunner, UnknownJob
+from aioflow.cluster.dispatcher import (
+    Dispatcher,
+    DispatcherOptions,
+    DuplicateJobSubmission,
+    JobRunner,
+    UnknownJob,
+)
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_store import EndedJob, JobStore, PersistedJob
@@ -56,7 +62,9 @@ class Scripted:
 
 
 class Cluster:
-    """A leader's Dispatcher over the simulated disk, and what its factory and clean-up were asked for."""
+    """A leader's Dispatcher over the simulated disk, and what its factory and clean-up were
+    asked for.
+    """
 
     def __init__(self, host: SimulatedHost, token: int = 1, **options: float) -> None:
         self.host = host
@@ -65,10 +73,21 @@ class Cluster:
         self.cleaned: list[str] = []
         self.clean_up_fails = False
         self.gate: asyncio.Event | None = None
-        self.leadership = Leadership(host, LeaseInfo(token, token, "x", "y"), host.clock.monotonic(), host.clock.wall_ms(), 1e9)
+        self.leadership = Leadership(
+            host,
+            LeaseInfo(token, token, "x", "y"),
+            host.clock.monotonic(),
+            host.clock.wall_ms(),
+            1e9,
+        )
         self.store = JobStore(host, ROOT, self.leadership)
         self.dispatcher = Dispatcher(
-            host, self.store, self.leadership, self.make, self.clean_up, DispatcherOptions(**options)  # type: ignore[arg-type]
+            host,
+            self.store,
+            self.leadership,
+            self.make,
+            self.clean_up,
+            DispatcherOptions(**options),  # type: ignore[arg-type]
         )
 
     async def make(self, job: PersistedJob, token: int, recovered: bool) -> JobRunner:
@@ -121,8 +140,14 @@ def test_the_same_id_twice_is_an_error_also_while_the_first_is_being_stored() ->
     async def main(host: SimulatedHost) -> None:
         cluster = Cluster(host)
         async with cluster.dispatcher as d:
-            results = await asyncio.gather(*(d.submit(job("a")) for _ in range(3)), return_exceptions=True)
-            assert [type(r) for r in results] == [type(None), DuplicateJobSubmission, DuplicateJobSubmission]
+            results = await asyncio.gather(
+                *(d.submit(job("a")) for _ in range(3)), return_exceptions=True
+            )
+            assert [type(r) for r in results] == [
+                type(None),
+                DuplicateJobSubmission,
+                DuplicateJobSubmission,
+            ]
             with pytest.raises(DuplicateJobSubmission, match="submitted while it is"):
                 await d.submit(job("a"))
             await until(lambda: cluster.runners)
@@ -132,7 +157,9 @@ def test_the_same_id_twice_is_an_error_also_while_the_first_is_being_stored() ->
 
 
 @pytest.mark.parametrize("status", [JobStatus.FINISHED, JobStatus.FAILED, JobStatus.CANCELED])
-def test_an_id_that_has_ended_for_good_is_refused_by_this_leader_and_the_next(status: JobStatus) -> None:
+def test_an_id_that_has_ended_for_good_is_refused_by_this_leader_and_the_next(
+    status: JobStatus,
+) -> None:
     """I1.2."""
 
     async def main(host: SimulatedHost) -> None:
@@ -182,7 +209,10 @@ def test_the_error_of_a_failed_job_is_kept_also_for_the_next_leader() -> None:
             error.add_note("aioflow: in operator 'map', at record 3")
             cluster.runners["a"].end(JobStatus.FAILED, error)
             view = await d.wait("a")
-            assert (view.status, view.error) == (JobStatus.FAILED, "ValueError: boom\nin operator 'map', at record 3")
+            assert (view.status, view.error) == (
+                JobStatus.FAILED,
+                "ValueError: boom\nin operator 'map', at record 3",
+            )
             assert view.ended_ms is not None
             assert view.ended_ms >= view.submitted_ms > 0
         async with Cluster(host, 2).dispatcher as d:
@@ -269,7 +299,9 @@ def test_cancel_and_stop_reach_the_job_they_name() -> None:
     on_host(main)
 
 
-def test_a_job_that_is_cancelled_or_stopped_before_it_has_a_job_master_is_not_forgotten_to_be() -> None:
+def test_a_job_that_is_cancelled_or_stopped_before_it_has_a_job_master_is_not_forgotten_to_be() -> (
+    None
+):
     async def main(host: SimulatedHost) -> None:
         cluster = Cluster(host)
         cluster.gate = asyncio.Event()
@@ -289,7 +321,9 @@ def test_a_job_that_is_cancelled_or_stopped_before_it_has_a_job_master_is_not_fo
 
 
 @pytest.mark.parametrize("config", [{}, {"checkpoints": None}, {"checkpoints": {"store": None}}])
-def test_a_stop_with_a_savepoint_of_a_job_without_checkpoints_is_refused(config: dict[str, object]) -> None:
+def test_a_stop_with_a_savepoint_of_a_job_without_checkpoints_is_refused(
+    config: dict[str, object],
+) -> None:
     """Before it has a JobMaster as well as later; the job goes on."""
 
     async def main(host: SimulatedHost) -> None:
@@ -300,7 +334,10 @@ def test_a_stop_with_a_savepoint_of_a_job_without_checkpoints_is_refused(config:
             await until(lambda: cluster.made)
             for status in (JobStatus.INITIALIZING, JobStatus.RUNNING):
                 await until(lambda status=status: d.job("a").status is status)  # type: ignore[misc]
-                with pytest.raises(CheckpointError, match="job 'flow a' has no checkpoints, so no savepoint can be made of it"):
+                with pytest.raises(
+                    CheckpointError,
+                    match="job 'flow a' has no checkpoints, so no savepoint can be made of it",
+                ):
                     d.stop("a", directory="file:///savepoints")
                 cluster.gate.set()
             assert cluster.runners["a"].stopped == []
@@ -327,7 +364,9 @@ def test_a_cancelled_job_is_not_run_again_by_the_next_leader() -> None:
 
 
 def test_a_cancellation_goes_on_when_whoever_asked_for_it_leaves() -> None:
-    """I3: half of it, remembered and not carried out, would keep everybody who asks later from one that works."""
+    """I3: half of it, remembered and not carried out, would keep everybody who asks later from
+    one that works.
+    """
 
     async def main(host: SimulatedHost) -> None:
         cluster = Cluster(host)
@@ -449,7 +488,9 @@ def test_what_is_raised_inside_leaves_as_it_is() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_under_kills_pauses_and_a_failing_disk_every_acknowledged_job_ends_once(seed: int) -> None:
-    """I1.4, I5.3, I6.1: three contenders; what was acknowledged ends, and what ended never runs again."""
+    """I1.4, I5.3, I6.1: three contenders; what was acknowledged ends, and what ended never runs
+    again.
+    """
     acknowledged: list[str] = []
     ended: dict[str, JobStatus] = {}
     inbox: list[str] = []
@@ -478,7 +519,9 @@ def test_under_kills_pauses_and_a_failing_disk_every_acknowledged_job_ends_once(
         async def lead(leadership: Leadership) -> None:
             while True:
                 try:
-                    async with Dispatcher(host, JobStore(host, ROOT, leadership), leadership, make) as d:
+                    async with Dispatcher(
+                        host, JobStore(host, ROOT, leadership), leadership, make
+                    ) as d:
                         while True:
                             if inbox:
                                 name = inbox.pop()
@@ -489,10 +532,14 @@ def test_under_kills_pauses_and_a_failing_disk_every_acknowledged_job_ends_once(
                                     ended.setdefault(view.job_id, view.status)
                             await asyncio.sleep(0.2)
                 except OSError:
-                    await asyncio.sleep(0.2)  # The store failed; it is tried again as long as the lease lasts.
+                    await asyncio.sleep(
+                        0.2
+                    )  # The store failed; it is tried again as long as the lease lasts.
 
         options = LeaseOptions(lease_s=3.0, renew_s=0.5, stop_s=1.0)
-        await LeaderElection(host, DirectoryLeases(host, "/ha-leases"), host.name, options).run(lead)
+        await LeaderElection(host, DirectoryLeases(host, "/ha-leases"), host.name, options).run(
+            lead
+        )
 
     async def submitter(host: SimulatedHost) -> None:
         for number in range(1_000):
@@ -504,7 +551,12 @@ def test_under_kills_pauses_and_a_failing_disk_every_acknowledged_job_ends_once(
         for name in names:
             host.sim.spawn(name, contender, machine=name)
         task = asyncio.get_running_loop().create_task(submitter(host))
-        await inject(host.sim, Faults(kill=0.06, pause=0.06, disk=0.06, outage_s=(0.3, 6.0)), names, duration_s=60.0)
+        await inject(
+            host.sim,
+            Faults(kill=0.06, pause=0.06, disk=0.06, outage_s=(0.3, 6.0)),
+            names,
+            duration_s=60.0,
+        )
         await cancel_and_wait([task])
         await asyncio.sleep(30.0)
         assert len(acknowledged) > 10

@@ -7,12 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.checkpoint.assignment import TaskRestore
-from aioflow.cluster.execution_graph import CancelTask, Deploy, ExecutionGraph, Instruction, JobEnded, JobStatus, ScheduleRestart
+from aioflow.cluster.execution_graph import (
+    CancelTask,
+    Deploy,
+    ExecutionGraph,
+    Instruction,
+    JobEnded,
+    JobStatus,
+    ScheduleRestart,
+)
 from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart, once_running
 from aioflow.core.errors import Broken, ProducerFailed
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.graph.job_graph import build_job_graph
-from aioflow.graph.stream_graph import Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
+from aioflow.graph.stream_graph import (
+    Partitioning,
+    ShipStrategy,
+    StreamEdge,
+    StreamGraph,
+    StreamNode,
+)
 from aioflow.operators.source import Split
 
 RUNNING, FINISHED, FAILED, CANCELED = (
@@ -23,7 +37,13 @@ RUNNING, FINISHED, FAILED, CANCELED = (
 )
 
 
-def graph(restart: RestartPolicy, *, parallelism: int = 1, regions: int = 1, ship: ShipStrategy = ShipStrategy.REBALANCE) -> ExecutionGraph:
+def graph(
+    restart: RestartPolicy,
+    *,
+    parallelism: int = 1,
+    regions: int = 1,
+    ship: ShipStrategy = ShipStrategy.REBALANCE,
+) -> ExecutionGraph:
     """`regions` times source -> sink, joined by an exchange."""
     stream = StreamGraph("g", parallelism)
     for region in range(regions):
@@ -40,8 +60,12 @@ class Job:
         self.graph = executions
         self.told: list[Instruction] = executions.start({})
 
-    def report(self, vertex: int, state: ExecutionState, error: BaseException | None = None, index: int = 0) -> list[Instruction]:
-        told = self.graph.update(self.graph.executions[vertex, index].attempt, state, error, 0.0, 0.5)
+    def report(
+        self, vertex: int, state: ExecutionState, error: BaseException | None = None, index: int = 0
+    ) -> list[Instruction]:
+        told = self.graph.update(
+            self.graph.executions[vertex, index].attempt, state, error, 0.0, 0.5
+        )
         self.told += told
         return told
 
@@ -137,7 +161,11 @@ def test_a_failure_of_the_job_as_a_whole_restarts_what_has_not_finished_once() -
     told = job.graph.fail_all(error, 0.0, 0.5)
     assert [i for i in told if isinstance(i, ScheduleRestart)] == [ScheduleRestart(1, 1, 2.0)]
     assert canceled(told) == [(2, 0), (3, 0)]
-    assert (job.graph.status, job.graph.failure, job.graph.restarts) == (JobStatus.RESTARTING, error, 1)
+    assert (job.graph.status, job.graph.failure, job.graph.restarts) == (
+        JobStatus.RESTARTING,
+        error,
+        1,
+    )
     job.report(2, CANCELED)
     job.report(3, CANCELED)
     assert deployed(job.graph.restart_due(1, 1)) == [(2, 0, 1), (3, 0, 1)]
@@ -168,8 +196,14 @@ def test_what_is_deployed_begins_with_what_is_restored() -> None:
     restore, split = TaskRestore(7), Split("a", 5)
     executions.restore({(0, 1): restore, (1, 0): restore}, {(0, 0): [], (0, 1): [split]})
     told = executions.start({0: [Split("a"), Split("b")]})
-    found = {(d.descriptor.attempt.vertex_id, d.descriptor.attempt.subtask_index): d.descriptor for d in told if isinstance(d, Deploy)}
-    assert {place: (descriptor.restore, descriptor.splits) for place, descriptor in found.items()} == {
+    found = {
+        (d.descriptor.attempt.vertex_id, d.descriptor.attempt.subtask_index): d.descriptor
+        for d in told
+        if isinstance(d, Deploy)
+    }
+    assert {
+        place: (descriptor.restore, descriptor.splits) for place, descriptor in found.items()
+    } == {
         (0, 0): (None, ()),
         (0, 1): (restore, (split,)),
         (1, 0): (restore, ()),
@@ -272,7 +306,9 @@ def test_a_task_canceled_unasked_restarts_its_region() -> None:
 
 
 @pytest.mark.parametrize("restart", [no_restart(), fixed_delay(1, "1h")], ids=str)
-def test_the_failure_of_a_producer_takes_the_place_of_what_its_consumer_reported_first(restart: RestartPolicy) -> None:
+def test_the_failure_of_a_producer_takes_the_place_of_what_its_consumer_reported_first(
+    restart: RestartPolicy,
+) -> None:
     """B1.6: over two connections the report of the consumer may arrive first."""
     job, cause = Job(graph(restart)), ValueError("cause")
     job.run_all()
@@ -341,7 +377,9 @@ def test_an_error_while_cancelling_is_no_failure() -> None:
     assert not hasattr(earlier, "__notes__")
 
 
-def test_cancel_while_a_region_waits_for_its_restart_ends_the_job_and_nothing_is_deployed_later() -> None:
+def test_cancel_while_a_region_waits_for_its_restart_ends_the_job_and_nothing_is_deployed_later() -> (
+    None
+):
     job = Job(graph(fixed_delay(5, "1h")))
     job.run_all()
     job.report(0, FAILED, ValueError())
@@ -422,8 +460,14 @@ def test_splits_are_dealt_out_in_turn_and_stay_over_a_restart() -> None:
     assert again == first
 
 
-@given(st.integers(1, 6), st.integers(1, 6), st.sampled_from([ShipStrategy.RESCALE, ShipStrategy.REBALANCE]))
-def test_each_subpartition_has_exactly_one_channel_that_reads_it(producers: int, consumers: int, ship: ShipStrategy) -> None:
+@given(
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.sampled_from([ShipStrategy.RESCALE, ShipStrategy.REBALANCE]),
+)
+def test_each_subpartition_has_exactly_one_channel_that_reads_it(
+    producers: int, consumers: int, ship: ShipStrategy
+) -> None:
     stream = StreamGraph("g")
     stream.add_node(StreamNode(id=0, kind="source", name="a", parallelism=producers))
     stream.add_node(StreamNode(id=1, kind="sink", name="b", parallelism=consumers))
@@ -431,15 +475,29 @@ def test_each_subpartition_has_exactly_one_channel_that_reads_it(producers: int,
     executions = ExecutionGraph("0" * 32, build_job_graph(stream), no_restart())
     told = [i.descriptor for i in executions.start({}) if isinstance(i, Deploy)]
 
-    written = [(o.partition, i, consumer) for d in told for o in d.outputs for i, consumer in enumerate(o.consumers)]
-    read = [(c.partition, c.subpartition_index, d.attempt.subtask_index) for d in told for g in d.inputs for c in g.channels]
+    written = [
+        (o.partition, i, consumer)
+        for d in told
+        for o in d.outputs
+        for i, consumer in enumerate(o.consumers)
+    ]
+    read = [
+        (c.partition, c.subpartition_index, d.attempt.subtask_index)
+        for d in told
+        for g in d.inputs
+        for c in g.channels
+    ]
     key = lambda row: (row[0].producer.subtask_index, row[1], row[2])
     assert sorted(read, key=key) == sorted(written, key=key)
 
 
 STIMULI = st.lists(
     st.one_of(
-        st.tuples(st.just("report"), st.integers(0, 3), st.sampled_from([RUNNING, FINISHED, FAILED, CANCELED])),
+        st.tuples(
+            st.just("report"),
+            st.integers(0, 3),
+            st.sampled_from([RUNNING, FINISHED, FAILED, CANCELED]),
+        ),
         st.tuples(st.just("due"), st.integers(0, 1), st.just(None)),
         st.tuples(st.just("cancel"), st.just(0), st.just(None)),
         st.tuples(st.just("fail all"), st.just(0), st.just(None)),
@@ -449,7 +507,9 @@ STIMULI = st.lists(
 
 
 @given(STIMULI)
-def test_whatever_happens_a_job_ends_once_and_deploys_nothing_afterwards(stimuli: list[tuple[str, int, ExecutionState | None]]) -> None:
+def test_whatever_happens_a_job_ends_once_and_deploys_nothing_afterwards(
+    stimuli: list[tuple[str, int, ExecutionState | None]],
+) -> None:
     """No two live attempts of one subtask; after JobEnded silence; all tasks ended then."""
     job = Job(graph(fixed_delay(2, "0ms"), regions=2))
     live: dict[int, ExecutionAttemptId] = {}
@@ -482,5 +542,9 @@ def test_whatever_happens_a_job_ends_once_and_deploys_nothing_afterwards(stimuli
         elif number in live:
             assert state is not None
             attempt = live.pop(number) if state.is_terminal else live[number]
-            see(job.graph.update(attempt, state, ValueError() if state is FAILED else None, 0.0, 0.0))
+            see(
+                job.graph.update(
+                    attempt, state, ValueError() if state is FAILED else None, 0.0, 0.0
+                )
+            )
     assert bool(ended) == job.graph.status.is_terminal

@@ -44,7 +44,9 @@ def run(monitor: HeartbeatMonitor, start: float, end: float) -> list[tuple[float
     return done
 
 
-def test_a_watched_peer_gets_a_heartbeat_at_once_and_then_each_interval_with_the_payload_of_the_moment() -> None:
+def test_a_watched_peer_gets_a_heartbeat_at_once_and_then_each_interval_with_the_payload_of_the_moment() -> (
+    None
+):
     count = 0
 
     def report(peer: str) -> object:
@@ -54,13 +56,17 @@ def test_a_watched_peer_gets_a_heartbeat_at_once_and_then_each_interval_with_the
 
     monitor = HeartbeatMonitor(OPTIONS, report)
     monitor.monitor("jm", 5.0)
-    assert run(monitor, 5.0, 7.0) == [(5.0 + i, SendHeartbeat("jm", f"jm {i + 1}")) for i in range(3)]
+    assert run(monitor, 5.0, 7.0) == [
+        (5.0 + i, SendHeartbeat("jm", f"jm {i + 1}")) for i in range(3)
+    ]
 
 
 def test_silence_for_the_timeout_gives_a_peer_up_once_and_not_before() -> None:
     """I5: the timeout is the last resort."""
     monitor = watching()
-    assert [(t, i) for t, i in run(monitor, 0.0, 60.0) if isinstance(i, TimedOut)] == [(10.0, TimedOut("worker", Reason.SILENCE))]
+    assert [(t, i) for t, i in run(monitor, 0.0, 60.0) if isinstance(i, TimedOut)] == [
+        (10.0, TimedOut("worker", Reason.SILENCE))
+    ]
     assert monitor.peers == []
     assert monitor.next_due() is None
 
@@ -74,7 +80,9 @@ def test_any_message_puts_the_deadline_off() -> None:
     assert ended(monitor.tick(39.0)) == [TimedOut("worker", Reason.SILENCE)]
 
 
-def test_the_end_of_a_connection_is_suspected_at_once_and_given_up_long_before_the_timeout() -> None:
+def test_the_end_of_a_connection_is_suspected_at_once_and_given_up_long_before_the_timeout() -> (
+    None
+):
     """I5.1: a killed worker is found by the end of its socket."""
     monitor = watching()
     monitor.tick(0.0)
@@ -136,7 +144,9 @@ def test_a_coordinator_that_stood_still_accuses_nobody() -> None:
     monitor = watching()
     monitor.tick(0.0)
     assert ended(monitor.tick(60.0)) == []
-    assert [t for t, i in run(monitor, 61.0, 90.0) if isinstance(i, TimedOut)] == [68.0], "what it had listened to before counts"
+    assert [t for t, i in run(monitor, 61.0, 90.0) if isinstance(i, TimedOut)] == [68.0], (
+        "what it had listened to before counts"
+    )
 
 
 def test_whoever_was_heard_after_the_pause_gets_no_more_time_than_others() -> None:
@@ -182,7 +192,9 @@ def test_strangers_and_those_forgotten_are_ignored() -> None:
 
 
 def test_watching_again_starts_anew() -> None:
-    """A worker that registers again has a new connection: the end of the old one says nothing any more."""
+    """A worker that registers again has a new connection: the end of the old one says nothing
+    any more.
+    """
     monitor = watching()
     monitor.send_failed("worker")
     monitor.connection_ended("worker", 1.0)
@@ -194,7 +206,12 @@ def test_watching_again_starts_anew() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"interval_s": 0.0}, {"interval_s": 10.0, "timeout_s": 10.0}, {"suspicion_s": -1.0}, {"unreachable_sends": 0}],
+    [
+        {"interval_s": 0.0},
+        {"interval_s": 10.0, "timeout_s": 10.0},
+        {"suspicion_s": -1.0},
+        {"unreachable_sends": 0},
+    ],
 )
 def test_options_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected"):
@@ -223,7 +240,9 @@ def test_two_monitors_over_a_link_that_is_cut_one_way_both_end_the_pair() -> Non
 
 
 class Machine(RuleBasedStateMachine):
-    """A driver that ticks in time, peers that speak or do not: nobody who speaks is given up, nobody silent is kept."""
+    """A driver that ticks in time, peers that speak or do not: nobody who speaks is given up,
+    nobody silent is kept.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,8 +309,14 @@ TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadlin
 
 
 def test_a_sign_of_life_by_another_way_puts_off_silence_and_leaves_a_suspicion() -> None:
-    """R25: the thread of a process whose loop is held says that it lives; that its connection ended counts all the same."""
-    monitor = HeartbeatMonitor(HeartbeatOptions(interval_s=1.0, timeout_s=10.0, suspicion_s=2.0, own_pauses=OwnPauses.COUNTED))
+    """R25: the thread of a process whose loop is held says that it lives; that its connection
+    ended counts all the same.
+    """
+    monitor = HeartbeatMonitor(
+        HeartbeatOptions(
+            interval_s=1.0, timeout_s=10.0, suspicion_s=2.0, own_pauses=OwnPauses.COUNTED
+        )
+    )
     monitor.monitor("held", 0.0)
     monitor.monitor("cut off", 0.0)
     assert monitor.connection_ended("cut off", 8.0) == [Suspected("cut off")]
@@ -300,4 +325,6 @@ def test_a_sign_of_life_by_another_way_puts_off_silence_and_leaves_a_suspicion()
     assert TimedOut("cut off", Reason.CONNECTION_ENDED) in monitor.tick(11.0)
     monitor.lives("held", 3.0)  # Told late: it changes nothing.
     assert [i for i in monitor.tick(18.9) if isinstance(i, TimedOut)] == []
-    assert [i for i in monitor.tick(19.0) if isinstance(i, TimedOut)] == [TimedOut("held", Reason.SILENCE)]
+    assert [i for i in monitor.tick(19.0) if isinstance(i, TimedOut)] == [
+        TimedOut("held", Reason.SILENCE)
+    ]

@@ -1,4 +1,6 @@
-"""What the checkpoints of one job do beside it is waited for, and what has ended is not waited for again."""
+"""What the checkpoints of one job do beside it is waited for, and what has ended is not waited
+for again.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,21 @@ def job(store: str, host: Host | None = None) -> JobCheckpoints:
         raise error
 
     host = host or SystemHost()
-    return JobCheckpoints(host, "0" * 32, build_job_graph(graph), CheckpointSettings(store=store), Codec(), on_error, on_error)
+    return JobCheckpoints(
+        host,
+        "0" * 32,
+        build_job_graph(graph),
+        CheckpointSettings(store=store),
+        Codec(),
+        on_error,
+        on_error,
+    )
 
 
 async def test_a_restart_at_the_moment_at_which_a_write_has_ended_does_not_wait_for_it() -> None:
-    """A task that is done stays listed until its callbacks run. Whoever waits for it then is at once through: asked again and again, the
-    loop never got its turn, and the process stood still."""
+    """A task that is done stays listed until its callbacks run. Whoever waits for it then is at
+    once through: asked again and again, the loop never got its turn, and the process stood still.
+    """
     checkpoints = job("memory://just-ended")
     await checkpoints.open()
     ending = asyncio.get_running_loop().create_future()
@@ -58,7 +69,9 @@ def test_state_that_killed_tasks_left_goes_with_a_later_restart() -> None:
         await asyncio.sleep(300)
         await checkpoints.restore_point({})
         await checkpoints._nothing_beside()
-        assert orphan.name in await checkpoints.store.objects.names("state")  # Whoever wrote it may still be alive.
+        assert orphan.name in await checkpoints.store.objects.names(
+            "state"
+        )  # Whoever wrote it may still be alive.
         await asyncio.sleep(400)
         young = await checkpoints.store.output().write(chunks(LARGE))
         await checkpoints.restore_point({})

@@ -1,4 +1,6 @@
-"""The JobMaster carries out what the graph decides, in order, whatever the workers answer at once."""
+"""The JobMaster carries out what the graph decides, in order, whatever the workers answer at
+once.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ from aioflow.core.host import SystemHost
 from aioflow.core.metrics import MetricGroup
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
 from aioflow.graph.job_graph import JobGraph, build_job_graph
-from aioflow.graph.stream_graph import Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
+from aioflow.graph.stream_graph import (
+    Partitioning,
+    ShipStrategy,
+    StreamEdge,
+    StreamGraph,
+    StreamNode,
+)
 from aioflow.operators.source import Split
 from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
 
@@ -31,7 +39,9 @@ def line(count: int, source: Any = None) -> JobGraph:
     """`count` vertices in a line, each of one subtask."""
     graph = StreamGraph("line")
     for i in range(count):
-        graph.add_node(StreamNode(id=i, kind="op", name=f"op{i}", source=source if i == 0 else None))
+        graph.add_node(
+            StreamNode(id=i, kind="op", name=f"op{i}", source=source if i == 0 else None)
+        )
         if i:
             graph.add_edge(StreamEdge(i - 1, i, partitioning=Partitioning(ShipStrategy.REBALANCE)))
     return build_job_graph(graph)
@@ -62,7 +72,9 @@ class Workers:
 
     def add_tap(self, job_id: str, node_id: int, tap: Callable[..., None]) -> None: ...
     def remove_tap(self, job_id: str, node_id: int, tap: Callable[..., None]) -> None: ...
-    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any: ...
+    async def query_state(
+        self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
+    ) -> Any: ...
 
 
 @pytest.fixture
@@ -72,11 +84,15 @@ async def group() -> AsyncIterator[OrderedTaskGroup]:
         group.cancel_children()
 
 
-def master(group: OrderedTaskGroup, graph: JobGraph, restart: RestartPolicy | None = None) -> JobMaster:
+def master(
+    group: OrderedTaskGroup, graph: JobGraph, restart: RestartPolicy | None = None
+) -> JobMaster:
     return JobMaster(SystemHost(), "0" * 32, graph, restart or no_restart(), group)
 
 
-def report(job: JobMaster, vertex: int, state: ExecutionState, error: BaseException | None = None) -> None:
+def report(
+    job: JobMaster, vertex: int, state: ExecutionState, error: BaseException | None = None
+) -> None:
     job.update_task_state(job.executions.executions[vertex, 0].attempt, state, error)
 
 
@@ -87,8 +103,12 @@ async def test_every_task_is_submitted_under_the_leaders_token(group: OrderedTas
     assert workers.tokens == {job.fencing_token}
 
 
-async def test_a_deployment_that_fails_ends_the_job_and_later_ones_are_not_made(group: OrderedTaskGroup) -> None:
-    """B1: otherwise the third task would run although the job is failing, and nobody would cancel it."""
+async def test_a_deployment_that_fails_ends_the_job_and_later_ones_are_not_made(
+    group: OrderedTaskGroup,
+) -> None:
+    """B1: otherwise the third task would run although the job is failing, and nobody would
+    cancel it.
+    """
     error = ValueError("no such function")
     job, workers = master(group, line(3)), Workers(refused={1: error})
     await job.start(workers)
@@ -100,9 +120,14 @@ async def test_a_deployment_that_fails_ends_the_job_and_later_ones_are_not_made(
     assert job.started.done()
 
 
-async def test_a_deployment_that_fails_is_a_failed_attempt_and_the_next_one_is_deployed(group: OrderedTaskGroup) -> None:
+async def test_a_deployment_that_fails_is_a_failed_attempt_and_the_next_one_is_deployed(
+    group: OrderedTaskGroup,
+) -> None:
     """I3.1"""
-    job, workers = master(group, line(3), fixed_delay(1, "0ms")), Workers(refused={1: ValueError("connection lost")})
+    job, workers = (
+        master(group, line(3), fixed_delay(1, "0ms")),
+        Workers(refused={1: ValueError("connection lost")}),
+    )
     await job.start(workers)
     assert [(a.vertex_id, a.attempt) for a in workers.submitted] == [(0, 0)]
     workers.refused.clear()
@@ -148,8 +173,12 @@ async def test_a_source_that_cannot_find_its_splits_fails_the_job(group: Ordered
     assert workers.submitted == []
 
 
-async def test_a_source_that_looks_for_splits_through_something_cancelled_fails_the_job(group: OrderedTaskGroup) -> None:
-    """Nobody cancelled the search itself: ended in silence, it would leave a job that never begins."""
+async def test_a_source_that_looks_for_splits_through_something_cancelled_fails_the_job(
+    group: OrderedTaskGroup,
+) -> None:
+    """Nobody cancelled the search itself: ended in silence, it would leave a job that never
+    begins.
+    """
 
     class Cut:
         bounded = True
@@ -167,7 +196,9 @@ async def test_a_source_that_looks_for_splits_through_something_cancelled_fails_
     assert job.error.__notes__ == ["aioflow: in discover() of source 'op0'"]
 
 
-async def test_a_job_cancelled_while_it_looks_for_splits_deploys_nothing(group: OrderedTaskGroup) -> None:
+async def test_a_job_cancelled_while_it_looks_for_splits_deploys_nothing(
+    group: OrderedTaskGroup,
+) -> None:
     class Slow:
         bounded = True
 
@@ -191,15 +222,21 @@ async def test_times_of_each_status_are_kept(group: OrderedTaskGroup) -> None:
     assert sorted(job.timestamps_ms.values()) == list(job.timestamps_ms.values())
 
 
-async def test_a_stop_with_a_savepoint_of_a_job_without_checkpoints_is_refused(group: OrderedTaskGroup) -> None:
+async def test_a_stop_with_a_savepoint_of_a_job_without_checkpoints_is_refused(
+    group: OrderedTaskGroup,
+) -> None:
     job, workers = master(group, line(1)), Workers()
     await job.start(workers)
-    with pytest.raises(CheckpointError, match="job 'line' has no checkpoints: run it with checkpoints=URL"):
+    with pytest.raises(
+        CheckpointError, match="job 'line' has no checkpoints: run it with checkpoints=URL"
+    ):
         job.stop(directory="file:///savepoints")
     assert workers.stopped == []
 
 
-async def test_a_job_that_is_stopped_before_it_begins_is_stopped_when_it_does(group: OrderedTaskGroup) -> None:
+async def test_a_job_that_is_stopped_before_it_begins_is_stopped_when_it_does(
+    group: OrderedTaskGroup,
+) -> None:
     job, workers = master(group, line(2)), Workers()
     job.stop(drain=True)
     assert workers.stopped == []
@@ -236,15 +273,30 @@ class Endless:
 
 
 async def test_a_job_whose_leader_died_behind_the_savepoint_of_its_stop_ends_with_it() -> None:
-    """I5.3: the tasks had not ended yet, sinks may not have committed. The next leader lets them do so, and does not run the job on."""
+    """I5.3: the tasks had not ended yet, sinks may not have committed.
+
+    The next leader lets them do so, and does not run the job on.
+    """
     settings = CheckpointSettings(store="memory://stopped-and-left", every_ms=3_600_000)
-    task_options = TaskOptions(checkpoints=CheckpointTaskOptions(store=flow_url(settings.store, "line")))
+    task_options = TaskOptions(
+        checkpoints=CheckpointTaskOptions(store=flow_url(settings.store, "line"))
+    )
     host = SystemHost()
 
     async def led(job_id: str, *, recovered: bool) -> JobMaster:
         async with OrderedTaskGroup() as group:
-            job = JobMaster(host, job_id, line(1, Endless()), no_restart(), group, checkpoints=settings, recovered=recovered)
-            executor = TaskExecutor(host, job, job.fencing_token, MetricGroup(host.clock.monotonic), task_options)
+            job = JobMaster(
+                host,
+                job_id,
+                line(1, Endless()),
+                no_restart(),
+                group,
+                checkpoints=settings,
+                recovered=recovered,
+            )
+            executor = TaskExecutor(
+                host, job, job.fencing_token, MetricGroup(host.clock.monotonic), task_options
+            )
             async with executor:
                 _ = group.create_task(job.start(executor), name="start")
                 if not recovered:
@@ -257,7 +309,8 @@ async def test_a_job_whose_leader_died_behind_the_savepoint_of_its_stop_ends_wit
 
     first = await led("1" * 32, recovered=False)
     assert first.stopped_with is not None
-    # The other leader finds what there was when the savepoint was made, and a job that it believes to run.
+    # The other leader finds what there was when the savepoint was made, and a job that it believes
+    # to run.
     second = await led("1" * 32, recovered=True)
     assert second.stopped_with == first.stopped_with
     assert second.stop_error is None
@@ -275,11 +328,15 @@ class Silent(Workers):
         self.triggered.set()
 
     def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None: ...
-    def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None: ...
+    def notify_checkpoint_aborted(
+        self, job_id: str, checkpoint_id: int, latest_completed: int | None
+    ) -> None: ...
 
 
 @pytest.mark.parametrize("ask", [JobMaster.checkpoint, JobMaster.savepoint])
-async def test_who_waits_for_a_checkpoint_hears_that_the_leader_goes_away(group: OrderedTaskGroup, ask: Callable[..., Any]) -> None:
+async def test_who_waits_for_a_checkpoint_hears_that_the_leader_goes_away(
+    group: OrderedTaskGroup, ask: Callable[..., Any]
+) -> None:
     """I5.3: the job goes on under the next one, which knows nothing of what this one was asked."""
     settings = CheckpointSettings(store="memory://left-while-asked", every_ms=3_600_000)
     host = SystemHost()
@@ -296,7 +353,9 @@ async def test_who_waits_for_a_checkpoint_hears_that_the_leader_goes_away(group:
     await host.close()
 
 
-async def test_a_task_canceled_unasked_is_in_the_history_until_the_failure_behind_it_is_known(group: OrderedTaskGroup) -> None:
+async def test_a_task_canceled_unasked_is_in_the_history_until_the_failure_behind_it_is_known(
+    group: OrderedTaskGroup,
+) -> None:
     job = master(group, line(2))
     await job.start(Workers())
     report(job, 1, ExecutionState.CANCELED, ProducerFailed("consequence"))

@@ -19,13 +19,32 @@ from aioflow.testing import simulate
 from aioflow.testing.simulation import SimulatedHost
 
 ROOT = "/ha"
-JOB = PersistedJob(job_id="job-1", name="wordcount", graph=b"\x00graph" * 50, config={"every_s": 1.5, "tags": ["a", "b"]}, submitted_ms=12)
+JOB = PersistedJob(
+    job_id="job-1",
+    name="wordcount",
+    graph=b"\x00graph" * 50,
+    config={"every_s": 1.5, "tags": ["a", "b"]},
+    submitted_ms=12,
+)
 OTHER = PersistedJob(job_id="job-2", name="sessions", graph=b"", status=JobStatus.RUNNING)
-ENDED = EndedJob(job_id="job-1", name="wordcount", status=JobStatus.FAILED, submitted_ms=12, ended_ms=99, error="ValueError: boom")
+ENDED = EndedJob(
+    job_id="job-1",
+    name="wordcount",
+    status=JobStatus.FAILED,
+    submitted_ms=12,
+    ended_ms=99,
+    error="ValueError: boom",
+)
 
 
 def leader(host: Host, token: int) -> Leadership:
-    return Leadership(host, LeaseInfo(token, token, f"leader {token}", "there"), host.clock.monotonic(), host.clock.wall_ms(), 1e9)
+    return Leadership(
+        host,
+        LeaseInfo(token, token, f"leader {token}", "there"),
+        host.clock.monotonic(),
+        host.clock.wall_ms(),
+        1e9,
+    )
 
 
 async def opened(host: Host, token: int, root: str = ROOT) -> tuple[JobStore, Recovered]:
@@ -48,7 +67,9 @@ async def life_of_a_job(host: Host, root: str) -> None:
     await store.forget("job-1")
     store, found = await opened(host, 4, root)
     assert found == Recovered([OTHER], [], [ENDED])
-    assert await host.fs.list(f"{root}/jobs/job-2") == ["0000000000000004"], "older versions and leftovers are removed"
+    assert await host.fs.list(f"{root}/jobs/job-2") == ["0000000000000004"], (
+        "older versions and leftovers are removed"
+    )
 
 
 async def test_the_next_leader_finds_what_was_stored_on_the_machine(tmp_path: Path) -> None:
@@ -178,7 +199,12 @@ def test_an_entry_of_another_format_with_a_right_digest_is_refused_too() -> None
     async def main(host: SimulatedHost) -> None:
         await opened(host, 1)
         await host.fs.mkdirs(f"{ROOT}/jobs/j")
-        for content in ([], [1, 2], ["j", "n", b"", {}, "NO_SUCH_STATUS", 0], ["j", "n", b"", {}, "RUNNING", 0, 0]):
+        for content in (
+            [],
+            [1, 2],
+            ["j", "n", b"", {}, "NO_SUCH_STATUS", 0],
+            ["j", "n", b"", {}, "RUNNING", 0, 0],
+        ):
             await host.fs.write(f"{ROOT}/jobs/j/0000000000000001", _seal(content))
             with pytest.raises(RestoreError, match="another format"):
                 await opened(host, 1)
@@ -231,7 +257,9 @@ def test_a_late_write_of_an_older_leader_neither_replaces_nor_hides_a_newer_one(
         await old.put(JOB)
         new, _ = await opened(host, 2)
         await new.put(dataclasses.replace(JOB, status=JobStatus.RUNNING))
-        await old.put(dataclasses.replace(JOB, status=JobStatus.CANCELED))  # Its leadership object does not know yet.
+        await old.put(
+            dataclasses.replace(JOB, status=JobStatus.CANCELED)
+        )  # Its leadership object does not know yet.
         _, found = await opened(host, 3)
         assert found.jobs == [dataclasses.replace(JOB, status=JobStatus.RUNNING)]
         with pytest.raises(StaleLeader, match=r"fencing token 3, this one has 1"):
@@ -241,7 +269,9 @@ def test_a_late_write_of_an_older_leader_neither_replaces_nor_hides_a_newer_one(
 
 
 def test_a_late_end_of_an_older_leader_ends_nothing_that_a_newer_one_took_over() -> None:
-    """I6, I1.4: the newer leader runs the job from its checkpoint, and only that leader can tell how it ends."""
+    """I6, I1.4: the newer leader runs the job from its checkpoint, and only that leader can tell
+    how it ends.
+    """
 
     async def main(host: SimulatedHost) -> None:
         old, _ = await opened(host, 1)

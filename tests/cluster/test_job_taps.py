@@ -33,7 +33,10 @@ async def test_a_tap_is_there_once_every_taskmanager_has_it_or_is_gone() -> None
     for name, peer in made.items():
         peers.joined(name, cast(RpcConnection, peer), name)
     waiting = asyncio.create_task(wait_all(JobTaps("job", peers, Codec(), None).add(3, 1, False)))
-    for over, end in (("tm-1", lambda answer: answer.set_result(None)), ("tm-2", lambda answer: answer.set_exception(Broken("gone")))):
+    for over, end in (
+        ("tm-1", lambda answer: answer.set_result(None)),
+        ("tm-2", lambda answer: answer.set_exception(Broken("gone"))),
+    ):
         for _ in range(5):
             await asyncio.sleep(0)
         assert not waiting.done()

@@ -19,13 +19,17 @@ from aioflow.core.host import SystemHost
 
 
 def leadership(host: SystemHost, token: int) -> Leadership:
-    return Leadership(host, LeaseInfo(token, token, "x", "y"), host.clock.monotonic(), host.clock.wall_ms(), 1e6)
+    return Leadership(
+        host, LeaseInfo(token, token, "x", "y"), host.clock.monotonic(), host.clock.wall_ms(), 1e6
+    )
 
 
 async def test_who_waits_for_a_leader_that_never_came_to_lead_hears_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I6: the lease is lost while jobs are recovered; a submitter or TaskManager that waited for that would hang on an open connection."""
+    """I6: the lease is lost while jobs are recovered; a submitter or TaskManager that waited for
+    that would hang on an open connection.
+    """
     host = SystemHost()
     manager = JobManager(host, b"s" * 32, JobManagerOptions(data=str(tmp_path)), lambda *_: None)
     recovering, usual = asyncio.Event(), JobStore.recover
@@ -53,15 +57,21 @@ async def test_who_waits_where_another_leads_is_told_so(tmp_path: Path) -> None:
     host = SystemHost()
     manager = JobManager(host, b"s" * 32, JobManagerOptions(data=str(tmp_path)), lambda *_: None)
     waiting = asyncio.ensure_future(manager._leader())
-    await DirectoryLeases(host, f"{tmp_path}/{LEASE_DIRECTORY}").create(1, LeaseInfo(1, 1, "other", "127.0.0.1:7").encode())
+    await DirectoryLeases(host, f"{tmp_path}/{LEASE_DIRECTORY}").create(
+        1, LeaseInfo(1, 1, "other", "127.0.0.1:7").encode()
+    )
     async with asyncio.timeout(60):
         with pytest.raises(NobodyLeads, match=r"the one at 127\.0\.0\.1:7 does: ask there"):
             await waiting
     await host.close()
 
 
-async def test_a_leader_that_goes_away_is_asked_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I6: a stop that it took up while it leaves its jobs to the next one would be known to nobody."""
+async def test_a_leader_that_goes_away_is_asked_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I6: a stop that it took up while it leaves its jobs to the next one would be known to
+    nobody.
+    """
     host = SystemHost()
     manager = JobManager(host, b"s" * 32, JobManagerOptions(data=str(tmp_path)), lambda *_: None)
     led: list[bool] = []

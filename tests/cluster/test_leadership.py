@@ -23,7 +23,9 @@ LEASES = "/shared/leases"
 
 
 class MemoryLeases:
-    """What an object store with conditional puts gives; `late` creations are applied when told to."""
+    """What an object store with conditional puts gives; `late` creations are applied when told
+    to.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[int, bytes] = {}
@@ -72,10 +74,18 @@ class Acts:
         try:
             while True:
                 if leadership.is_valid:
-                    assert not self.done or self.done[-1][1] <= leadership.token, "an older leader acted after a newer one"
+                    assert not self.done or self.done[-1][1] <= leadership.token, (
+                        "an older leader acted after a newer one"
+                    )
                     # Who was killed had no chance to leave, and acts no more.
-                    alive = [one for one, its, process in self.leaderships if not its.procs.has_ended(process)]
-                    assert [one.token for one in alive if one.is_valid] == [leadership.token], "two may act"
+                    alive = [
+                        one
+                        for one, its, process in self.leaderships
+                        if not its.procs.has_ended(process)
+                    ]
+                    assert [one.token for one in alive if one.is_valid] == [leadership.token], (
+                        "two may act"
+                    )
                     self.done.append((host.clock.monotonic(), leadership.token, host.name))
                 await asyncio.sleep(host.rng.uniform(0.01, 0.2))
         finally:
@@ -130,7 +140,9 @@ def test_all_candidates_at_the_same_moment_make_one_leader() -> None:
 
 
 def leaderless_s(first_machine: str, second_machine: str) -> float:
-    """Seconds between the last act of a leader that is killed and the first one of its standby, in virtual time."""
+    """Seconds between the last act of a leader that is killed and the first one of its standby,
+    in virtual time.
+    """
     acts = Acts()
 
     async def main(host: SimulatedHost) -> None:
@@ -185,7 +197,9 @@ async def until(condition, seconds: float = 60.0) -> None:  # type: ignore[no-un
             await asyncio.sleep(0.05)
 
 
-def test_a_leader_that_cannot_renew_is_cancelled_before_its_lease_ends_and_leads_again_when_it_can() -> None:
+def test_a_leader_that_cannot_renew_is_cancelled_before_its_lease_ends_and_leads_again_when_it_can() -> (
+    None
+):
     """I6.1: `stop_s` is there to end in order."""
 
     async def main(host: SimulatedHost) -> None:
@@ -199,7 +213,9 @@ def test_a_leader_that_cannot_renew_is_cancelled_before_its_lease_ends_and_leads
                 ended.append(leadership.valid_until - host.clock.monotonic())
                 assert leadership.is_valid
 
-        task = asyncio.get_running_loop().create_task(LeaderElection(host, leases, "me", OPTIONS).run(lead))
+        task = asyncio.get_running_loop().create_task(
+            LeaderElection(host, leases, "me", OPTIONS).run(lead)
+        )
         await until(lambda: led)
         await asyncio.sleep(10.0)
         assert led[0].is_valid
@@ -219,7 +235,9 @@ def test_a_leader_that_cannot_renew_is_cancelled_before_its_lease_ends_and_leads
 
 
 def test_who_heard_that_it_leads_no_more_does_so_for_good() -> None:
-    """I6.1: a renewal that was under way comes true too late: what was left undone meanwhile would be left undone forever."""
+    """I6.1: a renewal that was under way comes true too late: what was left undone meanwhile
+    would be left undone forever.
+    """
 
     async def main(host: SimulatedHost) -> None:
         led: list[Leadership] = []
@@ -233,7 +251,9 @@ def test_who_heard_that_it_leads_no_more_does_so_for_good() -> None:
                 leadership.valid_until += OPTIONS.lease_s
             await forever(leadership)
 
-        task = asyncio.get_running_loop().create_task(LeaderElection(host, MemoryLeases(), "me", OPTIONS).run(lead))
+        task = asyncio.get_running_loop().create_task(
+            LeaderElection(host, MemoryLeases(), "me", OPTIONS).run(lead)
+        )
         await until(lambda: len(led) == 2)
         led[1].check()
         assert led[1].token > led[0].token
@@ -252,7 +272,9 @@ def test_a_leader_that_finds_another_stops_and_does_not_renew_on_top_of_it() -> 
             led.append(leadership)
             await forever(leadership)
 
-        task = asyncio.get_running_loop().create_task(LeaderElection(host, leases, "me", OPTIONS).run(lead))
+        task = asyncio.get_running_loop().create_task(
+            LeaderElection(host, leases, "me", OPTIONS).run(lead)
+        )
         await until(lambda: led)
         other = max(leases.objects) + 1
         leases.objects[other] = LeaseInfo(other, other, "other", "there").encode()
@@ -272,7 +294,9 @@ def test_one_failed_renewal_is_made_up_for() -> None:
             led.append(leadership)
             await forever(leadership)
 
-        task = asyncio.get_running_loop().create_task(LeaderElection(host, leases, "me", OPTIONS).run(lead))
+        task = asyncio.get_running_loop().create_task(
+            LeaderElection(host, leases, "me", OPTIONS).run(lead)
+        )
         await until(lambda: led)
         for _ in range(5):
             leases.broken = True
@@ -300,7 +324,9 @@ def test_who_ends_or_is_cancelled_lets_the_next_one_lead_at_once() -> None:
         before = host.clock.monotonic()
         await LeaderElection(host, leases, "second", OPTIONS).run(once)
         assert host.clock.monotonic() - before < 0.5
-        task = asyncio.get_running_loop().create_task(LeaderElection(host, leases, "third", OPTIONS).run(forever))
+        task = asyncio.get_running_loop().create_task(
+            LeaderElection(host, leases, "third", OPTIONS).run(forever)
+        )
         await asyncio.sleep(2.0)
         await cancel_and_wait([task])
         before = host.clock.monotonic()
@@ -310,10 +336,14 @@ def test_who_ends_or_is_cancelled_lets_the_next_one_lead_at_once() -> None:
     assert simulate(main, 5).errors == []
 
 
-def test_a_standby_that_is_told_to_end_does_so_and_never_leads(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_standby_that_is_told_to_end_does_so_and_never_leads(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main(host: SimulatedHost) -> None:
         leases, given_up = MemoryLeases(), asyncio.Event()
-        leader = asyncio.get_running_loop().create_task(LeaderElection(host, leases, "first", OPTIONS).run(forever))
+        leader = asyncio.get_running_loop().create_task(
+            LeaderElection(host, leases, "first", OPTIONS).run(forever)
+        )
         await asyncio.sleep(2.0)
         led: list[Leadership] = []
 
@@ -321,10 +351,14 @@ def test_a_standby_that_is_told_to_end_does_so_and_never_leads(caplog: pytest.Lo
             led.append(leadership)
 
         with caplog.at_level("INFO"):
-            standby = asyncio.get_running_loop().create_task(LeaderElection(host, leases, "second", OPTIONS).run(lead, given_up))
+            standby = asyncio.get_running_loop().create_task(
+                LeaderElection(host, leases, "second", OPTIONS).run(lead, given_up)
+            )
             await asyncio.sleep(10.0)
             assert not standby.done()
-        assert [record.getMessage() for record in caplog.records if "stands by" in record.getMessage()] == ["second stands by: first leads"]
+        assert [
+            record.getMessage() for record in caplog.records if "stands by" in record.getMessage()
+        ] == ["second stands by: first leads"]
         given_up.set()
         await asyncio.wait_for(standby, 1.0)
         await cancel_and_wait([leader])
@@ -360,7 +394,11 @@ def test_a_candidate_that_slept_and_creates_a_deleted_number_does_not_lead() -> 
                 return [3]
 
             async def read(self, number: int) -> bytes | None:
-                return LeaseInfo(3, 1, "holder", None).encode() if number == 3 else await super().read(number)
+                return (
+                    LeaseInfo(3, 1, "holder", None).encode()
+                    if number == 3
+                    else await super().read(number)
+                )
 
         sleeper = Asleep()
         sleeper.objects = leases.objects
@@ -369,7 +407,9 @@ def test_a_candidate_that_slept_and_creates_a_deleted_number_does_not_lead() -> 
         async def lead(leadership: Leadership) -> None:
             led.append(leadership.token)
 
-        task = asyncio.get_running_loop().create_task(LeaderElection(host, sleeper, "sleeper", OPTIONS).run(lead))
+        task = asyncio.get_running_loop().create_task(
+            LeaderElection(host, sleeper, "sleeper", OPTIONS).run(lead)
+        )
         await asyncio.sleep(1.0)
         assert 4 in leases.objects, "the trap was not sprung"
         assert led == []
@@ -381,7 +421,9 @@ def test_a_candidate_that_slept_and_creates_a_deleted_number_does_not_lead() -> 
 def test_old_numbers_are_deleted_and_the_newest_are_kept() -> None:
     async def main(host: SimulatedHost) -> None:
         leases = MemoryLeases()
-        task = asyncio.get_running_loop().create_task(LeaderElection(host, leases, "me", OPTIONS).run(forever))
+        task = asyncio.get_running_loop().create_task(
+            LeaderElection(host, leases, "me", OPTIONS).run(forever)
+        )
         await asyncio.sleep(30.0)
         numbers = await leases.numbers()
         assert numbers[-1] > 40
@@ -490,7 +532,15 @@ def test_a_created_number_survives_loss_of_power() -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"", b"\xc1", b"\x01", LeaseInfo(1, 1, "a", "b").encode()[:-1], b"\x94\x02\x01\xa1a\xa1b", b"\x94\x01\x02\x03\x04"]
+    "garbage",
+    [
+        b"",
+        b"\xc1",
+        b"\x01",
+        LeaseInfo(1, 1, "a", "b").encode()[:-1],
+        b"\x94\x02\x01\xa1a\xa1b",
+        b"\x94\x01\x02\x03\x04",
+    ],
 )
 async def test_a_lease_that_cannot_be_read_stops_the_election_loudly(garbage: bytes) -> None:
     leases = MemoryLeases()
@@ -499,7 +549,9 @@ async def test_a_lease_that_cannot_be_read_stops_the_election_loudly(garbage: by
         await current_holder(leases)
 
 
-@pytest.mark.parametrize("wrong", [{"renew_s": 8.0}, {"stop_s": -1.0}, {"renew_s": 0.0}, {"clock_drift": 0.6}])
+@pytest.mark.parametrize(
+    "wrong", [{"renew_s": 8.0}, {"stop_s": -1.0}, {"renew_s": 0.0}, {"clock_drift": 0.6}]
+)
 def test_options_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected"):
         LeaseOptions(**wrong)

@@ -1,4 +1,6 @@
-"""A cluster of one: deployment, stop, cancel, taps and state of tasks that are still opening, and partitions that are given back."""
+"""A cluster of one: deployment, stop, cancel, taps and state of tasks that are still opening,
+and partitions that are given back.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def events() -> None:
 
 
 @asynccontextmanager
-async def running(flow: af.Flow, restart: RestartPolicy | None = None) -> AsyncIterator[tuple[LocalCluster, asyncio.Task[JobStatus]]]:
+async def running(
+    flow: af.Flow, restart: RestartPolicy | None = None
+) -> AsyncIterator[tuple[LocalCluster, asyncio.Task[JobStatus]]]:
     host = SystemHost()
     cluster = LocalCluster(host, flow.job_graph(), restart or no_restart(), TaskOptions())
     runner = asyncio.get_running_loop().create_task(cluster.run())
@@ -100,7 +104,9 @@ async def test_a_tap_added_while_user_code_opens_sees_every_record() -> None:
     async with running(flow) as (cluster, runner):
         await Opening.opened.wait()
         (node_id,) = [upstream.node_id for upstream in stream.upstreams]
-        cluster.task_executor.add_tap(cluster.job_id, node_id, lambda batch: seen.extend(batch.values))
+        cluster.task_executor.add_tap(
+            cluster.job_id, node_id, lambda batch: seen.extend(batch.values)
+        )
         Opening.go_on.set()
         assert await runner is JobStatus.FINISHED
     assert seen == list(range(10))
@@ -149,7 +155,9 @@ async def test_a_question_that_a_task_does_not_get_to_says_that_the_task_ended()
         await cluster.job_master.started
         task = cluster.task_executor.tasks[-1]
         (node_id,) = [upstream.node_id for upstream in stream.upstreams]
-        question = asyncio.ensure_future(cluster.task_executor.query_state(task.descriptor.attempt, node_id, lambda backend: 1))
+        question = asyncio.ensure_future(
+            cluster.task_executor.query_state(task.descriptor.attempt, node_id, lambda backend: 1)
+        )
         await asyncio.sleep(0)  # Its mail is written. There may have been another one before.
         cluster.job_master.cancel()
         for mail in task._processor.mailbox._queue.pop_all():
@@ -160,7 +168,9 @@ async def test_a_question_that_a_task_does_not_get_to_says_that_the_task_ended()
 
 async def test_partitions_are_forgotten_when_they_were_read_and_when_the_job_is_over() -> None:
     flow = af.Flow("partitions")
-    flow.source(range(10)).rebalance().map(lambda x: x, parallelism=2).process(Opening()).sink(af.io.blackhole())
+    flow.source(range(10)).rebalance().map(lambda x: x, parallelism=2).process(Opening()).sink(
+        af.io.blackhole()
+    )
     async with running(flow) as (cluster, runner):
         executor = cluster.task_executor
         await Opening.opened.wait()

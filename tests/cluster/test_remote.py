@@ -1,4 +1,6 @@
-"""The handle of a job on a cluster ends, whatever the cluster does not say: a JobManager here says what each test wants."""
+"""The handle of a job on a cluster ends, whatever the cluster does not say: a JobManager here
+says what each test wants.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ SECRET = b"s" * 32
 
 
 class Scripted:
-    """A JobManager that takes a job, says that it runs, and is silent about the rest unless `answers` has something to say."""
+    """A JobManager that takes a job, says that it runs, and is silent about the rest unless
+    `answers` has something to say.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, Callable[..., Any]] = {}
@@ -43,8 +47,17 @@ class Scripted:
             connection.notify("status", "RUNNING", True, 0, b"", [])
             return 1
 
-        usual = {"submit": runs, "attach": runs, "stop": lambda *_: None, "cancel": lambda *_: None, "wait": lambda *_: None}
-        return {"leader": lambda: self.answers.get("leader", lambda: "here")(), **{m: answering(m, usual[m]) for m in usual}}
+        usual = {
+            "submit": runs,
+            "attach": runs,
+            "stop": lambda *_: None,
+            "cancel": lambda *_: None,
+            "wait": lambda *_: None,
+        }
+        return {
+            "leader": lambda: self.answers.get("leader", lambda: "here")(),
+            **{m: answering(m, usual[m]) for m in usual},
+        }
 
     def ended(self, status: str) -> None:
         assert self.connection is not None
@@ -56,7 +69,14 @@ async def jobmanagers(count: int = 1) -> AsyncIterator[list[Scripted]]:
     made = [Scripted() for _ in range(count)]
     async with AsyncExitStack() as stack:
         for one in made:
-            server = RpcServer(SystemHost(), SECRET, Codec(), frozenset([PeerRole.SUBMITTER]), one.handlers, lambda _: None)
+            server = RpcServer(
+                SystemHost(),
+                SECRET,
+                Codec(),
+                frozenset([PeerRole.SUBMITTER]),
+                one.handlers,
+                lambda _: None,
+            )
             one.port = await server.listen()
             stack.push_async_callback(server.close)
         yield made
@@ -83,22 +103,34 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_cancelled_job_whose_end_nobody_tells_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_job_whose_end_nobody_tells_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """I3: the handle is not lost with the message; leaving says that the job may go on."""
     monkeypatch.setattr(remote, "END_TIMEOUT_S", 0.05)
     async with jobmanagers() as managers:
-        with pytest.raises(af.Broken, match=r"has not said for 0\.05 s that it has ended; it may go on: aioflow list"):
+        with pytest.raises(
+            af.Broken,
+            match=r"has not said for 0\.05 s that it has ended; it may go on: aioflow list",
+        ):
             async with asyncio.timeout(60), flow().run(on=cluster(managers)) as job:
                 await job.cancel()
         assert managers[0].asked == ["submit", "cancel"]
 
 
-async def test_a_stop_that_is_not_carried_out_ends_with_the_cancellation_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I3: neither the stop nor the cancellation that follows it waits forever for a job that has lost its way."""
+async def test_a_stop_that_is_not_carried_out_ends_with_the_cancellation_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """I3: neither the stop nor the cancellation that follows it waits forever for a job that has
+    lost its way.
+    """
     monkeypatch.setattr(remote, "END_TIMEOUT_S", 0.05)
     async with jobmanagers() as managers:
         with pytest.raises(af.Broken, match="it may go on"):
-            async with asyncio.timeout(60), flow().run(on=cluster(managers), stop_timeout="50ms") as job:
+            async with (
+                asyncio.timeout(60),
+                flow().run(on=cluster(managers), stop_timeout="50ms") as job,
+            ):
                 await job.stop()
         assert managers[0].asked == ["submit", "stop", "cancel"]
 
@@ -132,8 +164,12 @@ async def test_a_stop_that_the_cluster_refuses_raises_at_once_and_the_job_goes_o
             assert job.status is af.JobStatus.CANCELED
 
 
-async def test_a_jobmanager_that_falls_silent_is_left_for_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I5.3: its connection stays open, as that of a stopped process does; what was asked of it is asked again."""
+async def test_a_jobmanager_that_falls_silent_is_left_for_the_next_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """I5.3: its connection stays open, as that of a stopped process does; what was asked of it
+    is asked again.
+    """
     monkeypatch.setattr(submission, "ASK_S", 0.01)
     monkeypatch.setattr(submission, "SILENCE_S", 0.5)
     monkeypatch.setattr(whereabouts, "ANSWER_S", 2.0)
@@ -154,7 +190,9 @@ async def test_a_jobmanager_that_falls_silent_is_left_for_the_next_leader(monkey
         silent.cancel()
 
 
-async def test_a_job_is_followed_under_the_next_leader_if_its_jobmanager_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_is_followed_under_the_next_leader_if_its_jobmanager_falls_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """I5.3: as after a loss of power, of which nothing tells a connection that sends nothing."""
     monkeypatch.setattr(submission, "ASK_S", 0.01)
     monkeypatch.setattr(submission, "SILENCE_S", 0.5)
@@ -171,13 +209,20 @@ async def test_a_job_is_followed_under_the_next_leader_if_its_jobmanager_falls_s
             raise af.CheckpointError("said by the next leader")
 
         first.answers["wait"], second.answers["wait"] = falls_silent, refuses
-        async with asyncio.timeout(60), submission.ClusterClient(SystemHost(), cluster([first, second]).where, SECRET) as client:
+        async with (
+            asyncio.timeout(60),
+            submission.ClusterClient(
+                SystemHost(), cluster([first, second]).where, SECRET
+            ) as client,
+        ):
             with pytest.raises(af.CheckpointError, match="said by the next leader"):
                 await client.follow("job", 30.0)
         silent.cancel()
 
 
-async def test_a_jobmanager_that_leads_no_more_is_left_although_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_jobmanager_that_leads_no_more_is_left_although_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """I5.3: its lease is lost, and it has not hung up."""
     monkeypatch.setattr(submission, "ASK_S", 0.01)
     async with jobmanagers(2) as (first, second):

@@ -1,4 +1,6 @@
-"""What the ResourceManager of a cluster says of its TaskManagers while answers and heartbeats are still on their way."""
+"""What the ResourceManager of a cluster says of its TaskManagers while answers and heartbeats
+are still on their way.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,13 @@ class SlowTaskManager:
 
 
 async def test_a_slot_that_was_given_out_is_not_shown_as_free_before_the_next_heartbeat() -> None:
-    """I2: what is shown are the ResourceManager's own books, which each event changes, not the last report of a TaskManager."""
+    """I2: what is shown are the ResourceManager's own books, which each event changes, not the
+    last report of a TaskManager.
+    """
     taskmanager = SlowTaskManager()
-    async with ResourceManager(SystemHost(), 1, STANDALONE, HeartbeatOptions(), {}, "here") as resources:
+    async with ResourceManager(
+        SystemHost(), 1, STANDALONE, HeartbeatOptions(), {}, "here"
+    ) as resources:
         before = [SlotStatus(0), SlotStatus(1)]
         registration = resources.register(cast(RpcConnection, taskmanager), "w", before)
         assert resources.overview() == [("w", 2, 2)]
@@ -43,7 +49,9 @@ async def test_a_slot_that_was_given_out_is_not_shown_as_free_before_the_next_he
         assert resources.overview() == [("w", 2, 1)], "it is taken as soon as it is asked for"
         allocation = await taskmanager.asked
         resources.heartbeat("w", registration, before)
-        assert resources.overview() == [("w", 2, 1)], "a report from before the request changes nothing"
+        assert resources.overview() == [("w", 2, 1)], (
+            "a report from before the request changes nothing"
+        )
         taskmanager.answer.set_result(None)
         await asyncio.sleep(0)
         resources.slot_freed("w", registration, "another")
@@ -76,9 +84,14 @@ class Provider:
 async def test_a_provider_is_asked_for_all_workers_and_for_each_that_fails_or_is_lost() -> None:
     """I2: how many there are is decided here alone; who starts them only says what became of it."""
     provider = Provider()
-    options = SlotManagerOptions(workers_min=2, workers_max=2, idle_timeout_s=None, retry_s=0.01, start_timeout_s=math.inf)
+    options = SlotManagerOptions(
+        workers_min=2, workers_max=2, idle_timeout_s=None, retry_s=0.01, start_timeout_s=math.inf
+    )
     beating = HeartbeatOptions(interval_s=0.05, timeout_s=60.0)
-    async with ResourceManager(SystemHost(), 1, options, beating, {}, "here", provider) as resources, asyncio.timeout(60):
+    async with (
+        ResourceManager(SystemHost(), 1, options, beating, {}, "here", provider) as resources,
+        asyncio.timeout(60),
+    ):
         assert await provider.told.get() == ("start", 2)
         assert provider.failed is not None
         await asyncio.to_thread(provider.failed)  # On whichever thread.
@@ -86,7 +99,10 @@ async def test_a_provider_is_asked_for_all_workers_and_for_each_that_fails_or_is
         first, second = (cast(RpcConnection, SlowTaskManager()) for _ in range(2))
         resources.register(first, "a", [SlotStatus(0)])
         resources.register(second, "b", [SlotStatus(0)])
-        assert [await provider.told.get() for _ in range(2)] == [("registered", "a"), ("registered", "b")]
+        assert [await provider.told.get() for _ in range(2)] == [
+            ("registered", "a"),
+            ("registered", "b"),
+        ]
         resources.connection_ended(first)
         assert [await provider.told.get() for _ in range(2)] == [("lost", "a"), ("start", 1)]
         resources.register(cast(RpcConnection, SlowTaskManager()), "c", [SlotStatus(0)])

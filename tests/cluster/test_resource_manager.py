@@ -1,4 +1,6 @@
-"""Slots of a cluster: who gets which, when workers are started and released, and how the roles agree with each other."""
+"""Slots of a cluster: who gets which, when workers are started and released, and how the roles
+agree with each other.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,13 @@ from aioflow.cluster.slots import (
 from aioflow.graph.deployment import ExecutionAttemptId
 from aioflow.graph.job_graph import JobGraph, JobVertex
 
-OPTIONS = SlotManagerOptions(slots_per_worker=2, workers_max=10, idle_timeout_s=30.0, request_timeout_s=20.0, start_timeout_s=60.0)
+OPTIONS = SlotManagerOptions(
+    slots_per_worker=2,
+    workers_max=10,
+    idle_timeout_s=30.0,
+    request_timeout_s=20.0,
+    start_timeout_s=60.0,
+)
 STANDALONE = SlotManagerOptions(workers_max=0, idle_timeout_s=None, request_timeout_s=20.0)
 
 
@@ -69,7 +77,9 @@ def test_with_free_slots_at_hand_a_declaration_asks_the_workers_for_them() -> No
     rm = manager()
     registration, instructions = rm.register_worker(1, "w", empty(), 0.0)
     assert instructions == []
-    assert rm.declare(1, "job", 1, 1, "jm:1", 1.0) == [RequestSlot("w", registration, 0, "job", "1-1", "jm:1")]
+    assert rm.declare(1, "job", 1, 1, "jm:1", 1.0) == [
+        RequestSlot("w", registration, 0, "job", "1-1", "jm:1")
+    ]
     assert rm.slots_free == 1, "what was asked for is not given twice"
 
 
@@ -132,7 +142,9 @@ def test_a_worker_that_registers_again_does_not_double_its_slots() -> None:
     assert rm.workers == ["w"]
     assert rm.slots_free == 1
     assert rm.slots_of("job") == [("w", 0, request.allocation_id)]
-    assert rm.unregister_worker(1, "w", request.registration, 2.0) == [], "the old connection ends late"
+    assert rm.unregister_worker(1, "w", request.registration, 2.0) == [], (
+        "the old connection ends late"
+    )
     assert rm.workers == ["w"]
     assert rm.slot_freed(1, "w", request.registration, request.allocation_id, 2.0) == []
     assert rm.slots_free == 1
@@ -204,7 +216,10 @@ def test_when_a_worker_is_lost_its_jobs_are_told_and_a_replacement_is_found() ->
     rm = manager()
     registration, _ = rm.register_worker(1, "w1", empty(1), 0.0)
     grant_all(rm, rm.declare(1, "job", 1, 1, "jm", 0.0))
-    assert rm.unregister_worker(1, "w1", registration, 5.0) == [SlotsLost("job", "w1"), StartWorker(1)]
+    assert rm.unregister_worker(1, "w1", registration, 5.0) == [
+        SlotsLost("job", "w1"),
+        StartWorker(1),
+    ]
     rm.register_worker(1, "w2", empty(), 6.0)
     assert rm.slots_of("job") == [("w2", 0, "1-2")]
 
@@ -246,13 +261,19 @@ def test_a_report_written_before_the_request_arrived_does_not_free_the_slot() ->
     assert rm.slot_report(1, "w", registration, empty(1), 0.5) == []
     assert rm.slots_of("job") == [("w", 0, "1-1")]
     rm.slot_granted(1, "w", registration, "1-1")
-    assert rm.slot_report(1, "w", registration, empty(1), 1.0) == [RequestSlot("w", registration, 0, "job", "1-2", "jm")]
+    assert rm.slot_report(1, "w", registration, empty(1), 1.0) == [
+        RequestSlot("w", registration, 0, "job", "1-2", "jm")
+    ]
 
 
 def test_a_new_leader_learns_the_slots_from_the_workers_and_touches_nothing_that_runs() -> None:
     """I5.2."""
-    rm = SlotManager(2, SlotManagerOptions(recovery_s=5.0, request_timeout_s=1.0, idle_timeout_s=1.0), 100.0)
-    assert rm.declare(2, "job", 1, 2, "jm", 100.0) == [], "nobody is started for slots that are about to be reported"
+    rm = SlotManager(
+        2, SlotManagerOptions(recovery_s=5.0, request_timeout_s=1.0, idle_timeout_s=1.0), 100.0
+    )
+    assert rm.declare(2, "job", 1, 2, "jm", 100.0) == [], (
+        "nobody is started for slots that are about to be reported"
+    )
     rm.register_worker(2, "spare", empty(1), 100.5)
     assert rm.tick(103.0) == [], "nor given out, nor released, nor is anybody told of a shortage"
     assert rm.next_due() == 105.0
@@ -320,7 +341,10 @@ class Master:
 
 
 class World:
-    """One ResourceManager, workers and jobs. Each link is FIFO, which link delivers next is up to `rng`; `now` moves when all is quiet."""
+    """One ResourceManager, workers and jobs.
+
+    Each link is FIFO, which link delivers next is up to `rng`; `now` moves when all is quiet.
+    """
 
     def __init__(self, seed: int, options: SlotManagerOptions) -> None:
         self.rng = random.Random(seed)
@@ -394,7 +418,9 @@ class World:
                     for attempt in attempts:
                         self.send(worker.name, worker.name, "task ended", attempt)
                 case SlotFreed(_, job, allocation, _):
-                    self.send(worker.name, "rm", "freed", worker.registration, allocation, self.rm.token)
+                    self.send(
+                        worker.name, "rm", "freed", worker.registration, allocation, self.rm.token
+                    )
                     self.send(worker.name, job, "freed", allocation)
 
     def do_master(self, name: str, instructions: list[object]) -> None:  # type: ignore[type-arg]
@@ -460,7 +486,15 @@ class World:
                     try:
                         instructions = table.request(index, job, allocation, address, self.now)  # type: ignore[arg-type]
                     except SlotOccupied as error:
-                        self.send(worker.name, "rm", "refused", worker.registration, allocation, error.status, token)
+                        self.send(
+                            worker.name,
+                            "rm",
+                            "refused",
+                            worker.registration,
+                            allocation,
+                            error.status,
+                            token,
+                        )
                         return
                     self.send(worker.name, "rm", "granted", worker.registration, allocation, token)
                     self.do_worker(worker, instructions)  # type: ignore[arg-type]
@@ -468,13 +502,17 @@ class World:
                     self.do_worker(worker, table.job_master_connected(source, token, self.now))  # type: ignore[arg-type]
                 case ("answer", token, offer, accepted, rejected):
                     self.log.append(f"{source} -> {worker.name}: accept {len(accepted)}")  # type: ignore[arg-type]
-                    self.do_worker(worker, table.offer_answered(source, token, offer, accepted, rejected))  # type: ignore[arg-type]
+                    self.do_worker(
+                        worker, table.offer_answered(source, token, offer, accepted, rejected)
+                    )  # type: ignore[arg-type]
                 case ("deploy", attempt, allocation, token):
                     table.add_task(attempt, allocation, token)  # type: ignore[arg-type]
                     worker.tasks[attempt] = allocation  # type: ignore[index, assignment]
                     self.log.append(f"{source} -> {worker.name}: deploy")
                 case ("free", allocation, token):
-                    self.do_worker(worker, table.free_slot(allocation, token, "the job needs it no more"))  # type: ignore[arg-type]
+                    self.do_worker(
+                        worker, table.free_slot(allocation, token, "the job needs it no more")
+                    )  # type: ignore[arg-type]
                 case ("task ended", attempt):
                     worker.tasks.pop(attempt, None)  # type: ignore[arg-type]
                     self.do_worker(worker, table.task_ended(attempt))  # type: ignore[arg-type]
@@ -516,13 +554,20 @@ class World:
         if worker is not None:
             if name not in self.rm.workers:
                 self.rm.worker_start_failed(1, self.now)  # Its factory sees the process end.
-            self.do_rm(self.rm.unregister_worker(self.rm.token, name, worker.registration, self.now))
+            self.do_rm(
+                self.rm.unregister_worker(self.rm.token, name, worker.registration, self.now)
+            )
             for job, master in self.masters.items():
                 self.do_master(job, master.scheduler.worker_lost(name))  # type: ignore[arg-type]
 
     def kill_rm(self) -> None:
         self.cut("rm")
-        options = SlotManagerOptions(slots_per_worker=2, workers_max=self.options.workers_max, recovery_s=3.0, idle_timeout_s=30.0)
+        options = SlotManagerOptions(
+            slots_per_worker=2,
+            workers_max=self.options.workers_max,
+            recovery_s=3.0,
+            idle_timeout_s=30.0,
+        )
         self.rm = SlotManager(self.rm.token + 1, options, self.now)
         for worker in self.workers.values():
             self.send(worker.name, "rm", "register", self.rm.token, worker.table.report())
@@ -530,7 +575,14 @@ class World:
             self.do_master(name, master.scheduler.declare_again())  # type: ignore[arg-type]
 
     def submit(self, name: str, parallelism: int) -> None:
-        job = JobGraph(name, (JobVertex(1, "a", (), (), parallelism, 128, "g"), JobVertex(2, "b", (), (), 1, 128, "g")), ())
+        job = JobGraph(
+            name,
+            (
+                JobVertex(1, "a", (), (), parallelism, 128, "g"),
+                JobVertex(2, "b", (), (), 1, 128, "g"),
+            ),
+            (),
+        )
         self.masters[name] = Master(job, 1, SlotScheduler(name, job))
         self.place(name, tuple((v.id, i) for v in job.vertices for i in range(v.parallelism)))
 
@@ -556,16 +608,33 @@ class World:
                 assert slot.job_id == attempt.job_id, "a slot holds a task of another job"
 
     def settled(self) -> None:
-        """All jobs run, the ResourceManager's copy is what workers say, and nothing is taken for nobody."""
+        """All jobs run, the ResourceManager's copy is what workers say, and nothing is taken for
+        nobody.
+        """
         for name, master in self.masters.items():
             assert not master.failed
-            assert len(master.running) == sum(v.parallelism for v in master.job.vertices), f"{name} does not run"
+            assert len(master.running) == sum(v.parallelism for v in master.job.vertices), (
+                f"{name} does not run"
+            )
             for subtask, (worker, allocation) in master.running.items():
-                holds = [a for a, where in self.workers[worker].tasks.items() if where == allocation]
-                assert [a for a in holds if (a.vertex_id, a.subtask_index) == subtask and a.job_id == name]
-            mine = {(w.name, s.allocation_id) for w in self.workers.values() for s in w.table.report() if s.job_id == name}
+                holds = [
+                    a for a, where in self.workers[worker].tasks.items() if where == allocation
+                ]
+                assert [
+                    a
+                    for a in holds
+                    if (a.vertex_id, a.subtask_index) == subtask and a.job_id == name
+                ]
+            mine = {
+                (w.name, s.allocation_id)
+                for w in self.workers.values()
+                for s in w.table.report()
+                if s.job_id == name
+            }
             assert mine == set(master.running.values())
-            assert mine == {(worker, allocation) for worker, _, allocation in self.rm.slots_of(name)}
+            assert mine == {
+                (worker, allocation) for worker, _, allocation in self.rm.slots_of(name)
+            }
         for worker in self.workers.values():
             for status in worker.table.report():
                 assert worker.table.state(status.index) in (SlotState.FREE, SlotState.ACTIVE)
@@ -591,7 +660,9 @@ def test_the_sequence_of_a_slot_from_a_new_worker() -> None:
 
 
 def test_the_sequence_of_a_slot_from_a_worker_that_is_there() -> None:
-    """I2, as the articles tell it: nobody is started, and the JobMaster it knows is not looked for again."""
+    """I2, as the articles tell it: nobody is started, and the JobMaster it knows is not looked
+    for again.
+    """
     world = World(0, OPTIONS)
     world.start_worker()
     world.run()
@@ -628,7 +699,9 @@ def test_when_the_resource_manager_is_replaced_what_runs_is_untouched() -> None:
     world.run(10.0)
     world.settled()
     assert world.masters["job"].running == before
-    assert [line for line in world.log if "deploy" in line or "offer" in line or "start" in line] == []
+    assert [
+        line for line in world.log if "deploy" in line or "offer" in line or "start" in line
+    ] == []
 
 
 def test_the_next_job_master_gets_the_slots_that_were_held_for_it() -> None:
@@ -654,12 +727,16 @@ def test_a_job_that_lacks_resources_fails_after_the_timeout_and_leaves_nothing_t
     assert not world.masters["job"].failed
     world.run(25.0)
     assert world.masters["job"].failed
-    assert [s for w in world.workers.values() for s in w.table.report() if s.job_id is not None] == []
+    assert [
+        s for w in world.workers.values() for s in w.table.report() if s.job_id is not None
+    ] == []
 
 
 @pytest.mark.parametrize("block", range(8))
 def test_whatever_is_lost_and_however_messages_interleave_the_cluster_settles(block: int) -> None:
-    """I5: the failure matrix of the three roles, alone and together, at any point of the sequence."""
+    """I5: the failure matrix of the three roles, alone and together, at any point of the
+    sequence.
+    """
     for seed in range(block * 25, block * 25 + 25):
         world = World(seed, OPTIONS)
         rng = random.Random(f"faults {seed}")

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflow.cluster.restart import RestartPolicy, exponential_delay, failure_rate, fixed_delay, no_restart
+from aioflow.cluster.restart import (
+    RestartPolicy,
+    exponential_delay,
+    failure_rate,
+    fixed_delay,
+    no_restart,
+)
 
 
 def delays(policy: RestartPolicy, times: list[float], jitter: float = 0.5) -> list[float | None]:
@@ -62,7 +68,9 @@ def test_jitter_stays_within_its_share(jitter: float, failures: int) -> None:
         assert 0.9 * middle <= delay <= 1.1 * middle
 
 
-@pytest.mark.parametrize("policy", [fixed_delay(1), failure_rate(1), exponential_delay(attempts=1)], ids=str)
+@pytest.mark.parametrize(
+    "policy", [fixed_delay(1), failure_rate(1), exponential_delay(attempts=1)], ids=str
+)
 def test_a_policy_is_data_and_each_run_counts_for_itself(policy: RestartPolicy) -> None:
     assert delays(policy, [0, 0]) == delays(policy, [0, 0])
     assert policy.retries

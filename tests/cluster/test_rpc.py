@@ -35,14 +35,23 @@ class Pair:
 
 
 @asynccontextmanager
-async def serving(handlers: Handlers, host: Host | None = None) -> AsyncIterator[tuple[RpcServer, int, Pair]]:
+async def serving(
+    handlers: Handlers, host: Host | None = None
+) -> AsyncIterator[tuple[RpcServer, int, Pair]]:
     pair = Pair()
 
     def on_peer(connection: RpcConnection) -> Handlers:
         pair.accepted.append(connection)
         return handlers
 
-    server = RpcServer(host or SystemHost(), SECRET, Codec(), frozenset([PeerRole.TASKMANAGER]), on_peer, pair.closed.append)
+    server = RpcServer(
+        host or SystemHost(),
+        SECRET,
+        Codec(),
+        frozenset([PeerRole.TASKMANAGER]),
+        on_peer,
+        pair.closed.append,
+    )
     port = await server.listen()
     try:
         yield server, port, pair
@@ -51,10 +60,18 @@ async def serving(handlers: Handlers, host: Host | None = None) -> AsyncIterator
 
 
 @asynccontextmanager
-async def connected(handlers: Handlers, own: Handlers | None = None) -> AsyncIterator[tuple[RpcConnection, Pair]]:
+async def connected(
+    handlers: Handlers, own: Handlers | None = None
+) -> AsyncIterator[tuple[RpcConnection, Pair]]:
     async with serving(handlers) as (_, port, pair):
         connection = await connect_rpc(
-            SystemHost(), SECRET, Codec(), PeerRole.TASKMANAGER, ("127.0.0.1", port), own or {}, lambda _: pair.client_closed.set()
+            SystemHost(),
+            SECRET,
+            Codec(),
+            PeerRole.TASKMANAGER,
+            ("127.0.0.1", port),
+            own or {},
+            lambda _: pair.client_closed.set(),
         )
         try:
             yield connection, pair
@@ -79,7 +96,9 @@ async def test_a_call_returns_what_the_handler_does_and_raises_what_it_raises() 
 
 
 async def test_calls_and_notifications_begin_in_the_order_in_which_they_were_made() -> None:
-    """A cancel must not overtake the deployment that it cancels, although nobody has awaited the deployment yet."""
+    """A cancel must not overtake the deployment that it cancels, although nobody has awaited the
+    deployment yet.
+    """
     heard: list[Any] = []
 
     async def slow(n: int) -> None:
@@ -88,7 +107,9 @@ async def test_calls_and_notifications_begin_in_the_order_in_which_they_were_mad
     def deploy(n: int) -> None:
         heard.append(("deploy", n))
 
-    async with connected({"slow": slow, "deploy": deploy, "cancel": lambda n: heard.append(("cancel", n))}) as (connection, _):
+    async with connected(
+        {"slow": slow, "deploy": deploy, "cancel": lambda n: heard.append(("cancel", n))}
+    ) as (connection, _):
         answers = []
         for n in range(50):
             answers.append(connection.call("deploy", n))
@@ -144,7 +165,9 @@ async def test_a_notification_that_fails_closes_the_connection() -> None:
 
 
 async def test_a_handler_whose_caller_is_gone_is_cancelled() -> None:
-    """Nobody would hear its answer, and a thousand callers that come and go would leave a thousand behind."""
+    """Nobody would hear its answer, and a thousand callers that come and go would leave a
+    thousand behind.
+    """
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def endless() -> None:
@@ -187,8 +210,15 @@ async def test_what_is_asked_is_over_once_there_is_an_answer_or_can_be_none() ->
     def refuse() -> None:
         raise ValueError("no")
 
-    async with connected({"go": go.wait, "refuse": refuse, "wait": never.wait}) as (connection, pair):
-        refused, gone, begun = connection.ask("refuse"), connection.ask("go"), connection.ask("wait")
+    async with connected({"go": go.wait, "refuse": refuse, "wait": never.wait}) as (
+        connection,
+        pair,
+    ):
+        refused, gone, begun = (
+            connection.ask("refuse"),
+            connection.ask("go"),
+            connection.ask("wait"),
+        )
         await refused
         assert not gone.done()
         go.set()
@@ -216,12 +246,22 @@ async def test_nothing_is_heard_of_a_peer_that_was_cut_off() -> None:
 
 @pytest.mark.parametrize("is_tls", [False, True])
 async def test_a_server_is_closed_when_its_connections_are(is_tls: bool, tmp_path: Path) -> None:
-    """TLS says goodbye before its socket closes: a loop that ends meanwhile would leave the socket open."""
+    """TLS says goodbye before its socket closes: a loop that ends meanwhile would leave the
+    socket open.
+    """
     tls = Authority(tmp_path).issue("peer").load() if is_tls else None
     host = SecuredHost(SystemHost(), Security(tls=tls))
     client_closed = asyncio.Event()
     async with serving({"greet": lambda: "hello"}, host) as (server, port, pair):
-        client = await connect_rpc(host, SECRET, Codec(), PeerRole.TASKMANAGER, ("127.0.0.1", port), {}, lambda _: client_closed.set())
+        client = await connect_rpc(
+            host,
+            SECRET,
+            Codec(),
+            PeerRole.TASKMANAGER,
+            ("127.0.0.1", port),
+            {},
+            lambda _: client_closed.set(),
+        )
         assert await client.call("greet") == "hello"
 
         await server.close()
@@ -238,7 +278,9 @@ async def test_nothing_stays_of_a_connection_whose_tls_handshake_fails(tmp_path:
         accepted.add(connection)
         return {}
 
-    server = RpcServer(host, SECRET, Codec(), frozenset([PeerRole.TASKMANAGER]), on_peer, lambda _: None)
+    server = RpcServer(
+        host, SECRET, Codec(), frozenset([PeerRole.TASKMANAGER]), on_peer, lambda _: None
+    )
     port = await server.listen()
     came = 0
     for _ in range(3):
@@ -254,15 +296,21 @@ async def test_nothing_stays_of_a_connection_whose_tls_handshake_fails(tmp_path:
     await server.close()
 
 
-@pytest.mark.parametrize(("secret", "role"), [(b"x" * 32, PeerRole.TASKMANAGER), (SECRET, PeerRole.DATA)])
+@pytest.mark.parametrize(
+    ("secret", "role"), [(b"x" * 32, PeerRole.TASKMANAGER), (SECRET, PeerRole.DATA)]
+)
 async def test_who_has_another_secret_or_role_is_not_let_in(secret: bytes, role: PeerRole) -> None:
     async with serving({}) as (_, port, pair):
         with pytest.raises(Broken):
-            await connect_rpc(SystemHost(), secret, Codec(), role, ("127.0.0.1", port), {}, lambda _: None)
+            await connect_rpc(
+                SystemHost(), secret, Codec(), role, ("127.0.0.1", port), {}, lambda _: None
+            )
     assert pair.closed == []
 
 
-async def test_strangers_are_bounded_and_closed_with_the_server(caplog: pytest.LogCaptureFixture) -> None:
+async def test_strangers_are_bounded_and_closed_with_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Row 31."""
     async with serving({}) as (server, port, _):
         streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(WAITING_MAX + 3)]

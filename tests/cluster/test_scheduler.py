@@ -55,7 +55,9 @@ def placed(instructions: Iterable[Instruction]) -> dict[tuple[int, int], tuple[s
 def test_a_group_needs_its_widest_vertex_and_a_job_the_sum_over_groups() -> None:
     """I8.1."""
     assert len(places_of(graph(vertex(1, 4), vertex(2, 2), vertex(3, 3)))) == 4
-    assert len(places_of(graph(vertex(1, 4), vertex(2, 2, "other"), vertex(3, 3, "other")))) == 4 + 3
+    assert (
+        len(places_of(graph(vertex(1, 4), vertex(2, 2, "other"), vertex(3, 3, "other")))) == 4 + 3
+    )
 
 
 def test_different_groups_never_share_a_place() -> None:
@@ -74,7 +76,11 @@ def test_every_subtask_has_one_place_that_holds_one_of_each_vertex_and_co_locate
     """I8.1, I8.2."""
     job = graph(*(vertex(i, p, g) for i, (p, g) in enumerate(shapes)))
     # Co-location within a sharing group: the group's name makes it so.
-    co_location = {i: f"{name}{g}" for i, ((_, g), name) in enumerate(zip(shapes, together, strict=False)) if name is not None}
+    co_location = {
+        i: f"{name}{g}"
+        for i, ((_, g), name) in enumerate(zip(shapes, together, strict=False))
+        if name is not None
+    }
     places = places_of(job, co_location)
     place_of = {subtask: n for n, place in enumerate(places) for subtask in place.subtasks}
     assert sorted(s for place in places for s in place.subtasks) == sorted(all_of(job))
@@ -91,11 +97,18 @@ def test_every_subtask_has_one_place_that_holds_one_of_each_vertex_and_co_locate
 def test_narrow_vertices_are_spread_over_the_places_unless_co_location_binds_them() -> None:
     job = graph(vertex(1, 4), vertex(2, 2))
     assert [n for n, p in enumerate(places_of(job)) if any(v == 2 for v, _ in p.subtasks)] == [0, 2]
-    assert [n for n, p in enumerate(places_of(job, {1: "c", 2: "c"})) if any(v == 2 for v, _ in p.subtasks)] == [0, 1]
+    assert [
+        n
+        for n, p in enumerate(places_of(job, {1: "c", 2: "c"}))
+        if any(v == 2 for v, _ in p.subtasks)
+    ] == [0, 1]
 
 
 def test_co_location_across_sharing_groups_is_an_error_that_names_both() -> None:
-    with pytest.raises(GraphError, match=r"'c' joins 'v1' .*'a'.* and 'v2' \('b'\).*expected one slot sharing group"):
+    with pytest.raises(
+        GraphError,
+        match=r"'c' joins 'v1' .*'a'.* and 'v2' \('b'\).*expected one slot sharing group",
+    ):
         places_of(graph(vertex(1, 2, "a"), vertex(2, 2, "b")), {1: "c", 2: "c"})
 
 
@@ -158,7 +171,9 @@ def test_after_the_loss_of_a_worker_the_others_stay_and_co_located_subtasks_move
     _, instructions = scheduler.request(all_of(job))
     after = placed(instructions)
     for subtask, (worker, allocation) in before.items():
-        assert after[subtask] == (worker, allocation) if worker == "w2" else after[subtask][0] == "w3"
+        assert (
+            after[subtask] == (worker, allocation) if worker == "w2" else after[subtask][0] == "w3"
+        )
     for index in range(2):
         assert after[1, index] == after[2, index]
 
@@ -186,7 +201,9 @@ def test_a_new_slot_on_the_old_worker_is_preferred_over_any_on_another() -> None
     scheduler.offered("w2", offers(12))
     scheduler.offered("w1", offers(11))
     _, instructions = scheduler.request(all_of(job))
-    assert {s: worker for s, (worker, _) in placed(instructions).items()} == {s: worker for s, (worker, _) in before.items()}
+    assert {s: worker for s, (worker, _) in placed(instructions).items()} == {
+        s: worker for s, (worker, _) in before.items()
+    }
 
 
 def test_a_slot_is_free_only_when_all_that_share_it_were_released() -> None:
@@ -219,7 +236,9 @@ def test_a_place_that_a_waiting_request_wants_is_not_freed_in_between() -> None:
     scheduler.offered("w", offers(1))
     number, _ = scheduler.request([(2, 0), (2, 1)])
     assert scheduler.released([(1, 0)]) == []
-    assert scheduler.withdraw(number) == [FreeSlot("w", "a1"), DeclareRequirement("job", 0)], "nor kept for nobody"
+    assert scheduler.withdraw(number) == [FreeSlot("w", "a1"), DeclareRequirement("job", 0)], (
+        "nor kept for nobody"
+    )
 
 
 def test_without_resources_the_waiting_request_fails_and_what_runs_is_untouched() -> None:
@@ -272,12 +291,19 @@ def test_the_end_of_the_job_gives_everything_back() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Workers come, offer and go; regions are requested and released. Whatever happens, places are whole and slots are counted."""
+    """Workers come, offer and go; regions are requested and released.
+
+    Whatever happens, places are whole and slots are counted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.job = graph(vertex(1, 3), vertex(2, 2), vertex(3, 2, "b"), vertex(4, 3))
-        self.regions = {"x": [(v, i) for v, i in all_of(self.job) if v in (1, 2)], "y": [(3, 0), (3, 1)], "z": [(4, 0), (4, 1), (4, 2)]}
+        self.regions = {
+            "x": [(v, i) for v, i in all_of(self.job) if v in (1, 2)],
+            "y": [(3, 0), (3, 1)],
+            "z": [(4, 0), (4, 1), (4, 2)],
+        }
         self.co_location = {2: "c", 4: "c"}
         self.scheduler = SlotScheduler("job", self.job, self.co_location)
         self.running: dict[tuple[int, int], tuple[str, str]] = {}
@@ -296,7 +322,9 @@ class Machine(RuleBasedStateMachine):
                     for allocation in accepted:
                         self.slots[allocation] = worker
                 case Placed(request, slots):
-                    assert set(slots) == set(self.regions[self.waiting.pop(request)]), "in part, or more than was asked"
+                    assert set(slots) == set(self.regions[self.waiting.pop(request)]), (
+                        "in part, or more than was asked"
+                    )
                     for subtask, (worker, allocation) in slots.items():
                         assert self.slots[allocation] == worker
                         self.running[subtask] = (worker, allocation)
@@ -304,7 +332,9 @@ class Machine(RuleBasedStateMachine):
                     del self.waiting[request]
                 case FreeSlot(worker, allocation):
                     assert self.slots.pop(allocation) == worker
-                    assert (worker, allocation) not in self.running.values(), "freed although a subtask sits in it"
+                    assert (worker, allocation) not in self.running.values(), (
+                        "freed although a subtask sits in it"
+                    )
                 case SubtasksLost(_, subtasks):
                     for subtask in subtasks:
                         self.running.pop(subtask, None)
@@ -379,7 +409,9 @@ class Machine(RuleBasedStateMachine):
             assert not {3} < set(inside), "sharing groups mixed"
         for index in range(2):
             if (2, index) in self.running and (4, index) in self.running:
-                assert self.running[2, index] == self.running[4, index], "co-located subtasks came apart"
+                assert self.running[2, index] == self.running[4, index], (
+                    "co-located subtasks came apart"
+                )
         for subtask, slot in self.running.items():
             assert self.scheduler.slot_of(subtask) == slot
 

@@ -53,29 +53,50 @@ def test_an_address_is_a_host_and_a_port(text: str) -> None:
 
 
 def test_a_secret_that_is_not_there_is_told_where_it_comes_from(tmp_path: Path) -> None:
-    for ask in (lambda: read_secret(str(tmp_path / "secret")), lambda: given_secret(tmp_path / "secret")):
-        with pytest.raises(NotAuthenticated, match=f"no secret file {tmp_path}/secret: name that .* by secret=Path.*jobmanager makes it"):
+    for ask in (
+        lambda: read_secret(str(tmp_path / "secret")),
+        lambda: given_secret(tmp_path / "secret"),
+    ):
+        with pytest.raises(
+            NotAuthenticated,
+            match=(
+                f"no secret file {tmp_path}/secret: name that .* by secret=Path.*jobmanager makes "
+                "it"
+            ),
+        ):
             ask()
 
 
 def test_a_secret_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     """Nobody writes into it, and to open it would wait for somebody who does."""
     os.mkfifo(tmp_path / "secret", 0o600)
-    with pytest.raises(NotAuthenticated, match="secret is no file, expected the secret of the cluster"):
+    with pytest.raises(
+        NotAuthenticated, match="secret is no file, expected the secret of the cluster"
+    ):
         read_secret(str(tmp_path / "secret"))
 
 
 def test_a_secret_that_is_no_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotAuthenticated, match=f"{tmp_path} is no file, expected the secret of the cluster"):
+    with pytest.raises(
+        NotAuthenticated, match=f"{tmp_path} is no file, expected the secret of the cluster"
+    ):
         given_secret(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(NotAuthenticated, match=f"secret file {tmp_path}/file/secret cannot be read: Not a directory"):
+    with pytest.raises(
+        NotAuthenticated,
+        match=f"secret file {tmp_path}/file/secret cannot be read: Not a directory",
+    ):
         given_secret(tmp_path / "file" / "secret")
 
 
 def test_a_path_that_is_given_as_a_text_is_told_how_to_give_it() -> None:
-    assert given_secret("0123456789abcdef") == given_secret(b"0123456789abcdef") == b"0123456789abcdef"
-    with pytest.raises(NotAuthenticated, match=r"secret= has 15 bytes, expected at least 16; if it is the path .*secret=Path\("):
+    assert (
+        given_secret("0123456789abcdef") == given_secret(b"0123456789abcdef") == b"0123456789abcdef"
+    )
+    with pytest.raises(
+        NotAuthenticated,
+        match=r"secret= has 15 bytes, expected at least 16; if it is the path .*secret=Path\(",
+    ):
         given_secret(".aioflow/secret")
     with pytest.raises(NotAuthenticated, match=r"secret= takes the secret .* got NoneType"):
         given_secret(None)  # type: ignore[arg-type]  # It is what is refused.

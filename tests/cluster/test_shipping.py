@@ -1,4 +1,6 @@
-"""A job on its way to another process: what travels, by name or by value, and what is refused where."""
+"""A job on its way to another process: what travels, by name or by value, and what is refused
+where.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,18 @@ def graph_of(flow: af.Flow) -> JobGraph:
 
 def sample(keep: Any = None) -> JobGraph:
     flow = af.Flow("sample", parallelism=2)
-    flow.source([1, 2, 3]).map(lambda n: n + 1, name="plus").key_by(lambda n: n % 2).count().sink(keep or print)
+    flow.source([1, 2, 3]).map(lambda n: n + 1, name="plus").key_by(lambda n: n % 2).count().sink(
+        keep or print
+    )
     return graph_of(flow)
 
 
 def descriptor_of(graph: JobGraph, *splits: Split) -> TaskDeploymentDescriptor:
     vertex = graph.vertices[0]
     attempt = ExecutionAttemptId("j" * 32, vertex.id, 0, 0)
-    return TaskDeploymentDescriptor(job_name="sample", attempt=attempt, vertex=vertex, inputs=(), outputs=(), splits=splits)
+    return TaskDeploymentDescriptor(
+        job_name="sample", attempt=attempt, vertex=vertex, inputs=(), outputs=(), splits=splits
+    )
 
 
 def test_a_graph_arrives_with_its_vertices_edges_and_names() -> None:
@@ -83,9 +89,15 @@ def test_a_split_that_cannot_travel_is_refused_with_its_task() -> None:
 def test_a_function_that_cannot_be_pickled_is_named(what: str) -> None:
     lock = threading.Lock()
     flow = af.Flow("locked", parallelism=2)
-    stream = flow.source([1]).map((lambda n: lock.locked()) if what == "map" else (lambda n: n), name="looks")
-    stream.key_by((lambda n: lock.locked()) if what == "key" else (lambda n: n)).count(name="counts").sink(print)
-    named = {"map": "operator 'looks'", "key": "the partitioning between '.*looks' and 'counts'"}[what]
+    stream = flow.source([1]).map(
+        (lambda n: lock.locked()) if what == "map" else (lambda n: n), name="looks"
+    )
+    stream.key_by((lambda n: lock.locked()) if what == "key" else (lambda n: n)).count(
+        name="counts"
+    ).sink(print)
+    named = {"map": "operator 'looks'", "key": "the partitioning between '.*looks' and 'counts'"}[
+        what
+    ]
 
     with pytest.raises(GraphError, match=f"{named} cannot travel to a worker .*TypeError.*af.use"):
         ship_job(graph_of(flow), TaskOptions())
@@ -96,7 +108,9 @@ def test_a_job_that_is_too_large_names_the_operator(monkeypatch: pytest.MonkeyPa
     flow = af.Flow("large")
     flow.source([b"x" * 200_000], name="blob").map(len, name="small").sink(print)
 
-    with pytest.raises(GraphError, match=r"flow 'large' takes 20\d+ bytes.*operator 'blob' alone takes 20\d+"):
+    with pytest.raises(
+        GraphError, match=r"flow 'large' takes 20\d+ bytes.*operator 'blob' alone takes 20\d+"
+    ):
         ship_job(graph_of(flow), TaskOptions())
 
 
@@ -181,7 +195,9 @@ def test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it
     assert (named, named.name) == ({"one": 1}, "items")
 
 
-def test_the_attributes_of_a_function_object_are_as_near_in_the_worker_as_where_it_was_made() -> None:
+def test_the_attributes_of_a_function_object_are_as_near_in_the_worker_as_where_it_was_made() -> (
+    None
+):
     def keeps_a_dict(instance: object) -> bool:
         """Whether the collector sees a dict between the object and its attributes."""
         return any(type(held) is dict for held in gc.get_referents(instance))
@@ -192,13 +208,17 @@ def test_the_attributes_of_a_function_object_are_as_near_in_the_worker_as_where_
 
 
 def test_a_function_that_travels_by_value_keeps_the_name_of_its_file() -> None:
-    """Tracebacks and the stack of a held loop show its lines. cloudpickle 3.1.3 leaves the name out."""
+    """Tracebacks and the stack of a held loop show its lines. cloudpickle 3.1.3 leaves the name
+    out.
+    """
     function = arrived(lambda: None)
 
     assert function.__code__.co_filename == __file__
 
 
-def test_modules_whose_functions_travel_by_value_are_imported_on_arrival(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_modules_whose_functions_travel_by_value_are_imported_on_arrival(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     (tmp_path / "shipped_module.py").write_text("double = lambda n: n * 2\nclass Row: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     import shipped_module  # type: ignore[import-not-found]
@@ -213,13 +233,24 @@ def test_modules_whose_functions_travel_by_value_are_imported_on_arrival(monkeyp
     assert isinstance(sys.modules.pop("shipped_module"), ModuleType)
 
 
-def test_a_class_of_the_program_travels_when_values_of_it_were_made_from_rows_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What msgspec notes in a class cannot be pickled: a program that runs its flow twice would fail at the second one."""
+def test_a_class_of_the_program_travels_when_values_of_it_were_made_from_rows_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What msgspec notes in a class cannot be pickled: a program that runs its flow twice would
+    fail at the second one.
+    """
     for kind in ("class Row(NamedTuple):", "@dataclass\nclass Row:"):
         program = ModuleType("__main__")
-        exec(f"from dataclasses import dataclass\nfrom typing import NamedTuple\n{kind}\n    n: int", vars(program))
+        exec(
+            f"from dataclasses import dataclass\nfrom typing import NamedTuple\n{kind}\n    n: int",
+            vars(program),
+        )
         monkeypatch.setitem(sys.modules, "__main__", program)
-        assert msgspec.convert({"n": 1}, program.Row) if "dataclass\n" in kind else msgspec.convert([1], program.Row)
+        assert (
+            msgspec.convert({"n": 1}, program.Row)
+            if "dataclass\n" in kind
+            else msgspec.convert([1], program.Row)
+        )
         flow = af.Flow("rows")
         flow.source([1]).map(program.Row).sink(print)
 
@@ -229,43 +260,77 @@ def test_a_class_of_the_program_travels_when_values_of_it_were_made_from_rows_be
         assert MSGSPEC_CACHE in vars(program.Row), "another thread may need it just then"
 
 
-def test_a_dataclass_of_the_program_keeps_what_it_needs_on_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That a field has no default is told by a sentinel: a copy of it would be taken for the default, and pass for a value of the field."""
+def test_a_dataclass_of_the_program_keeps_what_it_needs_on_arrival(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That a field has no default is told by a sentinel: a copy of it would be taken for the
+    default, and pass for a value of the field.
+    """
     program = ModuleType("__main__")
     fields = "a: str; n: int; more: list = field(default_factory=list)"
-    exec(f"from dataclasses import dataclass, field\n@dataclass\nclass Row: {fields}", vars(program))
+    exec(
+        f"from dataclasses import dataclass, field\n@dataclass\nclass Row: {fields}", vars(program)
+    )
     monkeypatch.setitem(sys.modules, "__main__", program)
     flow = af.Flow("rows")
     flow.source([1]).map(lambda a, row=program.Row: row(a, 1)).sink(print)
     content = ship_job(graph_of(flow), TaskOptions())
 
-    load_job(content)  # In a process that sends jobs to itself it is the class itself that gets its attributes once more.
+    load_job(
+        content
+        # In a process that sends jobs to itself it is the class itself that gets its attributes
+        # once more.
+    )
     assert msgspec.convert({"a": "x", "n": 1}, program.Row) == program.Row("x", 1)
     with pytest.raises(msgspec.ValidationError, match="missing required field `n`"):
         msgspec.convert({"a": "x"}, program.Row)
 
-    there = "import gc, sys, msgspec\nfrom aioflow.cluster.shipping import load_job\njob = load_job(sys.stdin.buffer.read())\n"
-    there += "[row] = [c for c in gc.get_objects() if isinstance(c, type) and c.__name__ == 'Row']\n"
+    there = (
+        "import gc, sys, msgspec\nfrom aioflow.cluster.shipping import load_job\njob = "
+        "load_job(sys.stdin.buffer.read())\n"
+    )
+    there += (
+        "[row] = [c for c in gc.get_objects() if isinstance(c, type) and c.__name__ == 'Row']\n"
+    )
     there += "print(row('x', 1).more)\nmsgspec.convert({'a': 'x'}, row)"
-    done = subprocess.run([sys.executable, "-c", there], input=content, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", there], input=content, capture_output=True, check=False
+    )
     assert done.stdout.decode().strip() == "[]"
     assert "ValidationError: Object missing required field `n`" in done.stderr.decode()
 
 
 def test_a_generic_namedtuple_of_the_program_travels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`NamedTuple` copies into the class a method of `Generic` that cannot be pickled; the class has it of `Generic` anyway."""
+    """`NamedTuple` copies into the class a method of `Generic` that cannot be pickled; the class
+    has it of `Generic` anyway.
+    """
     program = ModuleType("__main__")
-    lines = "from typing import Generic, NamedTuple, TypeVar\nT = TypeVar('T')\nclass Row(NamedTuple, Generic[T]): n: T"
-    exec(f"{lines}\nclass Own(NamedTuple):\n    n: int\n    @classmethod\n    def __class_getitem__(cls, item): return item", vars(program))
+    lines = (
+        "from typing import Generic, NamedTuple, TypeVar\nT = TypeVar('T')\nclass Row(NamedTuple, "
+        "Generic[T]): n: T"
+    )
+    exec(
+        f"{lines}\nclass Own(NamedTuple):\n    n: int\n    @classmethod\n    def "
+        "__class_getitem__(cls, item): return item",
+        vars(program),
+    )
     monkeypatch.setitem(sys.modules, "__main__", program)
     flow = af.Flow("rows")
     flow.source([1]).map(lambda n, row=program.Row, own=program.Own: own(row(n).n)).sink(print)
     content = ship_job(graph_of(flow), TaskOptions())
 
-    there = "import gc, sys\nfrom aioflow.cluster.shipping import load_job\njob = load_job(sys.stdin.buffer.read())\n"
-    there += "found = {c.__name__: c for c in gc.get_objects() if isinstance(c, type) and c.__module__ == '__main__'}\n"
+    there = (
+        "import gc, sys\nfrom aioflow.cluster.shipping import load_job\njob = "
+        "load_job(sys.stdin.buffer.read())\n"
+    )
+    there += (
+        "found = {c.__name__: c for c in gc.get_objects() if isinstance(c, type) and c.__module__ "
+        "== '__main__'}\n"
+    )
     there += "print(found['Row'](1), found['Row'][int].__origin__ is found['Row'], found['Own'][7])"
-    done = subprocess.run([sys.executable, "-c", there], input=content, capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", there], input=content, capture_output=True, check=True
+    )
     assert done.stdout.decode().strip() == "Row(n=1) True 7"
 
 
@@ -302,21 +367,43 @@ class Odd:
 """
 
 
-def test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Typed JSON lines look there for what to make; as text it says names of a program that is not there."""
+def test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Typed JSON lines look there for what to make; as text it says names of a program that is
+    not there.
+    """
     program = ModuleType("__main__")
     exec(compile(ANNOTATED, "<program>", "exec", dont_inherit=True), vars(program))
     monkeypatch.setitem(sys.modules, "__main__", program)
     flow = af.Flow("rows")
-    flow.source([1]).map(lambda n, classes=(program.Row, program.Odd), cents=program.Cents: cents(n)).sink(print)
+    flow.source([1]).map(
+        lambda n, classes=(program.Row, program.Odd), cents=program.Cents: cents(n)
+    ).sink(print)
     content = ship_job(graph_of(flow), TaskOptions())
 
-    there = "import gc, sys, msgspec\nfrom aioflow.cluster.shipping import load_job\njob = load_job(sys.stdin.buffer.read())\n"
-    there += "globals().update({c.__name__: c for c in gc.get_objects() if isinstance(c, type) and c.__module__ == '__main__'})\n"
-    there += "inner = {'x': 1}\nrow = {'inner': inner, 'tuple': [inner], 'struct': {'inner': inner, 'more': []}}\n"
-    there += "print(msgspec.convert({**row, 'before': row}, Row).before.struct, Odd.__annotations__['inner'])"
-    done = subprocess.run([sys.executable, "-c", there], input=content, capture_output=True, check=False)
-    assert done.stdout.decode().strip() == "Struct(inner=Inner(x=1), more=[]) Inner", done.stderr.decode()
+    there = (
+        "import gc, sys, msgspec\nfrom aioflow.cluster.shipping import load_job\njob = "
+        "load_job(sys.stdin.buffer.read())\n"
+    )
+    there += (
+        "globals().update({c.__name__: c for c in gc.get_objects() if isinstance(c, type) and "
+        "c.__module__ == '__main__'})\n"
+    )
+    there += (
+        "inner = {'x': 1}\nrow = {'inner': inner, 'tuple': [inner], 'struct': {'inner': inner, "
+        "'more': []}}\n"
+    )
+    there += (
+        "print(msgspec.convert({**row, 'before': row}, Row).before.struct, "
+        "Odd.__annotations__['inner'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", there], input=content, capture_output=True, check=False
+    )
+    assert done.stdout.decode().strip() == "Struct(inner=Inner(x=1), more=[]) Inner", (
+        done.stderr.decode()
+    )
 
 
 CONSTRAINED = """
@@ -356,9 +443,15 @@ class Around:
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-def test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written(monkeypatch: pytest.MonkeyPatch, as_text: bool) -> None:
+def test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written(
+    monkeypatch: pytest.MonkeyPatch, as_text: bool
+) -> None:
     program = ModuleType("__main__")
-    text = f"from __future__ import annotations{CONSTRAINED}{OF_THIS_PROCESS}" if as_text else CONSTRAINED
+    text = (
+        f"from __future__ import annotations{CONSTRAINED}{OF_THIS_PROCESS}"
+        if as_text
+        else CONSTRAINED
+    )
     exec(compile(text, "<program>", "exec", dont_inherit=True), vars(program))
     monkeypatch.setitem(sys.modules, "__main__", program)
     flow = af.Flow("rows")
@@ -366,29 +459,58 @@ def test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written(mo
     flow.source([1]).map(lambda n, classes=classes: len(classes)).sink(print)
     content = ship_job(graph_of(flow), TaskOptions())
 
-    there = "import gc, sys, msgspec\nfrom aioflow.cluster.shipping import load_job\njob = load_job(sys.stdin.buffer.read())\n"
-    there += "globals().update({c.__name__: c for c in gc.get_objects() if isinstance(c, type) and c.__module__ == '__main__'})\n"
-    there += "print(msgspec.convert({'name': 'ab', 'counted': {'n': 1}}, Named))\nmeant = Counted.__annotations__['n']\n"
-    there += "print(meant.__metadata__[0] == msgspec.Meta(gt=0, description='how many', extra={'unit': 'pieces'}))\n"
+    there = (
+        "import gc, sys, msgspec\nfrom aioflow.cluster.shipping import load_job\njob = "
+        "load_job(sys.stdin.buffer.read())\n"
+    )
+    there += (
+        "globals().update({c.__name__: c for c in gc.get_objects() if isinstance(c, type) and "
+        "c.__module__ == '__main__'})\n"
+    )
+    there += (
+        "print(msgspec.convert({'name': 'ab', 'counted': {'n': 1}}, Named))\nmeant = "
+        "Counted.__annotations__['n']\n"
+    )
+    there += (
+        "print(meant.__metadata__[0] == msgspec.Meta(gt=0, description='how many', extra={'unit': "
+        "'pieces'}))\n"
+    )
     there += "print(Named.__annotations__['name'].__origin__)\n"
     if as_text:
-        there += "kept = Holding.__annotations__\nprint(kept['n'] == meant, kept['first'], kept['other'], kept['again'])\n"
+        there += (
+            "kept = Holding.__annotations__\nprint(kept['n'] == meant, kept['first'], "
+            "kept['other'], kept['again'])\n"
+        )
         there += "print(Holding(1, other=2), Around.__annotations__)\n"
     there += "msgspec.convert({'name': 'b', 'counted': {'n': 1}}, Named)\n"
-    done = subprocess.run([sys.executable, "-c", there], input=content, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", there], input=content, capture_output=True, check=False
+    )
     kept = [
         "True Handle | None Annotated[int, threading.Lock()] list[__main__.Around]",
-        "Holding(n=1, first=None, other=2, again=()) {'handle': 'Handle', 'holding': <class '__main__.Holding'>}",
+        "Holding(n=1, first=None, other=2, again=()) {'handle': 'Handle', 'holding': <class "
+        "'__main__.Holding'>}",
     ]
-    lines = ["Named(name='ab', counted=Counted(n=1))", "True", "__main__.Name", *(kept if as_text else [])]
+    lines = [
+        "Named(name='ab', counted=Counted(n=1))",
+        "True",
+        "__main__.Name",
+        *(kept if as_text else []),
+    ]
     assert done.stdout.decode().splitlines() == lines, done.stderr.decode()
     assert "ValidationError: Expected `str` matching regex '^a'" in done.stderr.decode()
 
 
-def test_further_names_of_an_enum_arrive_also_where_the_class_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_further_names_of_an_enum_arrive_also_where_the_class_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A program whose JobManager runs in a thread of its own sends its jobs to itself."""
     program = ModuleType("__main__")
-    exec("from enum import Enum\nclass Colour(Enum):\n    RED = 1\n    CRIMSON = 1\n    def shade(self): return self.name", vars(program))
+    exec(
+        "from enum import Enum\nclass Colour(Enum):\n    RED = 1\n    CRIMSON = 1\n    def "
+        "shade(self): return self.name",
+        vars(program),
+    )
     monkeypatch.setitem(sys.modules, "__main__", program)
     flow = af.Flow("colours")
     flow.source([1]).map(program.Colour).sink(print)
@@ -397,14 +519,24 @@ def test_further_names_of_an_enum_arrive_also_where_the_class_is_known(monkeypat
     load_job(content)
     assert program.Colour.CRIMSON is program.Colour.RED
 
-    there = "import sys\nfrom aioflow.cluster.shipping import load_job\njob = load_job(sys.stdin.buffer.read())\n"
-    there += "import gc\n[colour] = [c for c in gc.get_objects() if isinstance(c, type) and c.__name__ == 'Colour']\n"
+    there = (
+        "import sys\nfrom aioflow.cluster.shipping import load_job\njob = "
+        "load_job(sys.stdin.buffer.read())\n"
+    )
+    there += (
+        "import gc\n[colour] = [c for c in gc.get_objects() if isinstance(c, type) and c.__name__ "
+        "== 'Colour']\n"
+    )
     there += "print(list(colour.__members__), colour.CRIMSON is colour.RED, colour(1).shade())"
-    done = subprocess.run([sys.executable, "-c", there], input=content, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", there], input=content, capture_output=True, check=False
+    )
     assert done.stdout.decode().strip() == "['RED', 'CRIMSON'] True RED", done.stderr
 
 
-def test_a_module_that_is_missing_on_arrival_is_told_and_the_job_loads(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_module_that_is_missing_on_arrival_is_told_and_the_job_loads(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     inner = ship_job(sample(), TaskOptions())
     modules, job = pickle.loads(inner)
     loaded = load_job(pickle.dumps((("not_there_at_all", *modules), job)))

@@ -38,16 +38,22 @@ def active(slots: int = 1) -> TaskSlotTable:
     return table
 
 
-def test_a_requested_slot_is_offered_once_its_job_master_is_connected_and_accepted_it_is_active() -> None:
+def test_a_requested_slot_is_offered_once_its_job_master_is_connected_and_accepted_it_is_active() -> (
+    None
+):
     """I4: request, connect, offer, accept."""
     table = TaskSlotTable(2, timeout_s=10.0)
     assert table.request(1, "job", "a1", "jm:1", 0.0) == [ConnectToJobMaster("job", "jm:1")]
     assert table.state(1) is SlotState.ALLOCATED
     assert table.report() == (SlotStatus(0), SlotStatus(1, "job", "a1"))
-    assert table.job_master_connected("job", 7, 1.0) == [OfferSlots("job", 7, 1, (SlotOffer("a1", 1),))]
+    assert table.job_master_connected("job", 7, 1.0) == [
+        OfferSlots("job", 7, 1, (SlotOffer("a1", 1),))
+    ]
     assert table.offer_answered("job", 7, 1, ("a1",), ()) == []
     assert table.state(1) is SlotState.ACTIVE
-    assert table.request(0, "job", "a0", "jm:1", 2.0) == [OfferSlots("job", 7, 2, (SlotOffer("a0", 0),))], "it is connected already"
+    assert table.request(0, "job", "a0", "jm:1", 2.0) == [
+        OfferSlots("job", 7, 2, (SlotOffer("a0", 0),))
+    ], "it is connected already"
 
 
 def test_a_rejected_slot_is_free_again() -> None:
@@ -158,7 +164,9 @@ def test_a_newer_job_master_replaces_one_that_was_never_seen_to_go() -> None:
     table.add_task(attempt(), "a0", 1)
     instructions = table.job_master_connected("job", 2, 6.0)
     assert [type(i) for i in instructions] == [FailTasks]
-    assert table.job_master_lost("job", 1, 7.0) == [], "the end of the old connection ends nothing of the new"
+    assert table.job_master_lost("job", 1, 7.0) == [], (
+        "the end of the old connection ends nothing of the new"
+    )
     assert table.task_ended(attempt()) == [OfferSlots("job", 2, 2, (SlotOffer("a0", 0),))]
 
 
@@ -238,7 +246,9 @@ def test_a_worker_without_slots_is_refused() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Two jobs, leaders that come and go, answers that are late: nothing leaks, nothing is shared, nothing of an old leader runs on."""
+    """Two jobs, leaders that come and go, answers that are late: nothing leaks, nothing is
+    shared, nothing of an old leader runs on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +269,9 @@ class Machine(RuleBasedStateMachine):
                 case OfferSlots(job, token, _, slots):
                     assert self.leader[job] == token, "offered to a leader that is not"
                     for slot in slots:
-                        assert slot.allocation_id not in self.tasks.values(), "offered with a task inside"
+                        assert slot.allocation_id not in self.tasks.values(), (
+                            "offered with a task inside"
+                        )
                         assert self.table.state(slot.index) is SlotState.ALLOCATED
                     self.offers.append(instruction)
                 case SlotFreed(_, _, allocation, _):
@@ -283,7 +295,11 @@ class Machine(RuleBasedStateMachine):
         try:
             instructions = self.table.job_master_connected(job, token, self.now)
         except StaleLeader:
-            self.leader = {**self.leader, job: current} if current else {j: t for j, t in self.leader.items() if j != job}
+            self.leader = (
+                {**self.leader, job: current}
+                if current
+                else {j: t for j, t in self.leader.items() if j != job}
+            )
             return
         assert token >= current, "an older leader took over"
         self.do(instructions)
@@ -301,7 +317,15 @@ class Machine(RuleBasedStateMachine):
         offer = data.draw(st.sampled_from(self.offers))
         ids = tuple(slot.allocation_id for slot in offer.slots)
         try:
-            self.do(self.table.offer_answered(offer.job_id, offer.token, offer.offer, ids if accept else (), () if accept else ids))
+            self.do(
+                self.table.offer_answered(
+                    offer.job_id,
+                    offer.token,
+                    offer.offer,
+                    ids if accept else (),
+                    () if accept else ids,
+                )
+            )
         except StaleLeader:
             assert self.leader.get(offer.job_id) != offer.token
 
@@ -322,7 +346,9 @@ class Machine(RuleBasedStateMachine):
             return
         assert self.leader.get(status.job_id) == token, "a stale leader deployed"
         for task, allocation in self.tasks.items():
-            assert allocation != status.allocation_id or self.owner[task] == token, "beside a task of the old leader"
+            assert allocation != status.allocation_id or self.owner[task] == token, (
+                "beside a task of the old leader"
+            )
         self.tasks[new] = status.allocation_id
         self.owner[new] = token
 
@@ -354,7 +380,12 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def every_task_is_where_it_was_put_and_of_the_leader_or_told_to_end(self) -> None:
-        inside = {a: s.allocation_id for s in self.table.report() if s.allocation_id for a in self.table.tasks_of(s.allocation_id)}
+        inside = {
+            a: s.allocation_id
+            for s in self.table.report()
+            if s.allocation_id
+            for a in self.table.tasks_of(s.allocation_id)
+        }
         assert inside == self.tasks
         for task in self.tasks:
             assert self.leader.get(task.job_id) == self.owner[task] or task in self.told

@@ -1,4 +1,6 @@
-"""New splits of a source that is looked at again: each is handed to one subtask of those that run, and sent until it has arrived."""
+"""New splits of a source that is looked at again: each is handed to one subtask of those that
+run, and sent until it has arrived.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ class World:
 
     def __init__(self, source: Directory, parallelism: int = 2) -> None:
         stream = StreamGraph("g", parallelism)
-        stream.add_node(StreamNode(id=0, kind="source", name="files", source=source))  # type: ignore[arg-type]  # As much of one as is asked.
+        # As much of one as is asked.
+        stream.add_node(StreamNode(id=0, kind="source", name="files", source=source))  # type: ignore[arg-type]
         self.source = source
         self.workers = Workers()
         self.executions = ExecutionGraph("0" * 32, build_job_graph(stream), fixed_delay(5, "0s"))
@@ -91,7 +94,9 @@ class World:
         """Let it look so often to the end of the last look."""
         until = self.source.looks + times + 1
         (vertex,) = self.discovery.vertices.values()
-        watching = asyncio.get_running_loop().create_task(self.discovery.watch(vertex, self.workers))  # type: ignore[arg-type]  # As much of them as is asked.
+        watching = asyncio.get_running_loop().create_task(
+            self.discovery.watch(vertex, self.workers)
+        )  # type: ignore[arg-type]  # As much of them as is asked.
         try:
             async with asyncio.timeout(30):
                 while self.source.looks < until:
@@ -113,7 +118,9 @@ async def test_new_splits_go_where_the_fewest_are_each_to_one_subtask() -> None:
     world.source.names += ["d", "e", "f"]
     await world.looks(3)
     assert world.got() == {0: ["e"], 1: ["d", "f"]}
-    assert [split.id for split in world.found[0]] == ["a", "b", "c", "d", "e", "f"], "a restart finds them too"
+    assert [split.id for split in world.found[0]] == ["a", "b", "c", "d", "e", "f"], (
+        "a restart finds them too"
+    )
 
 
 async def test_what_is_not_found_any_more_changes_nothing() -> None:
@@ -152,7 +159,9 @@ async def test_what_may_not_have_arrived_is_sent_again_and_to_nobody_else() -> N
 
 
 async def test_a_restart_forgets_who_had_what() -> None:
-    """The new attempts have what their descriptors say: splits that no checkpoint held are dealt out with them, or found again."""
+    """The new attempts have what their descriptors say: splits that no checkpoint held are dealt
+    out with them, or found again.
+    """
     world = World(Directory())
     world.run()
     world.source.names += ["a", "b"]
@@ -165,7 +174,9 @@ async def test_a_restart_forgets_who_had_what() -> None:
     assert world.got() == {1: ["b"]}
 
 
-async def test_a_look_that_fails_is_logged_and_the_next_one_finds_all(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_look_that_fails_is_logged_and_the_next_one_finds_all(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = World(Directory(error=PermissionError("no")))
     world.run()
     await world.looks(1)
@@ -176,7 +187,9 @@ async def test_a_look_that_fails_is_logged_and_the_next_one_finds_all(caplog: py
 
 
 @pytest.mark.parametrize("source", [Directory(bounded=True), Directory(discover_every=None)])
-def test_a_source_that_ends_or_does_not_ask_for_it_is_not_looked_at_again(source: Directory) -> None:
+def test_a_source_that_ends_or_does_not_ask_for_it_is_not_looked_at_again(
+    source: Directory,
+) -> None:
     assert World(source).discovery.vertices == {}
 
 
@@ -188,7 +201,10 @@ def test_splits_travel_as_plain_data() -> None:
 
 
 def test_subtasks_at_home_follow_a_job_master_that_counts_its_attempts_anew() -> None:
-    """It took the job over. What an attempt under the one before still has to tell changes nothing."""
+    """It took the job over.
+
+    What an attempt under the one before still has to tell changes nothing.
+    """
     home = _Home(World(Directory(), 1).executions.graph)
     old, new = (ExecutionAttemptId("0" * 32, 0, 0, number) for number in (3, 0))
     home.deployed(old)

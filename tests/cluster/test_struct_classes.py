@@ -1,4 +1,6 @@
-"""Structs of the program that is submitted: in the worker they are what they were where they were written."""
+"""Structs of the program that is submitted: in the worker they are what they were where they
+were written.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ classes = [Base, Row, Empty, Box, Node, Leaf, Plain, Tagged, Untagged, Again]
 
 
 def shipped(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """A job whose function holds all these classes, written by the program in which they are defined."""
+    """A job whose function holds all these classes, written by the program in which they are
+    defined.
+    """
     program = ModuleType("__main__")
     exec(compile(PROGRAM, "<program>", "exec", dont_inherit=True), vars(program))
     monkeypatch.setitem(sys.modules, "__main__", program)
@@ -81,20 +85,31 @@ def shipped(monkeypatch: pytest.MonkeyPatch) -> bytes:
 
 def there(content: bytes, *expressions: str) -> list[str]:
     """What these are in a process that has the job from its bytes alone."""
-    code = "import gc, sys, inspect, msgspec\nfrom aioflow.cluster.shipping import load_job\njob = load_job(sys.stdin.buffer.read())\n"
-    code += "globals().update({c.__name__: c for c in gc.get_objects() if isinstance(c, type) and c.__module__ == '__main__'})\n"
+    code = (
+        "import gc, sys, inspect, msgspec\nfrom aioflow.cluster.shipping import load_job\njob = "
+        "load_job(sys.stdin.buffer.read())\n"
+    )
+    code += (
+        "globals().update({c.__name__: c for c in gc.get_objects() if isinstance(c, type) and "
+        "c.__module__ == '__main__'})\n"
+    )
     code += "".join(f"print({expression})\n" for expression in expressions)
-    done = subprocess.run([sys.executable, "-c", code], input=content, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=content, capture_output=True, check=False
+    )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode().splitlines()
 
 
-def test_a_struct_of_the_program_has_its_fields_and_options_on_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_struct_of_the_program_has_its_fields_and_options_on_arrival(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     content = shipped(monkeypatch)
     assert there(
         content,
         "Base(1), hash(Base(1)) == hash(Base(1))",
-        "Row(2, first_name='x').twice(), Row.limit, Row(1, first_name='x') < Row(2, first_name='x')",
+        "Row(2, first_name='x').twice(), Row.limit, Row(1, first_name='x') < Row(2, "
+        "first_name='x')",
         "Row(1, first_name='x').more is not Row(1, first_name='x').more",
         "msgspec.json.encode(Row(1, first_name='x')).decode()",
         'msgspec.json.decode(b\'{"type":"row","a":1,"firstName":"y","RANK":5}\', type=Row)',
@@ -111,7 +126,9 @@ def test_a_struct_of_the_program_has_its_fields_and_options_on_arrival(monkeypat
     ]
 
 
-def test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It may speak of its own class, so it cannot go ahead with the fields."""
     content = shipped(monkeypatch)
     assert there(content, "Node(1, Node(2))", "Leaf(1)", "Plain(1)") == [
@@ -121,16 +138,23 @@ def test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival(mo
     ]
 
 
-def test_a_struct_that_is_not_tagged_as_its_base_is_not_tagged_on_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_struct_that_is_not_tagged_as_its_base_is_not_tagged_on_arrival(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     content = shipped(monkeypatch)
-    assert there(content, *(f"msgspec.json.encode({name}(1)).decode()" for name in ("Tagged", "Untagged", "Again"))) == [
+    assert there(
+        content,
+        *(f"msgspec.json.encode({name}(1)).decode()" for name in ("Tagged", "Untagged", "Again")),
+    ) == [
         '{"kind":"b","n":1}',
         '{"n":1}',
         '{"kind":"b","n":1}',
     ]
 
 
-def test_a_program_that_sends_jobs_to_itself_keeps_its_structs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_sends_jobs_to_itself_keeps_its_structs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     content = shipped(monkeypatch)
     program = sys.modules["__main__"]
     load_job(content)

@@ -16,7 +16,9 @@ from aioflow.protocol.handshake import PeerRole
 SECRET = b"s" * 32
 
 
-async def test_a_leader_that_has_no_time_to_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_leader_that_has_no_time_to_answer_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On a busy machine it may take long to say anything: that is no reason to refuse a command."""
     monkeypatch.setattr("aioflow.cluster.whereabouts.ANSWER_S", 1.0)
     asked, is_free = 0, asyncio.Event()
@@ -29,7 +31,14 @@ async def test_a_leader_that_has_no_time_to_answer_is_asked_again(monkeypatch: p
         return "here"
 
     host = SystemHost()
-    server = RpcServer(host, SECRET, Codec(), frozenset([PeerRole.SUBMITTER]), lambda _: {"leader": leader}, lambda _: None)
+    server = RpcServer(
+        host,
+        SECRET,
+        Codec(),
+        frozenset([PeerRole.SUBMITTER]),
+        lambda _: {"leader": leader},
+        lambda _: None,
+    )
     where = Whereabouts((("127.0.0.1", await server.listen()),))
     async with ClusterClient(host, where, SECRET) as client:
         assert client.address == where.addresses[0]
@@ -50,9 +59,19 @@ async def test_a_leader_that_never_answers_is_named(monkeypatch: pytest.MonkeyPa
         return "here"
 
     host = SystemHost()
-    server = RpcServer(host, SECRET, Codec(), frozenset([PeerRole.SUBMITTER]), lambda _: {"leader": leader}, lambda _: None)
+    server = RpcServer(
+        host,
+        SECRET,
+        Codec(),
+        frozenset([PeerRole.SUBMITTER]),
+        lambda _: {"leader": leader},
+        lambda _: None,
+    )
     port = await server.listen()
-    with pytest.raises(TimeoutError, match=f"the jobmanager at 127.0.0.1:{port} does not answer: it is stopped, .* or none"):
+    with pytest.raises(
+        TimeoutError,
+        match=f"the jobmanager at 127.0.0.1:{port} does not answer: it is stopped, .* or none",
+    ):
         async with ClusterClient(host, Whereabouts((("127.0.0.1", port),)), SECRET):
             pass
     is_free.set()

@@ -1,4 +1,6 @@
-"""Who submitted which job, hears how it ends, and comes back to the next leader: without a connection."""
+"""Who submitted which job, hears how it ends, and comes back to the next leader: without a
+connection.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,15 @@ async def test_who_stays_is_told_how_the_job_ended_and_forgotten() -> None:
     submitters.add("a", submitter(connection))
     submitters.follow(jobs, "a", connection)  # type: ignore[arg-type]
     submitters.follow(jobs, "a", None)  # type: ignore[arg-type]  # Of somebody who did not stay.
-    jobs.end.set_result(JobView(job_id="a", name="counts", status=JobStatus.FINISHED, submitted_ms=1, savepoint="file:///s"))
+    jobs.end.set_result(
+        JobView(
+            job_id="a",
+            name="counts",
+            status=JobStatus.FINISHED,
+            submitted_ms=1,
+            savepoint="file:///s",
+        )
+    )
     await until(lambda: submitters.get("a") is None)
     await until(lambda: bool(connection.told))
     ((method, status, _, savepoint),) = connection.told
@@ -80,7 +90,9 @@ async def test_who_returns_is_given_to_the_job_that_waits_or_else_the_job_is_to_
     assert submitters.get("b") is back
 
 
-async def test_who_does_not_return_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_does_not_return_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "SUBMITTER_RETURNS_S", 0.0)
     submitters = Submitters()
     assert await submitters.wait_for("a") is None

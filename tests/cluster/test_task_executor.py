@@ -1,4 +1,6 @@
-"""A worker's part in checkpoints: who is triggered, who hears of them, and what is said for tasks that are not there."""
+"""A worker's part in checkpoints: who is triggered, who hears of them, and what is said for
+tasks that are not there.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Master(Answers):
         super().__init__()
         self.states: dict[ExecutionAttemptId, ExecutionState] = {}
 
-    def update_task_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
+    def update_task_state(
+        self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None
+    ) -> None:
         self.states[attempt] = state
 
 
@@ -63,4 +67,7 @@ async def test_a_trigger_reaches_its_task_and_notices_reach_the_tasks_of_the_job
         await until(lambda: "a aborted 2" in log)
         executor.cancel_task(attempt)
         await until(lambda: master.states[attempt] is ExecutionState.CANCELED)
-    assert [entry for entry in log if "complete" in entry or "aborted" in entry] == ["a complete 1", "a aborted 2"]
+    assert [entry for entry in log if "complete" in entry or "aborted" in entry] == [
+        "a complete 1",
+        "a aborted 2",
+    ]

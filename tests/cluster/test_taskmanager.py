@@ -29,9 +29,16 @@ async def jobmanager(register: Callable[..., Any]) -> AsyncIterator[Whereabouts]
         def registering(*args: Any) -> Any:
             return register(connection, *args)
 
-        return {"leader": lambda: "here", "register": registering, "heartbeat": ignore, "alive": ignore}
+        return {
+            "leader": lambda: "here",
+            "register": registering,
+            "heartbeat": ignore,
+            "alive": ignore,
+        }
 
-    server = RpcServer(SystemHost(), SECRET, Codec(), frozenset([PeerRole.TASKMANAGER]), on_peer, lambda _: None)
+    server = RpcServer(
+        SystemHost(), SECRET, Codec(), frozenset([PeerRole.TASKMANAGER]), on_peer, lambda _: None
+    )
     port = await server.listen()
     try:
         yield Whereabouts((("127.0.0.1", port),))
@@ -43,7 +50,9 @@ def ignore(*args: Any) -> None: ...
 
 
 async def test_a_jobmanager_that_goes_while_a_taskmanager_registers_is_waited_for() -> None:
-    """I6: it knew the secret, so there is nothing to give up for; the TaskManager comes again, to whoever leads then."""
+    """I6: it knew the secret, so there is nothing to give up for; the TaskManager comes again,
+    to whoever leads then.
+    """
     host = SystemHost()
     connections: list[RpcConnection] = []
     registered = asyncio.Event()
@@ -85,7 +94,9 @@ async def test_one_that_follows_nobody_ends_with_its_jobmanager() -> None:
         return 1
 
     async with jobmanager(register) as where:
-        manager = TaskManager(host, SECRET, TaskManagerOptions(jobmanagers=where, follows=False), "worker-7")
+        manager = TaskManager(
+            host, SECRET, TaskManagerOptions(jobmanagers=where, follows=False), "worker-7"
+        )
         assert manager.heard_at is None
         running = asyncio.ensure_future(manager.run())
         async with asyncio.timeout(60):
@@ -100,17 +111,23 @@ async def test_one_that_follows_nobody_ends_with_its_jobmanager() -> None:
     await host.close()
 
 
-async def test_one_that_follows_nobody_says_that_its_jobmanager_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_follows_nobody_says_that_its_jobmanager_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("aioflow.cluster.taskmanager.FIND_S", 0.05)
     host = SystemHost()
     async with jobmanager(ignore) as where:
         pass
     with pytest.raises(ConnectionError):
-        await TaskManager(host, SECRET, TaskManagerOptions(jobmanagers=where, follows=False, reconnect_s=0.01)).run()
+        await TaskManager(
+            host, SECRET, TaskManagerOptions(jobmanagers=where, follows=False, reconnect_s=0.01)
+        ).run()
     await host.close()
 
 
-async def test_one_without_a_jobmanager_says_so_seldom_and_once_when_it_has_found_one(caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_without_a_jobmanager_says_so_seldom_and_once_when_it_has_found_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It tries every some milliseconds here: a log of that would hide everything else."""
     host = SystemHost()
     tries = 0
@@ -127,7 +144,9 @@ async def test_one_without_a_jobmanager_says_so_seldom_and_once_when_it_has_foun
 
     with caplog.at_level("INFO", logger="aioflow.cluster.taskmanager"):
         async with jobmanager(register) as where:
-            manager = TaskManager(host, SECRET, TaskManagerOptions(jobmanagers=where, slots=3, reconnect_s=0.001))
+            manager = TaskManager(
+                host, SECRET, TaskManagerOptions(jobmanagers=where, slots=3, reconnect_s=0.001)
+            )
             running = asyncio.ensure_future(manager.run())
             async with asyncio.timeout(60):
                 await registered.wait()
@@ -136,9 +155,18 @@ async def test_one_without_a_jobmanager_says_so_seldom_and_once_when_it_has_foun
             manager.stop()
             await running
     await host.close()
-    waits = [record.getMessage() for record in caplog.records if "waits for the jobmanager at" in record.getMessage()]
+    waits = [
+        record.getMessage()
+        for record in caplog.records
+        if "waits for the jobmanager at" in record.getMessage()
+    ]
     assert 1 <= len(waits) <= 6, "as many as one minute has"
     assert "now:" not in waits[0]
-    found = [record.getMessage() for record in caplog.records if "is registered" in record.getMessage()]
+    found = [
+        record.getMessage() for record in caplog.records if "is registered" in record.getMessage()
+    ]
     assert len(found) == 1
-    assert re.search(r"is registered with 3 slots at 127\.0\.0\.1:\d+, after \d+ s without a jobmanager$", found[0])
+    assert re.search(
+        r"is registered with 3 slots at 127\.0\.0\.1:\d+, after \d+ s without a jobmanager$",
+        found[0],
+    )

@@ -20,11 +20,19 @@ from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 
 def statistics() -> CheckpointStatistics:
     operator = CheckpointedOperator(uid="count", name="count", parallelism=2, max_parallelism=128)
-    made = CheckpointStatistics([CheckpointedVertex(vertex_id=7, name="count", operators=(operator,))])
+    made = CheckpointStatistics(
+        [CheckpointedVertex(vertex_id=7, name="count", operators=(operator,))]
+    )
     made.restored(3, CheckpointKind.SAVEPOINT, "file:///savepoint", 5)
     for number in (4, 5, 6):
         made.triggered(number, CheckpointKind.CHECKPOINT, 10 * number, [])
-        made.acknowledged(number, 7, 1, CheckpointStats(sync_ms=0.5, state_size=100, checkpointed_size=40), 10 * number + 3)
+        made.acknowledged(
+            number,
+            7,
+            1,
+            CheckpointStats(sync_ms=0.5, state_size=100, checkpointed_size=40),
+            10 * number + 3,
+        )
     made.completed(4, "file:///4")
     made.failed(5, CheckpointFailureReason.EXPIRED, "too slow", 59)
     return made
@@ -64,7 +72,9 @@ def test_attempts_and_failures_arrive_with_their_places() -> None:
 
 
 def test_processes_arrive_with_what_they_said_of_themselves() -> None:
-    assert told(None).workers == [ToldWorker("one", 4, 3, 12, "host:1", {"Status.Loop.lagMs": 0.25})]
+    assert told(None).workers == [
+        ToldWorker("one", 4, 3, 12, "host:1", {"Status.Loop.lagMs": 0.25})
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xc1", b"\x80", b"\x90"])

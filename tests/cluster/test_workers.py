@@ -1,6 +1,8 @@
-"""The pool and the cluster of worker processes without the processes: what is decided when one is lost, and where tasks go.
+"""The pool and the cluster of worker processes without the processes: what is decided when one is
+lost, and where tasks go.
 
-The workers here are the peers of real connections, so that they can misbehave. With real processes: tests/integration/test_workers.py.
+The workers here are the peers of real connections, so that they can misbehave. With real processes:
+tests/integration/test_workers.py.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class Child:
 
 
 class Processes:
-    """Instead of starting programs: remembers what was to be started, and lets `play` be the worker."""
+    """Instead of starting programs: remembers what was to be started, and lets `play` be the
+    worker.
+    """
 
     def __init__(self, play: Callable[[str, tuple[str, int], bytes, Child], Any]) -> None:
         self.children: list[Child] = []
@@ -69,14 +73,22 @@ class Processes:
         self._play = play
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def exec(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, secret: bytes | None = None) -> Process:
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        secret: bytes | None = None,
+    ) -> Process:
         assert secret is not None
         assert not any(secret.hex() in part for part in argv)
         child = Child(1000 + len(self.children))
         self.children.append(child)
         self.argv.append(argv)
         host, _, port = argv[-2].rpartition(":")
-        self._tasks.append(asyncio.create_task(self._play(argv[-1], (host, int(port)), secret, child)))
+        self._tasks.append(
+            asyncio.create_task(self._play(argv[-1], (host, int(port)), secret, child))
+        )
         return child
 
     def take_secret(self) -> bytes | None:
@@ -93,17 +105,27 @@ class Peers:
     def _ping(self) -> None:
         self.pings += 1
 
-    async def play(self, worker_id: str, address: tuple[str, int], secret: bytes, child: Child) -> None:
+    async def play(
+        self, worker_id: str, address: tuple[str, int], secret: bytes, child: Child
+    ) -> None:
         handlers: dict[str, Callable[..., Any]] = {"ping": self._ping}
         connection = await connect_rpc(
-            SystemHost(), secret, Codec(), PeerRole.TASKMANAGER, address, handlers, lambda _: child.end(0)
+            SystemHost(),
+            secret,
+            Codec(),
+            PeerRole.TASKMANAGER,
+            address,
+            handlers,
+            lambda _: child.end(0),
         )
         self.connections[worker_id] = connection
         connection.notify("hello", worker_id)
 
 
 @asynccontextmanager
-async def pool(peers: Peers, heartbeat: HeartbeatOptions = QUICK) -> AsyncIterator[tuple[WorkerPool, list[str], list[WorkerProcess]]]:
+async def pool(
+    peers: Peers, heartbeat: HeartbeatOptions = QUICK
+) -> AsyncIterator[tuple[WorkerPool, list[str], list[WorkerProcess]]]:
     host = SystemHost()
     host.procs = Processes(peers.play)  # type: ignore[assignment]
     said: list[str] = []
@@ -176,7 +198,10 @@ async def test_the_exit_code_is_told_although_the_connection_ends_first() -> Non
         await peers.connections["worker-1"].close()
         child.end(7)
         await until(lambda: lost == [worker])
-        assert str(worker.loss) == "worker-1 (process 1000) is gone: its process ended with exit code 7"
+        assert (
+            str(worker.loss)
+            == "worker-1 (process 1000) is gone: its process ended with exit code 7"
+        )
 
 
 async def test_a_loss_is_told_once() -> None:
@@ -197,7 +222,13 @@ async def test_a_stranger_with_the_secret_and_a_name_that_is_taken_is_cut_off() 
         gone = asyncio.Event()
         host, _, port = workers._address.rpartition(":")
         double = await connect_rpc(
-            SystemHost(), b"s" * 32, Codec(), PeerRole.TASKMANAGER, (host, int(port)), {}, lambda _: gone.set()
+            SystemHost(),
+            b"s" * 32,
+            Codec(),
+            PeerRole.TASKMANAGER,
+            (host, int(port)),
+            {},
+            lambda _: gone.set(),
         )
         double.notify("hello", "worker-1")
         double.notify("say", "it is me")
@@ -209,11 +240,15 @@ async def test_a_stranger_with_the_secret_and_a_name_that_is_taken_is_cut_off() 
 
 async def test_a_worker_that_ends_while_it_starts_says_how() -> None:
     class Dies(Peers):
-        async def play(self, worker_id: str, address: tuple[str, int], secret: bytes, child: Child) -> None:
+        async def play(
+            self, worker_id: str, address: tuple[str, int], secret: bytes, child: Child
+        ) -> None:
             child.end(3)
 
     async with pool(Dies()) as (workers, _, lost):
-        with pytest.raises(Broken, match=r"worker-1 \(process 1000\) is gone: its process ended with exit code 3"):
+        with pytest.raises(
+            Broken, match=r"worker-1 \(process 1000\) is gone: its process ended with exit code 3"
+        ):
             await workers.start_worker()
         assert lost == []  # Whoever started it knows.
 
@@ -242,10 +277,17 @@ async def test_subtask_i_goes_to_worker_i_and_what_is_the_programs_stays() -> No
     cluster = cluster_of(parallelism=4, workers=2)
     add_workers(cluster, "a", "b")
     cluster._place()
-    here = {vertex.id for vertex in cluster._graph.vertices if any(node.stays_here for node in vertex.nodes)}
+    here = {
+        vertex.id
+        for vertex in cluster._graph.vertices
+        if any(node.stays_here for node in vertex.nodes)
+    }
 
     assert here
-    assert all(place == ("" if vertex in here else "ab"[index % 2]) for (vertex, index), place in cluster._placed.items())
+    assert all(
+        place == ("" if vertex in here else "ab"[index % 2])
+        for (vertex, index), place in cluster._placed.items()
+    )
 
 
 async def test_a_replacement_gets_the_places_of_the_lost_worker_and_no_other_task_moves() -> None:
@@ -257,11 +299,15 @@ async def test_a_replacement_gets_the_places_of_the_lost_worker_and_no_other_tas
     add_workers(cluster, "c")
     cluster._place()
 
-    assert cluster._placed == {where: "c" if place == "a" else place for where, place in before.items()}
+    assert cluster._placed == {
+        where: "c" if place == "a" else place for where, place in before.items()
+    }
     assert "a:1" not in cluster.job_master.executions.locations.values()
 
 
-async def test_without_a_replacement_the_others_share_and_without_others_there_is_no_place() -> None:
+async def test_without_a_replacement_the_others_share_and_without_others_there_is_no_place() -> (
+    None
+):
     cluster = cluster_of(parallelism=4, workers=2)
     first, second = add_workers(cluster, "a", "b")
     cluster._place()
@@ -275,7 +321,9 @@ async def test_without_a_replacement_the_others_share_and_without_others_there_i
 
 async def test_a_job_cancelled_before_its_workers_are_there_is_cancelled() -> None:
     class Never(Peers):
-        async def play(self, worker_id: str, address: tuple[str, int], secret: bytes, child: Child) -> None:
+        async def play(
+            self, worker_id: str, address: tuple[str, int], secret: bytes, child: Child
+        ) -> None:
             """It hangs in its imports."""
 
     cluster = cluster_of(parallelism=1, workers=1)
@@ -290,10 +338,14 @@ async def test_a_job_cancelled_before_its_workers_are_there_is_cancelled() -> No
 
 
 async def test_a_job_cancelled_when_a_worker_has_died_says_nothing_more_about_it() -> None:
-    """Ctrl-C in a terminal ends a worker that is still being loaded, and cancels the job that waits for the others."""
+    """Ctrl-C in a terminal ends a worker that is still being loaded, and cancels the job that
+    waits for the others.
+    """
 
     class FirstDies(Peers):
-        async def play(self, worker_id: str, address: tuple[str, int], secret: bytes, child: Child) -> None:
+        async def play(
+            self, worker_id: str, address: tuple[str, int], secret: bytes, child: Child
+        ) -> None:
             if worker_id == "worker-1":
                 child.end(-2)
 
@@ -301,12 +353,19 @@ async def test_a_job_cancelled_when_a_worker_has_died_says_nothing_more_about_it
         cluster = cluster_of(parallelism=2, workers=2)
         cluster.host.procs = Processes(FirstDies().play)  # type: ignore[misc]
         running = asyncio.create_task(cluster.run())
-        await until(lambda: len(cluster.pool.all) == 2 and [task.get_name() for task in asyncio.all_tasks()].count("start worker") == 1)
+        await until(
+            lambda: (
+                len(cluster.pool.all) == 2
+                and [task.get_name() for task in asyncio.all_tasks()].count("start worker") == 1
+            )
+        )
         cluster.job_master.cancel()
         return await asyncio.wait_for(running, 60)
 
     complaints: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(str(context)))
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: complaints.append(str(context))
+    )
     assert await cancelled() is JobStatus.CANCELED
     gc.collect()
     assert complaints == []
@@ -316,10 +375,17 @@ def test_the_program_of_a_worker_is_deaf_to_the_terminal_before_it_loads_anythin
     program = (
         "import runpy, signal, sys, types\n"
         "worker = types.ModuleType('aioflow.cluster.worker')\n"
-        "worker.main = lambda argv: [signal.raise_signal(number) for number in (signal.SIGINT, signal.SIGTERM)] and 7\n"
+        "worker.main = lambda argv: [signal.raise_signal(number) for number in (signal.SIGINT, "
+        "signal.SIGTERM)] and 7\n"
         "sys.modules[worker.__name__] = worker\n"
         "runpy.run_module('aioflow.cluster.worker_program', run_name='__main__')\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
     assert (done.returncode, done.stderr) == (7, "")

@@ -1,4 +1,6 @@
-"""Aggregates on columns: accumulators and results equal those of rows, bit by bit, and what is in the table does not tell them apart."""
+"""Aggregates on columns: accumulators and results equal those of rows, bit by bit, and what is
+in the table does not tell them apart.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,13 @@ AGGREGATES = {
     "mean": af.mean(e.x),
     "min": af.min(e.x),
     "max": af.max(e.x),
-    "agg": af.agg(n=af.count(), s=af.sum(e.x), m=af.mean(e.x, where=e.x < 3), low=af.min(e.x), high=af.max(e.x)),
+    "agg": af.agg(
+        n=af.count(),
+        s=af.sum(e.x),
+        m=af.mean(e.x, where=e.x < 3),
+        low=af.min(e.x),
+        high=af.max(e.x),
+    ),
 }
 ints = st.one_of(st.none(), st.integers(-9, 9), st.integers(-(2**62), 2**62))
 floats = st.one_of(st.none(), st.floats(-9, 9), st.floats())
@@ -98,7 +106,9 @@ class Sides:
 
 @pytest.mark.parametrize("name", AGGREGATES)
 @given(batches=BATCHES, data=st.data())
-def test_accumulators_are_those_of_rows(name: str, batches: list[list[dict[str, Any]]], data: st.DataObject) -> None:
+def test_accumulators_are_those_of_rows(
+    name: str, batches: list[list[dict[str, Any]]], data: st.DataObject
+) -> None:
     sides = Sides(name)
     for rows in batches:
         sides.fold(rows)
@@ -111,14 +121,19 @@ def test_accumulators_are_those_of_rows(name: str, batches: list[list[dict[str, 
     if sides.cells.complete:
         codes = sides.cells.arrival
         assert [sides.encoder.entries[code] for code in codes.tolist()] == list(sides.rows)
-        assert same(sides.cells.results(codes).to_list(), [sides.aggregate.get_result(held) for held in sides.rows.values()])
+        assert same(
+            sides.cells.results(codes).to_list(),
+            [sides.aggregate.get_result(held) for held in sides.rows.values()],
+        )
     sides.write()
     assert same(list(sides.table.items()), list(sides.rows.items()))
 
 
 @pytest.mark.parametrize("name", AGGREGATES)
 @given(batches=BATCHES)
-def test_merged_slices_give_what_merged_accumulators_give(name: str, batches: list[list[dict[str, Any]]]) -> None:
+def test_merged_slices_give_what_merged_accumulators_give(
+    name: str, batches: list[list[dict[str, Any]]]
+) -> None:
     encoder = KeyEncoder()
     slices = [Sides(name) for _ in batches]
     for side, rows in zip(slices, batches, strict=True):
@@ -138,18 +153,24 @@ def test_merged_slices_give_what_merged_accumulators_give(name: str, batches: li
     codes = merged.codes()
     assert [encoder.entries[code] for code in codes.tolist()] == list(expected)
     get_result = slices[0].aggregate.get_result
-    found = [result for piece in np.array_split(codes, 2) for result in merged.results(piece).to_list()]
+    found = [
+        result for piece in np.array_split(codes, 2) for result in merged.results(piece).to_list()
+    ]
     assert same(found, [get_result(held) for held in expected.values()])
 
 
 @pytest.mark.parametrize("name", AGGREGATES)
 @given(batches=BATCHES, data=st.data())
-def test_running_results_are_those_of_rows(name: str, batches: list[list[dict[str, Any]]], data: st.DataObject) -> None:
+def test_running_results_are_those_of_rows(
+    name: str, batches: list[list[dict[str, Any]]], data: st.DataObject
+) -> None:
     aggregate = resolve_aggregate(AGGREGATES[name])
     by_rows: dict[Any, Any] = {}
     table: dict[Any, Any] = {}
     keys_max = data.draw(st.sampled_from((1, KEYS_MAX)))
-    columns = RunningColumns(plan_columns(aggregate), lambda keys: table, lambda: table, KeySpelling().is_one, keys_max)
+    columns = RunningColumns(
+        plan_columns(aggregate), lambda keys: table, lambda: table, KeySpelling().is_one, keys_max
+    )
     for rows in batches:
         keys = [row["k"] for row in rows]
         expected = aggregate.running(by_rows, keys, rows)
@@ -170,7 +191,13 @@ def test_running_results_are_those_of_rows(name: str, batches: list[list[dict[st
 def test_running_results_of_many_keys_keep_no_more_of_them_in_memory_than_they_may() -> None:
     aggregate = resolve_aggregate(af.count())
     table: dict[Any, Any] = {}
-    columns = RunningColumns(plan_columns(aggregate), lambda keys: table, lambda: table, KeySpelling().is_one, keys_max=50)
+    columns = RunningColumns(
+        plan_columns(aggregate),
+        lambda keys: table,
+        lambda: table,
+        KeySpelling().is_one,
+        keys_max=50,
+    )
     for start in (*range(0, 1_000, 10), 0):
         batch = batch_of_rows([{"k": key} for key in range(start, start + 10)])
         found = columns.process(batch.columns["k"], batch).to_list()
@@ -185,7 +212,12 @@ def test_ordinary_numbers_stay_on_columns(name: str) -> None:
     for kind in (int, float):
         sides = Sides(name)
         for start in range(0, 3_000, 1_000):
-            sides.fold([{"k": i * 7 % 31, "x": kind(i % 13 - 6) or kind(1)} for i in range(start, start + 1_000)])
+            sides.fold(
+                [
+                    {"k": i * 7 % 31, "x": kind(i % 13 - 6) or kind(1)}
+                    for i in range(start, start + 1_000)
+                ]
+            )
         assert sides.fallbacks == 0
         assert not sides.table
 
@@ -203,11 +235,15 @@ def test_what_has_to_see_rows_is_named() -> None:
     assert all(why_rows(resolve_aggregate(aggregate)) is None for aggregate in AGGREGATES.values())
 
 
-def test_lists_of_entries_that_come_in_turns_are_looked_up_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_of_entries_that_come_in_turns_are_looked_up_once_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each channel of an input brings its own."""
     looked_up: list[Any] = []
     of_list = KeyEncoder._of_list
-    monkeypatch.setattr(KeyEncoder, "_of_list", lambda self, keys: looked_up.extend(keys) or of_list(self, keys))
+    monkeypatch.setattr(
+        KeyEncoder, "_of_list", lambda self, keys: looked_up.extend(keys) or of_list(self, keys)
+    )
     encoder = KeyEncoder()
     one, two = GrowingList(["a", "b"]), GrowingList(["b", "c"])
     for _ in range(3):
@@ -221,8 +257,14 @@ def test_lists_of_entries_that_come_in_turns_are_looked_up_once_each(monkeypatch
     assert looked_up == ["a", "b", "b", "c", "d"]
 
 
-@given(st.lists(st.integers(0, 20), min_size=1), st.sampled_from([21, 10_000]), st.sets(st.integers(0, 20)))
-def test_distinct_codes_come_in_order_of_arrival(codes: list[int], size: int, known: set[int]) -> None:
+@given(
+    st.lists(st.integers(0, 20), min_size=1),
+    st.sampled_from([21, 10_000]),
+    st.sets(st.integers(0, 20)),
+)
+def test_distinct_codes_come_in_order_of_arrival(
+    codes: list[int], size: int, known: set[int]
+) -> None:
     new = sorted(set(codes) - known)
     found = arrivals(np.array(codes), np.array(new, np.int64), size)
     assert found.tolist() == [code for code in dict.fromkeys(codes) if code not in known]
@@ -241,11 +283,19 @@ def test_ints_far_apart_have_codes_of_their_own(far: list[int], near: list[int])
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from([0, 1, 5, 65_535, 65_536, 65_541, 10**6, 2**31 - 1]), st.integers(-9, 9)), min_size=1),
+    st.lists(
+        st.tuples(
+            st.sampled_from([0, 1, 5, 65_535, 65_536, 65_541, 10**6, 2**31 - 1]), st.integers(-9, 9)
+        ),
+        min_size=1,
+    ),
     st.sampled_from([np.int32, np.int64]),
 )
 def test_sums_within_groups_are_those_of_a_loop(records: list[tuple[int, int]], dtype: Any) -> None:
-    codes, values = np.array([code for code, _ in records], dtype), np.array([value for _, value in records])
+    codes, values = (
+        np.array([code for code, _ in records], dtype),
+        np.array([value for _, value in records]),
+    )
     groups = Groups(codes)
     counts, sums = dict.fromkeys(codes.tolist(), 100), dict.fromkeys(codes.tolist(), -7)
     expected = []
@@ -254,13 +304,26 @@ def test_sums_within_groups_are_those_of_a_loop(records: list[tuple[int, int]], 
         sums[code] += value
         expected.append((counts[code], sums[code]))
     before = np.full(len(groups.codes), 100), np.full(len(groups.codes), -7)
-    assert list(zip(groups.counted(before[0]).tolist(), groups.sums(values, before[1]).tolist(), strict=True)) == expected
+    assert (
+        list(
+            zip(
+                groups.counted(before[0]).tolist(),
+                groups.sums(values, before[1]).tolist(),
+                strict=True,
+            )
+        )
+        == expected
+    )
     assert groups.codes[groups.places()].tolist() == codes.tolist()
-    assert dict(zip(groups.codes.tolist(), groups.lengths.tolist(), strict=True)) == {code: n - 100 for code, n in counts.items()}
+    assert dict(zip(groups.codes.tolist(), groups.lengths.tolist(), strict=True)) == {
+        code: n - 100 for code, n in counts.items()
+    }
 
 
 keys_of_a_batch = st.one_of(
-    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.lists(st.integers(-50, 50), min_size=1), st.lists(st.text(), min_size=1)
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1),
+    st.lists(st.integers(-50, 50), min_size=1),
+    st.lists(st.text(), min_size=1),
 )
 
 
@@ -269,14 +332,19 @@ def test_keys_go_where_they_go_as_rows(batches: list[list[Any]], consumers: int)
     router = KeyRouter(e.k, consumers, 128)
     cache = SubtaskCache(consumers, 128)
     for keys in batches:
-        values: Any = ColumnBatch({"k": column_of(keys), "i": column_of(list(range(len(keys))))}, len(keys))
+        values: Any = ColumnBatch(
+            {"k": column_of(keys), "i": column_of(list(range(len(keys))))}, len(keys)
+        )
         parts = router.split(RecordBatch(values, list(range(len(keys)))))
         placed = {index: consumer for consumer, part in parts for index in part.timestamps or ()}
         assert [placed[i] for i in range(len(keys))] == [cache[key] for key in keys]
         assert all(list(part.keys or ()) == [row["k"] for row in part.values] for _, part in parts)
 
 
-ROWS = [{"ts": i * 5 - (i * 7919) % 900, "k": (i * 31) % 37, "x": (i * 13) % 41 / 8 - 2, "n": i % 5} for i in range(6_000)]
+ROWS = [
+    {"ts": i * 5 - (i * 7919) % 900, "k": (i * 31) % 37, "x": (i * 13) % 41 / 8 - 2, "n": i % 5}
+    for i in range(6_000)
+]
 AGGREGATED = af.agg(n=af.count(), total=af.sum(e.x), most=af.max(e.n), mean=af.mean(e.n))
 TIMES = af.WatermarkStrategy.bounded_out_of_orderness("300ms", timestamp=e.ts)
 
@@ -294,7 +362,10 @@ def sliding(keyed: Any) -> Any:
 
 
 class Held:
-    """The first `until` of `ROWS`, as rows or columns, and no end if that is not all. The position is the index of the next."""
+    """The first `until` of `ROWS`, as rows or columns, and no end if that is not all.
+
+    The position is the index of the next.
+    """
 
     parallelism_max = 1
 
@@ -337,8 +408,12 @@ class Held:
 
 @pytest.mark.parametrize("state", ["heap", "rocksdb"])
 @pytest.mark.parametrize("shape", [running, windowed, sliding], ids=lambda shape: shape.__name__)
-@pytest.mark.parametrize(("before", "after"), [("rows", "columns"), ("columns", "rows"), ("columns", "columns")])
-async def test_a_savepoint_of_either_goes_on_as_the_other(before: str, after: str, shape: Any, state: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [("rows", "columns"), ("columns", "rows"), ("columns", "columns")]
+)
+async def test_a_savepoint_of_either_goes_on_as_the_other(
+    before: str, after: str, shape: Any, state: str, tmp_path: Path
+) -> None:
     whole = await shape(af.Flow("whole").source(ROWS, watermarks=TIMES).key_by(e.k)).collect()
     found: list[Any] = []
     given = asyncio.Event()
@@ -363,7 +438,12 @@ async def test_late_records_are_the_same() -> None:
     for source in (ROWS, af.io.arrow(pa.Table.from_pylist(ROWS))):
         flow = af.Flow("late")
         strategy = af.WatermarkStrategy.bounded_out_of_orderness("10ms", timestamp=e.ts)
-        windows = flow.source(source, watermarks=strategy).key_by(e.k).window(af.tumbling("50ms"), lateness="100ms").aggregate(AGGREGATED)
+        windows = (
+            flow.source(source, watermarks=strategy)
+            .key_by(e.k)
+            .window(af.tumbling("50ms"), lateness="100ms")
+            .aggregate(AGGREGATED)
+        )
         found.append(await flow.collect(windows, windows.late))
     assert found[0] == found[1]
     assert found[0][1]
@@ -372,7 +452,12 @@ async def test_late_records_are_the_same() -> None:
 async def test_queries_see_what_only_columns_have_added() -> None:
     flow = af.Flow("asked")
     table = pa.table({"k": [1, 2, 1], "x": [1.5, 2.0, math.pi]})
-    counts = flow.source(af.io.arrow(table), uid="in").union(flow.source(af.io.push(), uid="more")).key_by(e.k).sum(e.x, uid="sums")
+    counts = (
+        flow.source(af.io.arrow(table), uid="in")
+        .union(flow.source(af.io.push(), uid="more"))
+        .key_by(e.k)
+        .sum(e.x, uid="sums")
+    )
     async with flow.run(subscribe=[counts]) as job:
         async with asyncio.timeout(60):
             while await job.state(counts).get(1) != 1.5 + math.pi:

@@ -39,14 +39,20 @@ ARRAYS: dict[str, Any] = {
     "lists": pa.array([[1, None], None, []], pa.large_list(pa.int64())),
     "lists of one size": pa.array([[1, 2], None], pa.list_(pa.int64(), 2)),
     "codes": pa.array(["a", None, "b", "a"]).dictionary_encode(),
-    "codes of nothing": pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 2]), pa.array(["a", None, "a"])),
+    "codes of nothing": pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, None, 2]), pa.array(["a", None, "a"])
+    ),
     "codes of floats": pa.DictionaryArray.from_arrays(pa.array([0, 1, None]), pa.array([1.5, NAN])),
-    "codes of bytes": pa.DictionaryArray.from_arrays(pa.array([0, 1, None], pa.uint8()), pa.array([b"x", b"y"])),
+    "codes of bytes": pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, None], pa.uint8()), pa.array([b"x", b"y"])
+    ),
     "runs": pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array([1, None])),
     "no texts": pa.array([], pa.string()),
     "nothing": pa.array([None, None], pa.null()),
     "chunks": pa.chunked_array([["a", "b"], ["b", None]]),
-    "chunks of codes": pa.chunked_array([pa.array(["a", "b"]).dictionary_encode(), pa.array(["c", None]).dictionary_encode()]),
+    "chunks of codes": pa.chunked_array(
+        [pa.array(["a", "b"]).dictionary_encode(), pa.array(["c", None]).dictionary_encode()]
+    ),
     "no chunk": pa.chunked_array([], pa.int64()),
 }
 
@@ -60,7 +66,9 @@ def test_an_array_comes_and_goes_with_its_values(name: str) -> None:
 
 
 def test_nanoseconds_end_at_microseconds() -> None:
-    """Python has no more of them, and pandas, which Arrow would ask, has types that no channel carries."""
+    """Python has no more of them, and pandas, which Arrow would ask, has types that no channel
+    carries.
+    """
     moments = from_arrow(pa.array([1_001, None], pa.timestamp("ns"))).to_list()
     assert moments == [datetime(1970, 1, 1, microsecond=1), None]
     assert type(moments[0]) is datetime

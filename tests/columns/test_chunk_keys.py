@@ -10,7 +10,9 @@ from aioflow.core.keygroups import MAX_PARALLELISM_LIMIT, key_group, key_groups
 
 
 @given(st.integers(1, 2**70), st.integers(1, MAX_PARALLELISM_LIMIT), st.data())
-def test_an_int_is_of_the_group_that_was_asked_for(number: int, max_parallelism: int, data: st.DataObject) -> None:
+def test_an_int_is_of_the_group_that_was_asked_for(
+    number: int, max_parallelism: int, data: st.DataObject
+) -> None:
     group = data.draw(st.integers(0, max_parallelism - 1))
 
     found = int_in_group(number, group)

@@ -1,4 +1,6 @@
-"""Expressions on columns: the table that rows are held to, and whatever hypothesis makes up, compared with rows."""
+"""Expressions on columns: the table that rows are held to, and whatever hypothesis makes up,
+compared with rows.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ def test_table_holds_on_columns_as_on_rows(case: ExpressionCase) -> None:
         return
     assert same(on_columns(case.expression, rows), [case.expected, case.expected])
     if case.expected is None or isinstance(case.expected, bool):
-        assert ColumnExpression(case.expression).true(batch_of_rows(rows)).tolist() == [case.expected is True] * 2
+        assert (
+            ColumnExpression(case.expression).true(batch_of_rows(rows)).tolist()
+            == [case.expected is True] * 2
+        )
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.error is None], ids=str)
@@ -62,7 +67,13 @@ def test_a_field_that_is_none_in_other_rows_changes_nothing(case: ExpressionCase
 
 
 numbers = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 3), st.integers(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.floats(-4, 4)
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.integers(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.floats(-4, 4),
 )
 columns = st.one_of(
     st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)), min_size=4, max_size=4),
@@ -72,9 +83,20 @@ columns = st.one_of(
     st.lists(st.one_of(st.none(), st.text(max_size=3)), min_size=4, max_size=4),
     st.lists(numbers, min_size=4, max_size=4),
 )
-BINARY = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.eq, operator.ne]
+BINARY = [
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    operator.floordiv,
+    operator.mod,
+    operator.eq,
+    operator.ne,
+]
 BINARY += [operator.lt, operator.le, operator.gt, operator.ge]
-leaves = st.one_of(st.sampled_from([col.a, col.b]), st.builds(lit, st.one_of(numbers, st.text(max_size=2))))
+leaves = st.one_of(
+    st.sampled_from([col.a, col.b]), st.builds(lit, st.one_of(numbers, st.text(max_size=2)))
+)
 
 
 def _grown(inner: st.SearchStrategy[Expr[Any]]) -> st.SearchStrategy[Expr[Any]]:
@@ -87,7 +109,9 @@ def _grown(inner: st.SearchStrategy[Expr[Any]]) -> st.SearchStrategy[Expr[Any]]:
         st.builds(lambda x, y: x.fill_null(y), inner, inner),
         st.builds(lambda x: x.is_null(), inner),
         st.builds(lambda x, m: x.is_in(m), inner, st.lists(numbers, max_size=3)),
-        st.builds(lambda x, to: x.cast(to, strict=False), inner, st.sampled_from([int, float, bool, str])),
+        st.builds(
+            lambda x, to: x.cast(to, strict=False), inner, st.sampled_from([int, float, bool, str])
+        ),
         st.builds(lambda c, x, y: when(c).then(x).otherwise(y), condition, inner, inner),
         st.builds(lambda x, y: x & y, condition, condition),
         st.builds(lambda x, y: x | ~y, condition, condition),
@@ -114,11 +138,30 @@ def test_columns_answer_like_rows(a: list[Any], b: list[Any], e: Expr[Any]) -> N
     assert same(found, expected), (found, expected)
     kept = outcome(lambda: compile_filter(e)(rows))
     if isinstance(kept, list):
-        chosen = outcome(lambda: [row for row, true in zip(rows, ColumnExpression(e).true(batch_of_rows(rows)), strict=True) if true])
-        assert chosen is NotOnColumns or same([list(row.values()) for row in chosen], [list(row.values()) for row in kept])
+        chosen = outcome(
+            lambda: [
+                row
+                for row, true in zip(
+                    rows, ColumnExpression(e).true(batch_of_rows(rows)), strict=True
+                )
+                if true
+            ]
+        )
+        assert chosen is NotOnColumns or same(
+            [list(row.values()) for row in chosen], [list(row.values()) for row in kept]
+        )
 
 
-ROWS = [{"a": i, "x": i / 4, "s": ["Ab", "c", "Ab"][i % 3], "p": i % 2 == 0, "t": 1_700_000_000_000 + i * 997} for i in range(100)]
+ROWS = [
+    {
+        "a": i,
+        "x": i / 4,
+        "s": ["Ab", "c", "Ab"][i % 3],
+        "p": i % 2 == 0,
+        "t": 1_700_000_000_000 + i * 997,
+    }
+    for i in range(100)
+]
 FAST = [
     col.a * 31 + 7, col.a / 3, col.a // 4 - col.a % 4, col.x * col.a > 10, (col.a > 3) & ~col.p, (col.s == "c") | col.p,
     col.s.str.lower(), col.s.str.contains("b"), col.s.is_in(["Ab"]), when(col.p).then(col.a).otherwise(-col.a), col.x.round(),
@@ -128,8 +171,12 @@ FAST = [
 
 
 @pytest.mark.parametrize("e", FAST, ids=repr)
-def test_ordinary_expressions_make_no_value_of_their_own_for_each_row(e: Expr[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ablation: the answers of the tests above would be right too if everything were computed as rows."""
+def test_ordinary_expressions_make_no_value_of_their_own_for_each_row(
+    e: Expr[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ablation: the answers of the tests above would be right too if everything were computed as
+    rows.
+    """
     batch = batch_of_rows(ROWS)
     computed: list[int] = []
     compiled = compile_rows
@@ -157,10 +204,15 @@ def test_what_would_leave_64_bits_is_computed_value_by_value() -> None:
     assert found.to_list() == [2**64, 4]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 1_024, 2**31 - 1, 2**31, 2**62, 2**63 - 1, -1, -2, -7, -(2**63)])
+@pytest.mark.parametrize(
+    "n", [1, 2, 3, 7, 1_024, 2**31 - 1, 2**31, 2**62, 2**63 - 1, -1, -2, -7, -(2**63)]
+)
 def test_remainders_of_one_number_have_the_sign_that_python_gives(n: int) -> None:
     """What wraps around on the way, at either end of 64 bits, wraps back."""
-    rows = [{"a": a} for a in (-(2**63), -(2**63) + 1, -(2**31), -8, -7, -1, 0, 1, 7, 8, 2**31, 2**63 - 1)]
+    rows = [
+        {"a": a}
+        for a in (-(2**63), -(2**63) + 1, -(2**31), -8, -7, -1, 0, 1, 7, 8, 2**31, 2**63 - 1)
+    ]
     assert on_columns(col.a % n, rows) == [row["a"] % n for row in rows]
     assert on_columns(col.a // n, rows) == [row["a"] // n for row in rows]
 
@@ -203,7 +255,10 @@ def test_whatever_a_value_raises_is_left_to_rows_which_name_the_record() -> None
         ColumnExpression(col.f + 1)(batch)
     assert ColumnExpression(col.f + 1)(batch.part(slice(0, 1))).to_list() == [2]
     guarded = batch_of_rows([{"n": 1}, {"n": -2}]).columns | {"f": ObjectColumn(fussy)}
-    assert ColumnExpression((col.n < 0) | (col.f + 1 > 1))(ColumnBatch(guarded, 2)).to_list() == [True, True]
+    assert ColumnExpression((col.n < 0) | (col.f + 1 > 1))(ColumnBatch(guarded, 2)).to_list() == [
+        True,
+        True,
+    ]
     coded = ColumnBatch({"f": CodedColumn(np.array([0, 0, 0], np.int32), fussy)}, 3)
     assert ColumnExpression(col.f + 1)(coded).to_list() == [2, 2, 2]
 
@@ -215,11 +270,23 @@ def test_a_branch_is_computed_for_the_rows_that_take_it_alone() -> None:
 
 def test_select_gives_dict_rows_in_the_given_order() -> None:
     select = ColumnSelect({"y": col.a + 1, "k": lit("const"), "n": lit(None)})
-    assert select(batch_of_rows(ROWS[:2])).to_list() == [{"y": 1, "k": "const", "n": None}, {"y": 2, "k": "const", "n": None}]
+    assert select(batch_of_rows(ROWS[:2])).to_list() == [
+        {"y": 1, "k": "const", "n": None},
+        {"y": 2, "k": "const", "n": None},
+    ]
 
 
 def test_columns_read_like_lists() -> None:
-    for items in ([1, None, 3], [1.5, math.inf], ["a", None, "b"], [True, False], [2**70, 1], [(1, 2)], [None, None], []):
+    for items in (
+        [1, None, 3],
+        [1.5, math.inf],
+        ["a", None, "b"],
+        [True, False],
+        [2**70, 1],
+        [(1, 2)],
+        [None, None],
+        [],
+    ):
         column = column_of(items)
         assert len(column) == len(items)
         assert list(column) == items

@@ -1,4 +1,6 @@
-"""Flows on columns end to end: the same records as rows give the same results, through every kind of operator and edge."""
+"""Flows on columns end to end: the same records as rows give the same results, through every
+kind of operator and edge.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,12 @@ def between(stream: Any) -> Any:
 
 def reassigned(stream: Any) -> Any:
     strategy = af.WatermarkStrategy.bounded_out_of_orderness("2s", timestamp=e.ts + 500)
-    return stream.assign_timestamps_and_watermarks(strategy).key_by(e.user).window(af.tumbling("2s")).aggregate(af.count())
+    return (
+        stream.assign_timestamps_and_watermarks(strategy)
+        .key_by(e.user)
+        .window(af.tumbling("2s"))
+        .aggregate(af.count())
+    )
 
 
 SHAPES = {
@@ -93,30 +100,61 @@ SHAPES = {
     "by values": lambda s: s.map(e.value * 2).filter(lambda x: x > 1),
     "joined": joined,
     "interval join": between,
-    "sessions": lambda s: s.key_by(e.user).window(af.session("200ms")).aggregate(af.agg(n=af.count(), total=af.sum(e.value))),
+    "sessions": lambda s: (
+        s.key_by(e.user)
+        .window(af.session("200ms"))
+        .aggregate(af.agg(n=af.count(), total=af.sum(e.value)))
+    ),
     "counted": lambda s: s.key_by(e.user).count_window(7).aggregate(af.sum(e.value)),
     "reduced": lambda s: s.key_by(e.user).reduce(lambda a, b: {**b, "ts": max(a["ts"], b["ts"])}),
     "reassigned": reassigned,
     "tops": lambda s: s.key_by(e.user).window(af.tumbling("2s")).aggregate(af.top(2, e.value)),
-    "many slices": lambda s: s.key_by(e.user).window(af.sliding("2s", "100ms")).aggregate(af.agg(n=af.count(), high=af.max(e.value))),
+    "many slices": lambda s: (
+        s.key_by(e.user)
+        .window(af.sliding("2s", "100ms"))
+        .aggregate(af.agg(n=af.count(), high=af.max(e.value)))
+    ),
     "keys of floats": lambda s: s.key_by(e.value).count(),
-    "keys of pairs": lambda s: s.map(lambda row: (row["user"], row["value"])).key_by(af.col[0]).sum(af.col[1]),
-    "results of results": lambda s: s.key_by(e.user).count().filter(af.col[1] % 2 == 0).key_by(af.col[0]).max(af.col[1]),
-    "both kinds": lambda s: s.union(s.map(lambda row: row)).filter(e.flag).key_by(e.user).aggregate(af.agg(n=af.count())),
+    "keys of pairs": lambda s: (
+        s.map(lambda row: (row["user"], row["value"])).key_by(af.col[0]).sum(af.col[1])
+    ),
+    "results of results": lambda s: (
+        s.key_by(e.user).count().filter(af.col[1] % 2 == 0).key_by(af.col[0]).max(af.col[1])
+    ),
+    "both kinds": lambda s: (
+        s.union(s.map(lambda row: row))
+        .filter(e.flag)
+        .key_by(e.user)
+        .aggregate(af.agg(n=af.count()))
+    ),
     "as it is": lambda s: s,
     "stateless": stateless,
-    "rows behind columns": lambda s: stateless(s).map(lambda row: (row["user"], row["cents"])).filter(lambda pair: pair[1] > 50),
-    "columns behind rows": lambda s: s.map(lambda row: {**row, "user": row["user"] + 1}).filter(e.user > 0).select(u=e.user),
+    "rows behind columns": lambda s: (
+        stateless(s).map(lambda row: (row["user"], row["cents"])).filter(lambda pair: pair[1] > 50)
+    ),
+    "columns behind rows": lambda s: (
+        s.map(lambda row: {**row, "user": row["user"] + 1}).filter(e.user > 0).select(u=e.user)
+    ),
     "running count": lambda s: s.key_by(e.user).count(),
     "running sum": lambda s: s.key_by(e.user).sum(e.value),
     "keyed function": keyed_function,
     "rebalanced": lambda s: s.rebalance().filter(e.flag),
-    "window": lambda s: s.key_by(e.user).window(af.tumbling("2s")).aggregate(af.agg(n=af.count(), total=af.sum(e.value))),
-    "sliding": lambda s: (
-        s.key_by(e.word.fill_null("")).window(af.sliding("2s", "500ms")).aggregate(af.agg(n=af.count(), top=af.max(e.value)))
+    "window": lambda s: (
+        s.key_by(e.user)
+        .window(af.tumbling("2s"))
+        .aggregate(af.agg(n=af.count(), total=af.sum(e.value)))
     ),
-    "expression of keys": lambda s: s.key_by((e.user % 7).cast(str)).window(af.tumbling("2s")).aggregate(af.mean(e.value)),
-    "late": lambda s: s.key_by(e.user).window(af.tumbling("100ms"), lateness="200ms").aggregate(af.count()),
+    "sliding": lambda s: (
+        s.key_by(e.word.fill_null(""))
+        .window(af.sliding("2s", "500ms"))
+        .aggregate(af.agg(n=af.count(), top=af.max(e.value)))
+    ),
+    "expression of keys": lambda s: (
+        s.key_by((e.user % 7).cast(str)).window(af.tumbling("2s")).aggregate(af.mean(e.value))
+    ),
+    "late": lambda s: (
+        s.key_by(e.user).window(af.tumbling("100ms"), lateness="200ms").aggregate(af.count())
+    ),
     "flat": lambda s: s.filter(e.flag).flat_map(lambda row: [row["user"]] * 2),
 }
 
@@ -132,7 +170,14 @@ ORDERED = frozenset({"keys of pairs"})
 async def test_streams_that_meet_give_what_rows_give(shape: str, tmp_path: Path) -> None:
     expected = None
     for name, source in sources(tmp_path).items():
-        found = sorted(map(repr, await SHAPES[shape](af.Flow(f"{shape} of {name}").source(source, watermarks=PATIENT)).collect()))
+        found = sorted(
+            map(
+                repr,
+                await SHAPES[shape](
+                    af.Flow(f"{shape} of {name}").source(source, watermarks=PATIENT)
+                ).collect(),
+            )
+        )
         assert found
         expected = expected or found
         assert found == expected, name
@@ -156,7 +201,9 @@ async def test_parallel_columns_give_what_rows_give(shape: str, tmp_path: Path) 
     expected = None
     for name, source in sources(tmp_path).items():
         flow = af.Flow(f"{shape} of {name}", parallelism=3)
-        found = sorted(map(repr, await SHAPES[shape](flow.source(source, watermarks=PATIENT)).collect()))
+        found = sorted(
+            map(repr, await SHAPES[shape](flow.source(source, watermarks=PATIENT)).collect())
+        )
         expected = expected or found
         assert found == expected, name
 
@@ -190,9 +237,13 @@ async def test_columns_stay_columns_up_to_the_first_operator_of_rows(tmp_path: P
 @pytest.mark.parametrize("shape", ["as it is", "running count", "window", "sliding"])
 async def test_columns_cross_processes(shape: str, tmp_path: Path) -> None:
     pq.write_table(table(), tmp_path / "events.parquet", row_group_size=1_700)
-    expected = sorted(map(repr, await SHAPES[shape](af.Flow("here").source(ROWS, watermarks=TIMES)).collect()))
+    expected = sorted(
+        map(repr, await SHAPES[shape](af.Flow("here").source(ROWS, watermarks=TIMES)).collect())
+    )
     flow = af.Flow("there", parallelism=2)
-    stream = SHAPES[shape](flow.source(af.io.parquet(tmp_path / "events.parquet"), watermarks=TIMES))
+    stream = SHAPES[shape](
+        flow.source(af.io.parquet(tmp_path / "events.parquet"), watermarks=TIMES)
+    )
     assert sorted(map(repr, await stream.collect(workers=2))) == expected
 
 
@@ -211,14 +262,21 @@ COLUMNAR = ["running count", "running sum", "stateless", "window", "sliding", "l
 
 @pytest.mark.parametrize("shape", COLUMNAR)
 async def test_records_of_a_type_give_what_rows_give(shape: str, tmp_path: Path) -> None:
-    """From files of JSON lines and of CSV, in one process and over two: the records are of a class, and travel as columns of it."""
+    """From files of JSON lines and of CSV, in one process and over two: the records are of a
+    class, and travel as columns of it.
+    """
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     with (tmp_path / "events.csv").open("w") as file:
         writer = csv.writer(file)
         writer.writerow(ROWS[0])
         writer.writerows(row.values() for row in ROWS)
-    expected = sorted(map(repr, await SHAPES[shape](af.Flow("rows").source(ROWS, watermarks=PATIENT)).collect()))
-    for source in (af.io.jsonl(tmp_path / "events.jsonl", Event), af.io.csv(tmp_path / "events.csv", Event)):
+    expected = sorted(
+        map(repr, await SHAPES[shape](af.Flow("rows").source(ROWS, watermarks=PATIENT)).collect())
+    )
+    for source in (
+        af.io.jsonl(tmp_path / "events.jsonl", Event),
+        af.io.csv(tmp_path / "events.csv", Event),
+    ):
         stream = SHAPES[shape](af.Flow("typed", parallelism=2).source(source, watermarks=PATIENT))
         assert sorted(map(repr, await stream.collect())) == expected
         if shape in ("running count", "window"):
@@ -232,8 +290,12 @@ async def test_a_function_gets_records_of_the_type(tmp_path: Path) -> None:
     source = af.io.jsonl(tmp_path / "events.jsonl", Event)
     flow = af.Flow("typed")
     events = flow.source(source, watermarks=TIMES)
-    assert ", rows: for 'map', " in events.filter(e.flag).map(lambda event: event).explain(), "rows are best made at once"
-    assert list(map(astuple, await events.filter(e.flag).collect())) == [tuple(row.values()) for row in ROWS if row["flag"]]
+    assert ", rows: for 'map', " in events.filter(e.flag).map(lambda event: event).explain(), (
+        "rows are best made at once"
+    )
+    assert list(map(astuple, await events.filter(e.flag).collect())) == [
+        tuple(row.values()) for row in ROWS if row["flag"]
+    ]
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet", "jsonl", "jsonl of a type"])
@@ -242,7 +304,9 @@ async def test_a_stream_that_is_subscribed_to_has_whole_records(kind: str, tmp_p
     of_type = kind == "jsonl of a type"
     source = sources(tmp_path)["jsonl" if of_type else kind]
     flow = af.Flow("watched")
-    read = flow.source(af.io.jsonl(tmp_path / "events.jsonl", Event) if of_type else source, watermarks=TIMES)
+    read = flow.source(
+        af.io.jsonl(tmp_path / "events.jsonl", Event) if of_type else source, watermarks=TIMES
+    )
     kept = read.filter(e.user > 0)
     kept.filter(e.flag).select(key=e.user).key_by(e.key).count().sink(af.io.blackhole())
     async with flow.run(subscribe=[kept]) as job, job.subscribe(kept, buffer=COUNT) as rows:
@@ -251,11 +315,18 @@ async def test_a_stream_that_is_subscribed_to_has_whole_records(kind: str, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet", "jsonl", "csv"])
-async def test_a_stream_of_which_fields_are_left_out_is_not_subscribed_to_unawares(kind: str, tmp_path: Path) -> None:
-    """What comes whole can be: of a format that leaves out nothing, behind a select, and what an aggregate gives."""
+async def test_a_stream_of_which_fields_are_left_out_is_not_subscribed_to_unawares(
+    kind: str, tmp_path: Path
+) -> None:
+    """What comes whole can be: of a format that leaves out nothing, behind a select, and what an
+    aggregate gives.
+    """
     (tmp_path / "events.csv").write_text("user,word\n1,a\n2,b\n")
     flow = af.Flow("watched")
-    read = flow.source(af.io.csv(tmp_path / "events.csv") if kind == "csv" else sources(tmp_path)[kind], name="read")
+    read = flow.source(
+        af.io.csv(tmp_path / "events.csv") if kind == "csv" else sources(tmp_path)[kind],
+        name="read",
+    )
     kept = read.filter(~e.user.is_null(), name="kept")
     chosen = kept.select(key=e.user)
     counts = chosen.key_by(e.key).count()
@@ -264,7 +335,10 @@ async def test_a_stream_of_which_fields_are_left_out_is_not_subscribed_to_unawar
             if kind == "csv":
                 job.subscribe(stream).close()
                 continue
-            with pytest.raises(af.GraphError, match=rf"\({name}\) comes as columns, and only what .* read: user\. .*subscribe="):
+            with pytest.raises(
+                af.GraphError,
+                match=rf"\({name}\) comes as columns, and only what .* read: user\. .*subscribe=",
+            ):
                 job.subscribe(stream)
         job.subscribe(chosen).close()
         job.subscribe(counts).close()
@@ -274,12 +348,17 @@ async def test_a_stream_of_which_fields_are_left_out_is_not_subscribed_to_unawar
 async def test_late_elements_that_came_as_columns_are_whole_or_refused() -> None:
     rows = [{"user": 1, "ts": ts, "more": ts} for ts in (1_000, 9_000, 2_000)]
     flow = af.Flow("late")
-    read = flow.source(af.io.arrow(pa.Table.from_pylist(rows)), watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=e.ts))
+    read = flow.source(
+        af.io.arrow(pa.Table.from_pylist(rows)),
+        watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=e.ts),
+    )
     windows = read.key_by(e.user).window(af.tumbling("1s")).aggregate(af.count())
     async with flow.run(subscribe=[windows.late]) as job, job.subscribe(windows.late) as late:
         assert [row async for row in late] == [rows[2]]
     async with flow.run() as job:
-        with pytest.raises(af.GraphError, match="only what the flow reads of it was read: ts, user"):
+        with pytest.raises(
+            af.GraphError, match="only what the flow reads of it was read: ts, user"
+        ):
             job.subscribe(windows.late)
         job.subscribe(windows).close()
         await job.cancel()
@@ -299,16 +378,26 @@ def test_a_batch_of_columns_reads_like_one_of_rows() -> None:
 
 def explained(stream: Any) -> dict[str, str]:
     """What is said of each operator, by its name."""
-    lines = [line.strip() for line in stream.explain().splitlines() if line.startswith("  ") and "<-" not in line]
+    lines = [
+        line.strip()
+        for line in stream.explain().splitlines()
+        if line.startswith("  ") and "<-" not in line
+    ]
     return dict(line.split(": ", 1) for line in lines)
 
 
 def test_explain_tells_what_runs_on_columns_and_why_not(tmp_path: Path) -> None:
     flow = af.Flow("explained", parallelism=2)
     source = flow.source(af.io.arrow(table()), name="in", watermarks=TIMES)
-    chosen = source.filter(e.value > 0, name="chosen").select(user=e.user, value=e.value, name="fields")
+    chosen = source.filter(e.value > 0, name="chosen").select(
+        user=e.user, value=e.value, name="fields"
+    )
     counts = chosen.key_by(e.user).count(name="counts")
-    windows = chosen.key_by(e.user).window(af.tumbling("2s")).aggregate(af.agg(n=af.count(), s=af.sum(e.value)), name="windows")
+    windows = (
+        chosen.key_by(e.user)
+        .window(af.tumbling("2s"))
+        .aggregate(af.agg(n=af.count(), s=af.sum(e.value)), name="windows")
+    )
     said = explained(windows)
     assert said["in"].endswith("columns")
     assert said["chosen"] == "on columns"
@@ -319,19 +408,36 @@ def test_explain_tells_what_runs_on_columns_and_why_not(tmp_path: Path) -> None:
     of_map = "map calls a function: select(<name>=af.col.<field>, ...) computes on columns"
     assert called["called"] == f"on rows: {of_map}, fused with the one before"
     assert called["behind"] == "on rows: the step before gives rows, fused with the one before"
-    kept = chosen.filter(lambda row: row["value"] > 1, name="kept").select(user=e.user, name="few").key_by(e.user).count(name="counts")
-    of_filter = "filter calls a function: an expression, as filter(af.col.<field> > 0), computes on columns"
+    kept = (
+        chosen.filter(lambda row: row["value"] > 1, name="kept")
+        .select(user=e.user, name="few")
+        .key_by(e.user)
+        .count(name="counts")
+    )
+    of_filter = (
+        "filter calls a function: an expression, as filter(af.col.<field> > 0), computes on columns"
+    )
     assert explained(kept)["kept"] == f"on rows: {of_filter}, fused with the one before"
-    assert explained(kept)["few"] == "on rows: the step before gives rows, fused with the one before"
+    assert (
+        explained(kept)["few"] == "on rows: the step before gives rows, fused with the one before"
+    )
     assert explained(kept)["counts"] == "on rows: the step before gives rows, keyed state"
     shuffled = chosen.shuffle().filter(e.value > 2, name="few").filter(e.value > 3, name="fewer")
     one_by_one = "the exchange deals records out one by one: rebalance() or rescale() keep columns"
     assert explained(shuffled)["few"] == f"on rows: {one_by_one}"
-    assert explained(shuffled)["fewer"] == "on rows: the step before gives rows, fused with the one before"
+    assert (
+        explained(shuffled)["fewer"]
+        == "on rows: the step before gives rows, fused with the one before"
+    )
     by_function = chosen.key_by(lambda row: row["user"]).count(name="counts")
-    by_keys = "the keys are given by a function: key_by(af.col.<field>), or another expression, keeps columns"
+    by_keys = (
+        "the keys are given by a function: key_by(af.col.<field>), or another expression, keeps "
+        "columns"
+    )
     assert explained(by_function)["counts"] == f"on rows: {by_keys}, keyed state"
-    tops = chosen.key_by(e.user).window(af.tumbling("2s")).aggregate(af.top(1, e.value), name="tops")
+    tops = (
+        chosen.key_by(e.user).window(af.tumbling("2s")).aggregate(af.top(1, e.value), name="tops")
+    )
     assert "on rows" in explained(tops)["tops"]
     of_function = chosen.key_by(e.user).sum(lambda row: row["value"], name="sums")
     of_sum = "sum is of a function: sum(af.col.<field>), or of another expression, works on columns"
@@ -347,45 +453,123 @@ def keyed_by_function(stream: Any) -> Any:
 
 
 REASONS: dict[str, tuple[Any, str]] = {
-    "a lambda of map": (lambda s: s.map(lambda row: row, name="it"), "for 'it', map calls a function: select("),
-    "a lambda of filter": (lambda s: s.filter(lambda row: True, name="it").key_by(e.user).count(), "for 'it', filter calls a function: an"),
-    "flat_map": (lambda s: s.flat_map(lambda row: [row], name="it"), "for 'it', flat_map gives any number of records: a union"),
-    "values": (lambda s: s.map(e.user, name="it"), "for 'it', map by an expression gives values, not records: select("),
-    "keys": (keyed_by_function, "for 'it', the keys are given by a function: key_by(af.col.<field>)"),
-    "an aggregate": (lambda s: s.key_by(e.user).sum(len, name="it"), "for 'it', sum is of a function: sum(af.col.<field>)"),
-    "a list": (lambda s: s.key_by(e.user).aggregate(af.collect(e.word), name="it"), "for 'it', collect(col.word) works on Python values: "),
-    "sessions": (lambda s: s.key_by(e.user).window(af.session("1s")).aggregate(af.count(), name="it"), "for 'it', sessions have no "),
+    "a lambda of map": (
+        lambda s: s.map(lambda row: row, name="it"),
+        "for 'it', map calls a function: select(",
+    ),
+    "a lambda of filter": (
+        lambda s: s.filter(lambda row: True, name="it").key_by(e.user).count(),
+        "for 'it', filter calls a function: an",
+    ),
+    "flat_map": (
+        lambda s: s.flat_map(lambda row: [row], name="it"),
+        "for 'it', flat_map gives any number of records: a union",
+    ),
+    "values": (
+        lambda s: s.map(e.user, name="it"),
+        "for 'it', map by an expression gives values, not records: select(",
+    ),
+    "keys": (
+        keyed_by_function,
+        "for 'it', the keys are given by a function: key_by(af.col.<field>)",
+    ),
+    "an aggregate": (
+        lambda s: s.key_by(e.user).sum(len, name="it"),
+        "for 'it', sum is of a function: sum(af.col.<field>)",
+    ),
+    "a list": (
+        lambda s: s.key_by(e.user).aggregate(af.collect(e.word), name="it"),
+        "for 'it', collect(col.word) works on Python values: ",
+    ),
+    "sessions": (
+        lambda s: s.key_by(e.user).window(af.session("1s")).aggregate(af.count(), name="it"),
+        "for 'it', sessions have no ",
+    ),
     "the clock": (
-        lambda s: s.key_by(e.user).window(af.tumbling("1s", time="processing")).aggregate(af.count(), name="it"),
+        lambda s: (
+            s.key_by(e.user)
+            .window(af.tumbling("1s", time="processing"))
+            .aggregate(af.count(), name="it")
+        ),
         "for 'it', windows of processing time have no columnar form: those of event time",
     ),
-    "a step behind": (lambda s: s.filter(e.flag).map(len, name="it"), "for 'it', map calls a function"),
-    "shuffle": (lambda s: s.shuffle().filter(e.flag, name="it").key_by(e.user).count(), "for 'it', the exchange deals records out one "),
-    "nothing": (lambda s: s.filter(e.flag), "nothing puts columns to use: an aggregate, a window or a sink"),
+    "a step behind": (
+        lambda s: s.filter(e.flag).map(len, name="it"),
+        "for 'it', map calls a function",
+    ),
+    "shuffle": (
+        lambda s: s.shuffle().filter(e.flag, name="it").key_by(e.user).count(),
+        "for 'it', the exchange deals records out one ",
+    ),
+    "nothing": (
+        lambda s: s.filter(e.flag),
+        "nothing puts columns to use: an aggregate, a window or a sink",
+    ),
 }
 
 
 @pytest.mark.parametrize("shape", REASONS)
-def test_explain_tells_which_step_makes_a_source_give_rows_and_what_to_write_instead(shape: str, tmp_path: Path) -> None:
+def test_explain_tells_which_step_makes_a_source_give_rows_and_what_to_write_instead(
+    shape: str, tmp_path: Path
+) -> None:
     build, reason = REASONS[shape]
     source = af.Flow("explained").source(af.io.jsonl(tmp_path), name="in", watermarks=TIMES)
     assert f"event time by split, rows: {reason}" in explained(build(source))["in"]
 
 
 def test_explain_tells_what_about_a_source_is_in_the_way(tmp_path: Path) -> None:
-    by_function: Any = af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=lambda row: row["ts"])
+    by_function: Any = af.WatermarkStrategy.bounded_out_of_orderness(
+        "1s", timestamp=lambda row: row["ts"]
+    )
     expected = [
-        (af.io.jsonl(tmp_path, follow=True), TIMES, "rows: follow=True takes lines as they are written: without it, or"),
-        (af.io.jsonl(tmp_path, list), TIMES, "rows: jsonl has no columns for <class 'list'>: a dataclass, NamedTuple or Struct"),
-        (af.io.csv(tmp_path, encoding="latin-1"), TIMES, "rows: csv has no columns for these arguments: a header or columns=, UTF-8"),
-        (af.io.lines(tmp_path), TIMES, "rows: lines has no columns for texts without fields: jsonl and csv have them"),
-        (af.io.datagen(lambda i: {"ts": i}, count=1), TIMES, "rows: datagen calls a function: expressions by name"),
-        (ROWS, TIMES, "rows: its elements are Python values, and those of parquet, arrow, jsonl, csv"),
-        (af.io.jsonl(tmp_path), by_function, "rows: timestamp= is a function: an expression, as af.col.<field>, reads columns"),
-        (af.io.arrow(table()), by_function, "columns, of which rows are made for their times: timestamp= is a function"),
+        (
+            af.io.jsonl(tmp_path, follow=True),
+            TIMES,
+            "rows: follow=True takes lines as they are written: without it, or",
+        ),
+        (
+            af.io.jsonl(tmp_path, list),
+            TIMES,
+            "rows: jsonl has no columns for <class 'list'>: a dataclass, NamedTuple or Struct",
+        ),
+        (
+            af.io.csv(tmp_path, encoding="latin-1"),
+            TIMES,
+            "rows: csv has no columns for these arguments: a header or columns=, UTF-8",
+        ),
+        (
+            af.io.lines(tmp_path),
+            TIMES,
+            "rows: lines has no columns for texts without fields: jsonl and csv have them",
+        ),
+        (
+            af.io.datagen(lambda i: {"ts": i}, count=1),
+            TIMES,
+            "rows: datagen calls a function: expressions by name",
+        ),
+        (
+            ROWS,
+            TIMES,
+            "rows: its elements are Python values, and those of parquet, arrow, jsonl, csv",
+        ),
+        (
+            af.io.jsonl(tmp_path),
+            by_function,
+            "rows: timestamp= is a function: an expression, as af.col.<field>, reads columns",
+        ),
+        (
+            af.io.arrow(table()),
+            by_function,
+            "columns, of which rows are made for their times: timestamp= is a function",
+        ),
     ]
     for source, times, reason in expected:
-        counts = af.Flow("explained").source(source, name="in", watermarks=times).key_by(e.user).count(name="counts")
+        counts = (
+            af.Flow("explained")
+            .source(source, name="in", watermarks=times)
+            .key_by(e.user)
+            .count(name="counts")
+        )
         said = explained(counts)
         assert f", event time by split, {reason}" in said["in"]
         assert ("on columns" in said["counts"]) == reason.startswith("columns")
@@ -395,4 +579,7 @@ def test_explain_tells_what_about_a_source_is_in_the_way(tmp_path: Path) -> None
 
 def test_explain_advises_no_columns_where_the_source_has_none() -> None:
     lengths = af.Flow("plain").source(["a", "b"], name="in").map(len, name="lengths")
-    assert explained(lengths) == {"in": "source, bounded, no event time, rows", "lengths": "on rows: the source gives rows"}
+    assert explained(lengths) == {
+        "in": "source, bounded, no event time, rows",
+        "lengths": "on rows: the source gives rows",
+    }

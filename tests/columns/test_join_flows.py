@@ -1,4 +1,6 @@
-"""Joins of windows on columns in flows: over restores and rescaling, in processes, beside rows, and what `explain()` says of them."""
+"""Joins of windows on columns in flows: over restores and rescaling, in processes, beside rows,
+and what `explain()` says of them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def joined(stream: Any, window: Any, other: Any = None) -> Any:
 
 def paired(stream: Any, window: Any, other: Any = None) -> Any:
     pairs = joined(stream, window, other).pairs(uid="join")
-    return pairs.filter(af.right.x > 0).select(k=af.left.k, a=af.left.ts, b=e.right["ts"], x=af.left.x + af.right.x)
+    return pairs.filter(af.right.x > 0).select(
+        k=af.left.k, a=af.left.ts, b=e.right["ts"], x=af.left.x + af.right.x
+    )
 
 
 def in_python(size: int, slide: int) -> list[dict[str, Any]]:
@@ -39,7 +43,10 @@ def in_python(size: int, slide: int) -> list[dict[str, Any]]:
                 rights.setdefault(row["k"], []).append(row)
         for left in inside:
             if left["n"] < 2:
-                found += [{"k": left["k"], "a": left["ts"], "b": r["ts"], "x": left["x"] + r["x"]} for r in rights.get(left["k"], ())]
+                found += [
+                    {"k": left["k"], "a": left["ts"], "b": r["ts"], "x": left["x"] + r["x"]}
+                    for r in rights.get(left["k"], ())
+                ]
     return found
 
 
@@ -49,7 +56,9 @@ def arrow() -> Any:
 
 @pytest.mark.parametrize("kinds", ["rows", "columns", "left rows", "right rows"])
 @pytest.mark.parametrize(("size", "slide"), [(4, 4), (4, 1)])
-async def test_a_join_gives_the_same_pairs_of_either_and_of_both_kinds(kinds: str, size: int, slide: int) -> None:
+async def test_a_join_gives_the_same_pairs_of_either_and_of_both_kinds(
+    kinds: str, size: int, slide: int
+) -> None:
     flow = af.Flow("kinds", parallelism=2)
     window = af.tumbling(f"{size}s") if size == slide else af.sliding(f"{size}s", f"{slide}s")
     sources = [ROWS if kinds in ("rows", side) else arrow() for side in ("left rows", "right rows")]
@@ -61,8 +70,17 @@ async def test_a_join_gives_the_same_pairs_of_either_and_of_both_kinds(kinds: st
 
 @pytest.mark.parametrize("state", ["heap", "rocksdb"])
 @pytest.mark.parametrize(("size", "slide"), [(4, 4), (4, 1)])
-@pytest.mark.parametrize("kinds", [("columns", "columns", "columns"), ("rows", "columns", "rows"), ("columns", "rows", "columns")])
-async def test_a_join_goes_on_over_savepoints_and_rescaling(kinds: Any, size: int, slide: int, state: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("columns", "columns", "columns"),
+        ("rows", "columns", "rows"),
+        ("columns", "rows", "columns"),
+    ],
+)
+async def test_a_join_goes_on_over_savepoints_and_rescaling(
+    kinds: Any, size: int, slide: int, state: str, tmp_path: Any
+) -> None:
     window = af.tumbling(f"{size}s") if size == slide else af.sliding(f"{size}s", f"{slide}s")
     found: list[Any] = []
     store = f"file://{tmp_path}"
@@ -87,14 +105,18 @@ async def test_a_function_goes_on_with_the_savepoint_of_columns(tmp_path: Any) -
     given = asyncio.Event()
     window = af.tumbling("4s")
     flow = af.Flow("part")
-    pairs = joined(flow.source(Held("columns", 3_000, given), uid="in", watermarks=TIMES), window).pairs(uid="join")
+    pairs = joined(
+        flow.source(Held("columns", 3_000, given), uid="in", watermarks=TIMES), window
+    ).pairs(uid="join")
     pairs.select(a=af.left.ts, b=af.right.ts).sink(found.append, uid="out")
     async with flow.run(checkpoints=store, every="1h") as job:
         await asyncio.wait_for(given.wait(), 60)
         await job.stop()
     flow = af.Flow("part")
     stream = flow.source(Held("columns", len(ROWS), given), uid="in", watermarks=TIMES)
-    made = joined(stream, window).apply(lambda left, right: {"a": left["ts"], "b": right["ts"]}, uid="join")
+    made = joined(stream, window).apply(
+        lambda left, right: {"a": left["ts"], "b": right["ts"]}, uid="join"
+    )
     made.sink(found.append, uid="out")
     await flow.execute(checkpoints=store, every="1h")
 
@@ -106,7 +128,13 @@ async def test_a_function_goes_on_with_the_savepoint_of_columns(tmp_path: Any) -
 async def test_pairs_cross_processes_as_columns() -> None:
     flow = af.Flow("processes", parallelism=2)
     pairs = joined(flow.source(arrow(), watermarks=TIMES), af.tumbling("4s")).pairs()
-    found = await pairs.rebalance().filter(af.right.x > 0).key_by(af.left.k).sum(af.right.x).collect(workers=2)
+    found = (
+        await pairs.rebalance()
+        .filter(af.right.x > 0)
+        .key_by(af.left.k)
+        .sum(af.right.x)
+        .collect(workers=2)
+    )
     alone = joined(af.Flow("alone").source(ROWS, watermarks=TIMES), af.tumbling("4s")).pairs()
     assert len(found) == len(await alone.filter(af.right.x > 0).collect())
 
@@ -114,10 +142,23 @@ async def test_pairs_cross_processes_as_columns() -> None:
 async def test_ints_beyond_64_bits_are_joined_as_rows() -> None:
     rows = [{"ts": i, "k": 2**70 + i % 3 if i % 7 == 0 else i % 3, "v": i} for i in range(200)]
     flow = af.Flow("big")
-    columns = flow.source(af.io.datagen({"ts": e.index, "k": e.index % 3, "v": e.index}, count=200), watermarks=TIMES)
-    pairs = columns.join(flow.source(rows, watermarks=TIMES)).where(e.k).equal_to(e.k).window(af.tumbling("50ms")).pairs()
+    columns = flow.source(
+        af.io.datagen({"ts": e.index, "k": e.index % 3, "v": e.index}, count=200), watermarks=TIMES
+    )
+    pairs = (
+        columns.join(flow.source(rows, watermarks=TIMES))
+        .where(e.k)
+        .equal_to(e.k)
+        .window(af.tumbling("50ms"))
+        .pairs()
+    )
     found = await pairs.select(a=af.left.v, b=af.right.v).collect()
-    expected = [{"a": a, "b": row["v"]} for a in range(200) for row in rows if a // 50 == row["ts"] // 50 and a % 3 == row["k"]]
+    expected = [
+        {"a": a, "b": row["v"]}
+        for a in range(200)
+        for row in rows
+        if a // 50 == row["ts"] // 50 and a % 3 == row["k"]
+    ]
     assert sorted(map(repr, found)) == sorted(map(repr, expected))
 
 
@@ -125,7 +166,9 @@ async def test_a_select_of_the_join_is_that_of_its_pairs() -> None:
     table = pa.table({"ts": [1, 2, 3], "k": ["a", "b", "a"]})
     stream = af.Flow("select").source(af.io.arrow(table), watermarks=TIMES)
     window = stream.join(stream).where(e.k).equal_to(e.k).window(af.tumbling("1s"))
-    assert await window.select(a=af.left.ts, name=af.right("k")).filter(e.name == "b").collect() == [{"a": 2, "name": "b"}]
+    assert await window.select(a=af.left.ts, name=af.right("k")).filter(
+        e.name == "b"
+    ).collect() == [{"a": 2, "name": "b"}]
     (pair,) = await window.pairs().filter(af.left["k"] == "b").collect()
     assert pair == af.Pair({"ts": 2, "k": "b"}, {"ts": 2, "k": "b"})
 
@@ -135,7 +178,9 @@ async def test_a_select_of_a_join_names_the_join() -> None:
     tag = af.OutputTag[af.Failed[Any]]("bad")
 
     def window() -> Any:
-        stream = af.Flow("named", parallelism=2).source([1], watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=abs))
+        stream = af.Flow("named", parallelism=2).source(
+            [1], watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=abs)
+        )
         return stream.join(stream).where(abs).equal_to(abs).window(af.tumbling("1s"))
 
     made = window().select(a=af.left.v, uid="met", name="meeting", parallelism=1, on_error=tag)
@@ -157,12 +202,30 @@ async def test_a_select_of_a_join_names_the_join() -> None:
 @pytest.mark.parametrize(
     ("join", "reason"),
     [
-        (lambda j: j(af.tumbling("4s")).apply(lambda a, b: a, name="join"), "apply calls a function: pairs(), or select("),
-        (lambda j: j(af.session("4s")).pairs(name="join"), "only tumbling and sliding windows of event time join on columns"),
-        (lambda j: j(af.sliding("1s", "4s")).pairs(name="join"), "there is time between its windows"),
-        (lambda j: j(af.tumbling("4s"), lateness="1s").pairs(name="join"), "late elements may fire a window again"),
-        (lambda j: j(af.tumbling("4s"), trigger=af.on_count(3)).pairs(name="join"), "it has a trigger of its own"),
-        (lambda j: j(af.tumbling("4s"), evictor=af.keep_last(3)).pairs(name="join"), "an evictor needs the elements"),
+        (
+            lambda j: j(af.tumbling("4s")).apply(lambda a, b: a, name="join"),
+            "apply calls a function: pairs(), or select(",
+        ),
+        (
+            lambda j: j(af.session("4s")).pairs(name="join"),
+            "only tumbling and sliding windows of event time join on columns",
+        ),
+        (
+            lambda j: j(af.sliding("1s", "4s")).pairs(name="join"),
+            "there is time between its windows",
+        ),
+        (
+            lambda j: j(af.tumbling("4s"), lateness="1s").pairs(name="join"),
+            "late elements may fire a window again",
+        ),
+        (
+            lambda j: j(af.tumbling("4s"), trigger=af.on_count(3)).pairs(name="join"),
+            "it has a trigger of its own",
+        ),
+        (
+            lambda j: j(af.tumbling("4s"), evictor=af.keep_last(3)).pairs(name="join"),
+            "an evictor needs the elements",
+        ),
     ],
 )
 def test_explain_tells_why_a_join_makes_rows(join: Any, reason: str) -> None:
@@ -177,9 +240,21 @@ def test_explain_tells_that_a_join_runs_on_columns() -> None:
     said = explained(paired(stream, af.tumbling("4s")))
     assert said["join(Pair)"] == "per window, tumbling(4s), on columns, keyed state"
     assert said["filter"] == "on columns"
-    by_function = stream.join(stream).where(lambda row: row["k"]).equal_to(e.k).window(af.tumbling("4s")).pairs(name="join")
+    by_function = (
+        stream.join(stream)
+        .where(lambda row: row["k"])
+        .equal_to(e.k)
+        .window(af.tumbling("4s"))
+        .pairs(name="join")
+    )
     assert "on rows: the keys are given by a function" in explained(by_function)["join"]
-    beside_rows = stream.join(flow.source(ROWS, watermarks=TIMES)).where(e.k).equal_to(e.k).window(af.tumbling("4s")).pairs(name="join")
+    beside_rows = (
+        stream.join(flow.source(ROWS, watermarks=TIMES))
+        .where(e.k)
+        .equal_to(e.k)
+        .window(af.tumbling("4s"))
+        .pairs(name="join")
+    )
     assert "on rows: the step before gives rows" in explained(beside_rows)["join"]
 
 

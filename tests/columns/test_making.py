@@ -1,4 +1,6 @@
-"""Columns put together: the values of all, type for type, in the best form that they have in common."""
+"""Columns put together: the values of all, type for type, in the best form that they have in
+common.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from tests.columns.batches import batch_of_rows
         ([[True], [1]], ObjectColumn),
     ],
 )
-def test_columns_behind_each_other_have_the_values_of_all(lists: list[list[Any]], form: type[Column]) -> None:
+def test_columns_behind_each_other_have_the_values_of_all(
+    lists: list[list[Any]], form: type[Column]
+) -> None:
     made = concat([column_of(items) for items in lists])
     expected = [item for items in lists for item in items]
     assert [(type(item), item) for item in made] == [(type(item), item) for item in expected]

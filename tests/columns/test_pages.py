@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 from aioflow.columns.pages import ArrowPages
 from aioflow.core.column_batch import CodedColumn
 
-texts = st.lists(st.one_of(st.none(), st.sampled_from(["", "a", "b", "\U0001f600", "long " * 9]), st.text(max_size=2)), max_size=60)
-kinds = st.sampled_from([pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.binary()])
+texts = st.lists(
+    st.one_of(
+        st.none(), st.sampled_from(["", "a", "b", "\U0001f600", "long " * 9]), st.text(max_size=2)
+    ),
+    max_size=60,
+)
+kinds = st.sampled_from(
+    [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.binary()]
+)
 
 
 def page_of(items: list[Any], kind: Any) -> Any:
@@ -27,7 +34,9 @@ def page_of(items: list[Any], kind: Any) -> Any:
 
 
 @given(st.lists(st.tuples(texts, st.integers(1, 20), kinds), max_size=8))
-def test_pages_have_the_rows_that_arrow_gives(given: list[tuple[list[str | None], int, Any]]) -> None:
+def test_pages_have_the_rows_that_arrow_gives(
+    given: list[tuple[list[str | None], int, Any]],
+) -> None:
     pages, read = ArrowPages(), []
     for items, times, kind in given:
         page = page_of(items * times, kind)
@@ -42,7 +51,9 @@ def test_texts_that_come_again_have_the_code_that_they_had(batches: bool) -> Non
     columns = []
     for words in (["a", "b"], ["b", "c"], ["c", "a", None], ["d"]):
         table = pa.table({"word": words * 50})
-        columns.append(pages.settle(pages.read(table.to_batches()[0] if batches else table)).columns["word"])
+        columns.append(
+            pages.settle(pages.read(table.to_batches()[0] if batches else table)).columns["word"]
+        )
     assert all(isinstance(column, CodedColumn) for column in columns)
     entries = columns[0].entries
     assert all(column.entries is entries for column in columns)
@@ -63,7 +74,9 @@ def test_texts_that_do_not_come_again_are_not_kept() -> None:
 
 def test_a_page_at_the_end_of_a_long_table_costs_what_it_holds() -> None:
     count = 8_000_000
-    table = pa.table({"n": pa.array(range(8), mask=np.arange(8) == 3).take(pa.array(np.arange(count) % 8))})
+    table = pa.table(
+        {"n": pa.array(range(8), mask=np.arange(8) == 3).take(pa.array(np.arange(count) % 8))}
+    )
     tracemalloc.start()
     try:
         column = ArrowPages().read(table.slice(count - 13, 8)).columns["n"]

@@ -1,4 +1,6 @@
-"""What every store of objects must do: a directory, a simulated disk, memory, and object stores, one of them a real server."""
+"""What every store of objects must do: a directory, a simulated disk, memory, and object stores,
+one of them a real server.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from tests.io.servers import BUCKET, s3_environment, s3_server
 Contract = Callable[[Host, ObjectStore], Awaitable[None]]
 Runner = Callable[[Contract], None]
 
-obstore.put(MemoryStore(), "first", b"")  # Its threads begin with its first call and are kept by the process.
+obstore.put(
+    MemoryStore(), "first", b""
+)  # Its threads begin with its first call and are kept by the process.
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +42,12 @@ def s3_settings() -> Iterator[dict[str, str]]:
         yield s3_environment(server.port)
 
 
-@pytest.fixture(params=["directory", "simulated disk", "memory", "obstore memory", "obstore directory", "s3"])
-def on_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runner:
+@pytest.fixture(
+    params=["directory", "simulated disk", "memory", "obstore memory", "obstore directory", "s3"]
+)
+def on_store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Runner:
     """Runs a check with a host and an empty store."""
     kind = request.param
     if kind == "s3":
@@ -101,9 +109,23 @@ def test_names_are_listed_by_whole_segments_in_order(on_store: Runner) -> None:
     async def contract(host: Host, objects: ObjectStore) -> None:
         assert await objects.names() == []
         assert await objects.names("state") == []
-        for name in ("state/b", "state/a", "state-2/c", "checkpoints/7/metadata", "checkpoints/70/metadata", "top"):
+        for name in (
+            "state/b",
+            "state/a",
+            "state-2/c",
+            "checkpoints/7/metadata",
+            "checkpoints/70/metadata",
+            "top",
+        ):
             assert await objects.create(name, whole(name.encode()))
-        assert await objects.names() == ["checkpoints/7/metadata", "checkpoints/70/metadata", "state-2/c", "state/a", "state/b", "top"]
+        assert await objects.names() == [
+            "checkpoints/7/metadata",
+            "checkpoints/70/metadata",
+            "state-2/c",
+            "state/a",
+            "state/b",
+            "top",
+        ]
         assert await objects.names("state") == ["state/a", "state/b"]
         assert await objects.names("state/") == ["state/a", "state/b"]
         assert await objects.names("checkpoints/7") == ["checkpoints/7/metadata"]
@@ -137,7 +159,10 @@ def test_of_many_that_create_one_name_at_once_one_wins(on_store: Runner) -> None
     async def contract(host: Host, objects: ObjectStore) -> None:
         for number in range(5):
             tasks = [
-                asyncio.get_running_loop().create_task(objects.create(f"leases/{number}", whole(b"%d" % index))) for index in range(8)
+                asyncio.get_running_loop().create_task(
+                    objects.create(f"leases/{number}", whole(b"%d" % index))
+                )
+                for index in range(8)
             ]
             await wait_all(tasks)
             won = [index for index, task in enumerate(tasks) if task.result()]
@@ -190,7 +215,9 @@ def test_a_new_object_is_as_old_as_the_moment_it_was_made(on_store: Runner) -> N
         before = host.clock.wall_ms()
         assert await objects.create("state/a", whole(b"x"))
         # Stores keep seconds, and their clock is their own.
-        assert before - 60_000 < await objects.modified_ms("state/a") < host.clock.wall_ms() + 60_000
+        assert (
+            before - 60_000 < await objects.modified_ms("state/a") < host.clock.wall_ms() + 60_000
+        )
 
     on_store(contract)
 
@@ -208,10 +235,34 @@ def test_two_that_open_one_url_see_the_same_objects(on_store: Runner) -> None:
     on_store(contract)
 
 
-@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/..", "a b", "a~b", "ä", "a\\b", "a\n", "x" * 65, "a\0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "/a",
+        "a/",
+        "a//b",
+        ".",
+        "..",
+        "a/../b",
+        "a/..",
+        "a b",
+        "a~b",
+        "ä",
+        "a\\b",
+        "a\n",
+        "x" * 65,
+        "a\0",
+    ],
+)
 def test_names_that_could_mean_something_else_are_refused(on_store: Runner, name: str) -> None:
     async def contract(host: Host, objects: ObjectStore) -> None:
-        for call in (objects.create(name, whole(b"")), objects.read(name), objects.modified_ms(name), objects.delete([name])):
+        for call in (
+            objects.create(name, whole(b"")),
+            objects.read(name),
+            objects.modified_ms(name),
+            objects.delete([name]),
+        ):
             with pytest.raises(ValueError, match="object name"):
                 await call
         assert await objects.names() == []
@@ -219,7 +270,9 @@ def test_names_that_could_mean_something_else_are_refused(on_store: Runner, name
     on_store(contract)
 
 
-def test_a_store_that_does_not_answer_is_an_error_of_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_answer_is_an_error_of_the_world(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
@@ -227,7 +280,11 @@ def test_a_store_that_does_not_answer_is_an_error_of_the_world(monkeypatch: pyte
     with socket.socket() as unused:  # Bound and not listening: whoever connects is refused.
         unused.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        store = S3Store(BUCKET, endpoint=endpoint, retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=5)})
+        store = S3Store(
+            BUCKET,
+            endpoint=endpoint,
+            retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=5)},
+        )
 
         async def main() -> None:
             host = SystemHost()

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from aioflow.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, LatencyMarker, RecordBatch
+from aioflow.core.elements import (
+    CheckpointBarrier,
+    EndOfData,
+    EndOfPartition,
+    LatencyMarker,
+    RecordBatch,
+)
 from aioflow.core.errors import ProducerFailed
 from aioflow.core.host import SystemHost
 from aioflow.network.buffers import NetworkBufferPool
@@ -61,7 +67,9 @@ class Wire:
 class InLoop:
     """A remote channel as its task sees it: every call is made inside of the loop."""
 
-    def __init__(self, channel: RemoteInputChannel, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+    def __init__(
+        self, channel: RemoteInputChannel, run: Callable[[Coroutine[Any, Any, Any]], Any]
+    ) -> None:
         self._channel = channel
         self._run = run
         self.index = channel.index
@@ -131,12 +139,16 @@ def test_elements_arrive_in_order_with_increasing_sequence_numbers(wire: Wire) -
 def test_every_data_element_carries_the_backlog_after_it(wire: Wire) -> None:
     """E2.2: events do not count, a blocking one carries 0."""
     wire.connect()
-    wire.write(RecordBatch([1]), RecordBatch([2]), LatencyMarker(0, "s", 0), LatencyMarker(1, "s", 0))
+    wire.write(
+        RecordBatch([1]), RecordBatch([2]), LatencyMarker(0, "s", 0), LatencyMarker(1, "s", 0)
+    )
     wire.write(BARRIER, blocking=True)
     assert [polled[1] for _ in range(5) if (polled := wire.channel.poll())] == [1, 0, 0, 0, 0]
 
 
-def test_a_local_backlog_counts_what_waits_behind_the_window_and_the_barrier_too(local_wire: Wire) -> None:
+def test_a_local_backlog_counts_what_waits_behind_the_window_and_the_barrier_too(
+    local_wire: Wire,
+) -> None:
     """E2.2: over a connection only what has arrived is known for sure."""
     wire = local_wire
     wire.connect()
@@ -246,7 +258,9 @@ def test_a_released_channel_is_not_resumed(wire: Wire) -> None:
 
 
 def test_a_priority_event_overtakes_in_the_queue_and_is_told_as_such(local_wire: Wire) -> None:
-    """What is under way over a connection is not overtaken: the sender overtakes what it has not sent."""
+    """What is under way over a connection is not overtaken: the sender overtakes what it has not
+    sent.
+    """
     wire = local_wire
     wire.connect()
     wire.write(RecordBatch([1]))
@@ -266,7 +280,9 @@ def test_acknowledging_end_of_data_reaches_the_producer(wire: Wire) -> None:
     assert wire.partition.all_data_processed.is_available
 
 
-def test_the_size_of_batches_that_a_channel_asks_for_reaches_the_producer_within_its_own_limit(wire: Wire) -> None:
+def test_the_size_of_batches_that_a_channel_asks_for_reaches_the_producer_within_its_own_limit(
+    wire: Wire,
+) -> None:
     """D6.1"""
     wire.connect()
     builder = wire.partition.subpartitions[0].builder

@@ -1,4 +1,5 @@
-"""What every sink must do: everything once at least, and for those that commit: nothing before the commit, all after it, once.
+"""What every sink must do: everything once at least, and for those that commit: nothing before the
+commit, all after it, once.
 
 A connector that commits takes part by an entry in `SINKS`.
 """
@@ -42,9 +43,26 @@ from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute
 from aioflow.state.snapshot import OperatorSnapshot
 from tests.io.driver import Runtime, SinkContext, read_all, system_context
 from tests.io.postgres_server import PostgresServer, postgres_server
-from tests.io.servers import KafkaCluster, Server, kafka_cluster, nats_server, produced, published, redis_server
+from tests.io.servers import (
+    KafkaCluster,
+    Server,
+    kafka_cluster,
+    nats_server,
+    produced,
+    published,
+    redis_server,
+)
 
-CONNECTED = (TableWriter, TableCommitter, RedisWriter, RedisCommitter, NatsWriter, NatsCommitter, KafkaWriter, KafkaCommitter)
+CONNECTED = (
+    TableWriter,
+    TableCommitter,
+    RedisWriter,
+    RedisCommitter,
+    NatsWriter,
+    NatsCommitter,
+    KafkaWriter,
+    KafkaCommitter,
+)
 """They have connections, which end with the process."""
 
 
@@ -89,7 +107,9 @@ class Case:
         return [self.record(number) for number in numbers]
 
 
-def files(make: Callable[[Path], Any], number: Callable[[Any], int], target: Path, ctx: SinkContext) -> Case:
+def files(
+    make: Callable[[Path], Any], number: Callable[[Any], int], target: Path, ctx: SinkContext
+) -> Case:
     async def seen() -> list[int]:
         if all(path.name.startswith(".") for path in target.iterdir()):
             return []
@@ -159,11 +179,17 @@ async def nats_stream(server: Server, name: str, ctx: SinkContext) -> Case:
 
 async def kafka_topic(cluster: KafkaCluster, name: str, ctx: SinkContext) -> Case:
     await produced(cluster, name, [])
-    ctx.flow_name = name  # The cluster stays, and a transactional id is that of the flow and its operator.
+    ctx.flow_name = (
+        name  # The cluster stays, and a transactional id is that of the flow and its operator.
+    )
     sink = kafka(cluster.bootstrap, name, transactions=True)
 
     async def seen() -> list[int]:
-        return sorted(await read_all(kafka(cluster.bootstrap, name, until="latest", options={"check_crcs": False}), ctx))
+        return sorted(
+            await read_all(
+                kafka(cluster.bootstrap, name, until="latest", options={"check_crcs": False}), ctx
+            )
+        )
 
     return Case(sink, lambda i: i, seen, list, ctx, many=5_000, stages=False)
 
@@ -192,10 +218,21 @@ def kafka_running() -> Iterator[KafkaCluster]:
         yield running
 
 
-SERVERS = {"postgres": "postgres_running", "redis": "redis_running", "nats": "nats_running", "kafka": "kafka_running"}
+SERVERS = {
+    "postgres": "postgres_running",
+    "redis": "redis_running",
+    "nats": "nats_running",
+    "kafka": "kafka_running",
+}
 """The fixture of what a case needs."""
 
-SINKS = ["lines", "jsonl", "csv", "sqlite", *(pytest.param(name, marks=pytest.mark.integration) for name in SERVERS)]
+SINKS = [
+    "lines",
+    "jsonl",
+    "csv",
+    "sqlite",
+    *(pytest.param(name, marks=pytest.mark.integration) for name in SERVERS),
+]
 
 
 @pytest.fixture(params=SINKS)
@@ -294,9 +331,13 @@ async def test_committables_are_plain_data(case: Case) -> None:
     assert await seen() == [1]
 
 
-@pytest.mark.parametrize("crash", ["after write", "after flush", "after prepare", "before commit ends"])
+@pytest.mark.parametrize(
+    "crash", ["after write", "after flush", "after prepare", "before commit ends"]
+)
 async def test_a_crash_between_the_steps_loses_and_repeats_nothing(case: Case, crash: str) -> None:
-    """The attempt after the crash commits what the last completed checkpoint holds, and writes the rest anew."""
+    """The attempt after the crash commits what the last completed checkpoint holds, and writes
+    the rest anew.
+    """
     seen = case.seen
     committer = case.committer()
     writer = case.writer()
@@ -387,7 +428,9 @@ async def test_a_large_batch_asks_for_a_flush(case: Case) -> None:
     await writer.close()
 
 
-async def test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_is_not(case: Case, ctx: SinkContext) -> None:
+async def test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_is_not(
+    case: Case, ctx: SinkContext
+) -> None:
     """An attempt that is gone, at another parallelism: its second subtask has one heir."""
     committables = []
     for subtask in range(2):
@@ -411,7 +454,9 @@ async def test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_
     assert case.leftovers() == []
 
 
-async def test_an_attempt_that_is_gone_removes_nothing_of_a_later_one(case: Case, ctx: SinkContext) -> None:
+async def test_an_attempt_that_is_gone_removes_nothing_of_a_later_one(
+    case: Case, ctx: SinkContext
+) -> None:
     """Rule 2 of RELIABILITY section 2: what comes late changes nothing."""
     zombie = case.writer()
     go_on(zombie)
@@ -430,7 +475,9 @@ async def test_an_attempt_that_is_gone_removes_nothing_of_a_later_one(case: Case
         await zombie.flush()
     await zombie.close()
     ctx.runtime = Runtime(attempt=0)
-    if not isinstance(case.sink, (SqliteTable, PostgresTable, RedisStreams)):  # There the number is drawn when it opens.
+    if not isinstance(
+        case.sink, (SqliteTable, PostgresTable, RedisStreams)
+    ):  # There the number is drawn when it opens.
         late = case.writer()
         go_on(late)
         await late.open()
@@ -484,8 +531,12 @@ class _Proxy:
         return (lambda *args: self._steps.step(found, *args)) if name in self._counted else found
 
 
-async def run_job(case: Case, ctx: SinkContext, first: int, crashes: Sequence[tuple[int, bool]]) -> int:
-    """Six records from `first` on, in checkpoints of two, with crashes; gives the steps of the last attempt."""
+async def run_job(
+    case: Case, ctx: SinkContext, first: int, crashes: Sequence[tuple[int, bool]]
+) -> int:
+    """Six records from `first` on, in checkpoints of two, with crashes; gives the steps of the
+    last attempt.
+    """
     completed: tuple[int, int, OperatorSnapshot | None] = (0, 0, None)
     checkpoint_id = 0
     for attempt, (die_at, after) in enumerate([*crashes, (0, False)]):
@@ -501,7 +552,9 @@ async def run_job(case: Case, ctx: SinkContext, first: int, crashes: Sequence[tu
             operator.initialize_state()
             await operator.open()
             for position in range(completed[1], 6, 2):
-                operator.process_batch(RecordBatch(case.records(first + position, first + position + 1), None))
+                operator.process_batch(
+                    RecordBatch(case.records(first + position, first + position + 1), None)
+                )
                 checkpoint_id += 1
                 await operator.snapshot_state(checkpoint_id)
                 if checkpoint_id == 2:
@@ -511,15 +564,24 @@ async def run_job(case: Case, ctx: SinkContext, first: int, crashes: Sequence[tu
                 await ctx.settled()
         except Gone:
             await case.die()
-        assert max(await case.seen(), default=first - 1) < first + completed[1], "something is seen that no checkpoint covers"
+        assert max(await case.seen(), default=first - 1) < first + completed[1], (
+            "something is seen that no checkpoint covers"
+        )
     assert case.leftovers() == []
     return steps.count
 
 
-async def test_dying_before_or_after_any_step_loses_and_repeats_nothing(case: Case, ctx: SinkContext) -> None:
-    """Row 22 of RELIABILITY: before prepare, after it, before and after the commit (the reply is lost); then once more."""
+async def test_dying_before_or_after_any_step_loses_and_repeats_nothing(
+    case: Case, ctx: SinkContext
+) -> None:
+    """Row 22 of RELIABILITY: before prepare, after it, before and after the commit (the reply is
+    lost); then once more.
+    """
     if isinstance(case.sink, KafkaTopics):
-        pytest.skip("the mock cluster drops the offset of a transaction, by which a commit that is repeated is known")
+        pytest.skip(
+            "the mock cluster drops the offset of a transaction, by which a commit that is "
+            "repeated is known"
+        )
     steps = await run_job(case, ctx, 0, [])
     assert steps > 8
     crashes = [[(at, after)] for at in range(1, steps + 1) for after in (False, True)]

@@ -1,7 +1,9 @@
-"""What every source must do, whatever it reads: each element exactly once, from every position on, without blocking, and let go.
+"""What every source must do, whatever it reads: each element exactly once, from every position on,
+without blocking, and let go.
 
-A connector takes part by an entry in `SOURCES`: a function of a directory that gives a source that ends by itself and its elements in
-order. Sources of several splits are read split after split, so the order is that of the splits.
+A connector takes part by an entry in `SOURCES`: a function of a directory that gives a source that
+ends by itself and its elements in order. Sources of several splits are read split after split, so
+the order is that of the splits.
 """
 
 from __future__ import annotations
@@ -29,7 +31,15 @@ from aioflow.io.redis_streams import redis
 from aioflow.io.sqlite_tables import sqlite
 from aioflow.operators.source import Source, Split
 from tests.io.driver import Context, next_batch, read_all, system_context, take
-from tests.io.servers import KafkaCluster, Server, kafka_cluster, nats_server, produced, published, redis_server
+from tests.io.servers import (
+    KafkaCluster,
+    Server,
+    kafka_cluster,
+    nats_server,
+    produced,
+    published,
+    redis_server,
+)
 
 COUNT = 23
 
@@ -66,7 +76,9 @@ def _ranges(directory: Path) -> tuple[Source[Any], list[Any]]:
 
 
 def _compressed(directory: Path) -> tuple[Source[Any], list[Any]]:
-    (directory / "a.txt.gz").write_bytes(gzip.compress("".join(f"{i}\n" for i in range(COUNT)).encode()))
+    (directory / "a.txt.gz").write_bytes(
+        gzip.compress("".join(f"{i}\n" for i in range(COUNT)).encode())
+    )
     return lines(directory / "a.txt.gz"), [str(i) for i in range(COUNT)]
 
 
@@ -105,13 +117,17 @@ def _redis(directory: Path, server: Server) -> tuple[Source[Any], list[Any]]:
     for name, part in zip(names, (range(5), range(5, 6), range(6, COUNT)), strict=True):
         for i in part:
             server.ask(f"XADD {name} * i {i}")
-    return redis(f"redis://127.0.0.1:{server.port}", names, until="latest"), [{"i": str(i)} for i in range(COUNT)]
+    return redis(f"redis://127.0.0.1:{server.port}", names, until="latest"), [
+        {"i": str(i)} for i in range(COUNT)
+    ]
 
 
 def _nats(directory: Path, server: Server) -> tuple[Source[Any], list[Any]]:
     name = directory.name.replace("[", "-").replace("]", "-")
     asyncio.run(published(server, name, [b'{"i":%d}' % i for i in range(COUNT)]))
-    return nats(f"nats://127.0.0.1:{server.port}", name, until="latest"), [{"i": i} for i in range(COUNT)]
+    return nats(f"nats://127.0.0.1:{server.port}", name, until="latest"), [
+        {"i": i} for i in range(COUNT)
+    ]
 
 
 def _kafka(directory: Path, cluster: KafkaCluster) -> tuple[Source[Any], list[Any]]:
@@ -120,7 +136,9 @@ def _kafka(directory: Path, cluster: KafkaCluster) -> tuple[Source[Any], list[An
     return kafka(cluster.bootstrap, name, until="latest"), [{"i": i} for i in range(COUNT)]
 
 
-SERVERS: dict[str, tuple[Callable[[], Any], Callable[[Path, Any], tuple[Source[Any], list[Any]]]]] = {
+SERVERS: dict[
+    str, tuple[Callable[[], Any], Callable[[Path, Any], tuple[Source[Any], list[Any]]]]
+] = {
     "kafka": (kafka_cluster, _kafka),
     "nats": (nats_server, _nats),
     "redis": (redis_server, _redis),
@@ -133,7 +151,10 @@ SOURCES: dict[str, Callable[[Path], tuple[Source[Any], list[Any]]]] = {
     "reiterable": lambda directory: (as_source(_Reiterable()), list(range(COUNT))),
     "function": lambda directory: (as_source(_numbers), list(range(COUNT))),
     "async function": lambda directory: (as_source(_async_numbers), list(range(COUNT))),
-    "datagen": lambda directory: (datagen(lambda i: i * i, count=COUNT), [i * i for i in range(COUNT)]),
+    "datagen": lambda directory: (
+        datagen(lambda i: i * i, count=COUNT),
+        [i * i for i in range(COUNT)],
+    ),
     "lines": _lines,
     "many files": _many_files,
     "ranges of a file": _ranges,
@@ -167,7 +188,9 @@ class _Started(dict[str, Any]):
         return server
 
 
-@pytest.fixture(params=[*SOURCES, *(pytest.param(name, marks=pytest.mark.integration) for name in SERVERS)])
+@pytest.fixture(
+    params=[*SOURCES, *(pytest.param(name, marks=pytest.mark.integration) for name in SERVERS)]
+)
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Source[Any], list[Any]]:
     if request.param in SERVERS:
         servers: dict[str, Any] = request.getfixturevalue("servers")
@@ -189,7 +212,9 @@ async def test_every_element_comes_exactly_once_in_order(case: Any, ctx: Context
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 4, 5, 6, 11, COUNT - 1, COUNT])
-async def test_a_restart_at_a_position_goes_on_with_the_next_element(case: Any, ctx: Context, cut: int) -> None:
+async def test_a_restart_at_a_position_goes_on_with_the_next_element(
+    case: Any, ctx: Context, cut: int
+) -> None:
     """A11.1: a position stands between two elements."""
     source, expected = case
     splits = await source.discover()
@@ -217,7 +242,9 @@ async def test_a_position_may_be_restored_twice(case: Any, ctx: Context) -> None
     assert taken == expected
 
 
-async def test_poll_gives_no_more_than_asked_for_and_never_an_empty_batch(case: Any, ctx: Context) -> None:
+async def test_poll_gives_no_more_than_asked_for_and_never_an_empty_batch(
+    case: Any, ctx: Context
+) -> None:
     source, expected = case
     reader = source.reader(ctx)
     await reader.open(await source.discover())
@@ -252,10 +279,14 @@ async def test_readers_share_the_splits_without_losing_one(case: Any, ctx: Conte
     source, expected = case
     splits = await source.discover()
     dealt = [await read_all(source, ctx, splits[k::3]) for k in range(3)]
-    assert sorted(map(repr, (value for part in dealt for value in part))) == sorted(map(repr, expected))
+    assert sorted(map(repr, (value for part in dealt for value in part))) == sorted(
+        map(repr, expected)
+    )
 
 
-async def test_a_reader_closes_before_it_was_opened_and_in_the_middle(case: Any, ctx: Context) -> None:
+async def test_a_reader_closes_before_it_was_opened_and_in_the_middle(
+    case: Any, ctx: Context
+) -> None:
     """What is left behind (a thread, a file, a task) fails the test."""
     source, _ = case
     await source.reader(ctx).close()
@@ -266,7 +297,9 @@ async def test_a_reader_closes_before_it_was_opened_and_in_the_middle(case: Any,
 
 
 @pytest.mark.parametrize("name", ["many files", "ranges of a file", "many generators"])
-async def test_a_reader_of_several_splits_names_the_split_of_each_batch(name: str, tmp_path: Path, ctx: Context) -> None:
+async def test_a_reader_of_several_splits_names_the_split_of_each_batch(
+    name: str, tmp_path: Path, ctx: Context
+) -> None:
     source, expected = SEVERAL_SPLITS[name](tmp_path)
     splits = await source.discover()
     assert len(splits) > 1

@@ -1,4 +1,7 @@
-"""What every keyed state backend must do. A backend passes when it is added to `BACKENDS` and nothing here changes."""
+"""What every keyed state backend must do.
+
+A backend passes when it is added to `BACKENDS` and nothing here changes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,12 @@ from aioflow.core.state_descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from aioflow.state.backend import KeyedStateBackend, choose_backend, create_keyed_backend, require_keyed
+from aioflow.state.backend import (
+    KeyedStateBackend,
+    choose_backend,
+    create_keyed_backend,
+    require_keyed,
+)
 from tests.state.snapshots import closing_backends, made, restore, taken
 
 BACKENDS = ["heap", "rocksdb"]
@@ -46,8 +54,12 @@ class Bench:
     name: str
     clock: Clock = field(default_factory=Clock)
 
-    def create(self, groups: KeyGroupRange = ALL, max_parallelism: int = MAX_PARALLELISM) -> KeyedStateBackend:
-        return made(self.name, max_parallelism=max_parallelism, key_group_range=groups, now_ms=self.clock)
+    def create(
+        self, groups: KeyGroupRange = ALL, max_parallelism: int = MAX_PARALLELISM
+    ) -> KeyedStateBackend:
+        return made(
+            self.name, max_parallelism=max_parallelism, key_group_range=groups, now_ms=self.clock
+        )
 
     def rescaled(self, olds: list[KeyedStateBackend], parallelism: int) -> list[KeyedStateBackend]:
         snapshots = [taken(old) for old in olds]
@@ -159,7 +171,13 @@ def test_backend_object_of_the_application_is_configured_and_used() -> None:
             return create_keyed_backend("heap", **arguments)
 
     mine = Mine()
-    made = create_keyed_backend(mine, max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=Clock(), options={"dir": "x"})
+    made = create_keyed_backend(
+        mine,
+        max_parallelism=8,
+        key_group_range=KeyGroupRange(0, 7),
+        now_ms=Clock(),
+        options={"dir": "x"},
+    )
     assert made.max_parallelism == 8
 
 
@@ -213,10 +231,18 @@ def test_list_state_appends_replaces_and_clears(backend: KeyedStateBackend) -> N
 
 
 @pytest.mark.parametrize(
-    "write_none", [lambda s: s.add(None), lambda s: s.add_all([1, None]), lambda s: s.update([1, None]), lambda s: s.update(None)]
+    "write_none",
+    [
+        lambda s: s.add(None),
+        lambda s: s.add_all([1, None]),
+        lambda s: s.update([1, None]),
+        lambda s: s.update(None),
+    ],
 )
 @pytest.mark.parametrize("ttl", [None, "1h"])
-def test_list_state_refuses_none_and_stays_as_it_was(backend: KeyedStateBackend, write_none: Callable[[Any], None], ttl: Any) -> None:
+def test_list_state_refuses_none_and_stays_as_it_was(
+    backend: KeyedStateBackend, write_none: Callable[[Any], None], ttl: Any
+) -> None:
     """H2.7"""
     state = backend.get_state(ListStateDescriptor("l", ttl=ttl))
     backend.set_current_key("a")
@@ -242,9 +268,18 @@ def test_map_state_has_the_methods_of_a_map(backend: KeyedStateBackend) -> None:
     assert state.is_empty()
     state.put("x", 1)
     state.put_all({"y": 2, "z": None})
-    assert (state.get("x"), state.get("z", 5), state.get("q"), state.get("q", 5)) == (1, None, None, 5)
+    assert (state.get("x"), state.get("z", 5), state.get("q"), state.get("q", 5)) == (
+        1,
+        None,
+        None,
+        5,
+    )
     assert (state.contains("z"), state.contains("q")) == (True, False)
-    assert (state.keys(), state.values(), state.items()) == (["x", "y", "z"], [1, 2, None], [("x", 1), ("y", 2), ("z", None)])
+    assert (state.keys(), state.values(), state.items()) == (
+        ["x", "y", "z"],
+        [1, 2, None],
+        [("x", 1), ("y", 2), ("z", None)],
+    )
     state.remove("q")
     backend.set_current_key("b")
     assert state.is_empty()
@@ -256,7 +291,9 @@ def test_map_state_has_the_methods_of_a_map(backend: KeyedStateBackend) -> None:
 
 
 @pytest.mark.parametrize("ttl", [None, "1h"])
-def test_map_state_may_be_changed_while_it_is_iterated(backend: KeyedStateBackend, ttl: Any) -> None:
+def test_map_state_may_be_changed_while_it_is_iterated(
+    backend: KeyedStateBackend, ttl: Any
+) -> None:
     """H2.7"""
     state = backend.get_state(MapStateDescriptor("m", ttl=ttl))
     backend.set_current_key("a")
@@ -306,7 +343,9 @@ def test_keys_equal_in_python_are_one_key(backend: KeyedStateBackend) -> None:
 @pytest.mark.parametrize("namespace", [None, 5])
 @pytest.mark.parametrize("ttl", [None, "1h"])
 @pytest.mark.parametrize("index", range(5))
-def test_access_without_a_current_key_is_an_error(backend: KeyedStateBackend, index: int, ttl: Any, namespace: Any) -> None:
+def test_access_without_a_current_key_is_an_error(
+    backend: KeyedStateBackend, index: int, ttl: Any, namespace: Any
+) -> None:
     """H2.6"""
     state = backend.get_state(descriptors(ttl)[index], namespace)
     for action in (read, lambda s: write(s, 1), lambda s: s.clear()):
@@ -332,7 +371,9 @@ def test_same_name_declared_as_another_kind_is_an_error(backend: KeyedStateBacke
         backend.get_state(ValueStateDescriptor("x", ttl="1d"))
 
 
-def test_restored_state_asked_for_as_another_kind_is_an_error(bench: Bench, backend: KeyedStateBackend) -> None:
+def test_restored_state_asked_for_as_another_kind_is_an_error(
+    bench: Bench, backend: KeyedStateBackend
+) -> None:
     """H2.4"""
     backend.set_current_key("a")
     backend.get_state(ValueStateDescriptor("x")).update(1)
@@ -366,15 +407,23 @@ def test_state_declared_twice_is_one_state(backend: KeyedStateBackend) -> None:
 
 @pytest.mark.parametrize("ttl", [None, "1h"])
 @pytest.mark.parametrize("index", range(5))
-def test_namespaces_isolate_and_vanish_with_their_last_key(backend: KeyedStateBackend, index: int, ttl: Any) -> None:
+def test_namespaces_isolate_and_vanish_with_their_last_key(
+    backend: KeyedStateBackend, index: int, ttl: Any
+) -> None:
     """H2: namespaces (windows) isolate."""
     descriptor = descriptors(ttl)[index]
-    plain, first, second = (backend.get_state(descriptor, namespace) for namespace in (None, (0, 10), (10, 20)))
+    plain, first, second = (
+        backend.get_state(descriptor, namespace) for namespace in (None, (0, 10), (10, 20))
+    )
     backend.set_current_key("a")
     empty = read(plain)
     write(plain, 1)
     write(first, 2)
-    assert [read(plain) == empty, read(first) == empty, read(second) == empty] == [False, False, True]
+    assert [read(plain) == empty, read(first) == empty, read(second) == empty] == [
+        False,
+        False,
+        True,
+    ]
     assert read(plain) != read(first)
     assert len(backend.items(descriptor.name, namespace=(0, 10))) == 1
     first.clear()
@@ -449,7 +498,9 @@ def test_null_key_is_refused_at_the_snapshot(backend: KeyedStateBackend) -> None
         taken(backend)
 
 
-def test_snapshot_is_not_changed_by_what_happens_after_it(bench: Bench, backend: KeyedStateBackend) -> None:
+def test_snapshot_is_not_changed_by_what_happens_after_it(
+    bench: Bench, backend: KeyedStateBackend
+) -> None:
     states = [backend.get_state(descriptor) for descriptor in descriptors()]
     nested = backend.get_state(ValueStateDescriptor("nested"))
     backend.set_current_key("a")
@@ -474,7 +525,9 @@ def test_snapshot_is_not_changed_by_what_happens_after_it(bench: Bench, backend:
             write(state, 9)
 
 
-def test_restore_under_another_max_parallelism_is_refused(bench: Bench, backend: KeyedStateBackend) -> None:
+def test_restore_under_another_max_parallelism_is_refused(
+    bench: Bench, backend: KeyedStateBackend
+) -> None:
     backend.table("t").of()["a"] = 1
     snapshot = taken(backend)
     new = bench.create(KeyGroupRange(0, 63), max_parallelism=64)
@@ -482,13 +535,17 @@ def test_restore_under_another_max_parallelism_is_refused(bench: Bench, backend:
         restore(new, [snapshot])
 
 
-def test_backend_is_restored_even_if_its_share_is_empty(bench: Bench, backend: KeyedStateBackend) -> None:
+def test_backend_is_restored_even_if_its_share_is_empty(
+    bench: Bench, backend: KeyedStateBackend
+) -> None:
     """H4.5"""
     assert not backend.is_restored
     assert all(new.is_restored for new in bench.rescaled([backend], 3))
 
 
-def test_restored_state_is_found_before_and_after_it_is_declared(bench: Bench, backend: KeyedStateBackend) -> None:
+def test_restored_state_is_found_before_and_after_it_is_declared(
+    bench: Bench, backend: KeyedStateBackend
+) -> None:
     state = backend.get_state(ValueStateDescriptor("x"))
     backend.set_current_key("a")
     state.update(3)
@@ -505,12 +562,18 @@ def test_restored_state_is_found_before_and_after_it_is_declared(bench: Bench, b
     assert late.get_state(ValueStateDescriptor("x")).value() == 3
 
 
-@pytest.mark.parametrize("early", [False, True], ids=["declared behind the restore", "declared before it"])
-def test_a_namespace_used_first_after_a_restore_is_none_that_was_restored(bench: Bench, backend: KeyedStateBackend, early: bool) -> None:
+@pytest.mark.parametrize(
+    "early", [False, True], ids=["declared behind the restore", "declared before it"]
+)
+def test_a_namespace_used_first_after_a_restore_is_none_that_was_restored(
+    bench: Bench, backend: KeyedStateBackend, early: bool
+) -> None:
     window = (10, 20)
     sums, values = ReducingStateDescriptor("sum", max), ValueStateDescriptor("value")
 
-    def write(where: KeyedStateBackend, descriptor: StateDescriptor, key: str, namespace: Any, value: int) -> None:
+    def write(
+        where: KeyedStateBackend, descriptor: StateDescriptor, key: str, namespace: Any, value: int
+    ) -> None:
         where.set_current_key(key)
         state = where.get_state(descriptor, namespace)
         state.add(value) if descriptor is sums else state.update(value)
@@ -518,7 +581,9 @@ def test_a_namespace_used_first_after_a_restore_is_none_that_was_restored(bench:
     write(backend, sums, "a", window, 1)
     write(backend, values, "b", window, 2)
     model = {("sum", window, "a"): 1, ("value", window, "b"): 2}
-    for number, (descriptor, key, namespace) in enumerate([(values, "c", None), (sums, "d", None), (values, "e", 7), (sums, "f", 8)], 3):
+    for number, (descriptor, key, namespace) in enumerate(
+        [(values, "c", None), (sums, "d", None), (values, "e", 7), (sums, "f", 8)], 3
+    ):
         snapshot = taken(backend)
         backend = bench.create()
         if early:
@@ -527,11 +592,21 @@ def test_a_namespace_used_first_after_a_restore_is_none_that_was_restored(bench:
         write(backend, descriptor, key, namespace, number)
         model[descriptor.name, namespace, key] = number
         names, namespaces = ("sum", "value"), (None, window, 7, 8)
-        found = {(name, ns, key): value for name in names for ns in namespaces for key, value in backend.items(name, namespace=ns)}
+        found = {
+            (name, ns, key): value
+            for name in names
+            for ns in namespaces
+            for key, value in backend.items(name, namespace=ns)
+        }
         assert found == model
 
 
-KEYS = st.one_of(st.integers(-3, 3), st.text(max_size=2), st.tuples(st.integers(0, 2), st.booleans()), st.sampled_from([1.0, 2.5, -0.0]))
+KEYS = st.one_of(
+    st.integers(-3, 3),
+    st.text(max_size=2),
+    st.tuples(st.integers(0, 2), st.booleans()),
+    st.sampled_from([1.0, 2.5, -0.0]),
+)
 STEP = st.tuples(
     st.sampled_from(["value", "list", "map", "sum", "clear", "rescale"]),
     KEYS,
@@ -543,7 +618,9 @@ STEP = st.tuples(
 @pytest.mark.parametrize("name", BACKENDS)
 @settings(max_examples=60)
 @given(steps=st.lists(STEP, max_size=40), parallelisms=st.lists(st.integers(1, 8), min_size=1))
-def test_backend_agrees_with_plain_dicts_under_any_rescaling(name: str, steps: list[Any], parallelisms: list[int]) -> None:
+def test_backend_agrees_with_plain_dicts_under_any_rescaling(
+    name: str, steps: list[Any], parallelisms: list[int]
+) -> None:
     """H3.1, G16: at p = 1 to 8 each key is found by the one subtask that owns it."""
     bench = Bench(name)
     backends = bench.rescaled([], parallelisms[0])
@@ -598,7 +675,9 @@ def test_backend_agrees_with_plain_dicts_under_any_rescaling(name: str, steps: l
 # Times to live.
 
 
-def test_a_query_of_an_expired_value_gives_the_default_it_names_and_else_the_declared_one(bench: Bench, backend: KeyedStateBackend) -> None:
+def test_a_query_of_an_expired_value_gives_the_default_it_names_and_else_the_declared_one(
+    bench: Bench, backend: KeyedStateBackend
+) -> None:
     state = backend.get_state(ValueStateDescriptor("limit", default=100, ttl="10s"))
     backend.set_current_key("a")
     state.update(7)
@@ -608,7 +687,9 @@ def test_a_query_of_an_expired_value_gives_the_default_it_names_and_else_the_dec
 
 
 @pytest.mark.parametrize("index", range(5))
-def test_expired_state_is_never_returned(bench: Bench, backend: KeyedStateBackend, index: int) -> None:
+def test_expired_state_is_never_returned(
+    bench: Bench, backend: KeyedStateBackend, index: int
+) -> None:
     state = backend.get_state(descriptors("10s")[index])
     backend.set_current_key("a")
     empty = read(state)
@@ -625,7 +706,9 @@ def test_expired_state_is_never_returned(bench: Bench, backend: KeyedStateBacken
 
 
 @pytest.mark.parametrize("index", [0, 3, 4])
-def test_write_refreshes_and_read_does_not(bench: Bench, backend: KeyedStateBackend, index: int) -> None:
+def test_write_refreshes_and_read_does_not(
+    bench: Bench, backend: KeyedStateBackend, index: int
+) -> None:
     state = backend.get_state(descriptors("10s")[index])
     backend.set_current_key("a")
     write(state, 1)
@@ -637,7 +720,9 @@ def test_write_refreshes_and_read_does_not(bench: Bench, backend: KeyedStateBack
     assert read(state) is None
 
 
-def test_entries_of_maps_and_elements_of_lists_expire_one_by_one(bench: Bench, backend: KeyedStateBackend) -> None:
+def test_entries_of_maps_and_elements_of_lists_expire_one_by_one(
+    bench: Bench, backend: KeyedStateBackend
+) -> None:
     entries = backend.get_state(MapStateDescriptor("m", ttl="10s"))
     elements = backend.get_state(ListStateDescriptor("l", ttl="10s"))
     backend.set_current_key("a")
@@ -648,7 +733,11 @@ def test_entries_of_maps_and_elements_of_lists_expire_one_by_one(bench: Bench, b
     entries.put(1, "new")
     assert (entries.contains(0), entries.get(0, "-"), entries.get(1)) == (False, "-", "new")
     assert (entries.keys(), entries.values(), entries.is_empty()) == ([1, 2], ["new", 2], False)
-    assert (elements.get(), backend.query("l", "a"), backend.query("m", "a")) == ([1, 2], [1, 2], {1: "new", 2: 2})
+    assert (elements.get(), backend.query("l", "a"), backend.query("m", "a")) == (
+        [1, 2],
+        [1, 2],
+        {1: "new", 2: 2},
+    )
     bench.clock.now += 10_000
     assert (entries.is_empty(), entries.items(), elements.get()) == (True, [], [])
 
@@ -672,7 +761,9 @@ def test_writes_of_other_keys_remove_what_has_expired(bench: Bench) -> None:
     assert table.namespaces() == [None]
 
 
-def test_refreshed_state_survives_the_removal_of_its_first_write(bench: Bench, backend: KeyedStateBackend) -> None:
+def test_refreshed_state_survives_the_removal_of_its_first_write(
+    bench: Bench, backend: KeyedStateBackend
+) -> None:
     state = backend.get_state(ValueStateDescriptor("v", ttl="10s"))
     for n in range(3):
         backend.set_current_key(n)
@@ -689,7 +780,9 @@ def test_refreshed_state_survives_the_removal_of_its_first_write(bench: Bench, b
     assert state.value() == "again"
 
 
-def test_snapshot_leaves_out_what_has_expired_and_keeps_the_age_of_the_rest(bench: Bench, backend: KeyedStateBackend) -> None:
+def test_snapshot_leaves_out_what_has_expired_and_keeps_the_age_of_the_rest(
+    bench: Bench, backend: KeyedStateBackend
+) -> None:
     state = backend.get_state(MapStateDescriptor("m", ttl="10s"))
     backend.set_current_key("old")
     state.put("x", 1)
@@ -699,7 +792,9 @@ def test_snapshot_leaves_out_what_has_expired_and_keeps_the_age_of_the_rest(benc
     bench.clock.now += 5_000
     (new,) = bench.rescaled([backend], 1)
     bench.clock.now -= 5_000
-    assert new.items("m") == [("new", {"y": (1_006_000, 2)})], "as stored, while nothing is declared"
+    assert new.items("m") == [("new", {"y": (1_006_000, 2)})], (
+        "as stored, while nothing is declared"
+    )
     bench.clock.now += 5_000
     restored = new.get_state(MapStateDescriptor("m", ttl="10s"))
     new.set_current_key("new")
@@ -709,7 +804,9 @@ def test_snapshot_leaves_out_what_has_expired_and_keeps_the_age_of_the_rest(benc
 
 
 @pytest.mark.parametrize("index", range(5))
-def test_time_to_live_can_be_given_to_and_taken_from_restored_state(bench: Bench, backend: KeyedStateBackend, index: int) -> None:
+def test_time_to_live_can_be_given_to_and_taken_from_restored_state(
+    bench: Bench, backend: KeyedStateBackend, index: int
+) -> None:
     state = backend.get_state(descriptors()[index])
     backend.set_current_key("a")
     write(state, 1)
@@ -732,14 +829,19 @@ def test_time_to_live_must_be_positive(backend: KeyedStateBackend) -> None:
 
 
 TTL_STEP = st.tuples(
-    st.sampled_from(["put", "remove", "wait", "read", "snapshot"]), st.integers(0, 3), st.integers(0, 3), st.integers(0, 700)
+    st.sampled_from(["put", "remove", "wait", "read", "snapshot"]),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.integers(0, 700),
 )
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 @settings(max_examples=60)
 @given(steps=st.lists(TTL_STEP, max_size=60))
-def test_map_with_time_to_live_agrees_with_a_naive_model(name: str, steps: list[tuple[str, int, int, int]]) -> None:
+def test_map_with_time_to_live_agrees_with_a_naive_model(
+    name: str, steps: list[tuple[str, int, int, int]]
+) -> None:
     bench = Bench(name)
     backend = bench.create()
     descriptor = MapStateDescriptor("m", ttl="1s")

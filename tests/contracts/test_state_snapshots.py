@@ -1,4 +1,7 @@
-"""What every keyed state backend must do about checkpoints. A backend passes when it is added to `BACKENDS` and nothing here changes."""
+"""What every keyed state backend must do about checkpoints.
+
+A backend passes when it is added to `BACKENDS` and nothing here changes.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +44,19 @@ class Subtask:
 
     def __init__(self, name: Any, groups: KeyGroupRange = ALL) -> None:
         self.backend: KeyedStateBackend = made(
-            name, max_parallelism=MAX_PARALLELISM, key_group_range=groups, now_ms=lambda: 0, operator="count"
+            name,
+            max_parallelism=MAX_PARALLELISM,
+            key_group_range=groups,
+            now_ms=lambda: 0,
+            operator="count",
         )
         self.fired: list[tuple[int, Any, Any]] = []
         self.timers: InternalTimerService
 
     @classmethod
-    async def restored(cls, name: Any, handles: list[KeyedStateHandle], groups: KeyGroupRange = ALL) -> Subtask:
+    async def restored(
+        cls, name: Any, handles: list[KeyedStateHandle], groups: KeyGroupRange = ALL
+    ) -> Subtask:
         self = cls(name, groups)
         await self.backend.restore_from(handles, InlineState())
         return self.opened()
@@ -56,7 +65,9 @@ class Subtask:
         def fire(timestamp: int, key: Any, namespace: Any) -> None:
             self.fired.append((timestamp, key, namespace))
 
-        self.timers = InternalTimerService("timers", self.backend, fire, fire, lambda _time, _callback: Physical())
+        self.timers = InternalTimerService(
+            "timers", self.backend, fire, fire, lambda _time, _callback: Physical()
+        )
         return self
 
 
@@ -66,7 +77,9 @@ class Physical:
 
 
 class Slow(InlineState):
-    """Takes a turn of the loop for each chunk, as a disk would; gives up after `fails_after` chunks."""
+    """Takes a turn of the loop for each chunk, as a disk would; gives up after `fails_after`
+    chunks.
+    """
 
     def __init__(self, fails_after: int | None = None) -> None:
         self.fails_after = fails_after
@@ -100,9 +113,13 @@ def subtask(name: str) -> Subtask:
     return Subtask(name).opened()
 
 
-async def checkpoint(backend: KeyedStateBackend, number: int, *, full: bool = False, canonical: bool = False) -> KeyedStateHandle:
+async def checkpoint(
+    backend: KeyedStateBackend, number: int, *, full: bool = False, canonical: bool = False
+) -> KeyedStateHandle:
     """A checkpoint that is completed."""
-    handle = await backend.begin_snapshot(number, full=full, canonical=canonical).write(InlineState())
+    handle = await backend.begin_snapshot(number, full=full, canonical=canonical).write(
+        InlineState()
+    )
     assert handle is not None
     backend.checkpoint_completed(number)
     return handle
@@ -126,7 +143,9 @@ async def test_a_backend_without_state_has_nothing_to_keep(name: str) -> None:
     assert await Subtask(name).backend.begin_snapshot(1).write(InlineState()) is None
 
 
-async def test_a_list_changed_while_the_snapshot_is_written_is_in_it_as_it_was(name: str, subtask: Subtask) -> None:
+async def test_a_list_changed_while_the_snapshot_is_written_is_in_it_as_it_was(
+    name: str, subtask: Subtask
+) -> None:
     """F7.9: in ValueState, whether or not it is written back, and in every other kind of state."""
     backend = subtask.backend
     kept = backend.get_state(ValueStateDescriptor("kept"))
@@ -150,7 +169,13 @@ async def test_a_list_changed_while_the_snapshot_is_written_is_in_it_as_it_was(n
     handle = await snapshot.write(InlineState())
     assert handle is not None
     new = (await Subtask.restored(name, [handle])).backend
-    found = [new.items("kept"), new.items("kept", namespace=(0, 10)), new.items("list"), new.items("map"), new.items("sum")]
+    found = [
+        new.items("kept"),
+        new.items("kept", namespace=(0, 10)),
+        new.items("list"),
+        new.items("map"),
+        new.items("sum"),
+    ]
     assert found == [[("a", [1])], [("a", [1])], [("a", [1])], [("a", {"k": 1})], [("a", 1)]]
     assert (kept.value(), elements.get(), entries.items(), total.get()) == ([1, 2], [1, 2], [], 3)
 
@@ -173,7 +198,9 @@ class Collected:
 
 
 @pytest.mark.parametrize("ttl", [None, "1h"])
-async def test_accumulators_and_tables_changed_in_place_are_in_the_snapshot_as_they_were(name: str, subtask: Subtask, ttl: Any) -> None:
+async def test_accumulators_and_tables_changed_in_place_are_in_the_snapshot_as_they_were(
+    name: str, subtask: Subtask, ttl: Any
+) -> None:
     """F7.9, of what built-in operators keep: they say which keys of a table they change."""
     backend = subtask.backend
     collected = backend.get_state(AggregatingStateDescriptor("agg", Collected(), ttl=ttl))
@@ -192,11 +219,18 @@ async def test_accumulators_and_tables_changed_in_place_are_in_the_snapshot_as_t
     new = (await Subtask.restored(name, [handle])).backend
     assert new.get_state(AggregatingStateDescriptor("agg", Collected(), ttl=ttl)) is not None
     assert new.query("agg", "a") == [1]
-    assert (dict(new.items("table", namespace=5)), new.items("table")) == ({"a": ([1], [1]), "b": [1]}, [("c", [1])])
+    assert (dict(new.items("table", namespace=5)), new.items("table")) == (
+        {"a": ([1], [1]), "b": [1]},
+        [("c", [1])],
+    )
 
 
-async def test_a_store_that_is_slow_to_make_a_file_durable_costs_the_job_no_view_of_the_heap() -> None:
-    """What the file says is encoded by then, and a change that is saved for nobody costs twice what a noted one does."""
+async def test_a_store_that_is_slow_to_make_a_file_durable_costs_the_job_no_view_of_the_heap() -> (
+    None
+):
+    """What the file says is encoded by then, and a change that is saved for nobody costs twice
+    what a noted one does.
+    """
     encoded, durable = asyncio.Event(), asyncio.Event()
 
     class Syncing(InlineState):
@@ -206,7 +240,9 @@ async def test_a_store_that_is_slow_to_make_a_file_durable_costs_the_job_no_view
             await durable.wait()
             return file
 
-    backend = HeapKeyedStateBackend(max_parallelism=MAX_PARALLELISM, key_group_range=ALL, now_ms=lambda: 0)
+    backend = HeapKeyedStateBackend(
+        max_parallelism=MAX_PARALLELISM, key_group_range=ALL, now_ms=lambda: 0
+    )
     state = backend.get_state(ValueStateDescriptor("value"))
     backend.set_current_key("a")
     state.update(1)
@@ -219,17 +255,23 @@ async def test_a_store_that_is_slow_to_make_a_file_durable_costs_the_job_no_view
     durable.set()
     second = await writing
     assert second is not None
-    restored = HeapKeyedStateBackend(max_parallelism=MAX_PARALLELISM, key_group_range=ALL, now_ms=lambda: 0)
+    restored = HeapKeyedStateBackend(
+        max_parallelism=MAX_PARALLELISM, key_group_range=ALL, now_ms=lambda: 0
+    )
     await restored.restore_from([second], InlineState())
     assert restored.query("value", "a") == 2
     backend.checkpoint_completed(2)
     third = await checkpoint(backend, 3)
-    restored = HeapKeyedStateBackend(max_parallelism=MAX_PARALLELISM, key_group_range=ALL, now_ms=lambda: 0)
+    restored = HeapKeyedStateBackend(
+        max_parallelism=MAX_PARALLELISM, key_group_range=ALL, now_ms=lambda: 0
+    )
     await restored.restore_from([third], InlineState())
     assert restored.query("value", "a") == 3
 
 
-async def test_a_second_snapshot_may_begin_while_the_first_is_written(name: str, subtask: Subtask) -> None:
+async def test_a_second_snapshot_may_begin_while_the_first_is_written(
+    name: str, subtask: Subtask
+) -> None:
     table = subtask.backend.table("t")
     snapshots: list[PendingSnapshot] = []
     for number in range(1, 4):
@@ -242,7 +284,10 @@ async def test_a_second_snapshot_may_begin_while_the_first_is_written(name: str,
     for number in (2, 3, 1):  # In whichever order they end.
         handle = await snapshots[number - 1].write(InlineState())
         assert handle is not None
-        assert dict((await Subtask.restored(name, [handle])).backend.items("t")) == {"a": list(range(1, number + 1)), "still": [0]}
+        assert dict((await Subtask.restored(name, [handle])).backend.items("t")) == {
+            "a": list(range(1, number + 1)),
+            "still": [0],
+        }
 
 
 async def test_a_cancelled_snapshot_leaves_everything_as_it_is(name: str, subtask: Subtask) -> None:
@@ -278,7 +323,9 @@ async def test_a_write_that_failed_is_made_up_for_by_the_next(name: str, subtask
     assert len((await Subtask.restored(name, [handle])).backend.items("t")) == 100
 
 
-async def test_what_cannot_be_encoded_is_refused_naming_operator_state_and_type(subtask: Subtask) -> None:
+async def test_what_cannot_be_encoded_is_refused_naming_operator_state_and_type(
+    subtask: Subtask,
+) -> None:
     class Local:
         pass
 
@@ -289,8 +336,13 @@ async def test_what_cannot_be_encoded_is_refused_naming_operator_state_and_type(
         await subtask.backend.begin_snapshot(1).write(InlineState())
 
 
-async def test_the_first_snapshot_holds_all_keys_while_they_come_and_go(name: str, subtask: Subtask) -> None:
-    """F7.9: it is the one that nobody prepared for. Keys go from before and behind what it has looked at, and some come back."""
+async def test_the_first_snapshot_holds_all_keys_while_they_come_and_go(
+    name: str, subtask: Subtask
+) -> None:
+    """F7.9: it is the one that nobody prepared for.
+
+    Keys go from before and behind what it has looked at, and some come back.
+    """
     table = subtask.backend.table("t")
     table.of().update(dict.fromkeys(range(60), 0))
     with patch.multiple("aioflow.state.heap_keys", KEYS_A_SLICE=2, KEYS_LISTED=4):
@@ -304,11 +356,15 @@ async def test_the_first_snapshot_holds_all_keys_while_they_come_and_go(name: st
             await asyncio.sleep(0)
         handle = await writing
     assert handle is not None
-    assert dict((await Subtask.restored(name, [handle])).backend.items("t")) == dict.fromkeys(range(60), 0)
+    assert dict((await Subtask.restored(name, [handle])).backend.items("t")) == dict.fromkeys(
+        range(60), 0
+    )
 
 
 async def test_a_subtask_without_entries_writes_nothing(name: str, subtask: Subtask) -> None:
-    """Also if state is declared; what it held once is in no later checkpoint, and no longer referred to."""
+    """Also if state is declared; what it held once is in no later checkpoint, and no longer
+    referred to.
+    """
     backend = subtask.backend
     backend.get_state(ValueStateDescriptor("v"))
     windows = backend.table("windows")
@@ -323,7 +379,10 @@ async def test_a_subtask_without_entries_writes_nothing(name: str, subtask: Subt
     after = await checkpoint(backend, 4)
     assert not any(shares(after, file) for file in before.files)
     new = (await Subtask.restored(name, [after])).backend
-    assert (new.table("windows").namespaces(), new.items("windows", namespace=6)) == ([6], [("b", 2)])
+    assert (new.table("windows").namespaces(), new.items("windows", namespace=6)) == (
+        [6],
+        [("b", 2)],
+    )
 
 
 # Increments.
@@ -377,7 +436,9 @@ async def test_what_is_gone_stays_gone_after_a_restore(name: str, subtask: Subta
     assert new.timers.current_watermark == 109
 
 
-async def test_an_increment_never_refers_to_an_aborted_checkpoint(name: str, subtask: Subtask) -> None:
+async def test_an_increment_never_refers_to_an_aborted_checkpoint(
+    name: str, subtask: Subtask
+) -> None:
     table = subtask.backend.table("t")
     for number in range(20):
         table.of()[number] = 0
@@ -390,10 +451,16 @@ async def test_an_increment_never_refers_to_an_aborted_checkpoint(name: str, sub
     assert aborted is not None
     assert handle.files[0] == first.files[0]
     assert aborted.files[-1] not in handle.files
-    assert dict((await Subtask.restored(name, [handle])).backend.items("t")) == {**dict.fromkeys(range(20), 0), 1: 1, 2: 2}
+    assert dict((await Subtask.restored(name, [handle])).backend.items("t")) == {
+        **dict.fromkeys(range(20), 0),
+        1: 1,
+        2: 2,
+    }
 
 
-async def test_files_are_few_and_their_size_in_proportion_after_many_checkpoints(name: str, subtask: Subtask) -> None:
+async def test_files_are_few_and_their_size_in_proportion_after_many_checkpoints(
+    name: str, subtask: Subtask
+) -> None:
     table = subtask.backend.table("t")
     for number in range(300):
         table.of()[number] = "0" * 100
@@ -409,8 +476,12 @@ async def test_files_are_few_and_their_size_in_proportion_after_many_checkpoints
     assert new.table("t").namespaces() == subtask.backend.table("t").namespaces()
 
 
-async def test_a_restored_subtask_goes_on_with_the_files_of_the_checkpoint(name: str, subtask: Subtask) -> None:
-    """H7.1: unless it is told to write everything, or was restored from a savepoint, or from more than its own state."""
+async def test_a_restored_subtask_goes_on_with_the_files_of_the_checkpoint(
+    name: str, subtask: Subtask
+) -> None:
+    """H7.1: unless it is told to write everything, or was restored from a savepoint, or from
+    more than its own state.
+    """
     table = subtask.backend.table("t")
     for number in range(100):
         table.of(number % 2)[number] = number
@@ -435,7 +506,9 @@ async def test_a_restored_subtask_goes_on_with_the_files_of_the_checkpoint(name:
     assert not shares(await checkpoint(rescaled.backend, 2), handle.files[0])
 
 
-async def test_an_increment_after_a_savepoint_does_not_rest_on_it(name: str, subtask: Subtask) -> None:
+async def test_an_increment_after_a_savepoint_does_not_rest_on_it(
+    name: str, subtask: Subtask
+) -> None:
     table = subtask.backend.table("t")
     table.of().update(dict.fromkeys(range(50), 0))
     first = await checkpoint(subtask.backend, 1)
@@ -445,13 +518,19 @@ async def test_an_increment_after_a_savepoint_does_not_rest_on_it(name: str, sub
     third = await checkpoint(subtask.backend, 3)
     assert third.files[0] == first.files[0]
     assert savepoint.files[0] not in third.files
-    assert dict((await Subtask.restored(name, [third])).backend.items("t")) == {**dict.fromkeys(range(50), 0), 1: 1, 2: 2}
+    assert dict((await Subtask.restored(name, [third])).backend.items("t")) == {
+        **dict.fromkeys(range(50), 0),
+        1: 1,
+        2: 2,
+    }
 
 
 # Malformed files.
 
 
-async def test_every_file_that_is_not_whole_is_refused_naming_it_and_the_operator(name: str, subtask: Subtask) -> None:
+async def test_every_file_that_is_not_whole_is_refused_naming_it_and_the_operator(
+    name: str, subtask: Subtask
+) -> None:
     subtask.backend.table("t").of(3).update({f"key-{number}": [number] for number in range(5)})
     subtask.timers.register_event_time_timer("a", (0, 10), 100)
     handle = await checkpoint(subtask.backend, 1, canonical=True)
@@ -464,8 +543,12 @@ async def test_every_file_that_is_not_whole_is_refused_naming_it_and_the_operato
         await Subtask.restored(name, [with_content(handle, file.content + b"\0")])
 
 
-async def test_bytes_that_are_changed_are_refused_or_harmless_and_never_an_error_of_a_decoder(name: str, subtask: Subtask) -> None:
-    """Their digest guards the files; what gets past it must still not bring down more than this restore."""
+async def test_bytes_that_are_changed_are_refused_or_harmless_and_never_an_error_of_a_decoder(
+    name: str, subtask: Subtask
+) -> None:
+    """Their digest guards the files; what gets past it must still not bring down more than this
+    restore.
+    """
     subtask.backend.table("t").of(3).update({f"key-{number}": [number] for number in range(5)})
     subtask.timers.register_event_time_timer("a", (0, 10), 100)
     handle = await checkpoint(subtask.backend, 1, canonical=True)
@@ -481,19 +564,26 @@ async def test_bytes_that_are_changed_are_refused_or_harmless_and_never_an_error
                 assert "'count'" in str(error)  # noqa: PT017  # It may also be restored.
     damaged = StateFile("", handle.files[0].size, handle.files[0].digest, content[:-1] + b"\0")
     with pytest.raises(RestoreError, match="digest"):
-        await Subtask.restored(name, [KeyedStateHandle(handle.format, MAX_PARALLELISM, 0, MAX_PARALLELISM - 1, (damaged,))])
+        await Subtask.restored(
+            name,
+            [KeyedStateHandle(handle.format, MAX_PARALLELISM, 0, MAX_PARALLELISM - 1, (damaged,))],
+        )
 
 
 async def test_state_of_another_backend_is_refused_with_the_remedy(name: str) -> None:
     with pytest.raises(RestoreError, match=r"operator 'count' is in the format 'other'.*savepoint"):
-        await Subtask.restored(name, [KeyedStateHandle("other", MAX_PARALLELISM, 0, MAX_PARALLELISM - 1, ())])
+        await Subtask.restored(
+            name, [KeyedStateHandle("other", MAX_PARALLELISM, 0, MAX_PARALLELISM - 1, ())]
+        )
 
 
 def with_content(handle: KeyedStateHandle, content: bytes) -> KeyedStateHandle:
     import hashlib
 
     file = StateFile("", len(content), hashlib.blake2b(content, digest_size=16).digest(), content)
-    return KeyedStateHandle(handle.format, handle.max_parallelism, handle.first_group, handle.last_group, (file,))
+    return KeyedStateHandle(
+        handle.format, handle.max_parallelism, handle.first_group, handle.last_group, (file,)
+    )
 
 
 # Against plain dicts.
@@ -511,11 +601,15 @@ class World:
     timers: dict[tuple[int, int, Any], None] = field(default_factory=dict)
     watermark: int = MIN_WATERMARK
     number: int = 0
-    pending: dict[int, tuple[list[PendingSnapshot], list[asyncio.Future[Any]], Any]] = field(default_factory=dict)
+    pending: dict[int, tuple[list[PendingSnapshot], list[asyncio.Future[Any]], Any]] = field(
+        default_factory=dict
+    )
     completed: tuple[list[KeyedStateHandle], Any] | None = None
 
     def owner(self, key: Any) -> Subtask:
-        (owner,) = [s for s in self.subtasks if key_group(key, MAX_PARALLELISM) in s.backend.key_group_range]
+        (owner,) = [
+            s for s in self.subtasks if key_group(key, MAX_PARALLELISM) in s.backend.key_group_range
+        ]
         return owner
 
     def value(self, key: int, namespace: Any, number: int) -> None:
@@ -536,7 +630,10 @@ class World:
     def table(self, key: int, namespace: Any, number: int) -> None:
         table = self.owner(key).backend.table("table").of(namespace, [key])
         table.setdefault(key, []).append(number)
-        self.state["table", namespace, key] = [*self.state.get(("table", namespace, key), []), number]
+        self.state["table", namespace, key] = [
+            *self.state.get(("table", namespace, key), []),
+            number,
+        ]
 
     def removed(self, key: int, namespace: Any, number: int) -> None:
         table = self.owner(key).backend.table("table")
@@ -547,7 +644,10 @@ class World:
         table = self.owner(key).backend.table("passing", transient=True)
         entries = table.of(namespace, [key]) if number % 2 else table.of_key(namespace, key)
         entries.setdefault(key, []).append(number)
-        self.state["passing", namespace, key] = [*self.state.get(("passing", namespace, key), []), number]
+        self.state["passing", namespace, key] = [
+            *self.state.get(("passing", namespace, key), []),
+            number,
+        ]
 
     def passed(self, key: int, namespace: Any, _number: int) -> None:
         table = self.owner(key).backend.table("passing", transient=True)
@@ -556,7 +656,9 @@ class World:
         self.state.pop(("passing", namespace, key), None)
 
     def churn(self, key: int, namespace: Any, number: int) -> None:
-        """A key, an entry and a timer that come and go at once, unless they were there: then they only go."""
+        """A key, an entry and a timer that come and go at once, unless they were there: then
+        they only go.
+        """
         self.value(key, namespace, number)
         self.nothing(key, namespace, number)
         self.passing(key, namespace, number)
@@ -598,9 +700,18 @@ class World:
     def begin(self, _key: int, _namespace: Any, number: int) -> None:
         self.number += 1
         kind = {0: {"full": True}, 1: {"canonical": True}}.get(number, {})
-        snapshots = [subtask.backend.begin_snapshot(self.number, **kind) for subtask in self.subtasks]
-        writing = [asyncio.ensure_future(snapshot.write(Slow(60 if number == 2 else None))) for snapshot in snapshots]
-        self.pending[self.number] = (snapshots, writing, copy.deepcopy((self.state, self.timers, self.watermark)))
+        snapshots = [
+            subtask.backend.begin_snapshot(self.number, **kind) for subtask in self.subtasks
+        ]
+        writing = [
+            asyncio.ensure_future(snapshot.write(Slow(60 if number == 2 else None)))
+            for snapshot in snapshots
+        ]
+        self.pending[self.number] = (
+            snapshots,
+            writing,
+            copy.deepcopy((self.state, self.timers, self.watermark)),
+        )
 
     async def slices(self, key: int, _namespace: Any, _number: int) -> None:
         for _ in range(3 * key):
@@ -617,7 +728,10 @@ class World:
             for subtask in self.subtasks:
                 subtask.backend.checkpoint_aborted(number)
             return
-        self.completed = [handle for handle in handles if isinstance(handle, KeyedStateHandle)], expected
+        self.completed = (
+            [handle for handle in handles if isinstance(handle, KeyedStateHandle)],
+            expected,
+        )
         for subtask in self.subtasks:
             subtask.backend.checkpoint_completed(number)
         for earlier in [known for known in self.pending if known < number]:
@@ -645,7 +759,9 @@ class World:
             for namespace in (None, 0, (0, 10))
             for key, value in subtask.backend.items(table, namespace=namespace)
         }
-        timers = {timer: None for subtask in self.subtasks for timer in subtask.timers.event_time_timers()}
+        timers = {
+            timer: None for subtask in self.subtasks for timer in subtask.timers.event_time_timers()
+        }
         reached = {subtask.timers.current_watermark for subtask in self.subtasks}
         return state, timers, min(reached)
 
@@ -659,39 +775,91 @@ class World:
             self.state[table, namespace, key] = value
 
 
-async def restored(name: Any, parallelism: int, handles: list[KeyedStateHandle], expected: Any) -> World:
-    groups = [range_for_subtask(index, parallelism, MAX_PARALLELISM) for index in range(parallelism)]
+async def restored(
+    name: Any, parallelism: int, handles: list[KeyedStateHandle], expected: Any
+) -> World:
+    groups = [
+        range_for_subtask(index, parallelism, MAX_PARALLELISM) for index in range(parallelism)
+    ]
     world = World(name, [await Subtask.restored(name, handles, range) for range in groups])
     world.state, world.timers, world.watermark = copy.deepcopy(expected)
     return world
 
 
-ACTIONS = ["value", "nothing", "document", "document", "table", "table", "removed", "drop", "timer", "timer", "no_timer"]
+ACTIONS = [
+    "value",
+    "nothing",
+    "document",
+    "document",
+    "table",
+    "table",
+    "removed",
+    "drop",
+    "timer",
+    "timer",
+    "no_timer",
+]
 ACTIONS += ["passing", "passing", "passed", "passed", "churn", "churn"]
-ACTIONS += ["advance", "some_fire", "begin", "begin", "slices", "slices", "complete", "complete", "abort", "restart"]
-STEP = st.tuples(st.sampled_from(ACTIONS), st.integers(0, 4), st.sampled_from([None, 0, (0, 10)]), st.integers(0, 9))
+ACTIONS += [
+    "advance",
+    "some_fire",
+    "begin",
+    "begin",
+    "slices",
+    "slices",
+    "complete",
+    "complete",
+    "abort",
+    "restart",
+]
+STEP = st.tuples(
+    st.sampled_from(ACTIONS),
+    st.integers(0, 4),
+    st.sampled_from([None, 0, (0, 10)]),
+    st.integers(0, 9),
+)
 
 
 @settings(max_examples=150, deadline=None)
 @given(steps=st.lists(STEP, min_size=20, max_size=120))
-def test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_written(steps: list[Any]) -> None:
-    """F7.9, G5, H7: updates, removals, dropped windows, timers, several checkpoints at once, failures, aborts, restores, rescaling."""
+def test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_written(
+    steps: list[Any],
+) -> None:
+    """F7.9, G5, H7: updates, removals, dropped windows, timers, several checkpoints at once,
+    failures, aborts, restores, rescaling.
+    """
     agrees("heap", steps)
 
 
 @settings(max_examples=10, deadline=None)
 @given(steps=st.lists(STEP, min_size=20, max_size=120))
-def test_every_checkpoint_of_rocksdb_agrees_with_plain_dicts_with_hardly_anything_in_memory(steps: list[Any]) -> None:
+def test_every_checkpoint_of_rocksdb_agrees_with_plain_dicts_with_hardly_anything_in_memory(
+    steps: list[Any],
+) -> None:
     """F7.9, G5, H7: likewise; fewer examples, as each opens databases by the dozen."""
     few = {"NAMED_LATELY": 3, "EVICTED_MAX": 2}
-    with patch.multiple("aioflow.state.rocksdb_cache", **few), patch("aioflow.state.rocksdb_snapshot.ROWS_A_SLICE", 2):
+    with (
+        patch.multiple("aioflow.state.rocksdb_cache", **few),
+        patch("aioflow.state.rocksdb_snapshot.ROWS_A_SLICE", 2),
+    ):
         agrees(RocksDB(cache_entries=3), steps)
 
 
 @pytest.mark.parametrize("name", ["heap", RocksDB(cache_entries=3)], ids=["heap", "rocksdb"])
-def test_a_savepoint_that_is_written_beside_a_later_checkpoint_holds_its_own_moment(name: Any) -> None:
+def test_a_savepoint_that_is_written_beside_a_later_checkpoint_holds_its_own_moment(
+    name: Any,
+) -> None:
     """G5, H7: rows that change while it is read are those of the checkpoint alone."""
-    agrees(name, [("value", 0, None, 0), ("begin", 0, None, 1), ("value", 0, None, 1), ("value", 3, None, 1), ("begin", 0, None, 3)])
+    agrees(
+        name,
+        [
+            ("value", 0, None, 0),
+            ("begin", 0, None, 1),
+            ("value", 0, None, 1),
+            ("value", 3, None, 1),
+            ("begin", 0, None, 3),
+        ],
+    )
 
 
 def agrees(name: Any, steps: list[Any]) -> None:
@@ -704,7 +872,10 @@ def agrees(name: Any, steps: list[Any]) -> None:
                 while world.pending:
                     await world.give_up(next(iter(world.pending)))
                 handles, expected = world.completed or ([], ({}, {}, MIN_WATERMARK))
-                world, completed = await restored(name, 1 + number % 3, handles, expected), world.completed
+                world, completed = (
+                    await restored(name, 1 + number % 3, handles, expected),
+                    world.completed,
+                )
                 world.completed, world.number = completed, 1_000 * len(steps) + key
                 continue
             ongoing = getattr(world, action)(key, namespace, number)
@@ -718,6 +889,9 @@ def agrees(name: Any, steps: list[Any]) -> None:
     small = {"KEYS_A_SLICE": 2, "ROWS_A_FRAME": 2, "FIRST_FRAME_ROWS": 1, "GENERATIONS_MAX": 2}
     few = {"KEYS_A_SLICE": 2, "KEYS_LISTED": 1, "KEYS_A_TUPLE": 3, "KEYS_ALONE": 2, "TURNS": 1}
     often = {"SECTIONS_MAX": 3, "SMALL_FILES_MAX": 2, "SMALL_ROWS": 8}
-    with patch.multiple("aioflow.state.heap_snapshot", **small), patch.multiple("aioflow.state.heap_keys", **few):
+    with (
+        patch.multiple("aioflow.state.heap_snapshot", **small),
+        patch.multiple("aioflow.state.heap_keys", **few),
+    ):
         with patch.multiple("aioflow.state.heap_archive", **often), closing_backends():
             asyncio.run(run())

@@ -1,6 +1,7 @@
 """What every expression means, as data: rows, columns and Spark are all held to this one table.
 
-A case is an expression, the row that it reads, and what it gives: a value (compared with its type), or the class of the error.
+A case is an expression, the row that it reads, and what it gives: a value (compared with its type),
+or the class of the error.
 """
 
 from __future__ import annotations
@@ -188,8 +189,16 @@ LOGIC = _of(
     ((col.a > col.b) | (col.b > 1), {"a": 1, "b": None}, None),
     ((col.a + 1).is_null() == (col.a > 0), {"a": 1}, False),
     ((col.a + 1).is_null() == (col.a > 0), {"a": None}, None),
-    (when(col.a > col.b).then(col.b).when(col.b > 1).then(-col.b).otherwise(col.a), {"a": None, "b": 2}, -2),
-    (when(col.a > col.b).then(col.b).when(col.b > 1).then(-col.b).otherwise(col.a), {"a": None, "b": None}, None),
+    (
+        when(col.a > col.b).then(col.b).when(col.b > 1).then(-col.b).otherwise(col.a),
+        {"a": None, "b": 2},
+        -2,
+    ),
+    (
+        when(col.a > col.b).then(col.b).when(col.b > 1).then(-col.b).otherwise(col.a),
+        {"a": None, "b": None},
+        None,
+    ),
     # The right side is not computed where the left decides.
     ((col.a != 7) & (col.a.cast(str).cast(bool)), A, False),
     ((col.a == 7) | (col.a.cast(str).cast(bool)), A, True),

@@ -7,7 +7,14 @@ import logging
 
 import pytest
 
-from aioflow.core.aio import OrderedTaskGroup, cancel_and_wait, close_within, supervise, wait_all, wait_first
+from aioflow.core.aio import (
+    OrderedTaskGroup,
+    cancel_and_wait,
+    close_within,
+    supervise,
+    wait_all,
+    wait_first,
+)
 
 
 class Boom(Exception):
@@ -133,7 +140,9 @@ async def test_cancelling_the_owner_in_its_body_cancels_the_children() -> None:
     assert log == ["child"]
 
 
-async def test_child_that_fails_while_the_owner_is_cancelled_wins_and_the_cancellation_is_kept() -> None:
+async def test_child_that_fails_while_the_owner_is_cancelled_wins_and_the_cancellation_is_kept() -> (
+    None
+):
     seen: list[str] = []
 
     async def stubborn() -> None:
@@ -203,7 +212,9 @@ async def test_nested_groups_unwind_from_the_inside() -> None:
     assert isinstance(caught.value.exceptions[0].exceptions[0], Boom)
 
 
-async def test_failure_in_the_outer_group_cancels_the_inner_one_without_an_error_of_its_own() -> None:
+async def test_failure_in_the_outer_group_cancels_the_inner_one_without_an_error_of_its_own() -> (
+    None
+):
     log: list[object] = []
     with pytest.raises(ExceptionGroup) as caught:
         async with OrderedTaskGroup() as outer:
@@ -368,7 +379,9 @@ async def test_close_within_finishes_the_close_before_it_passes_on_a_cancellatio
     assert log == ["closed", "owner ends"]
 
 
-async def test_close_within_cuts_off_a_close_that_hangs_and_says_which(caplog: pytest.LogCaptureFixture) -> None:
+async def test_close_within_cuts_off_a_close_that_hangs_and_says_which(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     log: list[object] = []
     with caplog.at_level(logging.WARNING, logger="aioflow.core.aio"):
         assert not await close_within(until_cancelled(log, "cancelled"), 0.001, what="sink count-1")

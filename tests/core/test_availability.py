@@ -34,7 +34,9 @@ async def test_a_reset_gives_a_new_pending_future_and_a_second_reset_the_same() 
     assert future.done()
 
 
-async def test_a_future_that_was_handed_out_completes_even_if_the_flag_falls_again_at_once() -> None:
+async def test_a_future_that_was_handed_out_completes_even_if_the_flag_falls_again_at_once() -> (
+    None
+):
     """C1: a spurious completion is allowed, a lost wake-up is not."""
     availability = Availability()
     future = availability.get_available_future()
@@ -109,7 +111,9 @@ def test_a_callback_may_register_again_without_being_called_twice() -> None:
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
-def test_the_conjunction_of_three_is_available_only_after_all_in_any_order(order: tuple[int, ...]) -> None:
+def test_the_conjunction_of_three_is_available_only_after_all_in_any_order(
+    order: tuple[int, ...],
+) -> None:
     """C1.3"""
     parts = [Availability() for _ in range(3)]
     combined = all_of(parts)

@@ -1,4 +1,6 @@
-"""A batch and an event come out of their bytes as they went in; anything else is refused with a DecodeError."""
+"""A batch and an event come out of their bytes as they went in; anything else is refused with a
+DecodeError.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,14 @@ def columns(batch: RecordBatch) -> tuple[Any, ...]:
     def typed(column: list[Any] | None) -> Any:
         return None if column is None else [(type(value), value) for value in column]
 
-    return typed(batch.values), typed(batch.timestamps), typed(batch.keys), typed(batch.watermarks), batch.watermark, batch.taken
+    return (
+        typed(batch.values),
+        typed(batch.timestamps),
+        typed(batch.keys),
+        typed(batch.watermarks),
+        batch.watermark,
+        batch.taken,
+    )
 
 
 def round_trip(batch: RecordBatch) -> RecordBatch:
@@ -59,8 +68,19 @@ def round_trip(batch: RecordBatch) -> RecordBatch:
 
 
 times = st.integers(MIN_WATERMARK, MAX_WATERMARK)
-scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=5)
-records = scalars | st.tuples(scalars, scalars) | st.lists(scalars, max_size=3) | st.dictionaries(st.text(max_size=3), scalars, max_size=2)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+)
+records = (
+    scalars
+    | st.tuples(scalars, scalars)
+    | st.lists(scalars, max_size=3)
+    | st.dictionaries(st.text(max_size=3), scalars, max_size=2)
+)
 
 
 @st.composite
@@ -69,8 +89,14 @@ def batches(draw: st.DrawFn) -> RecordBatch:
     count = len(values)
     timestamps = draw(st.none() | st.lists(times, min_size=count, max_size=count))
     keys = draw(st.none() | st.just(values) | st.lists(scalars, min_size=count, max_size=count))
-    moves = st.lists(st.sampled_from([MIN_WATERMARK, 5, 6, MAX_WATERMARK]) | times, min_size=count, max_size=count).map(sorted)
-    return RecordBatch(values, timestamps, keys, draw(st.none() | moves), draw(times), draw(st.booleans()))
+    moves = st.lists(
+        st.sampled_from([MIN_WATERMARK, 5, 6, MAX_WATERMARK]) | times,
+        min_size=count,
+        max_size=count,
+    ).map(sorted)
+    return RecordBatch(
+        values, timestamps, keys, draw(st.none() | moves), draw(times), draw(st.booleans())
+    )
 
 
 @given(batches())
@@ -151,17 +177,37 @@ def test_keys_that_are_a_field_of_the_values_are_written_once(values: list[Any])
         ([Seen(USERS[0], 1), (USERS[1], 2)], [USERS[0], USERS[1]]),
     ],
 )
-def test_keys_that_are_no_field_of_all_values_come_out_as_they_went_in(values: list[Any], keys: list[Any]) -> None:
-    assert columns(round_trip(RecordBatch(values, keys=keys))) == columns(RecordBatch(values, keys=keys))
+def test_keys_that_are_no_field_of_all_values_come_out_as_they_went_in(
+    values: list[Any], keys: list[Any]
+) -> None:
+    assert columns(round_trip(RecordBatch(values, keys=keys))) == columns(
+        RecordBatch(values, keys=keys)
+    )
 
 
 @pytest.mark.parametrize(
-    ("values", "field"), [([("a", 1)] * 3, 2), ([("a", 1)] * 3, "user"), ([{"u": 1}] * 3, "v"), ([5, 6], 0), ([Seen("a", 1)], "count")]
+    ("values", "field"),
+    [
+        ([("a", 1)] * 3, 2),
+        ([("a", 1)] * 3, "user"),
+        ([{"u": 1}] * 3, "v"),
+        ([5, 6], 0),
+        ([Seen("a", 1)], "count"),
+    ],
 )
-def test_a_field_that_the_values_do_not_have_is_a_decode_error(values: list[Any], field: int | str) -> None:
+def test_a_field_that_the_values_do_not_have_is_a_decode_error(
+    values: list[Any], field: int | str
+) -> None:
     honest = encode_batch(RecordBatch(values), CODEC, "count")
     packed = msgspec.msgpack.encode(field)
-    forged = honest[:1] + bytes([32]) + honest[2:10] + len(packed).to_bytes(4, "big") + packed + honest[10:]
+    forged = (
+        honest[:1]
+        + bytes([32])
+        + honest[2:10]
+        + len(packed).to_bytes(4, "big")
+        + packed
+        + honest[10:]
+    )
     with pytest.raises(DecodeError, match=r"channel 3.*field"):
         decode_batch(forged, CODEC, "channel 3")
 
@@ -182,14 +228,27 @@ def test_a_value_that_cannot_travel_names_the_operator_that_emits_it() -> None:
         encode_batch(RecordBatch([1], keys=[object()]), CODEC, "count-1")
 
 
-@pytest.mark.parametrize("batch", [RecordBatch([1], [2**64]), RecordBatch([1], watermark=2**63), RecordBatch([1], watermarks=[2**64])])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        RecordBatch([1], [2**64]),
+        RecordBatch([1], watermark=2**63),
+        RecordBatch([1], watermarks=[2**64]),
+    ],
+)
 def test_a_time_beyond_64_bits_is_refused_when_it_is_sent(batch: RecordBatch) -> None:
-    with pytest.raises(TypeNotSupported, match="count-1: a timestamp or watermark is beyond 64 bits"):
+    with pytest.raises(
+        TypeNotSupported, match="count-1: a timestamp or watermark is beyond 64 bits"
+    ):
         encode_batch(batch, CODEC, "count-1")
 
 
 FULL = RecordBatch(
-    [("a", 1), ("b", 2.5), ("c", None)] * 4, list(range(12)), ["a", "b", "c"] * 4, [MIN_WATERMARK] * 6 + [3] * 6, 4
+    [("a", 1), ("b", 2.5), ("c", None)] * 4,
+    list(range(12)),
+    ["a", "b", "c"] * 4,
+    [MIN_WATERMARK] * 6 + [3] * 6,
+    4,
 )
 
 
@@ -225,7 +284,9 @@ def test_runs_of_watermarks_that_promise_more_than_there_is_take_no_memory() -> 
     for lie in ([1, 2**62], [1], [1, 13], [1, -1, 1, 13], [1, 0, 1, 12]):
         packed = msgspec.msgpack.encode(lie)
         at = honest.index(runs)
-        forged = honest[: at - 4] + len(packed).to_bytes(4, "big") + packed + honest[at + len(runs) :]
+        forged = (
+            honest[: at - 4] + len(packed).to_bytes(4, "big") + packed + honest[at + len(runs) :]
+        )
         with pytest.raises(DecodeError, match="runs of watermarks"):
             decode_batch(forged, CODEC, "channel 3")
 
@@ -245,7 +306,9 @@ def test_every_type_of_event_is_among_those_tested() -> None:
 
 def test_an_event_of_a_newer_peer_is_a_clear_error() -> None:
     """C14.3"""
-    with pytest.raises(DecodeError, match="channel 3: an event of kind 99 is not known here; run the same release"):
+    with pytest.raises(
+        DecodeError, match="channel 3: an event of kind 99 is not known here; run the same release"
+    ):
         decode_event(msgspec.msgpack.encode([99, 1]), "channel 3")
 
 

@@ -1,4 +1,6 @@
-"""Batches of columns as bytes: what comes out equals what went in, and what is not whole is refused."""
+"""Batches of columns as bytes: what comes out equals what went in, and what is not whole is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,19 @@ def through(batch: RecordBatch) -> RecordBatch:
 
 
 @given(fields=st.lists(fields, max_size=4), times=st.booleans(), marks=st.booleans())
-def test_what_comes_out_equals_what_went_in(fields: list[list[Any]], times: bool, marks: bool) -> None:
+def test_what_comes_out_equals_what_went_in(
+    fields: list[list[Any]], times: bool, marks: bool
+) -> None:
     values: Any = ColumnBatch({f"f{i}": column_of(items) for i, items in enumerate(fields)}, 3)
-    batch = RecordBatch(values, ints(5, -1, 7) if times else None, None, ints(1, 1, 2) if marks else None, 3)
+    batch = RecordBatch(
+        values, ints(5, -1, 7) if times else None, None, ints(1, 1, 2) if marks else None, 3
+    )
     found = through(batch)
     assert type(found.values) is ColumnBatch
     assert list(found.values) == list(values)
-    assert [[type(v) for v in row.values()] for row in found.values] == [[type(v) for v in row.values()] for row in values]
+    assert [[type(v) for v in row.values()] for row in found.values] == [
+        [type(v) for v in row.values()] for row in values
+    ]
     assert found.timestamps is None if not times else list(found.timestamps or ()) == [5, -1, 7]
     assert found.watermarks is None if not marks else list(found.watermarks or ()) == [1, 1, 2]
     assert found.watermark == 3
@@ -55,10 +63,19 @@ def test_what_comes_out_equals_what_went_in(fields: list[list[Any]], times: bool
 @given(fields=st.lists(fields, min_size=1, max_size=4), cuts=st.sets(st.integers(0, 6)))
 def test_stretches_read_as_parts_of_the_whole(fields: list[list[Any]], cuts: set[int]) -> None:
     nested = ColumnBatch({f"f{i}": column_of(items * 2) for i, items in enumerate(fields)}, 6)
-    whole = ColumnBatch({"nested": nested, "coded": CodedColumn(np.array([2, -1, 2, 0, 0, -1], np.int32), ["a", "b", "c", "d"])}, 6)
+    whole = ColumnBatch(
+        {
+            "nested": nested,
+            "coded": CodedColumn(np.array([2, -1, 2, 0, 0, -1], np.int32), ["a", "b", "c", "d"]),
+        },
+        6,
+    )
     bounds = sorted({0, 6, *cuts})
 
-    found = [decode_column(content, Codec()) for content in encode_stretches(whole, bounds, Codec(), "join")]
+    found = [
+        decode_column(content, Codec())
+        for content in encode_stretches(whole, bounds, Codec(), "join")
+    ]
 
     assert [len(part) for part in found] == np.diff(bounds).tolist()
     assert [row for part in found for row in part] == list(whole)
@@ -69,16 +86,27 @@ def test_stretches_read_as_parts_of_the_whole(fields: list[list[Any]], cuts: set
         assert len(coded.entries) == len({code for code in coded.codes.tolist() if code >= 0})
 
 
-@given(st.lists(st.one_of(st.floats(width=32), st.floats(width=16)), max_size=150), st.floats(), st.integers(0, 200))
-def test_floats_of_few_digits_take_half_the_bytes_and_lose_none(items: list[float], other: float, at: int) -> None:
+@given(
+    st.lists(st.one_of(st.floats(width=32), st.floats(width=16)), max_size=150),
+    st.floats(),
+    st.integers(0, 200),
+)
+def test_floats_of_few_digits_take_half_the_bytes_and_lose_none(
+    items: list[float], other: float, at: int
+) -> None:
     for given_ in (items, [*items[:at], other, *items[at:]]):
         column = NumberColumn(np.array(given_, np.float64))
-        content = encode_batch(RecordBatch(ColumnBatch({"x": column}, len(given_))), Codec(), "source")  # type: ignore[arg-type]
+        content = encode_batch(
+            RecordBatch(ColumnBatch({"x": column}, len(given_))), Codec(), "source"
+        )  # type: ignore[arg-type]
         found = decode_batch(content, Codec(), "channel").values.columns["x"].values  # type: ignore[attr-defined]
         assert found.dtype == np.float64
         assert found.tobytes() == column.values.tobytes()
     eighths = NumberColumn(np.arange(1_000) / 8)
-    assert len(encode_batch(RecordBatch(ColumnBatch({"x": eighths}, 1_000)), Codec(), "source")) < 4_100  # type: ignore[arg-type]
+    assert (
+        len(encode_batch(RecordBatch(ColumnBatch({"x": eighths}, 1_000)), Codec(), "source"))
+        < 4_100
+    )  # type: ignore[arg-type]
 
 
 def test_keys_that_are_a_field_are_not_sent_twice() -> None:
@@ -93,10 +121,17 @@ def test_keys_that_are_a_field_are_not_sent_twice() -> None:
 
 def test_of_shared_entries_only_those_in_use_travel() -> None:
     entries = [f"word {i}" for i in range(10_000)]
-    values: Any = ColumnBatch({"w": CodedColumn(np.array([9_000, -1, 3, 9_000], np.int32), entries)}, 4)
+    values: Any = ColumnBatch(
+        {"w": CodedColumn(np.array([9_000, -1, 3, 9_000], np.int32), entries)}, 4
+    )
     content = encode_batch(RecordBatch(values), Codec(), "source")
     assert len(content) < 200
-    assert list(decode_batch(content, Codec(), "channel").values) == [{"w": "word 9000"}, {"w": None}, {"w": "word 3"}, {"w": "word 9000"}]
+    assert list(decode_batch(content, Codec(), "channel").values) == [
+        {"w": "word 9000"},
+        {"w": None},
+        {"w": "word 3"},
+        {"w": "word 9000"},
+    ]
 
 
 def test_rows_whose_times_are_a_column_stay_rows() -> None:
@@ -110,7 +145,11 @@ def test_tuples_nested_records_and_window_results_travel() -> None:
     nested = ColumnBatch({"n": ints(1, 2)}, 2)
     for values in (
         ColumnBatch({0: column_of(["a", "b"]), 1: nested}, 2),
-        ColumnBatch({"key": column_of(["a", "b"]), "start": ints(0, 0), "end": ints(9, 9), "value": nested}, 2, WindowResult),
+        ColumnBatch(
+            {"key": column_of(["a", "b"]), "start": ints(0, 0), "end": ints(9, 9), "value": nested},
+            2,
+            WindowResult,
+        ),
     ):
         found = through(RecordBatch(values))  # type: ignore[arg-type]
         assert list(found.values) == list(values)
@@ -146,7 +185,8 @@ class Bare(msgspec.Struct):
 def test_records_of_a_class_travel_as_columns_of_it(kind: Any) -> None:
     key = column_of(["a", "b"])
     values: Any = ColumnBatch({"key": key, "n": ints(1, 2)}, 2, kind)
-    found: Any = through(RecordBatch(values, None, key))  # type: ignore[arg-type]  # A column, which reads like a list.
+    # A column, which reads like a list.
+    found: Any = through(RecordBatch(values, None, key))  # type: ignore[arg-type]
     assert found.values.make is kind
     assert list(found.values) == [kind("a", 1), kind("b", 2)]
     assert found.keys is found.values.columns["key"]
@@ -194,8 +234,18 @@ def test_what_cannot_travel_names_the_operator() -> None:
 
 
 def test_bytes_cut_at_every_offset_are_refused() -> None:
-    values: Any = ColumnBatch({"a": ints(1, 2), "s": column_of(["x", None]), "o": ObjectColumn([1, "y"]), "b": column_of([True, None])}, 2)
-    content = encode_batch(RecordBatch(values, ints(1, 2), ints(3, 4), ints(0, 1), 5), Codec(), "source")
+    values: Any = ColumnBatch(
+        {
+            "a": ints(1, 2),
+            "s": column_of(["x", None]),
+            "o": ObjectColumn([1, "y"]),
+            "b": column_of([True, None]),
+        },
+        2,
+    )
+    content = encode_batch(
+        RecordBatch(values, ints(1, 2), ints(3, 4), ints(0, 1), 5), Codec(), "source"
+    )
     for end in range(len(content)):
         with pytest.raises(DecodeError):
             decode_batch(content[:end], Codec(), "channel")
@@ -210,8 +260,18 @@ def test_codes_without_an_entry_are_refused(code: int) -> None:
 
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255))
 def test_a_changed_byte_gives_a_batch_or_a_decode_error(at: int, byte: int) -> None:
-    values: Any = ColumnBatch({"a": ints(1, 2), "s": column_of(["x", None]), "o": ObjectColumn([1, "y"]), "b": column_of([True, None])}, 2)
-    content = bytearray(encode_batch(RecordBatch(values, ints(1, 2), ints(3, 4), ints(0, 1), 5), Codec(), "source"))
+    values: Any = ColumnBatch(
+        {
+            "a": ints(1, 2),
+            "s": column_of(["x", None]),
+            "o": ObjectColumn([1, "y"]),
+            "b": column_of([True, None]),
+        },
+        2,
+    )
+    content = bytearray(
+        encode_batch(RecordBatch(values, ints(1, 2), ints(3, 4), ints(0, 1), 5), Codec(), "source")
+    )
     content[at % len(content)] = byte
     try:
         found = decode_batch(content, Codec(), "channel")

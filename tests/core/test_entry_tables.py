@@ -1,4 +1,6 @@
-"""Entries go over a channel once: what comes out equals what went in, in any order in which batches and lists grow."""
+"""Entries go over a channel once: what comes out equals what went in, in any order in which
+batches and lists grow.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def test_an_entry_goes_over_a_channel_once() -> None:
     assert [row["w"] for row in found[0]] == ["word 0", "word 1", "word 2", "word 3", None]
     assert [row["w"] for row in found[1]] == ["word 3", "word 3", "word 3", "word 0", "word 0"]
     assert [row["w"] for row in found[2]] == ["later", "word 0", None]
-    assert found[0].columns["w"].entries is found[2].columns["w"].entries, "who has looked them up knows them"
+    assert found[0].columns["w"].entries is found[2].columns["w"].entries, (
+        "who has looked them up knows them"
+    )
     assert type(found[0].columns["w"].entries) is GrowingList, "and may send them on"
 
 
@@ -71,7 +75,9 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, captured=st.sets(st.integers(0, 11)))
-def test_batches_of_a_channel_mean_the_same_at_its_other_end(steps: list[tuple[int, list[str], list[int]]], captured: set[int]) -> None:
+def test_batches_of_a_channel_mean_the_same_at_its_other_end(
+    steps: list[tuple[int, list[str], list[int]]], captured: set[int]
+) -> None:
     """Also when what waits at either end is written anew, ahead of its turn, for a checkpoint."""
     channel = Channel()
     lists = [GrowingList(), GrowingList(), GrowingList(["x"])]
@@ -111,10 +117,14 @@ async def test_what_waits_is_kept_so_that_it_can_be_read_without_its_channel() -
 def test_entries_that_are_not_shared_go_with_their_batch() -> None:
     channel = Channel()
     plain = channel.encode(batch(["a", "b", "c"], [0, 1, 1]))
-    many = channel.encode(batch(GrowingList(map(str, range(100))), [7] * (100 // ENTRIES_PER_RECORD - 1)))
+    many = channel.encode(
+        batch(GrowingList(map(str, range(100))), [7] * (100 // ENTRIES_PER_RECORD - 1))
+    )
     for content in (plain, many):
         assert not isinstance(content, TabledBytes)
-        assert list(decode_batch(content, Codec(), "anywhere").values) == list(channel.decode(content))
+        assert list(decode_batch(content, Codec(), "anywhere").values) == list(
+            channel.decode(content)
+        )
     for i in range(TABLES_MAX + 1):
         content = channel.encode(batch(GrowingList([f"t{i}"]), [0]))
         assert isinstance(content, TabledBytes) is (i < TABLES_MAX)
@@ -124,7 +134,9 @@ def test_entries_that_are_not_shared_go_with_their_batch() -> None:
 def test_what_could_not_be_encoded_counts_as_not_sent() -> None:
     channel = Channel()
     entries = GrowingList(["a"])
-    values: Any = ColumnBatch({"w": CodedColumn(np.array([0], np.int32), entries), "o": ObjectColumn([object()])}, 1)
+    values: Any = ColumnBatch(
+        {"w": CodedColumn(np.array([0], np.int32), entries), "o": ObjectColumn([object()])}, 1
+    )
     with pytest.raises(TypeNotSupported):
         channel.encode(RecordBatch(values))
     assert list(channel.decode(channel.encode(batch(entries, [0])))) == [{"w": "a"}]

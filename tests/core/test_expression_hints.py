@@ -19,19 +19,35 @@ c: Any = af.col
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: c.user.upper(), "for text write col.user.str.upper(...); if it is a nested field write col.user['upper']"),
+        (
+            lambda: c.user.upper(),
+            "for text write col.user.str.upper(...); if it is a nested field write "
+            "col.user['upper']",
+        ),
         (lambda: c.user.startswith("a"), "did you mean col.user.str.starts_with(text)?"),
         (lambda: c.at.hour, "for a time write col.at.dt.hour; if it is"),
         (lambda: c.x.isnull(), "did you mean col.x.is_null?"),
         (lambda: c.x.astype(int), "did you mean col.x.cast(type)?"),
         (lambda: c.x.sum(), "it is of one element; for many write aggregate(af.sum(col.x))"),
-        (lambda: c.user.name, "has no method 'name'; if it is a nested field write col.user['name']"),
+        (
+            lambda: c.user.name,
+            "has no method 'name'; if it is a nested field write col.user['name']",
+        ),
         (lambda: (c.x + 1).foo, "write (col.x + 1)['foo']"),
-        (lambda: c.user.str.startswith("a"), ".str has no operation 'startswith'; did you mean .str.starts_with?; it has lower, upper, "),
-        (lambda: c.at.dt.hours, ".dt has no operation 'hours'; did you mean .dt.hour?; it has year, month, "),
+        (
+            lambda: c.user.str.startswith("a"),
+            ".str has no operation 'startswith'; did you mean .str.starts_with?; it has lower, "
+            "upper, ",
+        ),
+        (
+            lambda: c.at.dt.hours,
+            ".dt has no operation 'hours'; did you mean .dt.hour?; it has year, month, ",
+        ),
     ],
 )
-def test_an_attribute_that_is_none_names_the_operation_that_was_meant(wrong: Callable[[], Any], said: str) -> None:
+def test_an_attribute_that_is_none_names_the_operation_that_was_meant(
+    wrong: Callable[[], Any], said: str
+) -> None:
     with pytest.raises(AttributeError) as caught:
         wrong()
     assert said in str(caught.value)
@@ -40,10 +56,21 @@ def test_an_attribute_that_is_none_names_the_operation_that_was_meant(wrong: Cal
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: 1 < c.x < 5, "a chain like 1 < col.x < 5 is two comparisons, (col.x > 1) & (col.x < 5)"),
+        (
+            lambda: 1 < c.x < 5,
+            "a chain like 1 < col.x < 5 is two comparisons, (col.x > 1) & (col.x < 5)",
+        ),
         (lambda: c.a < c.b < 5, "a chain like 1 < col.b < 5 is two comparisons"),
-        (lambda: c.x > 1 & c.y < 5, "& binds tighter than >, so write each comparison in parentheses, like (col.x > 1) & (col.y < 5)"),
-        (lambda: 1 < c.x | c.y > 5, "| binds tighter than >, so write each comparison in parentheses, like (col.x > 1) | (col.y < 5)"),
+        (
+            lambda: c.x > 1 & c.y < 5,
+            "& binds tighter than >, so write each comparison in parentheses, like (col.x > 1) & "
+            "(col.y < 5)",
+        ),
+        (
+            lambda: 1 < c.x | c.y > 5,
+            "| binds tighter than >, so write each comparison in parentheses, like (col.x > 1) | "
+            "(col.y < 5)",
+        ),
         (lambda: c.x > 1 and c.y, "use & | ~ instead of and, or, not"),
         (lambda: "a" in c.tags, "is_in instead of `in`"),
         (lambda: 1 if c.x else 2, "when(...) instead of `if`"),
@@ -59,14 +86,24 @@ def test_what_needs_a_truth_value_says_what_to_write(wrong: Callable[[], Any], s
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: int(c.x), "int(...) of col.x: an expression stands for a value of each element, not known here; write col.x.cast(int)"),
+        (
+            lambda: int(c.x),
+            "int(...) of col.x: an expression stands for a value of each element, not known here; "
+            "write col.x.cast(int)",
+        ),
         (lambda: float(c.x + 1), "write (col.x + 1).cast(float)"),
         (lambda: len(c.x), "write col.x.str.len()"),
-        (lambda: f"{c.x}!", "write col.x.str.concat(...), or {...!r} to show the expression itself"),
-        (lambda: "{:>9}".format(c.x), "write col.x.str.concat(...)"),  # noqa: UP032  # That way too.
+        (
+            lambda: f"{c.x}!",
+            "write col.x.str.concat(...), or {...!r} to show the expression itself",
+        ),
+        # That way too.
+        (lambda: "{:>9}".format(c.x), "write col.x.str.concat(...)"),  # noqa: UP032
     ],
 )
-def test_what_needs_one_value_names_the_method_for_each(wrong: Callable[[], Any], said: str) -> None:
+def test_what_needs_one_value_names_the_method_for_each(
+    wrong: Callable[[], Any], said: str
+) -> None:
     with pytest.raises(TypeError) as caught:
         wrong()
     assert said in str(caught.value)
@@ -74,8 +111,13 @@ def test_what_needs_one_value_names_the_method_for_each(wrong: Callable[[], Any]
 
 def test_a_when_without_its_then_says_so() -> None:
     assert repr(af.when(c.x > 1)) == "when(col.x > 1) without its .then(value)"
-    assert repr(af.when(c.x > 1).then("a").when(c.y)) == "when(col.x > 1).then('a').when(col.y) without its .then(value)"
-    with pytest.raises(TypeError, match=r"^when\(col\.x\) without its \.then\(value\) is half an expression"):
+    assert (
+        repr(af.when(c.x > 1).then("a").when(c.y))
+        == "when(col.x > 1).then('a').when(col.y) without its .then(value)"
+    )
+    with pytest.raises(
+        TypeError, match=r"^when\(col\.x\) without its \.then\(value\) is half an expression"
+    ):
         c.y + af.when(c.x)
 
 
@@ -101,16 +143,27 @@ async def test_a_number_that_is_text_says_so_beside_the_error(row: Any, e: Any) 
     with pytest.raises(TypeError) as caught:
         await af.Flow("texts").source([row]).filter(e).collect()
     hint, place = caught.value.__notes__
-    assert hint.startswith("col.cents is text: col.cents.cast(int) or .cast(float) makes a number of it; of CSV files type= does so")
+    assert hint.startswith(
+        "col.cents is text: col.cents.cast(int) or .cast(float) makes a number of it; of CSV "
+        "files type= does so"
+    )
     assert place.startswith("aioflow: in operator 'filter'")
 
 
-@pytest.mark.parametrize("aggregate", [af.sum(c.cents), af.agg(n=af.count(), mean=af.mean(c.cents))], ids=str)
+@pytest.mark.parametrize(
+    "aggregate", [af.sum(c.cents), af.agg(n=af.count(), mean=af.mean(c.cents))], ids=str
+)
 @pytest.mark.parametrize("windowed", [False, True])
-async def test_an_aggregate_of_numbers_that_are_text_says_so(aggregate: Any, windowed: bool) -> None:
+async def test_an_aggregate_of_numbers_that_are_text_says_so(
+    aggregate: Any, windowed: bool
+) -> None:
     strategy = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda row: 0)
     keyed = af.Flow("texts").source([{"cents": "250"}], watermarks=strategy).key_by(lambda row: 0)
-    wrong = keyed.window(af.tumbling("1s")).aggregate(aggregate) if windowed else keyed.aggregate(aggregate)
+    wrong = (
+        keyed.window(af.tumbling("1s")).aggregate(aggregate)
+        if windowed
+        else keyed.aggregate(aggregate)
+    )
     with pytest.raises(TypeError) as caught:
         await wrong.collect()
     hint, place = caught.value.__notes__
@@ -136,7 +189,9 @@ async def test_a_number_that_is_joined_to_a_text_is_told_to_become_one(e: Any, s
     assert place.startswith("aioflow: in operator 'map'")
 
 
-@pytest.mark.parametrize("e", [c.n + c.m, c.user + c.cents, c.user + c.m, c.user + "x" + c.n], ids=str)
+@pytest.mark.parametrize(
+    "e", [c.n + c.m, c.user + c.cents, c.user + c.m, c.user + "x" + c.n], ids=str
+)
 async def test_other_errors_of_types_have_no_such_hint(e: Any) -> None:
     row = {"n": 1, "m": [], "user": "ann", "cents": "250"}
     flow = af.Flow("texts").source([row])
@@ -149,7 +204,10 @@ async def test_other_errors_of_types_have_no_such_hint(e: Any) -> None:
 
 def test_aggregates_without_a_name_are_told_one() -> None:
     wrong: Any = af.agg
-    with pytest.raises(af.GraphError, match=r"write af\.agg\(sum=af\.sum\(col\.v\), count=af\.count\(where=col\.x > 1\)\)$"):
+    with pytest.raises(
+        af.GraphError,
+        match=r"write af\.agg\(sum=af\.sum\(col\.v\), count=af\.count\(where=col\.x > 1\)\)$",
+    ):
         wrong(af.sum(c.v), af.count(where=c.x > 1))
     with pytest.raises(af.GraphError, match="expected an aggregate"):
         wrong(5)
@@ -157,7 +215,13 @@ def test_aggregates_without_a_name_are_told_one() -> None:
 
 def test_a_count_of_a_field_says_what_counts_fields() -> None:
     wrong: Any = af.count
-    with pytest.raises(af.GraphError, match=r"takes no af\.col\.v: write af\.count\(\), af\.count\(where=~af\.col\.v\.is_null\(\)\)"):
+    with pytest.raises(
+        af.GraphError,
+        match=(
+            r"takes no af\.col\.v: write af\.count\(\), "
+            r"af\.count\(where=~af\.col\.v\.is_null\(\)\)"
+        ),
+    ):
         wrong(c.v)
     with pytest.raises(af.GraphError, match=r"takes no fn: .* or af\.distinct\(fn\)"):
         wrong(lambda row: row)
@@ -166,18 +230,26 @@ def test_a_count_of_a_field_says_what_counts_fields() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: c.a.is_in([c.b]), "plain values, known when the flow is built; to compare with other fields write (col.a == col.b)"),
+        (
+            lambda: c.a.is_in([c.b]),
+            "plain values, known when the flow is built; to compare with other fields write "
+            "(col.a == col.b)",
+        ),
         (lambda: c.a.is_in((1, c.b, c.d + 1)), "write (col.a == col.b) | (col.a == col.d + 1)"),
         (lambda: c.a.is_in([af.col]), "write (col.a == col.other)"),
     ],
 )
-def test_a_field_among_values_is_refused_with_the_comparison(wrong: Callable[[], Any], said: str) -> None:
+def test_a_field_among_values_is_refused_with_the_comparison(
+    wrong: Callable[[], Any], said: str
+) -> None:
     with pytest.raises(TypeError) as caught:
         wrong()
     assert str(caught.value).endswith(said)
 
 
-def test_a_comparison_with_none_that_is_written_down_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_comparison_with_none_that_is_written_down_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert repr(c.a == af.lit(None)) == "col.a == None"
     assert not caplog.records, "said on purpose"
     assert [repr(c.a == None), repr((c.a + 1) != None)] == ["col.a == None", "col.a + 1 != None"]  # noqa: E711
@@ -199,22 +271,30 @@ class Tagged(NamedTuple):
         (c.n["x"], r"^no field 'x' in a int without fields"),
     ],
 )
-async def test_a_position_that_is_not_there_is_told_the_length(row: Any, expression: Any, said: str) -> None:
+async def test_a_position_that_is_not_there_is_told_the_length(
+    row: Any, expression: Any, said: str
+) -> None:
     with pytest.raises(LookupError, match=said):
         await af.Flow("rows").source([row]).select(x=expression).collect()
 
 
 async def test_a_position_of_a_tuple_that_is_not_there_is_told_the_length() -> None:
-    with pytest.raises(LookupError, match=r"^no position 9 in a tuple of 2; read by the expression col\(9\)"):
+    with pytest.raises(
+        LookupError, match=r"^no position 9 in a tuple of 2; read by the expression col\(9\)"
+    ):
         await af.Flow("rows").source([(1, 2)]).select(x=af.col[9]).collect()
 
 
-@pytest.mark.parametrize("expression", [c.n.str.upper(), c.n.str.len(), c.n.str.contains("x") & (c.tags.str.len() > 0)])
+@pytest.mark.parametrize(
+    "expression", [c.n.str.upper(), c.n.str.len(), c.n.str.contains("x") & (c.tags.str.len() > 0)]
+)
 async def test_an_operation_on_text_of_a_number_is_told_the_cast(expression: Any) -> None:
     with pytest.raises((TypeError, AttributeError)) as caught:
         await af.Flow("rows").source([Tagged(["a"], 3)]).select(x=expression).collect()
     (note,) = [note for note in caught.value.__notes__ if "reads text" in note]
-    assert re.fullmatch(r"col\.n is int, and \.(str\.\w+) reads text: write col\.n\.cast\(str\)\.\1\(\.\.\.\)", note)
+    assert re.fullmatch(
+        r"col\.n is int, and \.(str\.\w+) reads text: write col\.n\.cast\(str\)\.\1\(\.\.\.\)", note
+    )
 
 
 PAIR = af.Pair({"i": 1, "a b": 2}, {"i": 1})
@@ -223,18 +303,52 @@ PAIR = af.Pair({"i": 1, "a b": 2}, {"i": 1})
 @pytest.mark.parametrize(
     ("row", "expression", "said"),
     [
-        (PAIR, c.i + 1, "no field 'i' in a Pair with left, right: write af.left.i or af.right.i; read by the expression col.i + 1"),
-        (PAIR, c("a b"), "no field 'a b' in a Pair with left, right: write af.left('a b'); read by the expression col('a b')"),
+        (
+            PAIR,
+            c.i + 1,
+            "no field 'i' in a Pair with left, right: write af.left.i or af.right.i; read by the "
+            "expression col.i + 1",
+        ),
+        (
+            PAIR,
+            c("a b"),
+            "no field 'a b' in a Pair with left, right: write af.left('a b'); read by the "
+            "expression col('a b')",
+        ),
         (PAIR, c.j, "no field 'j' in a Pair with left, right; read by the expression col.j"),
-        (PAIR, af.left.j, "no field 'j' in a dict with i, a b; read by the expression col.left['j']"),
-        ({"i": 1}, af.left.i > 0, "no field 'left' in a dict with i: af.left is for the pairs of a join; write af.col.i; read by"),
-        ({"i": 1}, af.right.j, "no field 'right' in a dict with i: af.right is for the pairs of a join; read by"),
-        (Tagged([], 3), af.left.n, "no field 'left' in a Tagged with tags, n: af.left is for the pairs of a join; write af.col.n"),
+        (
+            PAIR,
+            af.left.j,
+            "no field 'j' in a dict with i, a b; read by the expression col.left['j']",
+        ),
+        (
+            {"i": 1},
+            af.left.i > 0,
+            "no field 'left' in a dict with i: af.left is for the pairs of a join; write "
+            "af.col.i; read by",
+        ),
+        (
+            {"i": 1},
+            af.right.j,
+            "no field 'right' in a dict with i: af.right is for the pairs of a join; read by",
+        ),
+        (
+            Tagged([], 3),
+            af.left.n,
+            "no field 'left' in a Tagged with tags, n: af.left is for the pairs of a join; write "
+            "af.col.n",
+        ),
         ({"i": 1}, c.left, "no field 'left' in a dict with i; read by the expression col.left"),
-        ({"left": {"i": 1}}, af.left.j, "no field 'j' in a dict with i; read by the expression col.left['j']"),
+        (
+            {"left": {"i": 1}},
+            af.left.j,
+            "no field 'j' in a dict with i; read by the expression col.left['j']",
+        ),
     ],
 )
-async def test_a_field_that_is_of_a_side_or_of_no_pair_is_told_so(row: Any, expression: Any, said: str) -> None:
+async def test_a_field_that_is_of_a_side_or_of_no_pair_is_told_so(
+    row: Any, expression: Any, said: str
+) -> None:
     with pytest.raises(LookupError, match=f"^{re.escape(said)}"):
         await af.Flow("rows").source([row]).select(x=expression).collect()
 
@@ -242,15 +356,25 @@ async def test_a_field_that_is_of_a_side_or_of_no_pair_is_told_so(row: Any, expr
 @pytest.mark.parametrize(
     ("read", "said"),
     [
-        (lambda rows, pairs: pairs.select(x=c.i), "in a Pair with left, right: write af.left.i or af.right.i"),
-        (lambda rows, pairs: pairs.key_by(af.left.i).sum(c.i), "in a Pair with left, right: write af.left.i or af.right.i"),
-        (lambda rows, pairs: rows.filter(af.left.i > 0), "in a dict with i, ts: af.left is for the pairs of a join; write af.col.i"),
+        (
+            lambda rows, pairs: pairs.select(x=c.i),
+            "in a Pair with left, right: write af.left.i or af.right.i",
+        ),
+        (
+            lambda rows, pairs: pairs.key_by(af.left.i).sum(c.i),
+            "in a Pair with left, right: write af.left.i or af.right.i",
+        ),
+        (
+            lambda rows, pairs: rows.filter(af.left.i > 0),
+            "in a dict with i, ts: af.left is for the pairs of a join; write af.col.i",
+        ),
     ],
 )
 async def test_of_columns_a_field_of_a_side_is_told_as_of_rows(read: Any, said: str) -> None:
     pa = pytest.importorskip("pyarrow")
     rows = af.Flow("columns").source(
-        af.io.arrow(pa.table({"i": [1, 2], "ts": [1, 2]})), watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=c.ts)
+        af.io.arrow(pa.table({"i": [1, 2], "ts": [1, 2]})),
+        watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=c.ts),
     )
     pairs = rows.join(rows).where(c.i).equal_to(c.i).window(af.tumbling("1s")).pairs()
     with pytest.raises(LookupError, match=re.escape(said)):

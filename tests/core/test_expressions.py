@@ -1,4 +1,6 @@
-"""Expressions: the table of meanings over every kind of row and every compiled form, and what an expression is as an object."""
+"""Expressions: the table of meanings over every kind of row and every compiled form, and what an
+expression is as an object.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_table_holds_for_every_form_of_a_compiled_expression(case: ExpressionCase, kind: str) -> None:
+def test_table_holds_for_every_form_of_a_compiled_expression(
+    case: ExpressionCase, kind: str
+) -> None:
     e, row = case.expression, as_row(case.row, kind)
     forms = {
         "row": lambda: compile_row(e)(row),
@@ -88,7 +92,10 @@ def test_a_compiled_expression_that_has_travelled_is_the_same(case: ExpressionCa
                         there(row)
                 else:
                     made = there(row)
-                    assert same(made["x"] if isinstance(made, dict) and make is not compile_row else made, case.expected)
+                    assert same(
+                        made["x"] if isinstance(made, dict) and make is not compile_row else made,
+                        case.expected,
+                    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -140,7 +147,9 @@ def naive(e: Expr[Any], row: dict[str, Any]) -> Any:
 
 
 numbers_leaf = st.sampled_from([col.a, col.b, col.a, col.b, Literal(0), Literal(2), Literal(None)])
-truths_leaf = st.one_of(st.sampled_from([col.p, col.q]), st.sampled_from([Literal(True), Literal(False), Literal(None)]))
+truths_leaf = st.one_of(
+    st.sampled_from([col.p, col.q]), st.sampled_from([Literal(True), Literal(False), Literal(None)])
+)
 
 
 def _numbers(numbers: Any, truths: Any) -> Any:
@@ -149,7 +158,14 @@ def _numbers(numbers: Any, truths: Any) -> Any:
         numbers.map(operator.neg),
         numbers.map(abs),
         st.builds(lambda a, b: a.fill_null(b), numbers, numbers),
-        st.builds(lambda c, a, d, b, e: when(c).then(a).when(d).then(b).otherwise(e), truths, numbers, truths, numbers, numbers),
+        st.builds(
+            lambda c, a, d, b, e: when(c).then(a).when(d).then(b).otherwise(e),
+            truths,
+            numbers,
+            truths,
+            numbers,
+            numbers,
+        ),
     )
 
 
@@ -182,7 +198,9 @@ ROWS = st.fixed_dictionaries({"a": small, "b": small, "p": maybe, "q": maybe})
 
 
 @given(e=NUMBERS, rows=st.lists(ROWS, min_size=1, max_size=5))
-def test_compiled_numbers_equal_a_naive_reading_of_the_tree(e: Expr[Any], rows: list[dict[str, Any]]) -> None:
+def test_compiled_numbers_equal_a_naive_reading_of_the_tree(
+    e: Expr[Any], rows: list[dict[str, Any]]
+) -> None:
     expected = [naive(e, row) for row in rows]
     got = compile_rows(e)(rows)
     assert all(map(same, got, expected)), (got, expected)
@@ -191,10 +209,14 @@ def test_compiled_numbers_equal_a_naive_reading_of_the_tree(e: Expr[Any], rows: 
 
 
 @given(e=TRUTHS, rows=st.lists(ROWS, min_size=1, max_size=5))
-def test_compiled_conditions_equal_a_naive_reading_of_the_tree(e: Expr[Any], rows: list[dict[str, Any]]) -> None:
+def test_compiled_conditions_equal_a_naive_reading_of_the_tree(
+    e: Expr[Any], rows: list[dict[str, Any]]
+) -> None:
     expected = [naive(e, row) for row in rows]
     assert compile_rows(e)(rows) == expected
-    assert compile_filter(e)(rows) == [row for row, truth in zip(rows, expected, strict=True) if truth is True]
+    assert compile_filter(e)(rows) == [
+        row for row, truth in zip(rows, expected, strict=True) if truth is True
+    ]
 
 
 @given(e=st.one_of(NUMBERS, TRUTHS))
@@ -220,7 +242,10 @@ def test_rows_of_mixed_kinds_are_each_read_in_their_way() -> None:
 def test_missing_field_is_named_with_what_the_row_has(kind: str) -> None:
     row = as_row({"price": 1, "symbol": "x"}, kind)
     for compute in (compile_row(col.prise + 1), lambda r: compile_rows(col.prise + 1)([r])):
-        with pytest.raises(MissingFieldError, match=r"no field 'prise' in a \w+ with price, symbol; .*col.prise \+ 1") as caught:
+        with pytest.raises(
+            MissingFieldError,
+            match=r"no field 'prise' in a \w+ with price, symbol; .*col.prise \+ 1",
+        ) as caught:
             compute(row)
         assert isinstance(caught.value, AioflowError)
 
@@ -266,7 +291,10 @@ def test_long_chains_compile_and_what_nests_too_deeply_is_refused_at_once() -> N
     any_of = functools.reduce(operator.or_, [col.a == i for i in range(300)])
     assert compile_row(any_of)({"a": 299}) is True
     assert compile_filter(any_of)([{"a": 300}, {"a": None}, {"a": 0}]) == [{"a": 0}]
-    for deep in (functools.reduce(operator.add, [col.a] * 3000), functools.reduce(lambda e, _: -e, range(250), col.a)):
+    for deep in (
+        functools.reduce(operator.add, [col.a] * 3000),
+        functools.reduce(lambda e, _: -e, range(250), col.a),
+    ):
         with pytest.raises(GraphError, match="nested too deeply"):
             compile_row(deep)
 
@@ -275,7 +303,9 @@ def test_nested_rows_may_be_of_any_kind() -> None:
     e = col.user["id"] + 1
     rows = [{"user": as_row({"id": 1}, kind)} for kind in KINDS]
     assert compile_rows(e)(rows) == [2, 2, 2, 2]
-    with pytest.raises(MissingFieldError, match=r"no field 'name' in a Row with id; .*col.user\['name'\]"):
+    with pytest.raises(
+        MissingFieldError, match=r"no field 'name' in a Row with id; .*col.user\['name'\]"
+    ):
         compile_row(col.user["name"])(rows[1])
 
 
@@ -386,12 +416,35 @@ OPERATIONS = {"abs", "cast", "dt", "fill_null", "is_in", "is_null", "round", "st
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_no_attribute_is_anything_but_an_operation(case: ExpressionCase) -> None:
     for e in walk(case.expression):
-        assert {name for name in dir(e) if not name.startswith("_")} - {"when", "otherwise"} == OPERATIONS
+        assert {name for name in dir(e) if not name.startswith("_")} - {
+            "when",
+            "otherwise",
+        } == OPERATIONS
 
 
-@pytest.mark.parametrize("name", ["name", "value", "values", "children", "operand", "operator", "left", "right", "same_as", "default"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "name",
+        "value",
+        "values",
+        "children",
+        "operand",
+        "operator",
+        "left",
+        "right",
+        "same_as",
+        "default",
+    ],
+)
 def test_a_nested_field_of_any_name_is_refused_as_an_attribute(name: str) -> None:
-    for e in (col.user, col.user["x"], col.a + 1, col.a.is_in([1]), when(col.a).then(1).otherwise(2)):
+    for e in (
+        col.user,
+        col.user["x"],
+        col.a + 1,
+        col.a.is_in([1]),
+        when(col.a).then(1).otherwise(2),
+    ):
         with pytest.raises(AttributeError, match="nested field"):
             getattr(e, name)
 
@@ -411,7 +464,11 @@ def test_what_cannot_be_part_of_an_expression_is_refused_when_it_is_built() -> N
     ):
         with pytest.raises(TypeError):
             wrong()
-    for wrong in (lambda: col.t.dt.truncate("0s"), lambda: col.s.str.split(""), lambda: col.s.str.slice(1, -1)):
+    for wrong in (
+        lambda: col.t.dt.truncate("0s"),
+        lambda: col.s.str.split(""),
+        lambda: col.s.str.slice(1, -1),
+    ):
         with pytest.raises(ValueError):
             wrong()
     with pytest.raises(TypeError):

@@ -43,7 +43,9 @@ def test_seeded_rng_repeats_and_ids_never_do() -> None:
     assert all(len(name) == 32 and int(name, 16) >= 0 and name == name.lower() for name in made)
 
 
-async def test_files_are_written_read_in_parts_appended_renamed_and_deleted(host: SystemHost, tmp_path: Path) -> None:
+async def test_files_are_written_read_in_parts_appended_renamed_and_deleted(
+    host: SystemHost, tmp_path: Path
+) -> None:
     fs, root = host.fs, str(tmp_path)
     await fs.mkdirs(f"{root}/a/b")
     await fs.mkdirs(f"{root}/a/b")
@@ -67,7 +69,9 @@ async def test_files_are_written_read_in_parts_appended_renamed_and_deleted(host
     assert not await fs.exists(f"{root}/a/whole")
 
 
-async def test_delete_takes_a_full_directory_only_when_recursive(host: SystemHost, tmp_path: Path) -> None:
+async def test_delete_takes_a_full_directory_only_when_recursive(
+    host: SystemHost, tmp_path: Path
+) -> None:
     tree = str(tmp_path / "tree")
     await host.fs.mkdirs(f"{tree}/inner")
     await host.fs.write(f"{tree}/inner/file", b"x")
@@ -101,7 +105,9 @@ async def test_file_handles_work_inside_a_blocking_call(host: SystemHost, tmp_pa
     assert await host.blocking(work) == b"e\ntw"
 
 
-async def test_blocking_runs_off_the_loop_and_passes_arguments_results_and_errors(host: SystemHost) -> None:
+async def test_blocking_runs_off_the_loop_and_passes_arguments_results_and_errors(
+    host: SystemHost,
+) -> None:
     def divide(a: int, b: int) -> tuple[int, int]:
         return a // b, threading.get_ident()
 
@@ -115,7 +121,9 @@ async def test_blocking_runs_off_the_loop_and_passes_arguments_results_and_error
 
 async def test_dedicated_calls_never_starve_the_pool(host: SystemHost) -> None:
     stop = threading.Event()
-    long = [host.blocking(stop.wait, dedicated=True, name=f"source-{number}") for number in range(5)]
+    long = [
+        host.blocking(stop.wait, dedicated=True, name=f"source-{number}") for number in range(5)
+    ]
     names = [thread.name for thread in threading.enumerate()]
     async with asyncio.timeout(60):
         assert await host.blocking(lambda: "short") == "short"
@@ -145,7 +153,9 @@ async def test_pool_is_bounded(host: SystemHost) -> None:
         SystemHost(max_workers=0)
 
 
-async def test_cancelled_waiter_of_a_dedicated_call_does_not_break_the_thread(host: SystemHost) -> None:
+async def test_cancelled_waiter_of_a_dedicated_call_does_not_break_the_thread(
+    host: SystemHost,
+) -> None:
     stop = threading.Event()
     future = host.blocking(stop.wait, dedicated=True)
     future.cancel()
@@ -166,7 +176,9 @@ async def test_close_ends_every_thread_and_refuses_later_calls() -> None:
         host.blocking(lambda: None)
 
 
-async def test_close_gives_up_a_thread_that_does_not_end_and_names_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_close_gives_up_a_thread_that_does_not_end_and_names_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     host = SystemHost(close_timeout_s=0.01)
     stop = threading.Event()
     future = host.blocking(stop.wait, dedicated=True, name="source-stuck")
@@ -177,8 +189,13 @@ async def test_close_gives_up_a_thread_that_does_not_end_and_names_it(caplog: py
     await future
 
 
-async def test_close_leaves_a_thread_behind_that_nobody_waits_for_any_more(caplog: pytest.LogCaptureFixture) -> None:
-    """Such as that of a source that was cancelled in the middle of a read. One that is about to end is joined all the same."""
+async def test_close_leaves_a_thread_behind_that_nobody_waits_for_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Such as that of a source that was cancelled in the middle of a read.
+
+    One that is about to end is joined all the same.
+    """
     host = SystemHost(close_timeout_s=60.0)
     stop, ending = threading.Event(), threading.Event()
     before = set(threading.enumerate())
@@ -231,14 +248,19 @@ async def test_connect_reaches_a_listener_on_a_free_port(host: SystemHost) -> No
         await host.net.connect(_Client, "127.0.0.1", listener.port)
 
 
-async def test_process_takes_its_secret_by_descriptor_and_reports_its_return_code(host: SystemHost) -> None:
+async def test_process_takes_its_secret_by_descriptor_and_reports_its_return_code(
+    host: SystemHost,
+) -> None:
     program = (
         "import os, sys\n"
         "from aioflow.core.host import SystemHost\n"
         "procs = SystemHost().procs\n"
-        "sys.exit(40 + (procs.take_secret() == b'key' and os.environ['MARK'] == '1') + (procs.take_secret() is None))\n"
+        "sys.exit(40 + (procs.take_secret() == b'key' and os.environ['MARK'] == '1') + "
+        "(procs.take_secret() is None))\n"
     )
-    process = await host.procs.exec([sys.executable, "-c", program], env={"MARK": "1"}, secret=b"key")
+    process = await host.procs.exec(
+        [sys.executable, "-c", program], env={"MARK": "1"}, secret=b"key"
+    )
     assert await process.wait() == 42
     assert process.returncode == 42
     process.terminate()  # Nothing happens to a process that has ended.

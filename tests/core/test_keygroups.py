@@ -164,7 +164,10 @@ def test_canonical_bytes_and_key_groups_are_the_promised_ones(
             datetime(2024, 7, 1, 14, tzinfo=BERLIN),
             datetime(2024, 7, 1, 9, tzinfo=timezone(timedelta(hours=-3))),
         ),
-        (datetime(2024, 10, 27, 2, 30, tzinfo=BERLIN), datetime(2024, 10, 27, 2, 30, tzinfo=BERLIN, fold=1)),
+        (
+            datetime(2024, 10, 27, 2, 30, tzinfo=BERLIN),
+            datetime(2024, 10, 27, 2, 30, tzinfo=BERLIN, fold=1),
+        ),
         (datetime(2024, 7, 1), datetime(2024, 7, 1, fold=1)),
         (timedelta(days=1), timedelta(hours=24)),
     ],
@@ -178,11 +181,60 @@ def test_keys_that_are_equal_in_python_are_one_key(keys: tuple[Any, ...]) -> Non
 
 def test_keys_that_differ_in_python_have_different_bytes() -> None:
     keys = [
-        *("1", b"1", 1, 1.5, Decimal("0.1"), 0.1, 2**53, 2**53 + 1, 128, -128, 255, -1, 256, "", b"", (), frozenset()),
-        *((1,), ((1,),), (1, 2), ("1", "2"), ("12",), ("1", ("2",)), frozenset({1}), frozenset({(1,)})),
-        *(datetime(2024, 7, 1), datetime(2024, 7, 1, tzinfo=UTC), date(2024, 7, 1), timedelta(1), UUID(int=1)),
-        *(Colour.RED, Colour.BLUE, "red", Flags.A, Flags.A | Flags.B, Account("b", 1), OtherAccount("b", 1), ("b", 1)),
-        *("\ud800\udc00", "\U00010000", float("inf"), float("-inf"), Decimal("1E-400"), Decimal("-1E-400")),
+        *(
+            "1",
+            b"1",
+            1,
+            1.5,
+            Decimal("0.1"),
+            0.1,
+            2**53,
+            2**53 + 1,
+            128,
+            -128,
+            255,
+            -1,
+            256,
+            "",
+            b"",
+            (),
+            frozenset(),
+        ),
+        *(
+            (1,),
+            ((1,),),
+            (1, 2),
+            ("1", "2"),
+            ("12",),
+            ("1", ("2",)),
+            frozenset({1}),
+            frozenset({(1,)}),
+        ),
+        *(
+            datetime(2024, 7, 1),
+            datetime(2024, 7, 1, tzinfo=UTC),
+            date(2024, 7, 1),
+            timedelta(1),
+            UUID(int=1),
+        ),
+        *(
+            Colour.RED,
+            Colour.BLUE,
+            "red",
+            Flags.A,
+            Flags.A | Flags.B,
+            Account("b", 1),
+            OtherAccount("b", 1),
+            ("b", 1),
+        ),
+        *(
+            "\ud800\udc00",
+            "\U00010000",
+            float("inf"),
+            float("-inf"),
+            Decimal("1E-400"),
+            Decimal("-1E-400"),
+        ),
     ]
     assert len(set(keys)) == len(keys)
     assert len({canonical_key(key) for key in keys}) == len(keys)
@@ -352,7 +404,9 @@ def test_canonical_bytes_do_not_depend_on_the_hash_seed() -> None:
 )
 def test_ranges_of_128_key_groups_are_those_of_flink(parallelism: int, ranges: str) -> None:
     """H3.1."""
-    assert " ".join(str(range_for_subtask(i, parallelism, 128)) for i in range(parallelism)) == ranges
+    assert (
+        " ".join(str(range_for_subtask(i, parallelism, 128)) for i in range(parallelism)) == ranges
+    )
 
 
 @given(st.integers(1, 500).flatmap(lambda m: st.tuples(st.just(m), st.integers(1, m))))
@@ -365,11 +419,14 @@ def test_every_key_group_is_in_the_range_of_exactly_its_subtask(sizes: tuple[int
         for group in range_for_subtask(index, parallelism, max_parallelism)
     ]
     assert [group for group, _ in owners] == list(range(max_parallelism))
-    assert all(subtask_for_group(group, parallelism, max_parallelism) == index for group, index in owners)
+    assert all(
+        subtask_for_group(group, parallelism, max_parallelism) == index for group, index in owners
+    )
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "expected"), [(1, 128), (85, 128), (86, 256), (171, 256), (172, 512), (32768, 32768)]
+    ("parallelism", "expected"),
+    [(1, 128), (85, 128), (86, 256), (171, 256), (172, 512), (32768, 32768)],
 )
 def test_default_max_parallelism_is_that_of_flink(parallelism: int, expected: int) -> None:
     """H3.2."""
@@ -454,7 +511,10 @@ def test_the_subtask_cache_refuses_what_cannot_be_a_key_each_time() -> None:
 @given(
     st.lists(st.text(max_size=5) | st.integers() | st.binary(max_size=3), max_size=8)
     | st.lists(st.text(max_size=5), max_size=8)
-    | st.lists(st.integers(0, 1 << 70) | st.sampled_from([0, 127, 128, 255, 256, 32_767, 32_768]), max_size=8)
+    | st.lists(
+        st.integers(0, 1 << 70) | st.sampled_from([0, 127, 128, 255, 256, 32_767, 32_768]),
+        max_size=8,
+    )
     | st.lists(st.integers(), max_size=8)
 )
 def test_the_groups_of_many_keys_are_those_of_each(keys: list[Any]) -> None:

@@ -100,10 +100,16 @@ def test_names_are_hierarchical_and_in_order(clock: Clock) -> None:
     task.counter("numRecordsIn").inc(3)
     task.add_group("map").gauge("queue", lambda: 7)
     root.counter("uptime").inc()
-    assert list(root.snapshot().items()) == [("uptime", 1), ("task.numRecordsIn", 3), ("task.map.queue", 7)]
+    assert list(root.snapshot().items()) == [
+        ("uptime", 1),
+        ("task.numRecordsIn", 3),
+        ("task.map.queue", 7),
+    ]
 
 
-def test_snapshot_gives_the_rate_and_count_of_a_meter_and_the_quantiles_of_a_histogram(clock: Clock) -> None:
+def test_snapshot_gives_the_rate_and_count_of_a_meter_and_the_quantiles_of_a_histogram(
+    clock: Clock,
+) -> None:
     group = MetricGroup(clock)
     group.meter("rate").mark(10)
     histogram = group.histogram("latency")
@@ -112,7 +118,15 @@ def test_snapshot_gives_the_rate_and_count_of_a_meter_and_the_quantiles_of_a_his
     histogram.update(4)
     assert group.snapshot() == {"rate": 2.0, "rate.count": 10} | {
         f"latency.{name}": value
-        for name, value in [("count", 1), ("min", 4), ("max", 4), ("mean", 4), ("p50", 4), ("p95", 4), ("p99", 4)]
+        for name, value in [
+            ("count", 1),
+            ("min", 4),
+            ("max", 4),
+            ("mean", 4),
+            ("p50", 4),
+            ("p95", 4),
+            ("p99", 4),
+        ]
     }
 
 
@@ -127,7 +141,9 @@ def test_the_same_name_gives_the_same_metric(clock: Clock) -> None:
 def test_a_name_of_another_kind_is_refused(clock: Clock) -> None:
     group = MetricGroup(clock, "task")
     group.counter("a")
-    with pytest.raises(ValueError, match="'a' of group 'task' is a counter already, expected a meter"):
+    with pytest.raises(
+        ValueError, match="'a' of group 'task' is a counter already, expected a meter"
+    ):
         group.meter("a")
     with pytest.raises(ValueError, match="expected a gauge"):
         group.gauge("a", lambda: 1)
@@ -140,7 +156,9 @@ def test_a_gauge_registered_again_asks_the_new_function(clock: Clock) -> None:
     assert group.snapshot() == {"a": 2}
 
 
-def test_a_gauge_that_raises_is_nan_and_logged_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gauge_that_raises_is_nan_and_logged_once(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     group = MetricGroup(clock)
     group.gauge("bad", lambda: 1 // 0)
     group.counter("good").inc()

@@ -49,7 +49,9 @@ def test_a_step_that_is_taken_back_at_once_leaves_no_trace(step_ms: int) -> None
     assert clock() == start + 20_500 == machine.wall_ms()
 
 
-def test_a_step_forward_that_lasts_is_followed_and_both_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_forward_that_lasts_is_followed_and_both_are_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     machine, clock, start = begun()
     machine.set_ms += 8 * 3_600_000  # The machine slept, and its monotonic clock with it.
     with caplog.at_level(logging.WARNING):
@@ -60,7 +62,10 @@ def test_a_step_forward_that_lasts_is_followed_and_both_are_logged_once(caplog: 
             machine.now_s += 1
             clock()
     assert clock() == machine.wall_ms()
-    assert ["ahead by 28800.0 s" in message or "jumps by 28800.0 s" in message for message in caplog.messages] == [True, True]
+    assert [
+        "ahead by 28800.0 s" in message or "jumps by 28800.0 s" in message
+        for message in caplog.messages
+    ] == [True, True]
 
 
 def test_a_step_back_is_not_followed_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -80,7 +85,9 @@ def test_a_step_back_is_not_followed_and_logged_once(caplog: pytest.LogCaptureFi
     assert clock() == start + 41_000 == machine.wall_ms()
 
 
-def test_a_step_forward_is_followed_as_far_as_the_wall_clock_though_it_had_been_put_back_before() -> None:
+def test_a_step_forward_is_followed_as_far_as_the_wall_clock_though_it_had_been_put_back_before() -> (
+    None
+):
     machine, clock, start = begun()
     machine.set_ms -= 5_000
     machine.now_s += 1
@@ -92,8 +99,15 @@ def test_a_step_forward_is_followed_as_far_as_the_wall_clock_though_it_had_been_
     assert clock() == machine.wall_ms() == start + 1_000 + 2 * 11_000 + 60_000
 
 
-@given(st.lists(st.tuples(st.floats(0, 30), st.integers(-YEARS, YEARS) | st.integers(-2_000, 2_000)), max_size=30))
-def test_readings_never_decrease_and_never_lag_behind_the_time_that_passed(steps: list[tuple[float, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 30), st.integers(-YEARS, YEARS) | st.integers(-2_000, 2_000)),
+        max_size=30,
+    )
+)
+def test_readings_never_decrease_and_never_lag_behind_the_time_that_passed(
+    steps: list[tuple[float, int]],
+) -> None:
     machine, clock, start = begun()
     last, began_s = start, machine.now_s
     for seconds, set_ms in steps:

@@ -1,4 +1,6 @@
-"""Where user code runs, as a context variable: job, operator, subtask and key, asked for only when somebody looks."""
+"""Where user code runs, as a context variable: job, operator, subtask and key, asked for only
+when somebody looks.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,21 @@ def test_a_scope_follows_the_operator_and_its_key() -> None:
     scope = Scope("wordcount")
     token = enter_scope(scope)
     try:
-        assert (scope.job, scope.operator, scope.subtask, scope.key) == ("wordcount", None, None, None)
+        assert (scope.job, scope.operator, scope.subtask, scope.key) == (
+            "wordcount",
+            None,
+            None,
+            None,
+        )
         context = operator_context("count")
         scope.operator_context = context
         assert current_scope() is scope
-        assert (scope.operator, scope.subtask, scope.key, repr(scope)) == ("count", "2/4", None, "wordcount/count[2/4]")
+        assert (scope.operator, scope.subtask, scope.key, repr(scope)) == (
+            "count",
+            "2/4",
+            None,
+            "wordcount/count[2/4]",
+        )
         context.keyed_state.current_key = "hello"
         assert (scope.key, repr(scope)) == ("hello", "wordcount/count[2/4] key='hello'")
         scope.operator_context = operator_context("map", keyed=False)
@@ -54,7 +66,9 @@ async def test_a_task_inherits_the_scope_and_may_have_its_own() -> None:
 
     token = enter_scope(scope)
     try:
-        assert await asyncio.gather(asyncio.create_task(inherit()), asyncio.create_task(enter())) == [scope, own]
+        assert await asyncio.gather(
+            asyncio.create_task(inherit()), asyncio.create_task(enter())
+        ) == [scope, own]
         assert current_scope() is scope
     finally:
         leave_scope(token)

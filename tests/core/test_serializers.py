@@ -159,7 +159,13 @@ def same(left: Any, right: Any) -> bool:
         case set() | frozenset():
             return len(left) == len(right) and same(sorted(left, key=repr), sorted(right, key=repr))
         case datetime() | time():
-            return (left.replace(tzinfo=None), left.fold, left.tzname(), str(left.tzinfo), type(left.tzinfo)) == (
+            return (
+                left.replace(tzinfo=None),
+                left.fold,
+                left.tzname(),
+                str(left.tzinfo),
+                type(left.tzinfo),
+            ) == (
                 right.replace(tzinfo=None),
                 right.fold,
                 right.tzname(),
@@ -169,7 +175,9 @@ def same(left: Any, right: Any) -> bool:
         case msgspec.Struct():
             return same(msgspec.structs.astuple(left), msgspec.structs.astuple(right))
     if dataclasses.is_dataclass(left):
-        return all(same(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(left))
+        return all(
+            same(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(left)
+        )
     return bool(left == right)
 
 
@@ -185,7 +193,15 @@ def why(value: Any, codec: Codec | None = None) -> str:
     return str(caught.value)
 
 
-zones = st.sampled_from([None, UTC, BERLIN, timezone(timedelta(hours=-3, minutes=30)), timezone(timedelta(hours=1), "CET")])
+zones = st.sampled_from(
+    [
+        None,
+        UTC,
+        BERLIN,
+        timezone(timedelta(hours=-3, minutes=30)),
+        timezone(timedelta(hours=1), "CET"),
+    ]
+)
 hashables = st.one_of(
     st.none(),
     st.booleans(),
@@ -196,7 +212,9 @@ hashables = st.one_of(
     st.text(st.characters(categories=["Cs", "Ll"]), max_size=3),
     st.binary(),
     st.dates(),
-    st.builds(lambda d, z, f: d.replace(tzinfo=z, fold=f), st.datetimes(), zones, st.integers(0, 1)),
+    st.builds(
+        lambda d, z, f: d.replace(tzinfo=z, fold=f), st.datetimes(), zones, st.integers(0, 1)
+    ),
     st.builds(lambda d, z, f: d.replace(tzinfo=z, fold=f), st.times(), zones, st.integers(0, 1)),
     st.timedeltas(),
     st.decimals(allow_nan=False),
@@ -206,7 +224,10 @@ hashables = st.one_of(
 keys = st.recursive(
     hashables,
     lambda inner: st.one_of(
-        st.tuples(inner, inner), st.frozensets(inner, max_size=3), st.builds(Point, inner, inner), st.builds(Frozen, a=inner)
+        st.tuples(inner, inner),
+        st.frozensets(inner, max_size=3),
+        st.builds(Point, inner, inner),
+        st.builds(Frozen, a=inner),
     ),
     max_leaves=3,
 )
@@ -242,11 +263,21 @@ def test_a_batch_comes_out_as_it_went_in_type_for_type(batch: list[Any]) -> None
 
 
 shapes = st.recursive(
-    st.sampled_from([st.integers(), st.text(max_size=2), st.none(), st.integers() | st.lists(st.text(max_size=1), max_size=2), values]),
+    st.sampled_from(
+        [
+            st.integers(),
+            st.text(max_size=2),
+            st.none(),
+            st.integers() | st.lists(st.text(max_size=1), max_size=2),
+            values,
+        ]
+    ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3).map(lambda parts: st.tuples(*parts)),
         st.lists(inner, max_size=3).map(lambda parts: st.tuples(*parts).map(list)),
-        st.dictionaries(st.text(max_size=2) | st.integers(0, 1) | st.booleans(), inner, max_size=3).map(st.fixed_dictionaries),
+        st.dictionaries(
+            st.text(max_size=2) | st.integers(0, 1) | st.booleans(), inner, max_size=3
+        ).map(st.fixed_dictionaries),
         inner.map(lambda part: st.lists(part, max_size=3)),
         inner.map(lambda part: st.lists(part, max_size=3).map(tuple)),
     ),
@@ -255,7 +286,9 @@ shapes = st.recursive(
 
 
 @given(shapes.flatmap(lambda shape: st.lists(shape, min_size=4, max_size=9)))
-def test_values_of_one_shape_are_the_same_together_and_one_after_the_other(batch: list[Any]) -> None:
+def test_values_of_one_shape_are_the_same_together_and_one_after_the_other(
+    batch: list[Any],
+) -> None:
     types = TypeRegistry()
     together, alone = Tagger(types, careful=True), Tagger(types, careful=True)
     trees, one_by_one = list(together.tag_all(batch, 0)), [alone.tag(value) for value in batch]
@@ -299,11 +332,52 @@ def test_one_value_comes_out_as_it_went_in_type_for_type(value: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        *(None, True, 0, 2**63, -(2**63), 2**64 - 1, 2**64, -(2**63) - 1, 10**400, "", "\ud800", "a\0", b"\xff"),
-        *(-0.0, float("nan"), float("inf"), Decimal("sNaN12"), Decimal("-0.00"), Decimal("1E+999999")),
-        *([], (), {}, set(), frozenset(), [[]], ((),), [()], ([],), {(): {}}, {(1, (2,)): {"x"}}, {1: "a", None: "b"}),
+        *(
+            None,
+            True,
+            0,
+            2**63,
+            -(2**63),
+            2**64 - 1,
+            2**64,
+            -(2**63) - 1,
+            10**400,
+            "",
+            "\ud800",
+            "a\0",
+            b"\xff",
+        ),
+        *(
+            -0.0,
+            float("nan"),
+            float("inf"),
+            Decimal("sNaN12"),
+            Decimal("-0.00"),
+            Decimal("1E+999999"),
+        ),
+        *(
+            [],
+            (),
+            {},
+            set(),
+            frozenset(),
+            [[]],
+            ((),),
+            [()],
+            ([],),
+            {(): {}},
+            {(1, (2,)): {"x"}},
+            {1: "a", None: "b"},
+        ),
         *({2**70: 1}, {"\ud800": ["\ud800"]}, {float("inf"): (1,)}, {b"k": {"k": b"v"}}),
-        *(datetime.min, datetime.max, datetime.max.replace(tzinfo=BERLIN), date.min, date.max, time.max),
+        *(
+            datetime.min,
+            datetime.max,
+            datetime.max.replace(tzinfo=BERLIN),
+            date.min,
+            date.max,
+            time.max,
+        ),
         *(timedelta.min, timedelta.max, timedelta.resolution, UUID(int=2**128 - 1)),
         datetime(2024, 10, 27, 2, 30, tzinfo=BERLIN, fold=1),
         time(12, tzinfo=timezone(timedelta(hours=2), "X")),
@@ -312,7 +386,13 @@ def test_one_value_comes_out_as_it_went_in_type_for_type(value: Any) -> None:
     ],
 )
 def test_the_edges_of_every_type_are_kept(value: Any) -> None:
-    for batch in ([value], [value] * 3, [value, "other"], [(value, 1), (value, 2)], [Trade("a", value)] * 20):
+    for batch in (
+        [value],
+        [value] * 3,
+        [value, "other"],
+        [(value, 1), (value, 2)],
+        [Trade("a", value)] * 20,
+    ):
         assert same(round_trip(batch), batch)
 
 
@@ -355,7 +435,11 @@ def test_an_instance_is_restored_without_running_its_initialiser_again() -> None
         (defaultdict(int, a=1), "subclass of dict"),
         (Counter("a"), "subclass of dict"),
         (BuiltinDataclass(), "subclass of dict"),
-        (bytearray(b"a"), "bytearray cannot travel: it could be changed while it is on its way; make it bytes(value)"),
+        (
+            bytearray(b"a"),
+            "bytearray cannot travel: it could be changed while it is on its way; make it "
+            "bytes(value)",
+        ),
         (Plain(1), "test_serializers.Plain cannot travel: use a dataclass"),
         (Subclass("a", 1), "decorate it with @dataclass"),
         (object(), "register_type"),
@@ -367,7 +451,14 @@ def test_an_instance_is_restored_without_running_its_initialiser_again() -> None
     ],
 )
 def test_what_would_not_come_out_the_same_is_refused_with_a_remedy(value: Any, remedy: str) -> None:
-    for wrapped in (value, [value], (1, value), {"a": value}, Trade("a", value), [{(1,): (value,)}]):
+    for wrapped in (
+        value,
+        [value],
+        (1, value),
+        {"a": value},
+        Trade("a", value),
+        [{(1,): (value,)}],
+    ):
         assert remedy in why(wrapped)
     with pytest.raises(TypeNotSupported, match="count-1"):
         Codec().encode_batch([1, "a", value, 2], owner="count-1")
@@ -376,7 +467,11 @@ def test_what_would_not_come_out_the_same_is_refused_with_a_remedy(value: Any, r
 
 
 def test_a_subclass_of_str_among_strings_is_refused_anywhere_in_a_batch() -> None:
-    for batch in (["a"] * 99 + [MyStr("b")], [("a", 1)] * 99 + [(MyStr("b"), 1)], [{"a": 1}] * 99 + [{MyStr("b"): 1}]):
+    for batch in (
+        ["a"] * 99 + [MyStr("b")],
+        [("a", 1)] * 99 + [(MyStr("b"), 1)],
+        [{"a": 1}] * 99 + [{MyStr("b"): 1}],
+    ):
         with pytest.raises(TypeNotSupported, match="subclass of str"):
             Codec().encode_batch(batch, owner="test")
 
@@ -416,7 +511,10 @@ def test_nesting_is_bounded_on_both_sides_alike() -> None:
         deepest = [deepest]
         assert same(round_trip([deepest]), [deepest])
     assert "nested deeper than 100" in why([deepest])
-    for content in (b"\x01\x00" + b"\x91" * 100_000, b"\x01\x03\0\0\0\x01\x90" + b"\x92\x00" * 5_000 + b"\x90"):
+    for content in (
+        b"\x01\x00" + b"\x91" * 100_000,
+        b"\x01\x03\0\0\0\x01\x90" + b"\x92\x00" * 5_000 + b"\x90",
+    ):
         with pytest.raises(DecodeError):
             Codec().decode_batch(content)
 
@@ -425,7 +523,9 @@ def test_a_batch_above_the_limit_is_refused_on_both_sides() -> None:
     """C4.6: the limit is named, and may be configured."""
     large = Codec().encode_batch(["x" * 2_000], owner="test")
     small = Codec(bytes_max=1_000)
-    with pytest.raises(TypeNotSupported, match=r"source-0: 1 values take 2\d+ bytes, expected up to 1000"):
+    with pytest.raises(
+        TypeNotSupported, match=r"source-0: 1 values take 2\d+ bytes, expected up to 1000"
+    ):
         small.encode_batch(["x" * 2_000], owner="source-0")
     with pytest.raises(DecodeError, match="expected up to 1000 bytes"):
         small.decode_batch(large)
@@ -433,8 +533,12 @@ def test_a_batch_above_the_limit_is_refused_on_both_sides() -> None:
 
 def test_a_registered_type_travels_by_its_name_and_is_read_by_its_aliases() -> None:
     writer, reader, stranger = TypeRegistry(), TypeRegistry(), TypeRegistry()
-    writer.register(Plain, "plain/1", encode=lambda p: (p.x, {"nested": Point(1)}), decode=lambda t: Plain(t[0]))
-    reader.register(Plain, "plain/2", encode=lambda p: p.x, decode=lambda t: Plain(t[0]), aliases=("plain/1",))
+    writer.register(
+        Plain, "plain/1", encode=lambda p: (p.x, {"nested": Point(1)}), decode=lambda t: Plain(t[0])
+    )
+    reader.register(
+        Plain, "plain/2", encode=lambda p: p.x, decode=lambda t: Plain(t[0]), aliases=("plain/1",)
+    )
     batch = [Plain(1), [Plain(2)], {"k": Trade("a", Plain(3))}]
     content = Codec(writer).encode_batch(batch, owner="test")
     assert b"plain/1" in content
@@ -475,7 +579,8 @@ def module() -> Iterator[types.ModuleType]:
 
 def load(module: types.ModuleType, source: str) -> Any:
     header = (
-        "import dataclasses, enum, msgspec\nfrom dataclasses import dataclass, field\nfrom typing import NamedTuple, Any\n"
+        "import dataclasses, enum, msgspec\nfrom dataclasses import dataclass, field\nfrom typing "
+        "import NamedTuple, Any\n"
     )
     vars(module).pop("Event", None)
     exec(header + source, vars(module))
@@ -487,7 +592,10 @@ VERSIONS = [
         "@dataclass\nclass Event:\n a: Any\n b: Any",
         "@dataclass\nclass Event:\n c: Any = field(default_factory=list)\n a: Any = 0\n d: int = 7",
     ),
-    ("class Event(NamedTuple):\n a: Any\n b: Any", "class Event(NamedTuple):\n a: Any\n c: Any = []\n d: int = 7"),
+    (
+        "class Event(NamedTuple):\n a: Any\n b: Any",
+        "class Event(NamedTuple):\n a: Any\n c: Any = []\n d: int = 7",
+    ),
     (
         "class Event(msgspec.Struct):\n a: Any\n b: Any",
         "class Event(msgspec.Struct):\n a: Any\n c: list[Any] = []\n d: int = 7",
@@ -513,11 +621,16 @@ def test_added_fields_take_their_default_and_removed_ones_are_dropped_with_one_w
     assert warnings == ["fields b of user_module:Event are no more, their values are dropped"]
 
 
-def test_an_added_field_without_a_default_is_an_error_that_names_it(module: types.ModuleType) -> None:
+def test_an_added_field_without_a_default_is_an_error_that_names_it(
+    module: types.ModuleType,
+) -> None:
     codec = Codec(TypeRegistry())
     content = codec.encode(load(module, "@dataclass\nclass Event:\n a: int")(1), owner="test")
     load(module, "@dataclass\nclass Event:\n a: int\n b: int")
-    with pytest.raises(DecodeError, match="user_module:Event has a field 'b' that was not written and has no default"):
+    with pytest.raises(
+        DecodeError,
+        match="user_module:Event has a field 'b' that was not written and has no default",
+    ):
         codec.decode(content)
 
 
@@ -544,9 +657,12 @@ def test_the_reader_never_imports_a_module() -> None:
         "from aioflow.core.serializers import Codec, DecodeError\n"
         "assert 'tabnanny' not in sys.modules and 'tests' not in sys.modules\n"
         "before = set(sys.modules)\n"
-        "for name in (b'tabnanny:NannyNag', b'concurrent.futures:ThreadPoolExecutor', b'os:system'):\n"
-        "    body = b'\\x91\\x92' + bytes([0xa0 | len(name)] if len(name) < 32 else [0xd9, len(name)]) + name + b'\\x90'\n"
-        "    content = b'\\x01\\x03' + len(body).to_bytes(4, 'big') + body + b'\\x91\\x92\\x0e\\x00'\n"
+        "for name in (b'tabnanny:NannyNag', b'concurrent.futures:ThreadPoolExecutor', "
+        "b'os:system'):\n"
+        "    body = b'\\x91\\x92' + bytes([0xa0 | len(name)] if len(name) < 32 else [0xd9, "
+        "len(name)]) + name + b'\\x90'\n"
+        "    content = b'\\x01\\x03' + len(body).to_bytes(4, 'big') + body + "
+        "b'\\x91\\x92\\x0e\\x00'\n"
         "    try:\n"
         "        Codec().decode_batch(content)\n"
         "    except DecodeError as error:\n"
@@ -572,21 +688,34 @@ def test_a_lazy_attribute_of_a_module_is_not_looked_up(module: types.ModuleType)
 def test_bytes_do_not_depend_on_the_hash_seed() -> None:
     program = (
         "from aioflow.core.serializers import Codec\n"
-        "print(Codec().encode_batch([{'a', 'b', 'c', 'd'}, frozenset('hello'), {'k': {1, 2}}], owner='x').hex())"
+        "print(Codec().encode_batch([{'a', 'b', 'c', 'd'}, frozenset('hello'), {'k': {1, 2}}], "
+        "owner='x').hex())"
     )
     assert len({_run(program, seed) for seed in ("0", "1", "4242")}) == 1
 
 
 def _run(program: str, seed: str) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=True, text=True
+    ).stdout
 
 
 SAMPLES = [
     ["a", "b", 1, None, 1.5],
     [(1, "a"), (2, "b")],
     [Trade("a", datetime(2024, 1, 1, tzinfo=BERLIN)), Trade("b", {1: (2, {3})})],
-    [Point(1, Decimal("1.5")), Quote("a"), Colour.RED, Access.READ, UUID(int=1), 2**70, "\ud800", timedelta(1), date.max],
+    [
+        Point(1, Decimal("1.5")),
+        Quote("a"),
+        Colour.RED,
+        Access.READ,
+        UUID(int=1),
+        2**70,
+        "\ud800",
+        timedelta(1),
+        date.max,
+    ],
     [[1, [2]], {(1,): frozenset({2})}, time(1, tzinfo=UTC)],
     [[number, ("a", None), [0.5]] for number in range(16)],
 ]
@@ -604,8 +733,13 @@ def test_a_batch_cut_at_any_byte_is_one_error(batch: list[Any]) -> None:
 
 
 @settings(max_examples=300)
-@given(st.sampled_from(SAMPLES), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(max_size=3)), max_size=4))
-def test_mutated_bytes_give_values_or_our_error_and_nothing_else(batch: list[Any], changes: list[tuple[float, bytes]]) -> None:
+@given(
+    st.sampled_from(SAMPLES),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(max_size=3)), max_size=4),
+)
+def test_mutated_bytes_give_values_or_our_error_and_nothing_else(
+    batch: list[Any], changes: list[tuple[float, bytes]]
+) -> None:
     content = bytearray(Codec().encode_batch(batch, owner="test"))
     for where, replacement in changes:
         start = int(where * len(content))
@@ -634,10 +768,18 @@ def test_another_version_of_the_format_is_an_error() -> None:
 def test_the_written_form_is_the_promised_one() -> None:
     assert Codec().encode_batch(["a", 1], owner="x").hex() == "010092a16101"
     assert Codec().encode_batch([("a", 1)], owner="x").hex() == "01019192a16101"
-    assert Codec().encode_batch([[(1,)], {2}], owner="x").hex() == "01030000000190929200920101920302"
+    assert (
+        Codec().encode_batch([[(1,)], {2}], owner="x").hex() == "01030000000190929200920101920302"
+    )
     name = msgspec.msgpack.encode(f"{__name__}:Text")
     members = Codec().encode_batch([Text.A, Text.A], owner="x")
-    assert members == b"\x01\x03" + _with_length(b"\x91\x92" + name + b"\x90") + b"\x92" + b"\x93\x0d\x00\xa1A" * 2
+    assert (
+        members
+        == b"\x01\x03"
+        + _with_length(b"\x91\x92" + name + b"\x90")
+        + b"\x92"
+        + b"\x93\x0d\x00\xa1A" * 2
+    )
     name = msgspec.msgpack.encode(f"{__name__}:Point")
     points = Codec().encode_batch([Point(1, 2), Point(3, (4,))], owner="x")
     header = b"\x93\x91\x92" + name + b"\x92\xa1x\xa1y\x00\x91\x01"
@@ -646,12 +788,14 @@ def test_the_written_form_is_the_promised_one() -> None:
 
 def test_accumulators_are_written_as_columns() -> None:
     content = Codec().encode_batch([[number, ("a",)] for number in range(16)], owner="x")
-    assert content == b"\x01\x04" + _with_length(b"\x91\x93\x01\x00\x92\x02\x00") + b"\x92\xdc\x00\x10" + bytes(range(16)) + (
-        b"\xdc\x00\x10" + b"\xa1a" * 16
-    )
+    assert content == b"\x01\x04" + _with_length(
+        b"\x91\x93\x01\x00\x92\x02\x00"
+    ) + b"\x92\xdc\x00\x10" + bytes(range(16)) + (b"\xdc\x00\x10" + b"\xa1a" * 16)
 
 
-@pytest.mark.parametrize("column", [[[1]] * 16, [{}] * 16, [1] * 15], ids=["a list", "a dict", "a row less"])
+@pytest.mark.parametrize(
+    "column", [[[1]] * 16, [{}] * 16, [1] * 15], ids=["a list", "a dict", "a row less"]
+)
 def test_columns_that_do_not_fit_are_our_error(column: list[Any]) -> None:
     body = msgspec.msgpack.encode([[1] * 16, column])
     with pytest.raises(DecodeError):
@@ -688,13 +832,24 @@ def test_numpy_arrays_and_scalars_keep_their_dtype_and_shape() -> None:
         numpy.array([1j, float("nan")]),
     ]
     for array in arrays:
-        for restored in (*round_trip([array]), round_trip([(1, array)] * 2)[1][1], round_trip([array] * 3)[2]):
+        for restored in (
+            *round_trip([array]),
+            round_trip([(1, array)] * 2)[1][1],
+            round_trip([array] * 3)[2],
+        ):
             assert type(restored) is type(array)
             assert restored.dtype == array.dtype
             assert restored.shape == array.shape
             assert restored.tobytes() == array.tobytes()
             assert restored.flags.writeable
-    scalars = [numpy.int64(1), numpy.float64(0.1), numpy.bool_(1), numpy.str_("a\0"), numpy.bytes_(b"a\0"), numpy.float32(1)]
+    scalars = [
+        numpy.int64(1),
+        numpy.float64(0.1),
+        numpy.bool_(1),
+        numpy.str_("a\0"),
+        numpy.bytes_(b"a\0"),
+        numpy.float32(1),
+    ]
     scalars += [numpy.datetime64("2024-01-01", "D"), numpy.uint8(255), numpy.complex128(1j)]
     for batch in ([s, "x"] for s in scalars):
         assert [(type(v), v) for v in round_trip(batch)] == [(type(v), v) for v in batch]

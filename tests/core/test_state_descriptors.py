@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from aioflow.core.errors import GraphError
-from aioflow.core.state_descriptors import ListStateDescriptor, MapStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
+from aioflow.core.state_descriptors import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,5 +28,11 @@ def test_a_descriptor_with_its_types_spelled_out_equals_the_plain_one(spelled_ou
 
 @pytest.mark.parametrize("wrong", [lambda: 0, lambda old: old, lambda old, added, more: old])
 def test_a_reducing_state_takes_a_function_of_two(wrong) -> None:
-    with pytest.raises(GraphError, match=r"^ReducingStateDescriptor\('n'\) needs a function of \(old, added\), got .*<lambda>\("):
+    with pytest.raises(
+        GraphError,
+        match=(
+            r"^ReducingStateDescriptor\('n'\) needs a function of "
+            r"\(old, added\), got .*<lambda>\("
+        ),
+    ):
         ReducingStateDescriptor("n", wrong)

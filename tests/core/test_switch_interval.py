@@ -56,7 +56,9 @@ def test_what_the_program_sets_meanwhile_stays() -> None:
 async def test_a_running_flow_gives_threads_their_turn_within_a_slice() -> None:
     seen: list[float] = []
     flow = af.Flow("turns")
-    flow.source(af.io.datagen(lambda i: i, count=3)).map(lambda _: sys.getswitchinterval()).sink(seen.append)
+    flow.source(af.io.datagen(lambda i: i, count=3)).map(lambda _: sys.getswitchinterval()).sink(
+        seen.append
+    )
     await flow.execute()
     assert len(seen) == 3
     assert max(seen) < SLICE_NS / 1e9

@@ -1,4 +1,6 @@
-"""Calls on files of the operating system: in which order they make things last, and what they leave behind."""
+"""Calls on files of the operating system: in which order they make things last, and what they
+leave behind.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_content_is_durable_before_the_name_and_the_name_before_the_answer(tmp_path: Path, calls: list[str]) -> None:
+def test_content_is_durable_before_the_name_and_the_name_before_the_answer(
+    tmp_path: Path, calls: list[str]
+) -> None:
     (tmp_path / "place").mkdir()
-    assert create_file(f"{tmp_path}/place/file", b"content", f"{tmp_path}/place/aside", str(tmp_path))
+    assert create_file(
+        f"{tmp_path}/place/file", b"content", f"{tmp_path}/place/aside", str(tmp_path)
+    )
     assert calls == ["fsync aside", "link file", "unlink aside", "fsync place"]
     assert (tmp_path / "place/file").read_bytes() == b"content"
 
@@ -58,7 +64,9 @@ def test_removed_names_are_durable_before_the_answer(tmp_path: Path, calls: list
 
 
 @pytest.mark.parametrize("call", ["fsync", "link"])
-def test_what_failed_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_what_failed_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     def full(*args: Any, **options: Any) -> None:
         raise OSError(errno.ENOSPC, "no room")
 

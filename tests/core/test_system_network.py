@@ -28,7 +28,9 @@ class Accepted(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("turns", range(TURNS_MAX))
-async def test_who_was_accepted_before_the_listener_was_closed_is_not_forgotten(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_was_accepted_before_the_listener_was_closed_is_not_forgotten(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for count in ("made", "connected", "lost"):
         monkeypatch.setattr(Accepted, count, 0)
     listener = await SystemNetwork().listen(Accepted, "127.0.0.1", 0)

@@ -41,9 +41,13 @@ def test_a_timedelta_keeps_its_milliseconds_exactly(delta: timedelta) -> None:
     assert to_seconds(delta) == delta.total_seconds()
 
 
-@pytest.mark.parametrize("text", ["", "5", "s", "5 sec", "5S", "1m30s", "1e3s", "५s", "1.s", ".5s", "nan s", "5s\n6s"])
+@pytest.mark.parametrize(
+    "text", ["", "5", "s", "5 sec", "5S", "1m30s", "1e3s", "५s", "1.s", ".5s", "nan s", "5s\n6s"]
+)
 def test_a_text_that_is_no_duration_is_refused_by_name(text: str) -> None:
-    with pytest.raises(ValueError, match=r"lateness is .*, expected a timedelta, or a number and a unit"):
+    with pytest.raises(
+        ValueError, match=r"lateness is .*, expected a timedelta, or a number and a unit"
+    ):
         to_ms(text, "lateness")
 
 

@@ -12,7 +12,9 @@ from aioflow.core.tagging import SCALARS
 from aioflow.core.value_columns import LEVELS_MAX, ROWS_MAX, WIDTH_MAX, lay_out, pick, put_together
 
 shapes = st.recursive(
-    st.sampled_from([st.integers(), st.text(max_size=2), st.none(), st.floats(allow_nan=False) | st.booleans()]),
+    st.sampled_from(
+        [st.integers(), st.text(max_size=2), st.none(), st.floats(allow_nan=False) | st.booleans()]
+    ),
     lambda inner: st.one_of(
         st.lists(inner, min_size=1, max_size=3).map(lambda parts: st.tuples(*parts)),
         st.lists(inner, min_size=1, max_size=3).map(lambda parts: st.tuples(*parts).map(list)),

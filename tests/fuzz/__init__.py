@@ -1,1 +1,3 @@
-"""Fuzzing of everything that reads bytes from outside: `make fuzz SECONDS=60`, or `python -m tests.fuzz TARGET`."""
+"""Fuzzing of everything that reads bytes from outside: `make fuzz SECONDS=60`, or `python -m
+tests.fuzz TARGET`.
+"""

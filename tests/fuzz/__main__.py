@@ -1,8 +1,10 @@
-"""Runs targets, guided by coverage:  python -m tests.fuzz TARGET|all [--seconds S] [--runs N] [--keep] [--seeded]
+"""Runs targets, guided by coverage:  python -m tests.fuzz TARGET|all [--seconds S] [--runs N]
+[--keep] [--seeded]
 
-Coverage guidance is that of atheris (libFuzzer). Without it, or with `--seeded`, inputs are made by a seeded generator instead.
-Each target runs in a process of its own and prints one line of JSON. `--keep` puts what is new into the corpus of the
-repository. An input that fails is written to build/fuzz/TARGET and ends the run with exit code 1.
+Coverage guidance is that of atheris (libFuzzer). Without it, or with `--seeded`, inputs are made by
+a seeded generator instead. Each target runs in a process of its own and prints one line of JSON.
+`--keep` puts what is new into the corpus of the repository. An input that fails is written to
+build/fuzz/TARGET and ends the run with exit code 1.
 """
 
 from __future__ import annotations
@@ -18,7 +20,19 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-NAMES = ("frames", "rpc", "handshake", "rows", "columns", "metadata", "state", "savepoint", "rest", "json", "csv")
+NAMES = (
+    "frames",
+    "rpc",
+    "handshake",
+    "rows",
+    "columns",
+    "metadata",
+    "state",
+    "savepoint",
+    "rest",
+    "json",
+    "csv",
+)
 BUILD = Path("build") / "fuzz"
 KEPT_BYTES_MAX = 24_000
 """Of one corpus in the repository: its smallest inputs."""
@@ -27,7 +41,9 @@ RSS_MB_MAX = 1024
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("target", choices=(*NAMES, "all"))
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--runs", type=int, default=-1, help="inputs, instead of seconds")
@@ -50,7 +66,10 @@ def _run(name: str, how: str, options: argparse.Namespace) -> int:
     folder = BUILD / name
     folder.mkdir(parents=True, exist_ok=True)
     code, text = _child(name, how, options, folder)
-    print(text.splitlines()[-1] if how == "seeded" and not code else _summary(name, text, code), flush=True)
+    print(
+        text.splitlines()[-1] if how == "seeded" and not code else _summary(name, text, code),
+        flush=True,
+    )
     if code:
         print(text[-6000:], file=sys.stderr, flush=True)
     elif options.keep and how == "atheris":
@@ -59,7 +78,14 @@ def _run(name: str, how: str, options: argparse.Namespace) -> int:
 
 
 def _child(name: str, how: str, options: argparse.Namespace, folder: Path) -> tuple[int, str]:
-    given = ["--seconds", str(options.seconds), "--runs", str(options.runs), "--seed", str(options.seed)]
+    given = [
+        "--seconds",
+        str(options.seconds),
+        "--runs",
+        str(options.runs),
+        "--seed",
+        str(options.seed),
+    ]
     command = [sys.executable, "-m", "tests.fuzz", name, "--child", how, *given]
     with (folder / f"{how}.log").open("w+") as log:
         done = subprocess.run(command, stdout=log, stderr=log, check=False)
@@ -75,15 +101,28 @@ def _summary(name: str, text: str, code: int) -> str:
     inputs, rss = last(r"number_of_executed_units: (\d+)"), last(r"peak_rss_mb: +(\d+)")
     per_s = last(r"average_exec_per_sec: +(\d+)")
     covered, kept = last(r" cov: (\d+)"), last(r" corp: (\d+)")
-    figures: dict[str, Any] = {"target": name, "inputs": inputs, "per_s": per_s, "covered": covered, "corpus": kept, "rss_mb": rss}
+    figures: dict[str, Any] = {
+        "target": name,
+        "inputs": inputs,
+        "per_s": per_s,
+        "covered": covered,
+        "corpus": kept,
+        "rss_mb": rss,
+    }
     return json.dumps({**figures, "failed": bool(code)})
 
 
 def _keep(name: str, folder: Path) -> None:
-    """What libFuzzer has kept, each for coverage of its own and reduced, and what was there before: the smallest."""
+    """What libFuzzer has kept, each for coverage of its own and reduced, and what was there
+    before: the smallest.
+    """
     from tests.fuzz.engine import read_corpus, write_corpus
 
-    found = {path.read_bytes() for path in (folder / "corpus").iterdir() if not path.name.startswith("seed-")}
+    found = {
+        path.read_bytes()
+        for path in (folder / "corpus").iterdir()
+        if not path.name.startswith("seed-")
+    }
     kept, size = [], 0
     for content in sorted(found | set(read_corpus(name)), key=len):
         size += len(content)
@@ -97,7 +136,12 @@ def _seeded(options: argparse.Namespace) -> int:
     from tests.fuzz.targets import TARGETS
 
     runs = options.runs if options.runs >= 0 else sys.maxsize
-    report = run_seeded(TARGETS[options.target], runs, options.seed, options.seconds if options.runs < 0 else float("inf"))
+    report = run_seeded(
+        TARGETS[options.target],
+        runs,
+        options.seed,
+        options.seconds if options.runs < 0 else float("inf"),
+    )
     print(json.dumps(report))
     return 0
 
@@ -132,10 +176,19 @@ def _guided(options: argparse.Namespace) -> int:
         rng = Random(seed)
         if rng.random() < 0.4:
             made: bytes = atheris.Mutate(content, size_max)
-            return target.mend(made, rng)[:size_max] if target.mend is not None and rng.random() < 0.5 else made
+            return (
+                target.mend(made, rng)[:size_max]
+                if target.mend is not None and rng.random() < 0.5
+                else made
+            )
         return mutate(content, rng, seeds, target)[:size_max]
 
-    argv = [sys.argv[0], f"-max_len={target.bytes_max}", f"-rss_limit_mb={RSS_MB_MAX}", f"-artifact_prefix={folder}/"]
+    argv = [
+        sys.argv[0],
+        f"-max_len={target.bytes_max}",
+        f"-rss_limit_mb={RSS_MB_MAX}",
+        f"-artifact_prefix={folder}/",
+    ]
     argv.append("-print_final_stats=1")
     limit = f"-runs={options.runs}" if options.runs >= 0 else f"-max_total_time={options.seconds}"
     argv += [limit, f"-seed={options.seed}", "-len_control=0", str(corpus)]

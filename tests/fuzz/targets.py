@@ -1,4 +1,5 @@
-"""What is fuzzed: every reader of bytes that come from a peer, a file, a store or a client, with the errors it may raise.
+"""What is fuzzed: every reader of bytes that come from a peer, a file, a store or a client, with
+the errors it may raise.
 
     frames      a data connection: decoder, exchange, events, batches
     rpc         a control connection: decoder, calls, answers, errors
@@ -37,10 +38,20 @@ from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, C
 from aioflow.checkpoint.memory import MemoryObjects
 from aioflow.checkpoint.metadata import DIGEST_BYTES, MAGIC, decode_metadata, encode_metadata, seal
 from aioflow.checkpoint.savepoint import Savepoint
-from aioflow.checkpoint.source_state import FinishedSplits, SourceState, SplitState, decode_source_state
+from aioflow.checkpoint.source_state import (
+    FinishedSplits,
+    SourceState,
+    SplitState,
+    decode_source_state,
+)
 from aioflow.checkpoint.state_files import FileInput
 from aioflow.checkpoint.store import METADATA
-from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle, OperatorStateHandle, SubtaskState
+from aioflow.checkpoint.subtask import (
+    ChannelSide,
+    ChannelStateHandle,
+    OperatorStateHandle,
+    SubtaskState,
+)
 from aioflow.core.batch_codec import decode_batch, encode_batch, encode_event
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn, ObjectColumn
 from aioflow.core.elements import (
@@ -54,7 +65,12 @@ from aioflow.core.elements import (
     WatermarkStatus,
 )
 from aioflow.core.entry_tables import EntryTables, GrowingList
-from aioflow.core.errors import NotAuthenticated, RemoteProtocolError, RestoreError, TypeNotSupported
+from aioflow.core.errors import (
+    NotAuthenticated,
+    RemoteProtocolError,
+    RestoreError,
+    TypeNotSupported,
+)
 from aioflow.core.host import SystemHost
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.serializers import Codec
@@ -69,7 +85,14 @@ from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.protocol.errors import describe_error
 from aioflow.protocol.exchange import Exchange
-from aioflow.protocol.framing import CONTROL_PLANE, DATA_PLANE, NO_CHANNEL, FrameDecoder, FrameEncoder, FrameType
+from aioflow.protocol.framing import (
+    CONTROL_PLANE,
+    DATA_PLANE,
+    NO_CHANNEL,
+    FrameDecoder,
+    FrameEncoder,
+    FrameType,
+)
 from aioflow.protocol.handshake import ClientHandshake, PeerRole, ServerHandshake
 from aioflow.protocol.messages import (
     AckAllUserRecordsProcessed,
@@ -129,7 +152,9 @@ class Level(NamedTuple):
 BATCHES = [
     RecordBatch([]),
     RecordBatch([1, "two", 3.0, None, True, b"six"], watermark=5),
-    RecordBatch([("a", 1), ("b", 2)] * 10, list(range(20)), ["a", "b"] * 10, [0] * 10 + [7] * 10, 7),
+    RecordBatch(
+        [("a", 1), ("b", 2)] * 10, list(range(20)), ["a", "b"] * 10, [0] * 10 + [7] * 10, 7
+    ),
     RecordBatch([{"k": [1, 2, (3, {4})]}, 2**80]),
     RecordBatch([Place(1, "a", 0.5), Place(2, "b", 1.5)], [1, 2], [1, 2]),
     RecordBatch([Reading(1, "a"), Reading(2, "b", 2.0)] * 9, list(range(18)), watermark=3),
@@ -145,7 +170,12 @@ def data_frames() -> list[bytes]:
     """Valid frames of the data plane, one of each type, and a conversation of several."""
     encoder = FrameEncoder()
     found = [
-        encoder.encode(FrameType.BUFFER_RESPONSE, channel % 4, 0, PREFIX.pack(flags, 3) + encode_batch(batch, CODEC, WHERE))
+        encoder.encode(
+            FrameType.BUFFER_RESPONSE,
+            channel % 4,
+            0,
+            PREFIX.pack(flags, 3) + encode_batch(batch, CODEC, WHERE),
+        )
         for channel, batch in enumerate(BATCHES)
         for flags in (0, 1)
     ]
@@ -158,9 +188,19 @@ def data_frames() -> list[bytes]:
         EndOfPartition(),
         LatencyMarker(1, "source", 2),
     ]
-    found += [encoder.encode(FrameType.EVENT_RESPONSE, 1, 0, PREFIX.pack(2, 0) + encode_event(event)) for event in events]
+    found += [
+        encoder.encode(FrameType.EVENT_RESPONSE, 1, 0, PREFIX.pack(2, 0) + encode_event(event))
+        for event in events
+    ]
     messages = [
-        PartitionRequest(partition_id="map-0", subpartition_index=1, initial_credit=2, credit=2, resume_from=0, blocked=False),
+        PartitionRequest(
+            partition_id="map-0",
+            subpartition_index=1,
+            initial_credit=2,
+            credit=2,
+            resume_from=0,
+            blocked=False,
+        ),
         describe_error(ValueError("no", 1), CODEC),
         TaskEvent(b"hello"),
         CancelPartitionRequest(),
@@ -171,7 +211,11 @@ def data_frames() -> list[bytes]:
         BacklogAnnouncement(3),
         NewBufferSize(4096),
     ]
-    found += [encode_message(encoder, message, channel) for message in messages for channel in (0, NO_CHANNEL)]
+    found += [
+        encode_message(encoder, message, channel)
+        for message in messages
+        for channel in (0, NO_CHANNEL)
+    ]
     found += [*_heartbeats(encoder), encoder.encode(FrameType.HELLO, NO_CHANNEL, 0, b"link")]
     return [*found, b"".join(found[:6]), b"".join(found[16:])]
 
@@ -185,14 +229,22 @@ def rpc_frames() -> list[bytes]:
         call_id, call = caller.call("deploy", ({"task": number}, [1, (2, 3)]))
         [frame] = FrameDecoder(CONTROL_PLANE).receive(call)
         callee.receive(frame)
-        found += [call, callee.fail(call_id, KeyError("no")) if number else callee.reply(call_id, {"ok": (1, 2)})]
+        found += [
+            call,
+            callee.fail(call_id, KeyError("no"))
+            if number
+            else callee.reply(call_id, {"ok": (1, 2)}),
+        ]
     found.append(encoder.encode(FrameType.RPC_REPLY, NO_CHANNEL, 1, b"\x01the beginning"))
     found.append(encoder.encode(FrameType.RPC_REQUEST, NO_CHANNEL, 9, b"\x01"))
     return [*found, *_heartbeats(encoder), b"".join(found)]
 
 
 def _heartbeats(encoder: FrameEncoder) -> list[bytes]:
-    return [encoder.encode(kind, NO_CHANNEL, 3) for kind in (FrameType.HEARTBEAT, FrameType.HEARTBEAT_REPLY)]
+    return [
+        encoder.encode(kind, NO_CHANNEL, 3)
+        for kind in (FrameType.HEARTBEAT, FrameType.HEARTBEAT_REPLY)
+    ]
 
 
 def mend_frames(content: bytes, rng: Random) -> bytes:
@@ -205,7 +257,9 @@ def mend_frames(content: bytes, rng: Random) -> bytes:
         if size > len(made) - at - 26 and rng.random() < 0.9:
             size = len(made) - at - 26
             made[at + 10 : at + 14] = size.to_bytes(4, "big")
-        made[at + 14 : at + 18] = crc32(made[at + 18 : at + 26 + size], crc32(made[at + 4 : at + 14])).to_bytes(4, "big")
+        made[at + 14 : at + 18] = crc32(
+            made[at + 18 : at + 26 + size], crc32(made[at + 4 : at + 14])
+        ).to_bytes(4, "big")
         at += 26 + size
     return bytes(made)
 
@@ -222,7 +276,9 @@ def read_data(content: bytes) -> None:
     for channel in range(4):
         subpartition = PipelinedSubpartition(channel, pool)
         exchange.consumer.open_channel(channel, "map-0", channel, 2)
-        request = PartitionRequest(partition_id="map-0", subpartition_index=channel, initial_credit=2, credit=2)
+        request = PartitionRequest(
+            partition_id="map-0", subpartition_index=channel, initial_credit=2, credit=2
+        )
         exchange.producer.on_partition_request(channel, request, subpartition, encode, pool)
         subpartition.add(RecordBatch([1, 2, 3]))
     for frame in FrameDecoder(DATA_PLANE).receive(content):
@@ -257,7 +313,11 @@ def handshakes() -> list[bytes]:
     hello = client.start()
     answer = server.receive(hello)
     proof = client.receive(answer)
-    return [bytes([side + 2 * cut]) + stream for cut in (1, 19, 38) for side, stream in enumerate((hello + proof + b"rest", answer))]
+    return [
+        bytes([side + 2 * cut]) + stream
+        for cut in (1, 19, 38)
+        for side, stream in enumerate((hello + proof + b"rest", answer))
+    ]
 
 
 def _server() -> ServerHandshake:
@@ -306,7 +366,9 @@ def _columns() -> list[RecordBatch]:
     flags = NumberColumn(np.array([True, False, True, False, True]))
     things = ObjectColumn([1, None, "x", (2, 3), {"a": 1}])
     records = ColumnBatch({"id": ints, "name": coded, "value": floats}, 5, Place)
-    nested: Any = ColumnBatch({"inner": ColumnBatch({"x": ints, "y": some}, 5), "flag": flags, "thing": things}, 5)
+    nested: Any = ColumnBatch(
+        {"inner": ColumnBatch({"x": ints, "y": some}, 5), "flag": flags, "thing": things}, 5
+    )
     return [
         RecordBatch(records, ints, coded, None, 3),
         RecordBatch(nested, None, some),
@@ -316,7 +378,11 @@ def _columns() -> list[RecordBatch]:
 
 
 def column_batches() -> list[bytes]:
-    return [encode_batch(batch, CODEC, WHERE, tables) for batch in _columns() for tables in (None, EntryTables())]
+    return [
+        encode_batch(batch, CODEC, WHERE, tables)
+        for batch in _columns()
+        for tables in (None, EntryTables())
+    ]
 
 
 def row_batches() -> list[bytes]:
@@ -324,7 +390,9 @@ def row_batches() -> list[bytes]:
 
 
 def read_batch(content: bytes) -> None:
-    """Everything of it is looked at, and it is encoded again, as a batch in flight is for a checkpoint."""
+    """Everything of it is looked at, and it is encoded again, as a batch in flight is for a
+    checkpoint.
+    """
     batch = decode_batch(content, CODEC, WHERE, EntryTables())
     for items in (batch.values, batch.timestamps, batch.keys, batch.watermarks):
         if items is not None and not isinstance(items, list):
@@ -342,11 +410,18 @@ GROUPS = KeyGroupRange(0, 7)
 
 
 def _file(content: bytes) -> StateFile:
-    return StateFile("", len(content), hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest(), content)
+    return StateFile(
+        "", len(content), hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest(), content
+    )
 
 
 def keyed_file() -> bytes:
-    tables = {"total": TableMeta("value"), "seen": TableMeta("list", True), "timers": TableMeta("timers"), "map": TableMeta("map")}
+    tables = {
+        "total": TableMeta("value"),
+        "seen": TableMeta("list", True),
+        "timers": TableMeta("timers"),
+        "map": TableMeta("map"),
+    }
     parts = [
         encode_header(FileHeader(8, GROUPS, tables, {"timers": 17})),
         encode_drops(0, ["window"], CODEC, WHERE),
@@ -361,24 +436,43 @@ def keyed_file() -> bytes:
 
 
 def operator_file() -> bytes:
-    state = OperatorSnapshot({"buffer": [1, "x", (2, 3)]}, {"union": [[1], [2]]}, {"rules": {"a": 1, "b": {"c": 2}}})
+    state = OperatorSnapshot(
+        {"buffer": [1, "x", (2, 3)]}, {"union": [[1], [2]]}, {"rules": {"a": 1, "b": {"c": 2}}}
+    )
     return encode_operator_state(state, CODEC, WHERE)
 
 
 def source_file() -> bytes:
     finished = FinishedSplits([("split-1", {"path": "a"}), ("split-2", None)])
-    splits = [SplitState("split-3", (10, None, ["id"], None), ("path", 0, 100), 5), SplitState("split-4", None, None, 7, True)]
+    splits = [
+        SplitState("split-3", (10, None, ["id"], None), ("path", 0, 100), 5),
+        SplitState("split-4", None, None, 7, True),
+    ]
     return SourceState(splits, finished.view(), 9).encode(CODEC, WHERE)
 
 
 def bundle_file() -> bytes:
-    bundle = Bundle(1, 8, 0, 7, [("total", "value", False)], {"timers": 3}, ["000007.sst"], {"CURRENT": b"MANIFEST-000005\n"})
+    bundle = Bundle(
+        1,
+        8,
+        0,
+        7,
+        [("total", "value", False)],
+        {"timers": 3},
+        ["000007.sst"],
+        {"CURRENT": b"MANIFEST-000005\n"},
+    )
     return msgspec.msgpack.encode(bundle)
 
 
 def state_files() -> list[bytes]:
     """The first byte says of which kind a file is."""
-    return [bytes([kind]) + content for kind, content in enumerate((keyed_file(), operator_file(), source_file(), bundle_file()))]
+    return [
+        bytes([kind]) + content
+        for kind, content in enumerate(
+            (keyed_file(), operator_file(), source_file(), bundle_file())
+        )
+    ]
 
 
 def mend_state(content: bytes, rng: Random) -> bytes:
@@ -408,7 +502,11 @@ def read_state(content: bytes) -> None:
     elif kind == b"\3":
         try:
             decode_bundle(content)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # As `rocksdb_restore.download` reads it.
+        except (
+            msgspec.MsgspecError,
+            ValueError,
+            RecursionError,
+        ) as error:  # As `rocksdb_restore.download` reads it.
             raise RestoreError(str(error)) from error
     else:
         files = FileInput(_HOST, MemoryObjects(_HOST, "fuzz-state"))
@@ -428,17 +526,30 @@ def _drive(steps: Coroutine[Any, Any, Any]) -> None:
 
 def checkpoints() -> list[CompletedCheckpoint]:
     keyed = KeyedStateHandle(CANONICAL, 8, 0, 7, (_file(keyed_file()),), {"bases": [0]})
-    heap = KeyedStateHandle("heap", 8, 0, 7, (_file(keyed_file()), _file(keyed_file())), {"bases": [0, 1]})
+    heap = KeyedStateHandle(
+        "heap", 8, 0, 7, (_file(keyed_file()), _file(keyed_file())), {"bases": [0, 1]}
+    )
     operators = tuple(
-        CheckpointedOperator(uid=uid, name=uid.title(), parallelism=1, max_parallelism=8) for uid in ("count", "source")
+        CheckpointedOperator(uid=uid, name=uid.title(), parallelism=1, max_parallelism=8)
+        for uid in ("count", "source")
     )
     channel = ChannelStateHandle(0, next(iter(ChannelSide)), 0, _file(b"\x00" * 8))
-    head = SubtaskState((OperatorStateHandle("source", None, None, _file(source_file())),), (channel,))
+    head = SubtaskState(
+        (OperatorStateHandle("source", None, None, _file(source_file())),), (channel,)
+    )
     found = []
     for kind, state in zip(CheckpointKind, (keyed, heap, keyed), strict=False):
-        rest = SubtaskState((OperatorStateHandle("count", state, _file(operator_file()), None),), (), False)
+        rest = SubtaskState(
+            (OperatorStateHandle("count", state, _file(operator_file()), None),), (), False
+        )
         subtasks = {("source", 0): head, ("count", 0): rest}
-        ids = {"checkpoint_id": 3, "flow": "fuzz", "job_id": "job", "triggered_ms": 1, "completed_ms": 2}
+        ids = {
+            "checkpoint_id": 3,
+            "flow": "fuzz",
+            "job_id": "job",
+            "triggered_ms": 1,
+            "completed_ms": 2,
+        }
         found.append(CompletedCheckpoint(**ids, kind=kind, operators=operators, subtasks=subtasks))  # type: ignore[arg-type]
     return found
 
@@ -469,9 +580,23 @@ def mend_metadata(content: bytes, rng: Random) -> bytes:
 def _with_digests(value: Any, rng: Random) -> Any:
     """Each [name, size, digest, content] within gets the size and digest of its content."""
     if isinstance(value, list):
-        if len(value) == 4 and isinstance(value[2], bytes) and isinstance(value[3], bytes) and rng.random() < 0.95:
-            content = mend_state(b"\0" + value[3], rng)[1:] if value[3].startswith(b"aioflow.keyed") else value[3]
-            return ["", len(content), hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest(), content]
+        if (
+            len(value) == 4
+            and isinstance(value[2], bytes)
+            and isinstance(value[3], bytes)
+            and rng.random() < 0.95
+        ):
+            content = (
+                mend_state(b"\0" + value[3], rng)[1:]
+                if value[3].startswith(b"aioflow.keyed")
+                else value[3]
+            )
+            return [
+                "",
+                len(content),
+                hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest(),
+                content,
+            ]
         return [_with_digests(one, rng) for one in value]
     return value
 
@@ -489,7 +614,10 @@ def savepoints() -> Iterator[Run]:
     store = MemoryObjects(host, "fuzz")
 
     async def run(content: bytes) -> None:
-        if any(file.content is None and "://" in file.name for file in _files_of(decode_metadata(content, WHERE))):
+        if any(
+            file.content is None and "://" in file.name
+            for file in _files_of(decode_metadata(content, WHERE))
+        ):
             return  # It would be looked for where the name says: on this disk, or in the network.
         place = f"checkpoints/1/{METADATA}"
         await store.create(place, whole(content))
@@ -512,7 +640,11 @@ def _files_of(checkpoint: CompletedCheckpoint) -> list[StateFile]:
     for state in checkpoint.subtasks.values():
         found += [channel.file for channel in state.channels]
         for operator in state.operators:
-            found += [operator.operator, operator.source, *(operator.keyed.files if operator.keyed else ())]
+            found += [
+                operator.operator,
+                operator.source,
+                *(operator.keyed.files if operator.keyed else ()),
+            ]
     return [file for file in found if file is not None]
 
 
@@ -554,8 +686,17 @@ def requests() -> list[bytes]:
 
     found = []
     for route in ROUTES:
-        path = route.path.replace("{jobid}", JOB).replace("{vertexid}", VERTEX).replace("{operator}/{name}", "counts/running")
-        path = path.replace("{taskmanagerid}", "local").replace("{subtaskindex}", "0").replace("{", "").replace("}", "")
+        path = (
+            route.path.replace("{jobid}", JOB)
+            .replace("{vertexid}", VERTEX)
+            .replace("{operator}/{name}", "counts/running")
+        )
+        path = (
+            path.replace("{taskmanagerid}", "local")
+            .replace("{subtaskindex}", "0")
+            .replace("{", "")
+            .replace("}", "")
+        )
         query = "&".join(f"{name}=1" for name in route.query)
         body = b'{"target-directory": "memory://fuzz-rest", "a": [1]}' if route.body else b""
         found.append(_request(route.method, f"{path}?{query}" if query else path, body))
@@ -563,7 +704,10 @@ def requests() -> list[bytes]:
 
 
 def _request(method: str, target: str, body: bytes) -> bytes:
-    head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -571,7 +715,9 @@ def mend_request(content: bytes, rng: Random) -> bytes:
     """A first line and headers that are let in, and a length that fits."""
     head, _, body = content.partition(b"\r\n\r\n")
     words = head.partition(b"\r\n")[0].split(b" ")
-    method = words[0] if words[0] in (b"GET", b"POST", b"PATCH", b"PUT", b"DELETE", b"HEAD") else b"GET"
+    method = (
+        words[0] if words[0] in (b"GET", b"POST", b"PATCH", b"PUT", b"DELETE", b"HEAD") else b"GET"
+    )
     target = b" ".join(words[1:-1]) or b"/"
     target = target.replace(b" ", b"%20").decode("latin-1")
     return _request(method.decode(), target if target.startswith("/") else f"/{target}", body)
@@ -634,10 +780,15 @@ class _Service:
         self._job = await self._running.__aenter__()
         await self._job.input(events).put_many(range(100))
         app = monitor_app(self._job, token=TOKEN, enable_control=True, show_data=True)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, handler_cancellation=True)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, handler_cancellation=True
+        )
         await self._runner.setup()
         vertex = next(iter(self._job.monitored().jobs()[0].vertex_ids.values()))
-        self._names = ((JOB.encode(), self._job.id.encode()), (VERTEX.encode(), str(vertex).encode()))
+        self._names = (
+            (JOB.encode(), self._job.id.encode()),
+            (VERTEX.encode(), str(vertex).encode()),
+        )
 
     def _run(self, content: bytes) -> None:
         for stands, name in self._names:
@@ -663,7 +814,11 @@ class _Service:
         for _ in range(4):
             await asyncio.sleep(0)
         status = bytes(wire.written[9:12])
-        if wire.written and (not status.isdigit() or status >= b"500") and status not in (b"501", b"503"):
+        if (
+            wire.written
+            and (not status.isdigit() or status >= b"500")
+            and status not in (b"501", b"503")
+        ):
             raise AssertionError(f"answered {bytes(wire.written[:300])!r}")
 
 
@@ -671,7 +826,12 @@ def _is_harmless(content: bytes) -> bool:
     """Neither ends the job nor writes where the bytes say."""
     if b"target" in content and b'"target-directory": "memory://fuzz-rest"' not in content:
         return False
-    return b"/stop" not in content and not content.startswith(b"PATCH") and b"\\u" not in content and b"cancel" not in content
+    return (
+        b"/stop" not in content
+        and not content.startswith(b"PATCH")
+        and b"\\u" not in content
+        and b"cancel" not in content
+    )
 
 
 class _Failed(logging.Handler):
@@ -682,7 +842,11 @@ class _Failed(logging.Handler):
         self._service = service
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._service.failed = f"{record.getMessage()}: {record.exc_info[1]!r}" if record.exc_info else record.getMessage()
+        self._service.failed = (
+            f"{record.getMessage()}: {record.exc_info[1]!r}"
+            if record.exc_info
+            else record.getMessage()
+        )
 
 
 # Files.
@@ -698,7 +862,7 @@ def json_blocks() -> list[bytes]:
         b'{"a": 1, "b": 2}\n{"a": 3, "b": 4}\n\n{"a":5}',
         b"[1, 2, {}]\r\n3\r\nnull",
         b'"text"\n1e400\n\xef\xbb\xbf{}',
-        "{\"name\": \"é\", \"count\": 1, \"value\": 2.0}\n{\"name\": \"\\ud83d\\ude00\"}".encode(),
+        '{"name": "é", "count": 1, "value": 2.0}\n{"name": "\\ud83d\\ude00"}'.encode(),
     ]
     return [line + end for line in lines for end in (b"", b"\n")]
 
@@ -706,7 +870,11 @@ def json_blocks() -> list[bytes]:
 def json_reader() -> Run:
     """Decoders read block after block, so they are made once."""
     decoders = [(JsonDecoder(kind), JsonColumnDecoder(kind)) for kind in _JSON_TYPES]
-    levels, flat, made = JsonDecoder(Level), FlatLines({"name": str, "count": int, "value": float}), RecordColumns(Level)
+    levels, flat, made = (
+        JsonDecoder(Level),
+        FlatLines({"name": str, "count": int, "value": float}),
+        RecordColumns(Level),
+    )
 
     def run(content: bytes) -> None:
         for of_rows, of_columns in decoders:
@@ -738,13 +906,18 @@ def read_csv(content: bytes) -> None:
     """In two blocks, as a reader of files would."""
     for kind, columns in _CSV_SETTINGS:
         rows = CsvDecoder(kind, ",", columns is None, columns, "utf-8", None)
-        arrow = CsvColumnDecoder(CsvDecoder(kind, ",", columns is None, columns, "utf-8", None), kind, ",", columns)
+        arrow = CsvColumnDecoder(
+            CsvDecoder(kind, ",", columns is None, columns, "utf-8", None), kind, ",", columns
+        )
         rest = content.removeprefix(BOM)
         for final in (False, True):
             block = rest if final else rest[: rest.find(b"\n", len(rest) // 2) + 1]
             try:
                 found = rows.decode(block, final)
-            except (ValueError, TypeError) as error:  # Of the header: it is no text, or does not fit the type.
+            except (
+                ValueError,
+                TypeError,
+            ) as error:  # Of the header: it is no text, or does not fit the type.
                 with suppress(type(error)):
                     arrow.decode(block, final)
                     raise AssertionError("columns take a header that rows refuse") from None
@@ -763,8 +936,39 @@ def _same(rows: Any, columns: Any) -> None:
 
 
 _HOST = SystemHost()
-_JSON_TOKENS = (b"{", b"}", b"[", b"]", b'"', b"\n", b"\r\n", b"null", b"true", b"-0", b"1e400", b"\\u0000", b"\\", b"}\n{", b"0.1", b"NaN")
-_CSV_TOKENS = (b'"', b'""', b",", b"\n", b"\r\n", b"\r", b"\x1eend of block\x1e", b"\x00", b"\xef\xbb\xbf", b"-0", b"1_0", b"1e5", b"nan")
+_JSON_TOKENS = (
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b'"',
+    b"\n",
+    b"\r\n",
+    b"null",
+    b"true",
+    b"-0",
+    b"1e400",
+    b"\\u0000",
+    b"\\",
+    b"}\n{",
+    b"0.1",
+    b"NaN",
+)
+_CSV_TOKENS = (
+    b'"',
+    b'""',
+    b",",
+    b"\n",
+    b"\r\n",
+    b"\r",
+    b"\x1eend of block\x1e",
+    b"\x00",
+    b"\xef\xbb\xbf",
+    b"-0",
+    b"1_0",
+    b"1e5",
+    b"nan",
+)
 _REST_TOKENS = (
     b"?", b"&", b"=", b"%", b"%00", b"%2F", b"..", b"//", b"0", b"-1", b"1e9", b"99999999999999999999", b"\r\n", b"HEAD", b"POST", b"agg=",
     b"get=", b"seconds=0.01", b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n", b"nan", b"[", b'"', b"JOBID", b"VERTEXID",
@@ -780,14 +984,39 @@ TARGETS = {
     for target in (
         _target("frames", read_data, (RemoteProtocolError,), data_frames, mend_frames),
         _target("rpc", read_calls, (RemoteProtocolError,), rpc_frames, mend_frames),
-        _target("handshake", shake_hands, (NotAuthenticated,), handshakes, mend_handshake, (b"aioH\x01\x05",), bytes_max=256),
+        _target(
+            "handshake",
+            shake_hands,
+            (NotAuthenticated,),
+            handshakes,
+            mend_handshake,
+            (b"aioH\x01\x05",),
+            bytes_max=256,
+        ),
         _target("rows", read_batch, (RemoteProtocolError,), row_batches),
-        _target("columns", read_batch, (RemoteProtocolError,), column_batches, None, (b"|u1", b"<u2", b"<i8", b"<f4", b"|b1")),
+        _target(
+            "columns",
+            read_batch,
+            (RemoteProtocolError,),
+            column_batches,
+            None,
+            (b"|u1", b"<u2", b"<i8", b"<f4", b"|b1"),
+        ),
         _target("metadata", read_metadata, (RestoreError,), metadata_files, mend_metadata),
         _target("state", read_state, (RestoreError,), state_files, mend_state),
         Target("savepoint", savepoints, (RestoreError,), metadata_files, mend_metadata),
         Target("rest", _Service, (), requests, mend_request, _REST_TOKENS, bytes_max=2048),
-        Target("json", lambda: nullcontext(json_reader()), (), json_blocks, None, _JSON_TOKENS, bytes_max=2048),
-        _target("csv", read_csv, (), csv_blocks, None, _CSV_TOKENS, bytes_max=1024, has_threads=True),
+        Target(
+            "json",
+            lambda: nullcontext(json_reader()),
+            (),
+            json_blocks,
+            None,
+            _JSON_TOKENS,
+            bytes_max=2048,
+        ),
+        _target(
+            "csv", read_csv, (), csv_blocks, None, _CSV_TOKENS, bytes_max=1024, has_threads=True
+        ),
     )
 }

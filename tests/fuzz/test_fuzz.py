@@ -1,4 +1,6 @@
-"""The corpora, and some thousands of inputs for each target, by a seeded generator: only documented errors come out."""
+"""The corpora, and some thousands of inputs for each target, by a seeded generator: only
+documented errors come out.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import OutputTag
 from aioflow.graph.job_graph import JobGraph, build_job_graph, connected_subtasks
-from aioflow.graph.stream_graph import Chaining, Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
+from aioflow.graph.stream_graph import (
+    Chaining,
+    Partitioning,
+    ShipStrategy,
+    StreamEdge,
+    StreamGraph,
+    StreamNode,
+)
 
 
 class Flow:
@@ -56,7 +63,10 @@ def test_metrics_of_vertices_with_one_name_have_their_ids() -> None:
     for _ in range(3):
         flow.node("same", a)
     first, second, third = flow.build().vertices[1:]
-    assert (first.metrics_name(1), second.metrics_name(0)) == ("same (2/2)", f"same (1/2) #{second.id}")
+    assert (first.metrics_name(1), second.metrics_name(0)) == (
+        "same (2/2)",
+        f"same (1/2) #{second.id}",
+    )
     assert third.metrics_name(0) == f"same (1/2) #{third.id}"
     assert [vertex.task_name(0) for vertex in (first, second, third)] == ["same (1/2)"] * 3
 
@@ -93,7 +103,12 @@ def test_a_side_output_does_not_end_the_chain_it_leaves() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"parallelism": 3}, {"chaining": Chaining.HEAD}, {"chaining": Chaining.NEVER}, {"slot_sharing_group": "own"}],
+    [
+        {"parallelism": 3},
+        {"chaining": Chaining.HEAD},
+        {"chaining": Chaining.NEVER},
+        {"slot_sharing_group": "own"},
+    ],
     ids=lambda fields: next(iter(fields)),
 )
 def test_what_keeps_an_operator_from_joining_the_one_before(fields: dict[str, Any]) -> None:
@@ -123,7 +138,10 @@ def test_an_exchange_nobody_chose_goes_straight_or_in_turn() -> None:
     a = flow.node("a")
     flow.node("same", a)
     flow.node("more", a, parallelism=5)
-    assert [edge.partitioning.strategy for edge in flow.build().edges] == [ShipStrategy.FORWARD, ShipStrategy.REBALANCE]
+    assert [edge.partitioning.strategy for edge in flow.build().edges] == [
+        ShipStrategy.FORWARD,
+        ShipStrategy.REBALANCE,
+    ]
 
 
 def test_forward_between_different_parallelisms_is_refused() -> None:
@@ -194,15 +212,22 @@ def test_node_and_place_are_found_in_their_vertex() -> None:
         (2, 2, [[0], [1]]),
     ],
 )
-def test_rescale_reaches_a_local_group(producers: int, consumers: int, expected: list[list[int]]) -> None:
+def test_rescale_reaches_a_local_group(
+    producers: int, consumers: int, expected: list[list[int]]
+) -> None:
     """C6.7."""
-    reached = [list(connected_subtasks(ShipStrategy.RESCALE, p, producers, consumers)) for p in range(producers)]
+    reached = [
+        list(connected_subtasks(ShipStrategy.RESCALE, p, producers, consumers))
+        for p in range(producers)
+    ]
     assert reached == expected
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_rescale_leaves_nobody_out_and_spreads_evenly(producers: int, consumers: int) -> None:
-    reached = [connected_subtasks(ShipStrategy.RESCALE, p, producers, consumers) for p in range(producers)]
+    reached = [
+        connected_subtasks(ShipStrategy.RESCALE, p, producers, consumers) for p in range(producers)
+    ]
     counts = [sum(index in part for part in reached) for index in range(consumers)]
     sizes = [len(part) for part in reached]
     assert min(counts) >= 1

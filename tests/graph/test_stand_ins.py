@@ -1,4 +1,6 @@
-"""Where sources give stand-ins for their records, and where not: somebody would see them, or read something else than fields."""
+"""Where sources give stand-ins for their records, and where not: somebody would see them, or
+read something else than fields.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,13 @@ TOTAL = af.agg(n=af.count(), total=af.sum(lambda e: e.value))
 
 
 def gives_stand_ins(
-    tmp_path: Path, shape: Callable[[Any], Any], times: Any = TIMES, kind: Any = Event, *, apart: bool = True, watched: bool = False
+    tmp_path: Path,
+    shape: Callable[[Any], Any],
+    times: Any = TIMES,
+    kind: Any = Event,
+    *,
+    apart: bool = True,
+    watched: bool = False,
 ) -> bool:
     (tmp_path / "events.jsonl").write_text("")
     flow = af.Flow("standing", parallelism=2)
@@ -45,14 +53,19 @@ def gives_stand_ins(
     shape(source)
     whole = [source.upstreams[0].place] if watched else []
     given = flow.graph.nodes[source.upstreams[0].node_id].source
-    return build_job_graph(flow.graph, apart=apart, whole=whole).vertices[0].head.source is not given
+    return (
+        build_job_graph(flow.graph, apart=apart, whole=whole).vertices[0].head.source is not given
+    )
 
 
 FIELDS: dict[str, Callable[[Any], Any]] = {
     "a count": lambda s: s.key_by(lambda e: e.user).count(),
     "a count by what is computed": lambda s: s.key_by(lambda e: (e.user % 3, e.value)).count(),
     "a window": lambda s: s.key_by(lambda e: e.user).window(af.tumbling("1s")).aggregate(TOTAL),
-    "two of them": lambda s: [s.key_by(lambda e: e.user).count(), s.key_by(lambda e: e.ts).aggregate(TOTAL)],
+    "two of them": lambda s: [
+        s.key_by(lambda e: e.user).count(),
+        s.key_by(lambda e: e.ts).aggregate(TOTAL),
+    ],
 }
 MORE: dict[str, Callable[[Any], Any]] = {
     "an item": lambda s: s.key_by(lambda e: e[0]).count(),
@@ -61,19 +74,25 @@ MORE: dict[str, Callable[[Any], Any]] = {
     "a call": lambda s: s.key_by(lambda e: hash(e)).count(),
     "an expression": lambda s: s.key_by(af.col.user).aggregate(TOTAL),
     "what may fail": lambda s: s.key_by(lambda e: e.user).sum(lambda e: e.value / e.user),
-    "several fields": lambda s: s.key_by(lambda e: e.user).aggregate(af.agg(a=af.sum(lambda e: e.value), b=af.max(lambda e: e.ts))),
+    "several fields": lambda s: s.key_by(lambda e: e.user).aggregate(
+        af.agg(a=af.sum(lambda e: e.value), b=af.max(lambda e: e.ts))
+    ),
     "a sink": lambda s: s.sink(print),
     "a step": lambda s: s.map(lambda e: e.user).key_by(lambda x: x).count(),
     "a sink beside": lambda s: [s.key_by(lambda e: e.user).count(), s.sink(print)],
     "a process": lambda s: s.key_by(lambda e: e.user).process(lambda value, ctx: None),
-    "late elements": lambda s: s.key_by(lambda e: e.user).window(af.tumbling("1s")).aggregate(TOTAL).late.sink(print),
+    "late elements": lambda s: (
+        s.key_by(lambda e: e.user).window(af.tumbling("1s")).aggregate(TOTAL).late.sink(print)
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_where_only_fields_are_read_they_stand_in(name: str, tmp_path: Path) -> None:
     assert gives_stand_ins(tmp_path, FIELDS[name])
-    assert not gives_stand_ins(tmp_path, FIELDS[name], apart=False), "a subscriber in this process would see them"
+    assert not gives_stand_ins(tmp_path, FIELDS[name], apart=False), (
+        "a subscriber in this process would see them"
+    )
     assert not gives_stand_ins(tmp_path, FIELDS[name], watched=True)
 
 
@@ -86,11 +105,17 @@ def test_times_may_look_at_records_too(tmp_path: Path) -> None:
     window, strategy = FIELDS["a window"], af.WatermarkStrategy
     assert gives_stand_ins(tmp_path, FIELDS["a count"], times=None)
     assert gives_stand_ins(tmp_path, window, times=strategy.ingestion_time())
-    assert not gives_stand_ins(tmp_path, window, times=strategy.monotonous_timestamps(timestamp=lambda e: e[2]))
-    assert not gives_stand_ins(tmp_path, window, times=strategy.punctuated(lambda e, ts: ts, timestamp=lambda e: e.ts))
+    assert not gives_stand_ins(
+        tmp_path, window, times=strategy.monotonous_timestamps(timestamp=lambda e: e[2])
+    )
+    assert not gives_stand_ins(
+        tmp_path, window, times=strategy.punctuated(lambda e, ts: ts, timestamp=lambda e: e.ts)
+    )
 
 
 @pytest.mark.parametrize("kind", [None, dict, Nested, Plain])
 def test_other_types_stand_for_themselves(kind: Any, tmp_path: Path) -> None:
-    """A NamedTuple that holds more than scalars is made from the line, and the others cost no more than a stand-in."""
+    """A NamedTuple that holds more than scalars is made from the line, and the others cost no
+    more than a stand-in.
+    """
     assert not gives_stand_ins(tmp_path, FIELDS["a window"], kind=kind)

@@ -11,7 +11,9 @@ from aioflow.core.functions import OutputTag
 from aioflow.graph.stream_graph import StreamEdge, StreamGraph, StreamNode
 
 
-def graph_of(*nodes: StreamNode, edges: Sequence[tuple[int, int]] = (), parallelism: int = 2) -> StreamGraph:
+def graph_of(
+    *nodes: StreamNode, edges: Sequence[tuple[int, int]] = (), parallelism: int = 2
+) -> StreamGraph:
     graph = StreamGraph("g", parallelism)
     for node in nodes:
         graph.add_node(node)
@@ -32,8 +34,12 @@ def test_inputs_come_in_the_order_of_their_index() -> None:
     assert [edge.target for edge in graph.outputs_of(0)] == [2]
 
 
-@pytest.mark.parametrize(("own", "most", "expected"), [(None, None, 2), (5, None, 5), (None, 1, 1), (5, 3, 3), (1, 3, 1)])
-def test_parallelism_is_the_nodes_own_or_the_flows_up_to_its_bound(own: int | None, most: int | None, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("own", "most", "expected"), [(None, None, 2), (5, None, 5), (None, 1, 1), (5, 3, 3), (1, 3, 1)]
+)
+def test_parallelism_is_the_nodes_own_or_the_flows_up_to_its_bound(
+    own: int | None, most: int | None, expected: int
+) -> None:
     one = node(0, parallelism=own, parallelism_max=most)
     assert graph_of(one).parallelism_of(one) == expected
 

@@ -30,6 +30,13 @@ assert [len(tail.after(0, 0, 10)) for tail in tails] == [1, 1]
     ids=["no handlers", "handlers of its own", "silenced"],
 )
 def test_a_program_is_told_as_much_as_without_the_tail(setup: str, said: str) -> None:
-    """Warnings go to stderr where a program set nothing up: a worker process says there what holds its loop."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format(setup=setup)], capture_output=True, text=True, check=False)
+    """Warnings go to stderr where a program set nothing up: a worker process says there what
+    holds its loop.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(setup=setup)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, said)

@@ -21,7 +21,10 @@ from aioflow.inspection.redaction import HIDDEN, redacted
         "postgres://me:hunter2@db/x", "redis://:hunter2@h", "redis://u:hunter2@hunter2@h:1/0", "postgres://u:hun/hunter2@h/p",
         "nats://hunter2@h:4222", "https://a:hunter2@a,http://b:hunter2@b", "wss://h/x?access_token=hunter2&a=b", "wss://h?key=hunter2",
         "s3://bucket?X-Amz-Signature=hunter2", "AccountKey=hunter2",
-        "{'Cookie': 'a=1; b=hunter2', 'x': 1}", "-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----",
+        "{'Cookie': 'a=1; b=hunter2', 'x': 1}", (
+            "-----BEGIN PRIVATE KEY-----\nhunter2\n"
+            "-----END PRIVATE KEY-----"
+        ),
     ],
 )  # fmt: skip
 def test_secrets_are_hidden_and_the_rest_stays(text: str) -> None:
@@ -34,8 +37,12 @@ def test_secrets_are_hidden_and_the_rest_stays(text: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "Cookie: a=1; b=hunter2", "Set-Cookie: a=hunter2; path=/", 'Authorization: Digest username="x", response="hunter2"',
-        "Authorization: AWS4-HMAC-SHA256 Credential=a/b, SignedHeaders=host, Signature=hunter2", "password='not closed, hunter2",
+        "Cookie: a=1; b=hunter2", "Set-Cookie: a=hunter2; path=/", (
+            'Authorization: Digest '
+            'username="x", response="hunter2"'
+        ),
+        "Authorization: AWS4-HMAC-SHA256 Credential=a/b, "
+        "SignedHeaders=host, Signature=hunter2", "password='not closed, hunter2",
     ],
 )  # fmt: skip
 def test_headers_and_open_quotes_are_hidden_to_the_end_of_the_line(line: str) -> None:
@@ -57,7 +64,10 @@ def test_plain_text_is_left_alone(text: str) -> None:
 
 
 def test_a_name_keeps_its_place_beside_a_hidden_value() -> None:
-    assert redacted("connect(host='db', password='x', port=1)") == f"connect(host='db', password={HIDDEN}, port=1)"
+    assert (
+        redacted("connect(host='db', password='x', port=1)")
+        == f"connect(host='db', password={HIDDEN}, port=1)"
+    )
     assert redacted("postgres://me:x@db:5432/app") == f"postgres://me:{HIDDEN}@db:5432/app"
 
 
@@ -65,10 +75,15 @@ def test_a_long_text_is_cut_and_says_how_much_is_missing() -> None:
     assert redacted("x" * 30, 10) == "xxxxxxxxxx ... (20 more characters)"
 
 
-@pytest.mark.parametrize("text", ["x postgres://me:hunter2@db", "x password='hunter2", "x token=hunter2"])
+@pytest.mark.parametrize(
+    "text", ["x postgres://me:hunter2@db", "x password='hunter2", "x token=hunter2"]
+)
 def test_a_secret_that_is_cut_in_two_is_hidden(text: str) -> None:
     for length in range(text.index("hunter2") + 1, len(text)):
-        assert "hunter2"[: length - text.index("hunter2")] not in redacted(text, length).partition(" ... ")[0]
+        assert (
+            "hunter2"[: length - text.index("hunter2")]
+            not in redacted(text, length).partition(" ... ")[0]
+        )
 
 
 SHAPES = [
@@ -81,7 +96,9 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_redaction_takes_time_in_proportion_to_the_text(shape: str) -> None:
-    """Sixteen times the text takes sixteen times as long; 256 times would be the sign of a pattern that goes back."""
+    """Sixteen times the text takes sixteen times as long; 256 times would be the sign of a
+    pattern that goes back.
+    """
 
     def least_s(length: int) -> float:
         text = "token ://x bearer --y " + (shape * length)[:length]

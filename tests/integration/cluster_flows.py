@@ -19,6 +19,7 @@ async def ticks() -> AsyncIterator[int]:
 endless = af.Flow("endless")
 endless.source(ticks).key_by(lambda n: n % 4).count().sink(af.io.blackhole())
 
+
 async def some_ticks() -> AsyncIterator[int]:
     for n in range(2_000):
         yield n

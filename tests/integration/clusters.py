@@ -1,4 +1,6 @@
-"""A cluster of real processes in a directory of its own, driven by the command line, as the tests of clusters use it."""
+"""A cluster of real processes in a directory of its own, driven by the command line, as the
+tests of clusters use it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ FLOWS = Path(__file__).parent / "cluster_flows.py"
 
 def aioflow(*argv: str | Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "aioflow", *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False
+    )
 
 
 def until(condition: Callable[[], bool], what: str, timeout: float = 120) -> None:
@@ -39,14 +43,26 @@ def until(condition: Callable[[], bool], what: str, timeout: float = 120) -> Non
 
 
 class Cluster:
-    """A cluster in a directory, driven by the command line. Whatever is left of it at the end is killed."""
+    """A cluster in a directory, driven by the command line.
+
+    Whatever is left of it at the end is killed.
+    """
 
     def __init__(self, data: Path) -> None:
         self.data = data
         self.extra: list[subprocess.Popen[bytes]] = []
 
     def start(self, *, workers: int = 2, slots: int = 2, request_timeout: str = "30s") -> str:
-        options = ["--workers", str(workers), "--slots", str(slots), "--port", "0", "--request-timeout", request_timeout]
+        options = [
+            "--workers",
+            str(workers),
+            "--slots",
+            str(slots),
+            "--port",
+            "0",
+            "--request-timeout",
+            request_timeout,
+        ]
         started = aioflow("cluster", "start", "--data", self.data, *options)
         assert started.returncode == 0, started.stderr
         return started.stdout
@@ -66,12 +82,16 @@ class Cluster:
         return aioflow(command, *argv, "--at", self.address, "--secret-file", self.secret)
 
     def asked(self, question: Callable[[ClusterClient], Coroutine[Any, Any, T]]) -> T:
-        """What the JobManager answers, asked from here: a process for each question would take most of the time of a test."""
+        """What the JobManager answers, asked from here: a process for each question would take
+        most of the time of a test.
+        """
 
         async def ask() -> T:
             host = SystemHost()
             try:
-                async with ClusterClient(host, Whereabouts(data=str(self.data)), read_secret(str(self.secret))) as client:
+                async with ClusterClient(
+                    host, Whereabouts(data=str(self.data)), read_secret(str(self.secret))
+                ) as client:
                     return await question(client)
             finally:
                 await host.close()
@@ -81,7 +101,14 @@ class Cluster:
     def job(self, job_id: str) -> str:
         """The status of a job; "unknown" while no JobManager answers."""
         try:
-            return next((line.status.value for line in self.asked(ClusterClient.jobs) if line.job_id == job_id), "unknown")
+            return next(
+                (
+                    line.status.value
+                    for line in self.asked(ClusterClient.jobs)
+                    if line.job_id == job_id
+                ),
+                "unknown",
+            )
         except (AioflowError, OSError):
             return "unknown"
 
@@ -99,7 +126,9 @@ class Cluster:
 
     def spawn(self, *argv: str) -> subprocess.Popen[bytes]:
         with (self.data / "extra.log").open("ab") as log:
-            process = subprocess.Popen([sys.executable, "-m", "aioflow", *argv], stdout=log, stderr=log, cwd=ROOT)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "aioflow", *argv], stdout=log, stderr=log, cwd=ROOT
+            )
         self.extra.append(process)
         return process
 

@@ -1,4 +1,6 @@
-"""A flow whose output shows every record that was lost or came twice, for tests that kill what runs it."""
+"""A flow whose output shows every record that was lost or came twice, for tests that kill what
+runs it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ KEYS = 7
 
 
 async def numbers(position: Any, stop: str) -> AsyncIterator[tuple[int, int]]:
-    """0, 1, 2 ... until the file `stop` is there; then it ends, and the file says after how many."""
+    """0, 1, 2 ... until the file `stop` is there; then it ends, and the file says after how
+    many.
+    """
     n = position or 0
     while n % KEYS or not Path(stop).exists():
         yield n, n + 1
@@ -35,10 +39,15 @@ def key(n: int) -> int:
 
 
 def counted(folder: str | os.PathLike[str], *, parallelism: int = 3) -> af.Flow:
-    """Counts of numbers by key, as part files in `folder`/out. It ends when there is a file `folder`/stop."""
+    """Counts of numbers by key, as part files in `folder`/out.
+
+    It ends when there is a file `folder`/stop.
+    """
     flow = af.Flow("counted", parallelism=parallelism)
     source = flow.source(partial(numbers, stop=str(Path(folder) / "stop")), uid="numbers")
-    source.rebalance().map(same).key_by(key).count(uid="count").sink(af.io.jsonl(Path(folder) / "out"), uid="files")
+    source.rebalance().map(same).key_by(key).count(uid="count").sink(
+        af.io.jsonl(Path(folder) / "out"), uid="files"
+    )
     return flow
 
 
@@ -56,13 +65,21 @@ def committed(folder: Path) -> list[tuple[int, int]]:
 
 
 def mistakes(folder: Path) -> list[str]:
-    """What is wrong with the output of a flow that has ended; nothing, if every number was counted exactly once."""
+    """What is wrong with the output of a flow that has ended; nothing, if every number was
+    counted exactly once.
+    """
     rows, total = committed(folder), int((folder / "stop").read_text())
     wrong = [] if len(rows) == total else [f"{len(rows)} rows of {total} numbers"]
     for k in range(KEYS):
         counts = sorted(count for found, count in rows if found == k)
         if counts != list(range(1, total // KEYS + 1)):
-            missing, twice = set(range(1, total // KEYS + 1)) - set(counts), {c for c in counts if counts.count(c) > 1}
-            wrong.append(f"key {k}: {len(missing)} missing {sorted(missing)[:5]}, {len(twice)} twice {sorted(twice)[:5]}")
+            missing, twice = (
+                set(range(1, total // KEYS + 1)) - set(counts),
+                {c for c in counts if counts.count(c) > 1},
+            )
+            wrong.append(
+                f"key {k}: {len(missing)} missing {sorted(missing)[:5]}, {len(twice)} twice "
+                f"{sorted(twice)[:5]}"
+            )
     wrong += [f"left behind: {path.name}" for path in sorted((folder / "out").glob(".*"))]
     return wrong

@@ -26,12 +26,18 @@ def counted(source: Any, sink: Any, *, parallelism: int, per_second: int = 600) 
     """Counts of numbers by key. Slowly: there is time to end what it needs in the middle."""
     flow = af.Flow("counted", parallelism=parallelism)
     numbers = flow.source(source, uid="numbers").throttle(per_second)
-    numbers.key_by(lambda number: number.n % KEYS).count(uid="count").map(lambda pair: Count(*pair)).sink(sink, uid="log")
+    numbers.key_by(lambda number: number.n % KEYS).count(uid="count").map(
+        lambda pair: Count(*pair)
+    ).sink(sink, uid="log")
     return flow
 
 
 def run(flow: af.Flow, folder: Path) -> Any:
-    return flow.run(checkpoints=f"file://{folder}/checkpoints", every="100ms", restart=af.fixed_delay(100, "50ms"))
+    return flow.run(
+        checkpoints=f"file://{folder}/checkpoints",
+        every="100ms",
+        restart=af.fixed_delay(100, "50ms"),
+    )
 
 
 async def until(length: Callable[[], Awaitable[int]], at_least: int) -> None:
@@ -47,12 +53,16 @@ async def until(length: Callable[[], Awaitable[int]], at_least: int) -> None:
 
 
 def mistakes(rows: list[Count], total: int) -> list[str]:
-    """What is wrong with the counts of the numbers below `total`; nothing, if every one was counted exactly once."""
+    """What is wrong with the counts of the numbers below `total`; nothing, if every one was
+    counted exactly once.
+    """
     wrong = [] if len(rows) == total else [f"{len(rows)} rows of {total} numbers"]
     for k in range(KEYS):
         counts = sorted(row.count for row in rows if row.key == k)
         expected = set(range(1, len(range(k, total, KEYS)) + 1))
         if counts != sorted(expected):
             twice = {count for count in counts if counts.count(count) > 1}
-            wrong.append(f"key {k}: missing {sorted(expected - set(counts))[:5]}, twice {sorted(twice)[:5]}")
+            wrong.append(
+                f"key {k}: missing {sorted(expected - set(counts))[:5]}, twice {sorted(twice)[:5]}"
+            )
     return wrong

@@ -1,7 +1,9 @@
-"""Two machines on this one: network namespaces, joined by a wire that a test can cut. Needs root and iproute2.
+"""Two machines on this one: network namespaces, joined by a wire that a test can cut. Needs root
+and iproute2.
 
-Each side has its own interfaces, addresses and sockets, so what happens to the wire happens to real TCP: packets are lost, and nobody
-is told. A link that is down, or a route that leads nowhere, is silence, as after a loss of power, not a reset.
+Each side has its own interfaces, addresses and sockets, so what happens to the wire happens to real
+TCP: packets are lost, and nobody is told. A link that is down, or a route that leads nowhere, is
+silence, as after a loss of power, not a reset.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ def ip(*arguments: str) -> str:
 
 
 class TwoMachines:
-    """Use as `with`. `near` and `far` are the names of the namespaces; `near_link` and `far_link` are their ends of the wire."""
+    """Use as `with`.
+
+    `near` and `far` are the names of the namespaces; `near_link` and `far_link` are their ends of
+    the wire.
+    """
 
     def __init__(self) -> None:
         needs.program("ip")
@@ -43,10 +49,29 @@ class TwoMachines:
                 try:
                     ip("netns", "add", namespace)
                 except RuntimeError as error:
-                    needs.missing("network namespaces", f"run it as root, with the right to make them ({error})")
+                    needs.missing(
+                        "network namespaces",
+                        f"run it as root, with the right to make them ({error})",
+                    )
                 ip("-n", namespace, "link", "set", "lo", "up")
-            ip("link", "add", self.near_link, "netns", self.near, "type", "veth", "peer", "name", self.far_link, "netns", self.far)
-            for namespace, link, address in ((self.near, self.near_link, NEAR), (self.far, self.far_link, FAR)):
+            ip(
+                "link",
+                "add",
+                self.near_link,
+                "netns",
+                self.near,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                self.far_link,
+                "netns",
+                self.far,
+            )
+            for namespace, link, address in (
+                (self.near, self.near_link, NEAR),
+                (self.far, self.far_link, FAR),
+            ):
                 ip("-n", namespace, "address", "add", f"{address}/24", "dev", link)
                 ip("-n", namespace, "link", "set", link, "up")
         except BaseException:
@@ -54,7 +79,12 @@ class TwoMachines:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         for namespace in (self.near, self.far):  # The wire goes with them.
             subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
 
@@ -73,7 +103,9 @@ class TwoMachines:
         ip("-n", self.far, "route", "delete", "blackhole", f"{NEAR}/32")
 
     def cut_all_but(self, port: int) -> None:
-        """Nothing crosses any more, in either direction, but connections to `port` and what comes back over them."""
+        """Nothing crosses any more, in either direction, but connections to `port` and what
+        comes back over them.
+        """
         for namespace, other in ((self.near, FAR), (self.far, NEAR)):
             for number, side in ((10, "sport"), (11, "dport")):
                 kept = ("ipproto", "tcp", side, str(port), "lookup", "main")

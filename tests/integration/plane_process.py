@@ -1,10 +1,12 @@
-"""One side of a data plane as a process of its own, for tests that need it on another machine: prints what happens, one JSON line each.
+"""One side of a data plane as a process of its own, for tests that need it on another machine:
+prints what happens, one JSON line each.
 
     python -m tests.integration.plane_process produce ADDRESS PORT COUNT
     python -m tests.integration.plane_process consume ADDRESS PORT COUNT
 
-The producer writes the numbers below COUNT, a few at a time, as long as there is room; it ends when its standard input does. The consumer
-reads them, says how far it is and each time that its link lost a connection, and ends when it has all, or with the error.
+The producer writes the numbers below COUNT, a few at a time, as long as there is room; it ends when
+its standard input does. The consumer reads them, says how far it is and each time that its link
+lost a connection, and ends when it has all, or with the error.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def say(**what: Any) -> None:
 
 
 async def produce(address: str, port: int, count: int) -> None:
-    planes = Planes(SystemHost(), SecuredHost(SystemHost(), Security(allow_plaintext=True)), address)
+    planes = Planes(
+        SystemHost(), SecuredHost(SystemHost(), Security(allow_plaintext=True)), address
+    )
     partition = planes.partition(permits=4)
     say(port=await planes.producer.listen(address, port))
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
@@ -61,7 +65,11 @@ async def consume(address: str, port: int, count: int) -> None:
         if len(reader.records) // 500 != told:
             told = len(reader.records) // 500
             say(records=len(reader.records))
-    say(complete=reader.records == list(range(count)), resets=link.resets, error=None if reader.error is None else repr(reader.error))
+    say(
+        complete=reader.records == list(range(count)),
+        resets=link.resets,
+        error=None if reader.error is None else repr(reader.error),
+    )
     reader.channel.release()
     await planes.consumer.close()
 

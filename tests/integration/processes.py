@@ -17,8 +17,12 @@ async def eventually(condition: Callable[[], bool], *, within_s: float = 120.0) 
 
 
 def has_taken(pid: int, number: int) -> bool:
-    """Whether the process has taken the signals of that number that were sent to it: two that wait become one."""
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    """Whether the process has taken the signals of that number that were sent to it: two that
+    wait become one.
+    """
+    status = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
     return not any(int(status[kind], 16) >> (number - 1) & 1 for kind in ("SigPnd", "ShdPnd"))
 
 

@@ -1,4 +1,6 @@
-"""Standalone clusters of real processes: what is submitted runs as in one process, and whatever dies is made up for (I1, I2, I4 to I6)."""
+"""Standalone clusters of real processes: what is submitted runs as in one process, and whatever
+dies is made up for (I1, I2, I4 to I6).
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,14 @@ pytestmark = [pytest.mark.timeout(300)]
 
 
 def listening(*argv: str | Path) -> tuple[int, str]:
-    """Starts a JobManager, ends it by SIGTERM once it has said something. Returns its code, and what it said."""
+    """Starts a JobManager, ends it by SIGTERM once it has said something.
+
+    Returns its code, and what it said.
+    """
     command = [sys.executable, "-m", "aioflow", *map(str, argv)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+    ) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
         process.terminate()
@@ -52,8 +59,12 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_word_count_on_a_cluster_gives_what_one_process_gives_and_stop_leaves_no_process(cluster: Cluster) -> None:
-    """I1, I2: submitted, run by two TaskManagers, listed as FINISHED; idle TaskManagers stay (I2)."""
+def test_word_count_on_a_cluster_gives_what_one_process_gives_and_stop_leaves_no_process(
+    cluster: Cluster,
+) -> None:
+    """I1, I2: submitted, run by two TaskManagers, listed as FINISHED; idle TaskManagers stay
+    (I2).
+    """
     here = aioflow("run", WORDCOUNT, "-q")
     assert "2 taskmanagers with 4 slots" in cluster.start(workers=2, slots=2)
     pids = cluster.pids()
@@ -64,7 +75,9 @@ def test_word_count_on_a_cluster_gives_what_one_process_gives_and_stop_leaves_no
 
     assert submitted.returncode == 0, submitted.stderr
     printed = cluster.log("taskmanager-1") + cluster.log("taskmanager-2")
-    assert [line for line in printed.splitlines() if re.match(r" *\d+ \w+$", line)] == here.stdout.splitlines()
+    assert [
+        line for line in printed.splitlines() if re.match(r" *\d+ \w+$", line)
+    ] == here.stdout.splitlines()
     assert cluster.job(submitted.stdout.split()[0]) == "FINISHED"
     status = aioflow("cluster", "status", "--data", cluster.data).stdout
     assert status.count("2 slots, ") == 2
@@ -75,11 +88,16 @@ def test_word_count_on_a_cluster_gives_what_one_process_gives_and_stop_leaves_no
     assert aioflow("cluster", "stop", "--data", cluster.data).returncode == 2
 
 
-def test_jobs_are_listed_cancelled_and_stopped_by_the_beginning_of_their_id(cluster: Cluster) -> None:
+def test_jobs_are_listed_cancelled_and_stopped_by_the_beginning_of_their_id(
+    cluster: Cluster,
+) -> None:
     cluster.start(workers=1, slots=2)
     first, second = cluster.submit("endless"), cluster.submit("endless")
     until(lambda: cluster.job(first) == cluster.job(second) == "RUNNING", "both run")
-    assert [line.split()[:2] for line in cluster.ask("list").stdout.splitlines()] == [[first, "RUNNING"], [second, "RUNNING"]]
+    assert [line.split()[:2] for line in cluster.ask("list").stdout.splitlines()] == [
+        [first, "RUNNING"],
+        [second, "RUNNING"],
+    ]
     cancelled = cluster.ask("cancel", first[:12])
     assert (cancelled.returncode, cancelled.stdout) == (0, f"{first}  CANCELED\n"), cancelled.stderr
     stopped = cluster.ask("stop", second)
@@ -101,7 +119,10 @@ def test_whoever_does_not_know_the_secret_is_refused(cluster: Cluster, tmp_path:
     wrong = tmp_path / "wrong"
     wrong.write_text("another secret of good length")
     wrong.chmod(0o600)
-    for argv in (["list", "--at", cluster.address], ["taskmanager", "--jobmanager", cluster.address]):
+    for argv in (
+        ["list", "--at", cluster.address],
+        ["taskmanager", "--jobmanager", cluster.address],
+    ):
         refused = aioflow(*argv, "--secret-file", wrong)
         assert refused.returncode != 0
         assert "secret" in refused.stderr
@@ -123,10 +144,14 @@ def test_a_job_manager_says_why_it_cannot_listen(tmp_path: Path) -> None:
     assert open_to_all.returncode == 2
     assert "--secret-file" in open_to_all.stderr
     secret = tmp_path / "data" / "secret"
-    code, said = listening("jobmanager", "--port", "0", "--data", tmp_path / "absent", "--secret-file", secret)
+    code, said = listening(
+        "jobmanager", "--port", "0", "--data", tmp_path / "absent", "--secret-file", secret
+    )
     assert code == 0
     assert said.startswith("jobmanager listens at 127.0.0.1:")
-    nobody = aioflow("list", "--at", f"127.0.0.1:{port}", "--secret-file", tmp_path / "data" / "secret")
+    nobody = aioflow(
+        "list", "--at", f"127.0.0.1:{port}", "--secret-file", tmp_path / "data" / "secret"
+    )
     assert nobody.returncode == 2
     assert "no jobmanager listens" in nobody.stderr
 
@@ -137,14 +162,26 @@ def test_a_job_without_slots_waits_until_more_come(cluster: Cluster) -> None:
     waits = cluster.submit("wide")
     until(lambda: cluster.slots() == [(2, 0)], "it has what there is")
     until(lambda: "(waits for 2 slots)" in cluster.ask("list").stdout, "it says what it waits for")
-    assert re.fullmatch(rf"{waits}  RUNNING 0/\d+ tasks \(waits for 2 slots\)  wide\n", cluster.ask("list").stdout)
-    joined = cluster.spawn("taskmanager", "--jobmanager", cluster.address, "--slots", "2", "--secret-file", str(cluster.secret))
+    assert re.fullmatch(
+        rf"{waits}  RUNNING 0/\d+ tasks \(waits for 2 slots\)  wide\n", cluster.ask("list").stdout
+    )
+    joined = cluster.spawn(
+        "taskmanager",
+        "--jobmanager",
+        cluster.address,
+        "--slots",
+        "2",
+        "--secret-file",
+        str(cluster.secret),
+    )
     until(lambda: cluster.job(waits) == "FINISHED", "the job has got its slots")
     joined.terminate()
     assert joined.wait(100) == 0
 
 
-def test_a_job_that_waits_for_slots_is_cancelled_and_gives_back_those_it_has(cluster: Cluster) -> None:
+def test_a_job_that_waits_for_slots_is_cancelled_and_gives_back_those_it_has(
+    cluster: Cluster,
+) -> None:
     cluster.start(workers=1, slots=2, request_timeout="10m")
     waits = cluster.submit("wide")
     until(lambda: cluster.slots() == [(2, 0)], "it has what there is")
@@ -152,7 +189,9 @@ def test_a_job_that_waits_for_slots_is_cancelled_and_gives_back_those_it_has(clu
     until(lambda: cluster.slots() == [(2, 2)], "the slots are free again")
 
 
-def test_a_job_that_gets_no_slots_in_time_fails_and_says_how_many_it_has_got(cluster: Cluster) -> None:
+def test_a_job_that_gets_no_slots_in_time_fails_and_says_how_many_it_has_got(
+    cluster: Cluster,
+) -> None:
     """I2: unfulfillable requirements end as NoResourceAvailable."""
     cluster.start(workers=1, slots=2, request_timeout="2s")
     short = cluster.ask("submit", f"{FLOWS}:wide")
@@ -166,7 +205,9 @@ def test_a_job_that_gets_no_slots_in_time_fails_and_says_how_many_it_has_got(clu
 
 
 def test_a_job_outlives_its_job_manager(cluster: Cluster) -> None:
-    """I6: the job is stored before it is acknowledged; the next leader with the same data runs it again on TaskManagers that return."""
+    """I6: the job is stored before it is acknowledged; the next leader with the same data runs
+    it again on TaskManagers that return.
+    """
     cluster.start(workers=1, slots=1)
     job = cluster.submit("endless")
     until(lambda: cluster.job(job) == "RUNNING", "it runs")
@@ -174,14 +215,19 @@ def test_a_job_outlives_its_job_manager(cluster: Cluster) -> None:
     address = cluster.address
     cluster.spawn("jobmanager", "--data", str(cluster.data), "--port", address.rpartition(":")[2])
     until(lambda: cluster.job(job) == "RUNNING", "it runs again")
-    until(lambda: cluster.log("taskmanager-1").count("is registered with 1 slots") == 2, "the taskmanager is back")
+    until(
+        lambda: cluster.log("taskmanager-1").count("is registered with 1 slots") == 2,
+        "the taskmanager is back",
+    )
     until(lambda: cluster.slots() == [(1, 0)], "its slot is taken again")
     stopped = cluster.ask("stop", job)
     assert (stopped.returncode, "FINISHED" in stopped.stderr) == (0, True), stopped.stderr
 
 
 def test_whoever_waits_for_a_job_follows_it_to_the_next_leader(cluster: Cluster) -> None:
-    """The commands find the cluster by its secret, whatever its port is, and outlive a JobManager as the job does."""
+    """The commands find the cluster by its secret, whatever its port is, and outlive a
+    JobManager as the job does.
+    """
     cluster.start(workers=1, slots=1)
     first = cluster.address
     cluster.spawn("jobmanager", "--data", str(cluster.data), "--port", "0")
@@ -206,7 +252,10 @@ def test_a_cluster_without_its_job_manager_says_how_to_go_on(cluster: Cluster) -
     until(lambda: not is_alive(job_manager), "it is gone")
     status = aioflow("cluster", "status", "--data", cluster.data)
     assert status.returncode == 2
-    assert f"it is gone, processes {task_manager} of its cluster still run; end them with aioflow cluster stop" in status.stderr
+    assert (
+        f"it is gone, processes {task_manager} of its cluster still run; end them with aioflow "
+        "cluster stop" in status.stderr
+    )
     assert aioflow("cluster", "stop", "--data", cluster.data).returncode == 0
     again = aioflow("list", "--secret-file", cluster.secret)
     assert "start a cluster with aioflow cluster start" in again.stderr
@@ -214,10 +263,22 @@ def test_a_cluster_without_its_job_manager_says_how_to_go_on(cluster: Cluster) -
 
 def test_a_job_ends_with_the_process_that_runs_a_part_of_it(cluster: Cluster) -> None:
     cluster.start(workers=1, slots=1)
-    argv = ["submit", f"{FLOWS}:endless_at_home", "--at", cluster.address, "--secret-file", str(cluster.secret)]
+    argv = [
+        "submit",
+        f"{FLOWS}:endless_at_home",
+        "--at",
+        cluster.address,
+        "--secret-file",
+        str(cluster.secret),
+    ]
     submitter = cluster.spawn(*argv)
     job_id = re.compile(r"^[0-9a-f]{32}$", re.MULTILINE)
-    until(lambda: "\n-20\n" in cluster.log("extra") and job_id.search(cluster.log("extra")) is not None, "results come home")
+    until(
+        lambda: (
+            "\n-20\n" in cluster.log("extra") and job_id.search(cluster.log("extra")) is not None
+        ),
+        "results come home",
+    )
     (job,) = job_id.findall(cluster.log("extra"))
     assert cluster.job(job) == "RUNNING"
     submitter.kill()
@@ -225,7 +286,9 @@ def test_a_job_ends_with_the_process_that_runs_a_part_of_it(cluster: Cluster) ->
     until(lambda: cluster.slots() == [(1, 1)], "its slot is free")
 
 
-async def test_a_program_pushes_into_a_job_on_a_cluster_and_hears_when_the_cluster_is_gone(cluster: Cluster) -> None:
+async def test_a_program_pushes_into_a_job_on_a_cluster_and_hears_when_the_cluster_is_gone(
+    cluster: Cluster,
+) -> None:
     await asyncio.to_thread(cluster.start, workers=2, slots=1)
     flow = af.Flow("pushed")
     events = flow.source(af.io.push())
@@ -238,7 +301,9 @@ async def test_a_program_pushes_into_a_job_on_a_cluster_and_hears_when_the_clust
                 for n in range(3):
                     await job.input(events).put(n)
                     assert await anext(received) == 2 * n
-            assert any("twice" in name or "numRecords" in name for name in job.metrics()), job.metrics()
+            assert any("twice" in name or "numRecords" in name for name in job.metrics()), (
+                job.metrics()
+            )
             assert job.status == "RUNNING"
             for pid in cluster.pids():
                 os.kill(pid, signal.SIGKILL)
@@ -250,14 +315,21 @@ def twice(n: int) -> int:
     return 2 * n
 
 
-async def test_files_found_later_and_side_outputs_reach_whoever_they_are_for(cluster: Cluster, tmp_path: Path) -> None:
-    """The JobManager finds the files, TaskManagers read them, and the program that submitted the job looks on."""
+async def test_files_found_later_and_side_outputs_reach_whoever_they_are_for(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The JobManager finds the files, TaskManagers read them, and the program that submitted the
+    job looks on.
+    """
     await asyncio.to_thread(cluster.start, workers=2, slots=1)
     inbox, bad = tmp_path / "inbox", af.OutputTag[Any]("bad")
     inbox.mkdir()
     flow = af.Flow("found", parallelism=2)
     numbers = flow.source(af.io.lines(inbox, discover_every="50ms")).map(int, on_error=bad)
-    async with flow.run(on=af.RemoteCluster(cluster.address, secret=cluster.secret), subscribe=[numbers, numbers.side(bad)]) as job:
+    async with flow.run(
+        on=af.RemoteCluster(cluster.address, secret=cluster.secret),
+        subscribe=[numbers, numbers.side(bad)],
+    ) as job:
         async with job.subscribe(numbers) as rows, job.subscribe(numbers.side(bad)) as failures:
             received, failed = aiter(rows), aiter(failures)
             for n in range(4):
@@ -284,7 +356,11 @@ async def test_a_program_collects_what_a_cluster_computes(cluster: Cluster) -> N
     seen: list[Reading] = []
     flow = af.Flow("readings", parallelism=2)
     readings = flow.source(range(200)).map(read)
-    sums = readings.key_by(lambda r: r.sensor).window(af.global_window(at_end=True)).aggregate(af.sum(lambda r: r.value))
+    sums = (
+        readings.key_by(lambda r: r.sensor)
+        .window(af.global_window(at_end=True))
+        .aggregate(af.sum(lambda r: r.value))
+    )
     rows = await sums.collect(on=on)
     assert sorted((row.key, row.value) for row in rows) == [("a", 9900), ("b", 10000)]
     readings.sink(seen.append)
@@ -304,7 +380,9 @@ def hold(n: int) -> int:
     return n
 
 
-async def test_a_task_manager_whose_function_blocks_is_not_given_up_and_says_where_it_blocks(cluster: Cluster) -> None:
+async def test_a_task_manager_whose_function_blocks_is_not_given_up_and_says_where_it_blocks(
+    cluster: Cluster,
+) -> None:
     """R25: its heartbeats come from a thread, on a connection of their own, in both directions."""
     await asyncio.to_thread(cluster.start, workers=1, slots=1)
     on = af.RemoteCluster(cluster.address, secret=cluster.secret)
@@ -323,8 +401,12 @@ async def first_rows(job: af.Job, stream: af.DataStream[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("at_home", [False, True], ids=["all there", "a part here"])
 @pytest.mark.parametrize("found", ["by the lease", "among addresses"])
-async def test_a_job_and_its_handle_go_on_under_a_standby_at_another_address(cluster: Cluster, at_home: bool, found: str) -> None:
-    """I6, I5.3: TaskManagers and the submitter find whoever leads now; the handle, its subscriptions and its sinks go on."""
+async def test_a_job_and_its_handle_go_on_under_a_standby_at_another_address(
+    cluster: Cluster, at_home: bool, found: str
+) -> None:
+    """I6, I5.3: TaskManagers and the submitter find whoever leads now; the handle, its
+    subscriptions and its sinks go on.
+    """
     await asyncio.to_thread(cluster.start, workers=1, slots=1)
     first = cluster.address
     cluster.spawn("jobmanager", "--data", str(cluster.data), "--port", "0")
@@ -334,12 +416,16 @@ async def test_a_job_and_its_handle_go_on_under_a_standby_at_another_address(clu
     counts = flow.source(slow_ticks).key_by(lambda n: n % 2).count()
     seen: list[Any] = []
     counts.sink(seen.append if at_home else af.io.blackhole())
-    async with flow.run(on=af.RemoteCluster(where, secret=cluster.secret), stop_timeout="60s") as job:
+    async with flow.run(
+        on=af.RemoteCluster(where, secret=cluster.secret), stop_timeout="60s"
+    ) as job:
         assert len(await first_rows(job, counts)) == 3
         async with job.subscribe(counts, buffer=100, overflow="drop_oldest") as rows:
             os.kill(cluster.pids()[0], signal.SIGKILL)
             async with asyncio.timeout(120):
-                while job._cluster._client.address == parse_address(first) or job.status != "RUNNING":
+                while (
+                    job._cluster._client.address == parse_address(first) or job.status != "RUNNING"
+                ):
                     await asyncio.sleep(0.02)
             received, so_far = aiter(rows), len(seen)
             async with asyncio.timeout(120):
@@ -356,13 +442,25 @@ async def test_a_job_and_its_handle_go_on_under_a_standby_at_another_address(clu
 
 
 async def test_a_standby_sends_whoever_asks_it_to_the_leader(cluster: Cluster) -> None:
-    """I6.1: two candidates, one leads; commands and TaskManagers that know the other one only come to the leader all the same."""
+    """I6.1: two candidates, one leads; commands and TaskManagers that know the other one only
+    come to the leader all the same.
+    """
     await asyncio.to_thread(cluster.start, workers=0)
     first = cluster.address
     cluster.spawn("jobmanager", "--data", str(cluster.data), "--port", "0")
     await asyncio.to_thread(until, lambda: cluster.address != first, "the standby listens")
-    cluster.spawn("taskmanager", "--jobmanager", cluster.address, "--slots", "3", "--secret-file", str(cluster.secret))
-    await asyncio.to_thread(until, lambda: cluster.slots() == [(3, 3)], "the taskmanager has found the leader")
+    cluster.spawn(
+        "taskmanager",
+        "--jobmanager",
+        cluster.address,
+        "--slots",
+        "3",
+        "--secret-file",
+        str(cluster.secret),
+    )
+    await asyncio.to_thread(
+        until, lambda: cluster.slots() == [(3, 3)], "the taskmanager has found the leader"
+    )
     listed = await asyncio.to_thread(cluster.ask, "list")
     assert (listed.returncode, listed.stdout) == (0, "no jobs\n"), listed.stderr
     status = await asyncio.to_thread(aioflow, "cluster", "status", "--data", cluster.data)
@@ -378,8 +476,12 @@ async def slow_ticks() -> AsyncIterator[int]:
         await asyncio.sleep(0.005)
 
 
-async def test_a_job_restarts_on_another_task_manager_when_its_own_is_killed(cluster: Cluster) -> None:
-    """I4, I5: the TaskManager's end is known by its connection; its tasks fail, the restart strategy places them elsewhere."""
+async def test_a_job_restarts_on_another_task_manager_when_its_own_is_killed(
+    cluster: Cluster,
+) -> None:
+    """I4, I5: the TaskManager's end is known by its connection; its tasks fail, the restart
+    strategy places them elsewhere.
+    """
     await asyncio.to_thread(cluster.start, workers=2, slots=1)
     flow = af.Flow("survivor")
     counts = flow.source(slow_ticks).key_by(lambda n: n % 2).count()
@@ -392,7 +494,9 @@ async def test_a_job_restarts_on_another_task_manager_when_its_own_is_killed(clu
         status = await asyncio.to_thread(aioflow, "cluster", "status", "--data", cluster.data)
         busy = re.search(r"taskmanager  (\w+)  1 slots, 0 free", status.stdout)
         assert busy is not None, status.stdout + status.stderr
-        number = next(n for n in (1, 2) if f"taskmanager {busy[1]} " in cluster.log(f"taskmanager-{n}"))
+        number = next(
+            n for n in (1, 2) if f"taskmanager {busy[1]} " in cluster.log(f"taskmanager-{n}")
+        )
         os.kill(cluster.pids()[number], signal.SIGKILL)
         async with asyncio.timeout(120):
             while job._cluster.job_master.executions.restarts == 0 or job.status != "RUNNING":
@@ -411,7 +515,9 @@ async def swallow(n: int) -> int:
     return n
 
 
-async def test_a_function_that_swallows_its_cancellation_ends_with_its_taskmanager(cluster: Cluster) -> None:
+async def test_a_function_that_swallows_its_cancellation_ends_with_its_taskmanager(
+    cluster: Cluster,
+) -> None:
     await asyncio.to_thread(cluster.start, workers=1, slots=1)
     flow = af.Flow("stuck")
     rows = flow.source(slow_ticks).map(swallow)

@@ -40,7 +40,9 @@ class AtHome:
         self.known.append(name)
 
     async def discover(self) -> list[Split]:
-        return [Split(name, None, (str(self._directory / name), 0, None, None)) for name in self.known]
+        return [
+            Split(name, None, (str(self._directory / name), 0, None, None)) for name in self.known
+        ]
 
     def reader(self, ctx: Any) -> Any:
         return self._lines.reader(ctx)
@@ -55,8 +57,12 @@ async def eventually(rows: list[str], count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_is_found_later_by_a_source_that_stays_here_is_read_once_over_restarts(cluster: Cluster, tmp_path: Path) -> None:
-    """Also where one subtask had nothing when the savepoint was taken: what the other has read is not dealt out to it."""
+async def test_what_is_found_later_by_a_source_that_stays_here_is_read_once_over_restarts(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Also where one subtask had nothing when the savepoint was taken: what the other has read
+    is not dealt out to it.
+    """
     await asyncio.to_thread(cluster.start, workers=1, slots=2)
     (tmp_path / "in").mkdir()
     source, rows = AtHome(tmp_path / "in"), list[str]()
@@ -68,7 +74,9 @@ async def test_what_is_found_later_by_a_source_that_stays_here_is_read_once_over
 
     def flow() -> af.Flow:
         made = af.Flow("at home", parallelism=2)
-        made.source(source, uid="in").key_by(len).process(Same, uid="same").sink(rows.append, uid="out")
+        made.source(source, uid="in").key_by(len).process(Same, uid="same").sink(
+            rows.append, uid="out"
+        )
         return made
 
     source.put("a", "1", "2")

@@ -1,4 +1,6 @@
-"""What users of a cluster get wrong, and what the world does to it: each is said with its remedy, nothing hangs, nothing stays behind."""
+"""What users of a cluster get wrong, and what the world does to it: each is said with its
+remedy, nothing hangs, nothing stays behind.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def nobody() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def secret_file(folder: Path, text: str = "a secret of good length, that nobody else knows") -> Path:
+def secret_file(
+    folder: Path, text: str = "a secret of good length, that nobody else knows"
+) -> Path:
     path = folder / "other-secret"
     path.write_text(text)
     path.chmod(0o600)
@@ -57,16 +61,26 @@ def numbers() -> af.Flow:
 # Nobody there, or somebody else.
 
 
-@pytest.mark.parametrize("command", [["list"], ["cancel", "a"], ["stop", "a"], ["savepoint", "a"], ["submit", f"{FLOWS}:ending"]])
-def test_a_command_that_finds_nobody_says_where_it_looked_and_what_to_do(command: list[str], nobody: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [["list"], ["cancel", "a"], ["stop", "a"], ["savepoint", "a"], ["submit", f"{FLOWS}:ending"]],
+)
+def test_a_command_that_finds_nobody_says_where_it_looked_and_what_to_do(
+    command: list[str], nobody: str, tmp_path: Path
+) -> None:
     done = aioflow(*command, "--at", nobody, "--secret-file", secret_file(tmp_path))
     assert done.returncode == 2
-    said = f"aioflow {command[0]}: no jobmanager listens at {nobody}: start a cluster with aioflow cluster start, or name one with --at\n"
+    said = (
+        f"aioflow {command[0]}: no jobmanager listens at {nobody}: start a cluster with aioflow "
+        "cluster start, or name one with --at\n"
+    )
     assert done.stderr == said
 
 
 def test_a_name_that_is_no_machine_is_named(tmp_path: Path) -> None:
-    done = aioflow("list", "--at", "no-such-machine.invalid:6123", "--secret-file", secret_file(tmp_path))
+    done = aioflow(
+        "list", "--at", "no-such-machine.invalid:6123", "--secret-file", secret_file(tmp_path)
+    )
     assert done.returncode == 2
     assert "no jobmanager can be reached at no-such-machine.invalid:6123 (" in done.stderr
     assert "start a cluster with aioflow cluster start" in done.stderr
@@ -75,7 +89,12 @@ def test_a_name_that_is_no_machine_is_named(tmp_path: Path) -> None:
 async def test_a_program_that_finds_nobody_is_told_the_address_and_the_remedy(nobody: str) -> None:
     on = af.RemoteCluster(nobody, secret="a secret of good length, that nobody else knows")
     async with asyncio.timeout(60):
-        with pytest.raises(ConnectionError, match=f"no jobmanager listens at {nobody}: start a cluster with aioflow cluster start, or"):
+        with pytest.raises(
+            ConnectionError,
+            match=(
+                f"no jobmanager listens at {nobody}: start a cluster with aioflow cluster start, or"
+            ),
+        ):
             await numbers().execute(on=on)
 
 
@@ -88,11 +107,16 @@ async def test_a_program_whose_secret_is_wrong_is_told_so(cluster: Cluster) -> N
 
 
 class Refusing(socketserver.BaseRequestHandler):
-    """Answers what it does not understand as web servers do. (`http.server` waits for the end of a line: few nonces have one.)"""
+    """Answers what it does not understand as web servers do. (`http.server` waits for the end of
+    a line: few nonces have one.)
+    """
 
     def handle(self) -> None:
         self.request.recv(1024)
-        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\nthis is a web server")
+        self.request.sendall(
+            b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+            b"this is a web server"
+        )
 
 
 def test_a_server_of_another_kind_is_not_taken_for_a_jobmanager(tmp_path: Path) -> None:
@@ -112,13 +136,30 @@ def test_a_server_of_another_kind_is_not_taken_for_a_jobmanager(tmp_path: Path) 
 # Starting.
 
 
-def test_a_cluster_whose_port_or_dashboard_is_taken_says_so_and_leaves_no_process(cluster: Cluster) -> None:
+def test_a_cluster_whose_port_or_dashboard_is_taken_says_so_and_leaves_no_process(
+    cluster: Cluster,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         taken = aioflow("cluster", "start", "--data", cluster.data, "--port", port)
-        assert (taken.returncode, f"port {port} is in use: another jobmanager may run there" in taken.stderr) == (2, True), taken.stderr
-        shown = aioflow("cluster", "start", "--data", cluster.data, "--port", "0", "--monitor", f"127.0.0.1:{port}")
-        assert (shown.returncode, f"--monitor 127.0.0.1:{port} cannot be listened at" in shown.stderr) == (2, True), shown.stderr
+        assert (
+            taken.returncode,
+            f"port {port} is in use: another jobmanager may run there" in taken.stderr,
+        ) == (2, True), taken.stderr
+        shown = aioflow(
+            "cluster",
+            "start",
+            "--data",
+            cluster.data,
+            "--port",
+            "0",
+            "--monitor",
+            f"127.0.0.1:{port}",
+        )
+        assert (
+            shown.returncode,
+            f"--monitor 127.0.0.1:{port} cannot be listened at" in shown.stderr,
+        ) == (2, True), shown.stderr
     assert not any(map(alive, cluster.pids()))
     assert "1 slots" in cluster.start(workers=1, slots=1)
 
@@ -127,20 +168,30 @@ def test_a_second_start_in_the_same_directory_is_refused(cluster: Cluster) -> No
     cluster.start(workers=0)
     again = aioflow("cluster", "start", "--data", cluster.data, "--port", "0")
     assert again.returncode == 2
-    assert f"a cluster runs with {cluster.data} already (processes {cluster.pids()[0]}); stop it first" in again.stderr
+    assert (
+        f"a cluster runs with {cluster.data} already (processes {cluster.pids()[0]}); stop it first"
+        in again.stderr
+    )
 
 
-def test_a_taskmanager_finds_the_secret_in_the_directory_that_it_is_given(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_taskmanager_finds_the_secret_in_the_directory_that_it_is_given(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """Where the JobManager of that directory has made it; and says where it looked."""
     done = aioflow("taskmanager", "--data", tmp_path)
-    assert (done.returncode, f"there is no secret file {tmp_path}/secret: name" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, f"there is no secret file {tmp_path}/secret: name" in done.stderr) == (
+        2,
+        True,
+    ), done.stderr
     cluster.start(workers=0)
     cluster.spawn("taskmanager", "--data", str(cluster.data))
     until(lambda: cluster.slots() == [(1, 1)], "it has registered")
 
 
 def heed() -> None:
-    """Of a new process: whoever started this one in the background had it pass over Ctrl-C, and that is inherited."""
+    """Of a new process: whoever started this one in the background had it pass over Ctrl-C, and
+    that is inherited.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -148,10 +199,31 @@ def test_ctrl_c_while_a_cluster_starts_leaves_nothing(cluster: Cluster) -> None:
     """Whenever it comes: before the JobManager listens, and while TaskManagers are on their way."""
     for moment in ("jobmanager.log", "taskmanager-1.log"):
         (cluster.data / moment).unlink(missing_ok=True)
-        command = [sys.executable, "-m", "aioflow", "cluster", "start", "--data", str(cluster.data), "--port", "0", "--workers", "2"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heed) as process:
+        command = [
+            sys.executable,
+            "-m",
+            "aioflow",
+            "cluster",
+            "start",
+            "--data",
+            str(cluster.data),
+            "--port",
+            "0",
+            "--workers",
+            "2",
+        ]
+        with subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            preexec_fn=heed,
+        ) as process:
             until((cluster.data / moment).exists, f"{moment} is there")
-            pids = cluster.pids() if (cluster.data / "pids").exists() else []  # The first may be on its way.
+            pids = (
+                cluster.pids() if (cluster.data / "pids").exists() else []
+            )  # The first may be on its way.
             process.send_signal(signal.SIGINT)
             assert (process.wait(100), process.communicate()) == (130, ("", ""))
         until(lambda pids=pids: not any(map(alive, pids)), "all are gone")  # type: ignore[misc]
@@ -164,9 +236,26 @@ def test_a_reader_that_has_left_is_no_error_of_a_command_that_asks(cluster: Clus
     os.close(reading)
     try:
         for unbuffered in ("", "1"):
-            command = [sys.executable, "-m", "aioflow", "list", "--at", cluster.address, "--secret-file", str(cluster.secret)]
+            command = [
+                sys.executable,
+                "-m",
+                "aioflow",
+                "list",
+                "--at",
+                cluster.address,
+                "--secret-file",
+                str(cluster.secret),
+            ]
             environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-            done = subprocess.run(command, cwd=ROOT, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=writing,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
             assert (done.returncode, done.stderr) == (1, "")
     finally:
         os.close(writing)
@@ -175,16 +264,38 @@ def test_a_reader_that_has_left_is_no_error_of_a_command_that_asks(cluster: Clus
 # Jobs.
 
 
-def test_ctrl_c_of_a_submission_leaves_the_job_running_and_says_how_to_end_it(cluster: Cluster) -> None:
+def test_ctrl_c_of_a_submission_leaves_the_job_running_and_says_how_to_end_it(
+    cluster: Cluster,
+) -> None:
     cluster.start(workers=1, slots=1)
-    command = [sys.executable, "-m", "aioflow", "submit", f"{FLOWS}:endless", "--at", cluster.address, "--secret-file", str(cluster.secret)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heed) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "aioflow",
+        "submit",
+        f"{FLOWS}:endless",
+        "--at",
+        cluster.address,
+        "--secret-file",
+        str(cluster.secret),
+    ]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        preexec_fn=heed,
+    ) as process:
         assert process.stdout is not None
         job = process.stdout.readline().strip()
         until(lambda: cluster.job(job) == "RUNNING", "it runs")
         process.send_signal(signal.SIGINT)
         code, (_, err) = process.wait(100), process.communicate()
-    assert (code, err) == (130, f"aioflow submit: job {job} goes on; aioflow cancel {job[:8]} ends it\n")
+    assert (code, err) == (
+        130,
+        f"aioflow submit: job {job} goes on; aioflow cancel {job[:8]} ends it\n",
+    )
     assert cluster.job(job) == "RUNNING"
 
 
@@ -193,32 +304,53 @@ def test_a_job_that_fails_says_in_which_operator_and_at_which_record(cluster: Cl
     cluster.start(workers=1, slots=1)
     failed = cluster.ask("submit", f"{FLOWS}:failing")
     assert failed.returncode == 1
-    assert failed.stderr == "failing: FAILED: ValueError: no 1\n  in operator 'map(fail)', subtask 1/1, at record 1\n"
+    assert failed.stderr == (
+        "failing: FAILED: ValueError: no 1\n  in operator 'map(fail)', subtask 1/1, at record 1\n"
+    )
     listed = cluster.ask("list").stdout
     assert listed == f"{failed.stdout.strip()}  FAILED        failing  ValueError: no 1\n"
     at_home = cluster.ask("submit", f"{FLOWS}:failing_at_home")
-    assert (at_home.returncode, at_home.stderr) == (1, failed.stderr.replace("failing:", "failing_at_home:"))
+    assert (at_home.returncode, at_home.stderr) == (
+        1,
+        failed.stderr.replace("failing:", "failing_at_home:"),
+    )
 
 
 def test_what_is_asked_of_a_job_that_is_over_is_answered(cluster: Cluster) -> None:
     cluster.start(workers=1, slots=1)
     job = cluster.submit("failing")
     until(lambda: cluster.job(job) == "FAILED", "it has failed")
-    for command, done, code in (("cancel", "cancelled", 0), ("stop", "stopped", 1), ("savepoint", "saved", 1)):
+    for command, done, code in (
+        ("cancel", "cancelled", 0),
+        ("stop", "stopped", 1),
+        ("savepoint", "saved", 1),
+    ):
         told = cluster.ask(command, job)
-        assert (told.returncode, told.stderr) == (code, f"failing: had ended already, FAILED: nothing was {done}\n"), command
+        assert (told.returncode, told.stderr) == (
+            code,
+            f"failing: had ended already, FAILED: nothing was {done}\n",
+        ), command
 
 
-def test_a_savepoint_of_a_job_without_checkpoints_is_refused_with_the_remedy(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_savepoint_of_a_job_without_checkpoints_is_refused_with_the_remedy(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """A stop that asks for one would leave nothing: it is refused too, and the job goes on."""
     cluster.start(workers=1, slots=1)
     job = cluster.submit("endless")
     until(lambda: cluster.job(job) == "RUNNING", "it runs")
     where = str(tmp_path / "savepoints")
-    for command, *options in (("savepoint",), ("stop", "--savepoint", where), ("stop", "--drain", "--savepoint", where)):
+    for command, *options in (
+        ("savepoint",),
+        ("stop", "--savepoint", where),
+        ("stop", "--drain", "--savepoint", where),
+    ):
         done = cluster.ask(command, job, *options)
         assert (done.returncode, done.stdout) == (1, "")
-        told = rf"aioflow {command}: job 'endless' has no checkpoints.*: run it with --checkpoints URL\n"
+        told = (
+            rf"aioflow {command}: job 'endless' has no checkpoints.*: run it with --checkpoints "
+            r"URL\n"
+        )
         assert re.fullmatch(told, done.stderr), done.stderr
         assert cluster.job(job) == "RUNNING"
     assert cluster.ask("stop", job).returncode == 0
@@ -237,18 +369,30 @@ def test_two_jobs_of_one_flow_do_not_share_its_state(cluster: Cluster, tmp_path:
 
 
 def test_a_taskmanager_that_dies_while_a_job_comes_is_made_up_for(cluster: Cluster) -> None:
-    """Of two, one is killed at the moment of the submission: the job gets its slots when another one comes."""
+    """Of two, one is killed at the moment of the submission: the job gets its slots when another
+    one comes.
+    """
     cluster.start(workers=1, slots=1, request_timeout="10m")
     os.kill(cluster.pids()[1], signal.SIGKILL)
     job = cluster.submit("ending", "--restarts", "100")
-    cluster.spawn("taskmanager", "--jobmanager", cluster.address, "--slots", "1", "--secret-file", str(cluster.secret))
+    cluster.spawn(
+        "taskmanager",
+        "--jobmanager",
+        cluster.address,
+        "--slots",
+        "1",
+        "--secret-file",
+        str(cluster.secret),
+    )
     until(lambda: cluster.job(job) == "FINISHED", "the job ends")
 
 
 # Processes that were started by hand.
 
 
-def test_stop_ends_a_jobmanager_that_was_started_again_by_hand_at_another_port(cluster: Cluster) -> None:
+def test_stop_ends_a_jobmanager_that_was_started_again_by_hand_at_another_port(
+    cluster: Cluster,
+) -> None:
     cluster.start(workers=1, slots=1)
     for pid in cluster.pids():
         os.kill(pid, signal.SIGKILL)
@@ -257,7 +401,10 @@ def test_stop_ends_a_jobmanager_that_was_started_again_by_hand_at_another_port(c
     until(lambda: cluster.address != first, "it listens at another port")
     until(lambda: "no jobs" in cluster.ask("list").stdout, "it leads")
     second = aioflow("cluster", "start", "--data", cluster.data, "--port", "0")
-    assert f"a cluster runs with {cluster.data} already (processes {again.pid}); stop it first" in second.stderr
+    assert (
+        f"a cluster runs with {cluster.data} already (processes {again.pid}); stop it first"
+        in second.stderr
+    )
 
     stopped = aioflow("cluster", "stop", "--data", cluster.data)
 
@@ -268,7 +415,9 @@ def test_stop_ends_a_jobmanager_that_was_started_again_by_hand_at_another_port(c
 def test_stop_ends_a_standby_too_and_no_other_leads_afterwards(cluster: Cluster) -> None:
     cluster.start(workers=1, slots=1)
     first = cluster.address
-    standby = cluster.spawn("jobmanager", "--data", os.path.relpath(cluster.data, ROOT), "--port", "0")
+    standby = cluster.spawn(
+        "jobmanager", "--data", os.path.relpath(cluster.data, ROOT), "--port", "0"
+    )
     until(lambda: cluster.address != first, "the standby listens")
     by_hand = cluster.spawn("taskmanager", f"--data={cluster.data}")
     until(lambda: len(cluster.slots()) == 2, "a further TaskManager has registered")
@@ -279,11 +428,25 @@ def test_stop_ends_a_standby_too_and_no_other_leads_afterwards(cluster: Cluster)
     assert standby.wait(60) == by_hand.wait(60) == 0
     assert not any(map(alive, (standby.pid, by_hand.pid)))
     again = aioflow("cluster", "stop", "--data", cluster.data)
-    assert (again.returncode, again.stderr) == (2, f"aioflow cluster: no cluster runs with {cluster.data}\n")
+    assert (again.returncode, again.stderr) == (
+        2,
+        f"aioflow cluster: no cluster runs with {cluster.data}\n",
+    )
 
 
 def test_a_cluster_with_a_dashboard_says_where_it_is(cluster: Cluster) -> None:
-    started = aioflow("cluster", "start", "--data", cluster.data, "--port", "0", "--workers", "0", "--monitor", "127.0.0.1:0")
+    started = aioflow(
+        "cluster",
+        "start",
+        "--data",
+        cluster.data,
+        "--port",
+        "0",
+        "--workers",
+        "0",
+        "--monitor",
+        "127.0.0.1:0",
+    )
 
     said = re.search(r"^dashboard at (http://127\.0\.0\.1:\d+)$", started.stdout, re.MULTILINE)
     assert said is not None, started.stdout + started.stderr
@@ -291,8 +454,12 @@ def test_a_cluster_with_a_dashboard_says_where_it_is(cluster: Cluster) -> None:
         assert json.load(answer)["slots-total"] == 0
 
 
-def test_a_job_that_runs_when_its_cluster_is_stopped_goes_on_at_the_next_start(cluster: Cluster) -> None:
-    """I6: without checkpoints and without a restart policy, too: that TaskManagers go home with the cluster is no failure of a job."""
+def test_a_job_that_runs_when_its_cluster_is_stopped_goes_on_at_the_next_start(
+    cluster: Cluster,
+) -> None:
+    """I6: without checkpoints and without a restart policy, too: that TaskManagers go home with
+    the cluster is no failure of a job.
+    """
     cluster.start(workers=2, slots=1)
     job = cluster.submit("endless")
     until(lambda: "RUNNING 2/2 tasks" in cluster.ask("list").stdout, "it runs")

@@ -1,4 +1,6 @@
-"""Exactly-once, shown on real processes: whoever is killed, at whatever moment, the committed files hold each count exactly once."""
+"""Exactly-once, shown on real processes: whoever is killed, at whatever moment, the committed
+files hold each count exactly once.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ pytestmark = pytest.mark.timeout(300)
 
 
 async def next_checkpoint(job: af.Job) -> int:
-    """The number of a checkpoint that begins and completes from now on, however many are given up before."""
+    """The number of a checkpoint that begins and completes from now on, however many are given
+    up before.
+    """
     async with asyncio.timeout(120):
         while True:
             try:
@@ -50,7 +54,9 @@ def programs() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 @pytest.fixture
-def start(programs: list[subprocess.Popen[bytes]], tmp_path: Path) -> Callable[..., subprocess.Popen[bytes]]:
+def start(
+    programs: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> Callable[..., subprocess.Popen[bytes]]:
     def start(*argv: str) -> subprocess.Popen[bytes]:
         options = ["--checkpoints", str(tmp_path / "store"), "--every", "50ms", "-q", *argv]
         environment = {**os.environ, "EXACTLY_ONCE_FOLDER": str(tmp_path)}
@@ -66,7 +72,11 @@ def start(programs: list[subprocess.Popen[bytes]], tmp_path: Path) -> Callable[.
 async def grown(folder: Path, process: subprocess.Popen[bytes] | None = None) -> None:
     """Returns once more is committed than now."""
     before = len(committed(folder))
-    await eventually(lambda: len(committed(folder)) > before or (process is not None and process.poll() is not None))
+    await eventually(
+        lambda: (
+            len(committed(folder)) > before or (process is not None and process.poll() is not None)
+        )
+    )
     assert process is None or process.poll() is None, (folder / "log").read_text()
 
 
@@ -74,12 +84,17 @@ async def test_workers_that_are_killed_under_load_lose_and_repeat_nothing(tmp_pa
     """I5.1: the job restarts on the other worker and the replacement, from the last checkpoint."""
     store = f"file://{tmp_path}/store"
     async with counted(tmp_path).run(
-        workers=2, checkpoints=store, every="50ms", restart=af.fixed_delay(50, "10ms"), heartbeat=QUICK
+        workers=2,
+        checkpoints=store,
+        every="50ms",
+        restart=af.fixed_delay(50, "10ms"),
+        heartbeat=QUICK,
     ) as job:
         for kill in range(5):
             await next_checkpoint(job)
             os.kill(pids(job)[kill % 2], signal.SIGKILL)
-            await eventually(lambda: job._cluster.job_master.executions.restarts > kill)  # noqa: B023  # Awaited here.
+            # Awaited here.
+            await eventually(lambda: job._cluster.job_master.executions.restarts > kill)  # noqa: B023
         await next_checkpoint(job)
         (tmp_path / "stop").touch()
         result = await job.wait()
@@ -87,15 +102,21 @@ async def test_workers_that_are_killed_under_load_lose_and_repeat_nothing(tmp_pa
     assert mistakes(tmp_path) == []
 
 
-async def test_a_job_over_workers_goes_on_where_it_was_stopped_at_another_parallelism(tmp_path: Path) -> None:
+async def test_a_job_over_workers_goes_on_where_it_was_stopped_at_another_parallelism(
+    tmp_path: Path,
+) -> None:
     """H3: state that was written by one number of processes is read by another; RELIABILITY 39."""
     for workers, parallelism in ((2, 3), (0, 1), (1, 5)):
-        async with counted(tmp_path, parallelism=parallelism).run(workers=workers, checkpoints=tmp_path / "store", every="50ms") as job:
+        async with counted(tmp_path, parallelism=parallelism).run(
+            workers=workers, checkpoints=tmp_path / "store", every="50ms"
+        ) as job:
             await grown(tmp_path)
             path = await job.stop()
             assert path is not None
     (tmp_path / "stop").touch()
-    result = await counted(tmp_path, parallelism=2).execute(workers=2, checkpoints=tmp_path / "store", every="50ms")
+    result = await counted(tmp_path, parallelism=2).execute(
+        workers=2, checkpoints=tmp_path / "store", every="50ms"
+    )
     assert result.status == "FINISHED"
     assert mistakes(tmp_path) == []
 
@@ -103,7 +124,11 @@ async def test_a_job_over_workers_goes_on_where_it_was_stopped_at_another_parall
 async def test_a_store_in_memory_outlives_the_workers(tmp_path: Path) -> None:
     """State travels whole in acknowledgements and deployments: the workers see no store."""
     async with counted(tmp_path).run(
-        workers=2, checkpoints="memory://workers", every="50ms", restart=af.fixed_delay(50, "10ms"), heartbeat=QUICK
+        workers=2,
+        checkpoints="memory://workers",
+        every="50ms",
+        restart=af.fixed_delay(50, "10ms"),
+        heartbeat=QUICK,
     ) as job:
         await next_checkpoint(job)
         os.kill(pids(job)[0], signal.SIGKILL)
@@ -117,7 +142,9 @@ async def test_a_store_in_memory_outlives_the_workers(tmp_path: Path) -> None:
 async def test_a_program_that_is_killed_goes_on_when_it_is_started_again(
     tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    """RELIABILITY 6: all at once, with -9; the next start takes the lease of a holder that is known to be dead."""
+    """RELIABILITY 6: all at once, with -9; the next start takes the lease of a holder that is
+    known to be dead.
+    """
     for _ in range(3):
         process = start()
         await grown(tmp_path, process)
@@ -134,11 +161,15 @@ async def test_a_program_that_is_killed_goes_on_when_it_is_started_again(
 async def test_a_program_that_has_finished_and_is_started_again_writes_nothing_twice(
     tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]], workers: str
 ) -> None:
-    """A supervisor starts what has ended, also what was killed behind its end: each later run ends at once, with 0."""
+    """A supervisor starts what has ended, also what was killed behind its end: each later run
+    ends at once, with 0.
+    """
     process = start("--workers", workers)
     await grown(tmp_path, process)
     (tmp_path / "stop").touch()
-    await eventually(lambda: any((tmp_path / "store").glob("*/ended/*")) or process.poll() is not None)
+    await eventually(
+        lambda: any((tmp_path / "store").glob("*/ended/*")) or process.poll() is not None
+    )
     process.kill()
     process.wait()
     for _ in range(2):
@@ -153,7 +184,9 @@ async def test_a_program_that_has_finished_and_is_started_again_writes_nothing_t
 async def test_sigterm_stops_with_a_savepoint_and_loses_nothing(
     tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]], workers: str
 ) -> None:
-    """R37: sources stop, the savepoint is made and committed, the program ends with 0; its next run goes on."""
+    """R37: sources stop, the savepoint is made and committed, the program ends with 0; its next
+    run goes on.
+    """
     for _ in range(2):
         process = start("--workers", workers)
         await grown(tmp_path, process)
@@ -210,11 +243,17 @@ def ends(cluster: Cluster, job: str, folder: Path) -> None:
     assert cluster.job(job) == "FINISHED"
 
 
-def test_a_new_job_manager_resumes_from_the_latest_completed_checkpoint(cluster: Cluster, submitted: str, tmp_path: Path) -> None:
-    """I5.3: the job is not begun anew, and the tasks of the old JobMaster write nothing that counts."""
+def test_a_new_job_manager_resumes_from_the_latest_completed_checkpoint(
+    cluster: Cluster, submitted: str, tmp_path: Path
+) -> None:
+    """I5.3: the job is not begun anew, and the tasks of the old JobMaster write nothing that
+    counts.
+    """
     grows(tmp_path)
     os.kill(cluster.pids()[0], signal.SIGKILL)
-    cluster.spawn("jobmanager", "--data", str(cluster.data), "--port", cluster.address.rpartition(":")[2])
+    cluster.spawn(
+        "jobmanager", "--data", str(cluster.data), "--port", cluster.address.rpartition(":")[2]
+    )
     until(lambda: cluster.job(submitted) == "RUNNING", "it runs again")
     for _ in range(2):
         grows(tmp_path)
@@ -222,7 +261,9 @@ def test_a_new_job_manager_resumes_from_the_latest_completed_checkpoint(cluster:
     assert mistakes(tmp_path) == []
 
 
-def test_a_task_manager_that_is_killed_loses_and_repeats_nothing(cluster: Cluster, submitted: str, tmp_path: Path) -> None:
+def test_a_task_manager_that_is_killed_loses_and_repeats_nothing(
+    cluster: Cluster, submitted: str, tmp_path: Path
+) -> None:
     """I5.1 on a standalone cluster: the other TaskManager has room for all of it."""
     grows(tmp_path)
     os.kill(cluster.pids()[1], signal.SIGKILL)
@@ -232,7 +273,9 @@ def test_a_task_manager_that_is_killed_loses_and_repeats_nothing(cluster: Cluste
     assert mistakes(tmp_path) == []
 
 
-def test_savepoint_and_stop_from_the_command_line(cluster: Cluster, submitted: str, tmp_path: Path) -> None:
+def test_savepoint_and_stop_from_the_command_line(
+    cluster: Cluster, submitted: str, tmp_path: Path
+) -> None:
     """What `aioflow savepoint` and `aioflow stop --savepoint` print is what `--restore` takes."""
     grows(tmp_path)
     made = cluster.ask("savepoint", submitted, str(tmp_path / "mine"))
@@ -252,7 +295,9 @@ def test_savepoint_and_stop_from_the_command_line(cluster: Cluster, submitted: s
     assert mistakes(tmp_path) == []
 
 
-def test_a_stop_whose_savepoint_cannot_be_made_says_so(cluster: Cluster, submitted: str, tmp_path: Path) -> None:
+def test_a_stop_whose_savepoint_cannot_be_made_says_so(
+    cluster: Cluster, submitted: str, tmp_path: Path
+) -> None:
     """The job ends all the same, as its sources are stopped; what it was asked for is not there."""
     (tmp_path / "file").write_text("mine")
     grows(tmp_path)
@@ -269,7 +314,10 @@ async def test_a_stop_whose_savepoint_cannot_be_made_raises_where_the_handle_is(
     (tmp_path / "file").write_text("mine")
     with pytest.raises(af.CheckpointError, match="is a file, expected a directory"):
         async with counted(tmp_path, parallelism=1).run(
-            on=af.RemoteCluster(cluster.data, secret=cluster.secret), checkpoints=tmp_path / "store", every="50ms", stop_timeout="100s"
+            on=af.RemoteCluster(cluster.data, secret=cluster.secret),
+            checkpoints=tmp_path / "store",
+            every="50ms",
+            stop_timeout="100s",
         ) as job:
             await grown(tmp_path)
             await job.stop(savepoint=tmp_path / "file")
@@ -279,7 +327,13 @@ async def test_a_stop_whose_savepoint_cannot_be_made_raises_where_the_handle_is(
 
 def test_a_store_in_memory_is_refused_by_a_cluster(cluster: Cluster) -> None:
     cluster.start(workers=1, slots=1)
-    done = cluster.ask("submit", f"{Path(__file__).parent / 'cluster_flows.py'}:endless", "--detach", "--checkpoints", "memory://a")
+    done = cluster.ask(
+        "submit",
+        f"{Path(__file__).parent / 'cluster_flows.py'}:endless",
+        "--detach",
+        "--checkpoints",
+        "memory://a",
+    )
     assert done.returncode == 2
     assert "memory of one process" in done.stderr
 

@@ -1,7 +1,9 @@
-"""The same program, the same results: each example in one process, over two worker processes, and on a cluster of two TaskManagers (I1).
+"""The same program, the same results: each example in one process, over two worker processes, and
+on a cluster of two TaskManagers (I1).
 
-`back_pressure.py` is not among them: it shows how fast its own process gives and takes. The demonstration (`examples/flight_delays.py` and
-`aioflow demo`) is compared with a query over the same data in `tests/test_demo.py`, also on a cluster.
+`back_pressure.py` is not among them: it shows how fast its own process gives and takes. The
+demonstration (`examples/flight_delays.py` and `aioflow demo`) is compared with a query over the
+same data in `tests/test_demo.py`, also on a cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +33,16 @@ from tests.test_examples_services import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-EXAMPLES = ["wordcount", "sessions", "dedup", "fraud_alerts", "joins", "enrichment", "batch_inference", "rules"]
+EXAMPLES = [
+    "wordcount",
+    "sessions",
+    "dedup",
+    "fraud_alerts",
+    "joins",
+    "enrichment",
+    "batch_inference",
+    "rules",
+]
 
 ELSEWHERE = """
 import runpy, sys
@@ -61,7 +72,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def run(argv: list[str]) -> list[str]:
-    done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=150, env=ENVIRONMENT, check=False)
+    done = subprocess.run(
+        [sys.executable, *argv],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env=ENVIRONMENT,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout.splitlines()
@@ -73,11 +91,21 @@ def alone(name: str) -> list[str]:
 
 
 def elsewhere(name: str, where: str) -> list[str]:
-    return run(["-c", ELSEWHERE.replace("WHERE", where).replace("PATH", repr(str(ROOT / "examples" / f"{name}.py")))])
+    return run(
+        [
+            "-c",
+            ELSEWHERE.replace("WHERE", where).replace(
+                "PATH", repr(str(ROOT / "examples" / f"{name}.py"))
+            ),
+        ]
+    )
 
 
 def printed_by_taskmanagers(cluster: Cluster) -> list[str]:
-    """Sinks and resources run where the tasks are, and print there. A log line may go on with where the loop was held."""
+    """Sinks and resources run where the tasks are, and print there.
+
+    A log line may go on with where the loop was held.
+    """
     printed, logged = [], False
     for number in (1, 2):
         for line in cluster.log(f"taskmanager-{number}").splitlines():
@@ -122,7 +150,10 @@ def somewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("somewhere")
 @pytest.mark.parametrize(
     "served, talk",
-    [(served_by_aiohttp, talk_to_the_aiohttp_service), (served_by_uvicorn, talk_to_the_fastapi_service)],
+    [
+        (served_by_aiohttp, talk_to_the_aiohttp_service),
+        (served_by_uvicorn, talk_to_the_fastapi_service),
+    ],
     ids=["aiohttp", "fastapi"],
 )
 async def test_a_service_answers_the_same(served: Any, talk: Any) -> None:

@@ -1,4 +1,6 @@
-"""Topics of Kafka, over its protocol, on the mock cluster of librdkafka: values, where to begin, refusals, and brokers that are away."""
+"""Topics of Kafka, over its protocol, on the mock cluster of librdkafka: values, where to begin,
+refusals, and brokers that are away.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import DescribeConfigsResponse_v1
-from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v1, OffsetFetchResponse_v3
+from aiokafka.protocol.commit import (
+    OffsetFetchRequest,
+    OffsetFetchResponse_v1,
+    OffsetFetchResponse_v3,
+)
 from aiokafka.structs import OffsetAndMetadata
 
 import aioflow as af
@@ -64,23 +70,38 @@ async def write(sink: Any, ctx: SinkContext, records: list[Any]) -> None:
         ({"format": "bytes"}, [b"\0\xff", b""]),
     ],
 )
-async def test_values_come_out_as_they_went_in(cluster: KafkaCluster, name: str, ctx: SinkContext, options: Any, records: Any) -> None:
+async def test_values_come_out_as_they_went_in(
+    cluster: KafkaCluster, name: str, ctx: SinkContext, options: Any, records: Any
+) -> None:
     await write(kafka(cluster.bootstrap, name, key=lambda value: "same", **options), ctx, records)
     assert await read_all(kafka(cluster.bootstrap, name, until="latest", **options), ctx) == records
 
 
-async def test_a_key_decides_the_partition_and_whole_records_have_it(cluster: KafkaCluster, name: str, ctx: SinkContext) -> None:
+async def test_a_key_decides_the_partition_and_whole_records_have_it(
+    cluster: KafkaCluster, name: str, ctx: SinkContext
+) -> None:
     numbers = [Number(n) for n in range(50)]
-    await write(kafka(cluster.bootstrap, name, Number, key=lambda number: str(number.n % 5)), ctx, numbers)
-    read: list[KafkaRecord] = await read_all(kafka(cluster.bootstrap, name, Number, records=True, until="latest"), ctx)
+    await write(
+        kafka(cluster.bootstrap, name, Number, key=lambda number: str(number.n % 5)), ctx, numbers
+    )
+    read: list[KafkaRecord] = await read_all(
+        kafka(cluster.bootstrap, name, Number, records=True, until="latest"), ctx
+    )
     assert sorted(record.value for record in read) == numbers
-    assert all(record.key == str(record.value.n % 5).encode() and record.topic == name for record in read)
-    places = {record.key: {other.partition for other in read if other.key == record.key} for record in read}
+    assert all(
+        record.key == str(record.value.n % 5).encode() and record.topic == name for record in read
+    )
+    places = {
+        record.key: {other.partition for other in read if other.key == record.key}
+        for record in read
+    }
     assert all(len(partitions) == 1 for partitions in places.values())
     assert len({partition for partitions in places.values() for partition in partitions}) > 1
 
 
-async def test_splits_are_partitions_and_records_have_times(cluster: KafkaCluster, name: str, ctx: Context) -> None:
+async def test_splits_are_partitions_and_records_have_times(
+    cluster: KafkaCluster, name: str, ctx: Context
+) -> None:
     await produced(cluster, name, [(0, b"1"), (3, b"2")])
     source = kafka(cluster.bootstrap, name)
     splits = await source.discover()
@@ -98,7 +119,9 @@ async def test_splits_are_partitions_and_records_have_times(cluster: KafkaCluste
     await reader.close()
 
 
-async def test_partitions_that_are_found_later_are_read_too(cluster: KafkaCluster, name: str, ctx: Context) -> None:
+async def test_partitions_that_are_found_later_are_read_too(
+    cluster: KafkaCluster, name: str, ctx: Context
+) -> None:
     """The reader goes on in those that it has."""
     await produced(cluster, name, [(0, b"1"), (3, b"2")])
     source = kafka(cluster.bootstrap, name)
@@ -117,7 +140,10 @@ async def test_partitions_that_are_found_later_are_read_too(cluster: KafkaCluste
 async def test_it_begins_where_it_is_told(cluster: KafkaCluster, name: str, ctx: Context) -> None:
     await produced(cluster, name, [(0, b"1"), (0, b"2")])
     for start, expected in (("earliest", [1, 2]), ("latest", [])):
-        assert await read_all(kafka(cluster.bootstrap, name, start=start, until="latest"), ctx) == expected
+        assert (
+            await read_all(kafka(cluster.bootstrap, name, start=start, until="latest"), ctx)
+            == expected
+        )
     later = kafka(cluster.bootstrap, name, start="latest")
     splits = await later.discover()
     await produced(cluster, name, [(0, b"3")])
@@ -127,7 +153,9 @@ async def test_it_begins_where_it_is_told(cluster: KafkaCluster, name: str, ctx:
     await reader.close()
 
 
-async def test_a_group_is_told_of_completed_checkpoints(cluster: KafkaCluster, name: str, ctx: Context) -> None:
+async def test_a_group_is_told_of_completed_checkpoints(
+    cluster: KafkaCluster, name: str, ctx: Context
+) -> None:
     await produced(cluster, name, [(0, b"1"), (0, b"2"), (0, b"3")])
     source = kafka(cluster.bootstrap, name, group=f"group-{name}")
     reader: Any = source.reader(ctx)
@@ -138,10 +166,14 @@ async def test_a_group_is_told_of_completed_checkpoints(cluster: KafkaCluster, n
     await take(reader, 1, max_records=1)
     reader.checkpoint_completed(1)
     async with asyncio.timeout(PATIENCE_S):
-        while (await kafka(cluster.bootstrap, name, group=f"group-{name}").discover())[0].position != 2:
+        while (await kafka(cluster.bootstrap, name, group=f"group-{name}").discover())[
+            0
+        ].position != 2:
             await asyncio.sleep(0.05)
     await reader.close()
-    assert await read_all(kafka(cluster.bootstrap, name, group=f"group-{name}", until="latest"), ctx) == [3]
+    assert await read_all(
+        kafka(cluster.bootstrap, name, group=f"group-{name}", until="latest"), ctx
+    ) == [3]
 
 
 async def test_a_group_is_told_at_the_end_too_and_one_at_the_first_offset_begins_there(
@@ -165,7 +197,9 @@ async def test_a_group_is_told_at_the_end_too_and_one_at_the_first_offset_begins
     assert (await kafka(cluster.bootstrap, name, group=f"group-{name}").discover())[0].position == 2
 
 
-async def test_partitions_that_come_after_the_job_begin_at_their_beginning(cluster: KafkaCluster, name: str) -> None:
+async def test_partitions_that_come_after_the_job_begin_at_their_beginning(
+    cluster: KafkaCluster, name: str
+) -> None:
     """Those of a topic that the job has read: what is in them came later than the job."""
     await produced(cluster, name, [(0, b"1"), (3, b"2")])
     source = kafka(cluster.bootstrap, name, start="latest")
@@ -173,23 +207,34 @@ async def test_partitions_that_come_after_the_job_begin_at_their_beginning(clust
     assert [split.position for split in first] == [1, 0, 0, 1]
     assert [split.position for split in await source.discover()] == [0, 0, 0, 0]
     known = [split.id for split in first[:3]]
-    assert source.finder.recognise(first[:3], first) == (known, [af.Split(f"{name}-3", 0, [name, 3, None])])
+    assert source.finder.recognise(first[:3], first) == (
+        known,
+        [af.Split(f"{name}-3", 0, [name, 3, None])],
+    )
     other = af.Split("other-0", 7, ["other", 0, None])
-    assert source.finder.recognise([other], first) == (["other-0"], first), "a topic that is read for the first time begins as it is told"
+    assert source.finder.recognise([other], first) == (["other-0"], first), (
+        "a topic that is read for the first time begins as it is told"
+    )
     source.finder.forget()
     assert [split.position for split in await source.discover()] == [1, 0, 0, 1]
 
 
-async def test_malformed_records_count_once(cluster: KafkaCluster, name: str, ctx: SinkContext) -> None:
+async def test_malformed_records_count_once(
+    cluster: KafkaCluster, name: str, ctx: SinkContext
+) -> None:
     await produced(cluster, name, [(0, b'{"n":1}'), (0, b"{"), (0, None), (0, b'{"n":4}')])
     with pytest.raises(MalformedInput, match=r"kafka partition .*-0, offset 1: "):
         await read_all(kafka(cluster.bootstrap, name, Number, until="latest"), ctx)
     bad = af.OutputTag[Any]("bad")
-    assert await read_all(kafka(cluster.bootstrap, name, Number, until="latest", on_error=bad), ctx) == [Number(1), None, Number(4)]
+    assert await read_all(
+        kafka(cluster.bootstrap, name, Number, until="latest", on_error=bad), ctx
+    ) == [Number(1), None, Number(4)]
     assert [failed.value for _, failed in ctx.sides] == [b"{"]
 
 
-async def test_what_can_never_do_is_refused(cluster: KafkaCluster, name: str, ctx: SinkContext) -> None:
+async def test_what_can_never_do_is_refused(
+    cluster: KafkaCluster, name: str, ctx: SinkContext
+) -> None:
     bootstrap = cluster.bootstrap
     with pytest.raises(GraphError, match="there is no topic 'nowhere'"):
         await kafka(bootstrap, "nowhere").discover()
@@ -202,7 +247,7 @@ async def test_what_can_never_do_is_refused(cluster: KafkaCluster, name: str, ct
     for make, message in (
         (lambda: kafka("kafka://me:secret@host", "t"), "expected brokers as 'HOST:PORT'"),
         (lambda: kafka(bootstrap, []), "expected the name of a topic"),
-        (lambda: kafka(bootstrap, 3), "topic is 3, expected the name of a topic"),  # type: ignore[call-overload]
+        (lambda: kafka(bootstrap, 3), ("topic is 3, expected the name of a topic")),  # type: ignore[call-overload]
         (lambda: kafka(3, "t"), "expected brokers as 'HOST:PORT'"),  # type: ignore[call-overload]
         (lambda: kafka(bootstrap, "t", start="earlyest"), "did you mean 'earliest'"),
         (lambda: kafka(bootstrap, "t", until="now"), "expected 'latest' or None"),
@@ -217,7 +262,12 @@ async def test_no_brokers_are_an_error_of_the_start_and_a_password_is_never_show
     name: str, ctx: SinkContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    options = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_plain_username": "me", "sasl_plain_password": SECRET}
+    options = {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_username": "me",
+        "sasl_plain_password": SECRET,
+    }
     source = kafka("127.0.0.1:1", name, options=options)
     shown = [repr(source)]
     for attempt in (source.discover(), write(source, ctx, [1])):
@@ -230,15 +280,23 @@ async def test_no_brokers_are_an_error_of_the_start_and_a_password_is_never_show
     assert SECRET not in "".join(shown) + caplog.text
 
 
-async def test_offsets_that_are_gone_are_an_error(cluster: KafkaCluster, name: str, ctx: Context) -> None:
+async def test_offsets_that_are_gone_are_an_error(
+    cluster: KafkaCluster, name: str, ctx: Context
+) -> None:
     await produced(cluster, name, [(0, b"1")])
     with pytest.raises(StateError, match="is not there any more"):
-        await read_all(kafka(cluster.bootstrap, name), ctx, [af.Split(f"{name}-0", 9, [name, 0, None])])
+        await read_all(
+            kafka(cluster.bootstrap, name), ctx, [af.Split(f"{name}-0", 9, [name, 0, None])]
+        )
 
 
 @pytest.mark.parametrize("transactions", [False, True])
 async def test_a_topic_that_is_not_there_and_is_not_made_is_refused(
-    cluster: KafkaCluster, name: str, ctx: SinkContext, transactions: bool, monkeypatch: pytest.MonkeyPatch
+    cluster: KafkaCluster,
+    name: str,
+    ctx: SinkContext,
+    transactions: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The mock cluster makes each that it is asked for: so it is not asked."""
 
@@ -283,7 +341,10 @@ async def test_brokers_that_are_away_lose_and_double_nothing_that_is_read(
     try:
         waiting = asyncio.create_task(next_batch(reader))
         async with asyncio.timeout(PATIENCE_S):
-            while not any(record.name.startswith("aiokafka") and record.levelno >= logging.WARNING for record in caplog.records):
+            while not any(
+                record.name.startswith("aiokafka") and record.levelno >= logging.WARNING
+                for record in caplog.records
+            ):
                 await asyncio.sleep(0.05)
         assert not waiting.done()
     finally:
@@ -293,10 +354,16 @@ async def test_brokers_that_are_away_lose_and_double_nothing_that_is_read(
     await reader.close()
 
 
-async def closed_windows(cluster: KafkaCluster, name: str, count: int, **options: Any) -> list[tuple[int, int]]:
-    """The first windows of 10 s of the numbers in a topic, each by its start and how many it has."""
+async def closed_windows(
+    cluster: KafkaCluster, name: str, count: int, **options: Any
+) -> list[tuple[int, int]]:
+    """The first windows of 10 s of the numbers in a topic, each by its start and how many it
+    has.
+    """
     flow = af.Flow("windows")
-    strategy = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda number: number.n, **options)
+    strategy = af.WatermarkStrategy.monotonous_timestamps(
+        timestamp=lambda number: number.n, **options
+    )
     numbers = flow.source(kafka(cluster.bootstrap, name, Number), watermarks=strategy)
     windows = numbers.key_by(lambda number: 0).window(af.tumbling("10s")).aggregate(af.count())
     closed: list[tuple[int, int]] = []
@@ -308,14 +375,22 @@ async def closed_windows(cluster: KafkaCluster, name: str, count: int, **options
     return closed
 
 
-async def test_event_time_is_that_of_the_slowest_partition(cluster: KafkaCluster, name: str) -> None:
+async def test_event_time_is_that_of_the_slowest_partition(
+    cluster: KafkaCluster, name: str
+) -> None:
     """The others are far ahead of 1: nothing of it is late."""
     ahead = [(partition, b'{"n":%d}' % (60_000 + n)) for n in range(5) for partition in (0, 2, 3)]
-    await produced(cluster, name, [*ahead, *((1, b'{"n":%d}' % n) for n in range(0, 50_000, 10_000))])
-    assert await closed_windows(cluster, name, 4) == [(start, 1) for start in range(0, 40_000, 10_000)]
+    await produced(
+        cluster, name, [*ahead, *((1, b'{"n":%d}' % n) for n in range(0, 50_000, 10_000))]
+    )
+    assert await closed_windows(cluster, name, 4) == [
+        (start, 1) for start in range(0, 40_000, 10_000)
+    ]
 
 
-async def test_partitions_without_records_hold_event_time_back_for_a_while_only(cluster: KafkaCluster, name: str) -> None:
+async def test_partitions_without_records_hold_event_time_back_for_a_while_only(
+    cluster: KafkaCluster, name: str
+) -> None:
     await produced(cluster, name, [(1, b'{"n":%d}' % n) for n in range(0, 50_000, 10_000)])
     closed = asyncio.create_task(closed_windows(cluster, name, 4, idle_after="500ms"))
     number = 50_000
@@ -328,14 +403,18 @@ async def test_partitions_without_records_hold_event_time_back_for_a_while_only(
 async def test_records_are_counted_once_when_the_job_is_cancelled_and_rescaled(
     cluster: KafkaCluster, name: str, ctx: SinkContext, tmp_path: Path
 ) -> None:
-    """The offsets are in the checkpoint; what is written at least once may come twice, with the same count."""
+    """The offsets are in the checkpoint; what is written at least once may come twice, with the
+    same count.
+    """
     total = 1_200
     await produced(cluster, f"{name}-in", [(n % 3, b'{"n":%d}' % n) for n in range(total)])
     await produced(cluster, f"{name}-out", [])
 
     def flow(parallelism: int) -> af.Flow:
         sink = kafka(cluster.bootstrap, f"{name}-out", Count, key=lambda count: str(count.key))
-        return counted(kafka(cluster.bootstrap, f"{name}-in", Number), sink, parallelism=parallelism)
+        return counted(
+            kafka(cluster.bootstrap, f"{name}-in", Number), sink, parallelism=parallelism
+        )
 
     async def rows() -> list[Count]:
         return await read_all(kafka(cluster.bootstrap, f"{name}-out", Count, until="latest"), ctx)
@@ -352,8 +431,9 @@ async def test_records_are_counted_once_when_the_job_is_cancelled_and_rescaled(
     assert max(row.count for row in await rows()) == -(-total // KEYS)
 
 
-# Transactions. The mock cluster takes them, and forgets the offsets that they commit: what a real broker would remember is planted.
-# It neither aborts nor fences: what hangs on that is shown by nothing here.
+# Transactions. The mock cluster takes them, and forgets the offsets that they commit: what a real
+# broker would remember is planted. It neither aborts nor fences: what hangs on that is shown by
+# nothing here.
 
 READING: dict[str, Any] = {"check_crcs": False}
 """The mock cluster writes marks of transactions without a checksum."""
@@ -364,7 +444,9 @@ async def prepared(sink: Any, ctx: SinkContext, records: list[Any]) -> list[Any]
     try:
         await writer.open()
         writer.write_batch(records, None)
-        committables: list[Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(await writer.prepare(1)))
+        committables: list[Any] = msgspec.msgpack.decode(
+            msgspec.msgpack.encode(await writer.prepare(1))
+        )
         return committables
     finally:
         await writer.close()
@@ -374,31 +456,47 @@ async def test_a_transaction_holds_what_a_checkpoint_covers_and_is_not_repeated(
     cluster: KafkaCluster, name: str, ctx: SinkContext
 ) -> None:
     await produced(cluster, name, [])
-    sink = kafka(cluster.bootstrap, name, key=lambda value: "same", transactions=True, options={"request_timeout_ms": 20_000})
+    sink = kafka(
+        cluster.bootstrap,
+        name,
+        key=lambda value: "same",
+        transactions=True,
+        options={"request_timeout_ms": 20_000},
+    )
     ctx.flow_name = name
     committer = sink.committer()
     assert committer is not None
     seen: list[int] = []
     for records in ([1, 2], [3]):
         committables = await prepared(sink, ctx, records)
-        assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == seen
+        assert (
+            await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx)
+            == seen
+        )
         for _ in range(2):
             await committer.commit(committables)
             await committer.abort(committables)
         seen += records
-        assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == seen
+        assert (
+            await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx)
+            == seen
+        )
     assert await prepared(sink, ctx, []) == []
     await committer.close()
 
 
-async def test_what_the_offset_of_the_writer_names_was_committed(cluster: KafkaCluster, name: str, ctx: SinkContext) -> None:
+async def test_what_the_offset_of_the_writer_names_was_committed(
+    cluster: KafkaCluster, name: str, ctx: SinkContext
+) -> None:
     """The attempt before committed it, and died before it could tell."""
     await produced(cluster, name, [])
     sink = kafka(cluster.bootstrap, name, transactions=True)
     ctx.flow_name = name
     ((*_, checkpoint, batch, _),) = committables = await prepared(sink, ctx, [1])
     group = f"aioflow/{name}/{ctx.uid}/0"
-    consumer = AIOKafkaConsumer(bootstrap_servers=cluster.bootstrap, group_id=group, enable_auto_commit=False)
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=cluster.bootstrap, group_id=group, enable_auto_commit=False
+    )
     await consumer.start()
     marked = TopicPartition(name, 0)
     consumer.assign([marked])
@@ -407,10 +505,14 @@ async def test_what_the_offset_of_the_writer_names_was_committed(cluster: KafkaC
     committer = sink.committer()
     assert committer is not None
     await committer.commit(committables)
-    assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == []
+    assert (
+        await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == []
+    )
     # The same checkpoint of a job that was restored from an older savepoint: another batch.
     await committer.commit(await prepared(sink, ctx, [2]))
-    assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == [2]
+    assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == [
+        2
+    ]
     await committer.close()
 
 
@@ -422,7 +524,9 @@ async def test_what_the_offset_of_the_writer_names_was_committed(cluster: KafkaC
 async def test_a_coordinator_that_does_not_tell_is_asked_again(
     cluster: KafkaCluster, name: str, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch, answer: Any
 ) -> None:
-    """It loads what it keeps, or another has taken over: that nothing is committed, it has not said."""
+    """It loads what it keeps, or another has taken over: that nothing is committed, it has not
+    said.
+    """
     await produced(cluster, name, [])
     sink = kafka(cluster.bootstrap, name, transactions=True)
     ctx.flow_name = name
@@ -431,11 +535,18 @@ async def test_a_coordinator_that_does_not_tell_is_asked_again(
     assert first is not None and again is not None
     await first.commit(committables)
     await first.close()
-    answers = [answer, OffsetFetchResponse_v3(0, [(name, [(0, 1, batch, 0)])], 0)]  # The second is what the mock cluster forgets.
+    answers = [
+        answer,
+        OffsetFetchResponse_v3(0, [(name, [(0, 1, batch, 0)])], 0),
+    ]  # The second is what the mock cluster forgets.
     send = AIOKafkaAdminClient._send_request
 
     async def answered(self: Any, request: Any, node_id: Any = None) -> Any:
-        return answers.pop(0) if isinstance(request, OffsetFetchRequest) else await send(self, request, node_id)
+        return (
+            answers.pop(0)
+            if isinstance(request, OffsetFetchRequest)
+            else await send(self, request, node_id)
+        )
 
     monkeypatch.setattr(AIOKafkaAdminClient, "_send_request", answered)
     with pytest.raises(ConnectionError, match="does not tell its offsets now"):
@@ -443,10 +554,14 @@ async def test_a_coordinator_that_does_not_tell_is_asked_again(
     await again.commit(committables)
     await again.close()
     assert answers == []
-    assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == [1]
+    assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == [
+        1
+    ]
 
 
-async def test_a_record_that_no_broker_takes_fails_before_the_checkpoint(cluster: KafkaCluster, name: str, ctx: SinkContext) -> None:
+async def test_a_record_that_no_broker_takes_fails_before_the_checkpoint(
+    cluster: KafkaCluster, name: str, ctx: SinkContext
+) -> None:
     sink = kafka(cluster.bootstrap, name, transactions=True)
     with pytest.raises(ValueError, match="see max_request_size"):
         await prepared(sink, ctx, ["x" * 1_100_000])
@@ -471,7 +586,10 @@ async def test_a_record_that_the_topic_does_not_take_fails_before_the_checkpoint
 async def test_a_job_with_transactions_writes_everything_once(
     cluster: KafkaCluster, name: str, ctx: SinkContext, tmp_path: Path
 ) -> None:
-    """Over many checkpoints, the last of them with the end. After a restore the mock cluster would not know what it has."""
+    """Over many checkpoints, the last of them with the end.
+
+    After a restore the mock cluster would not know what it has.
+    """
     total = 900
     await produced(cluster, f"{name}-in", [(n % 3, b'{"n":%d}' % n) for n in range(total)])
     await produced(cluster, f"{name}-out", [])
@@ -479,5 +597,7 @@ async def test_a_job_with_transactions_writes_everything_once(
     sink = kafka(cluster.bootstrap, f"{name}-out", Count, transactions=True)
     async with run(counted(source, sink, parallelism=2), tmp_path) as job:
         await job.wait()
-    rows = await read_all(kafka(cluster.bootstrap, f"{name}-out", Count, until="latest", options=READING), ctx)
+    rows = await read_all(
+        kafka(cluster.bootstrap, f"{name}-out", Count, until="latest", options=READING), ctx
+    )
     assert mistakes(rows, total) == []

@@ -1,7 +1,8 @@
-"""Processes that are killed while a job starts: a fault of the machine, which the restart policy judges like any other.
+"""Processes that are killed while a job starts: a fault of the machine, which the restart policy
+judges like any other.
 
-Each stage of a start is a function of the worker's own program. A `sitecustomize` in the worker's path kills the process there, the first
-times that one arrives at it.
+Each stage of a start is a function of the worker's own program. A `sitecustomize` in the worker's
+path kills the process there, the first times that one arrives at it.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ STAGES = {
 }
 """What is called in a worker at each stage of its start."""
 
+
 class Killer:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder = folder
@@ -72,7 +74,11 @@ class Killer:
         monkeypatch.syspath_prepend(folder)
 
     def kill(self, stage: str, times: int = 1, by: str = "SIGKILL") -> None:
-        for name, value in {"KILLED_AT": stage, "KILLED_TIMES": str(times), "KILLED_BY": by}.items():
+        for name, value in {
+            "KILLED_AT": stage,
+            "KILLED_TIMES": str(times),
+            "KILLED_BY": by,
+        }.items():
             self._monkeypatch.setenv(name, value)
 
     @property
@@ -96,14 +102,22 @@ async def numbers(position: Any) -> AsyncIterator[tuple[int, int]]:
 
 def counts(source: Any = numbers, step: Any = int) -> af.DataStream[tuple[int, int]]:
     flow = af.Flow("starting", parallelism=2)
-    return flow.source(source, uid="numbers").rebalance().map(step).key_by(lambda n: n % KEYS).count(uid="count")
+    return (
+        flow.source(source, uid="numbers")
+        .rebalance()
+        .map(step)
+        .key_by(lambda n: n % KEYS)
+        .count(uid="count")
+    )
 
 
 EXPECTED = sorted((k, n) for k in range(KEYS) for n in range(1, COUNT // KEYS + 1))
 
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "the restore"])
-async def test_a_worker_that_is_killed_while_it_starts_is_replaced_as_the_policy_says(stage: str, killer: Killer) -> None:
+async def test_a_worker_that_is_killed_while_it_starts_is_replaced_as_the_policy_says(
+    stage: str, killer: Killer
+) -> None:
     killer.kill(STAGES[stage], times=3)
     rows = await counts().collect(workers=2, restart=af.fixed_delay(5, "10ms"))
     assert sorted(rows) == EXPECTED
@@ -120,13 +134,19 @@ async def test_with_checkpoints_a_worker_that_is_killed_while_it_starts_is_repla
     assert killer.killed == 1
 
 
-@pytest.mark.parametrize("stage", ["exec", "the import of the job", "the deployment", "the opening"])
+@pytest.mark.parametrize(
+    "stage", ["exec", "the import of the job", "the deployment", "the opening"]
+)
 async def test_without_restart_a_worker_that_is_killed_while_it_starts_ends_the_job_by_name(
     stage: str, killer: Killer, tmp_path: Path
 ) -> None:
     killer.kill(STAGES[stage])
-    with pytest.raises(af.Broken, match=r"worker-\d \(process \d+\) is gone: its process ended by SIGKILL"):
-        await counts().collect(workers=2, checkpoints=(tmp_path / "store").as_uri(), restart=af.no_restart())
+    with pytest.raises(
+        af.Broken, match=r"worker-\d \(process \d+\) is gone: its process ended by SIGKILL"
+    ):
+        await counts().collect(
+            workers=2, checkpoints=(tmp_path / "store").as_uri(), restart=af.no_restart()
+        )
 
 
 async def test_a_policy_that_is_used_up_while_workers_start_ends_the_job(killer: Killer) -> None:
@@ -136,7 +156,9 @@ async def test_a_policy_that_is_used_up_while_workers_start_ends_the_job(killer:
 
 
 @pytest.mark.parametrize("stage", ["exec", "the opening"])
-async def test_a_worker_that_crashes_while_it_starts_ends_the_job_by_default(stage: str, killer: Killer, tmp_path: Path) -> None:
+async def test_a_worker_that_crashes_while_it_starts_ends_the_job_by_default(
+    stage: str, killer: Killer, tmp_path: Path
+) -> None:
     """It would crash again, and the caller waits to hear why."""
     killer.kill(STAGES[stage], by="SIGSEGV")
     with pytest.raises(af.Broken, match="its process ended by SIGSEGV"):
@@ -151,7 +173,9 @@ class Fails(af.MapFunction[int, int]):
         return n
 
 
-async def test_an_error_of_user_code_at_the_first_opening_stays_final_by_default(tmp_path: Path) -> None:
+async def test_an_error_of_user_code_at_the_first_opening_stays_final_by_default(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ValueError, match="no such table"):
         await counts(step=Fails()).collect(workers=2, checkpoints=(tmp_path / "store").as_uri())
 
@@ -165,9 +189,15 @@ async def endless(position: Any) -> AsyncIterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("stage", ["exec", "the restore", "the opening"])
-async def test_workers_that_are_killed_while_a_job_is_restored_lose_nothing(stage: str, killer: Killer, tmp_path: Path) -> None:
+async def test_workers_that_are_killed_while_a_job_is_restored_lose_nothing(
+    stage: str, killer: Killer, tmp_path: Path
+) -> None:
     rows: list[tuple[int, int]] = []
-    options: dict[str, Any] = {"workers": 2, "checkpoints": (tmp_path / "store").as_uri(), "every": "10s"}
+    options: dict[str, Any] = {
+        "workers": 2,
+        "checkpoints": (tmp_path / "store").as_uri(),
+        "every": "10s",
+    }
     for turn in range(2):
         if turn:
             killer.kill(STAGES[stage], times=2)
@@ -184,12 +214,18 @@ async def test_workers_that_are_killed_while_a_job_is_restored_lose_nothing(stag
     assert sorted(rows) == sorted((k, n) for k in range(KEYS) for n in range(1, most[k] + 1))
 
 
-async def test_replacements_that_are_killed_while_they_start_are_replaced_too(killer: Killer, tmp_path: Path) -> None:
+async def test_replacements_that_are_killed_while_they_start_are_replaced_too(
+    killer: Killer, tmp_path: Path
+) -> None:
     """With one worker, so that none is left meanwhile."""
     rows: list[tuple[int, int]] = []
     stream = counts(endless)
     stream.sink(rows.append, uid="rows")
-    options: dict[str, Any] = {"checkpoints": (tmp_path / "store").as_uri(), "every": "10s", "restart": af.fixed_delay(10, "10ms")}
+    options: dict[str, Any] = {
+        "checkpoints": (tmp_path / "store").as_uri(),
+        "every": "10s",
+        "restart": af.fixed_delay(10, "10ms"),
+    }
     async with stream.flow.run(workers=1, **options) as job, asyncio.timeout(100):
         while not rows:
             await asyncio.sleep(0.01)
@@ -221,7 +257,9 @@ def test_a_taskmanager_that_is_killed_while_a_job_starts_is_done_without(
     try:
         cluster.start(workers=2, slots=4)
         at = ["--at", cluster.address, "--data", str(cluster.data)]
-        done = aioflow("submit", f"{FLOWS}:wide", "--checkpoints", (tmp_path / "store").as_uri(), *at)
+        done = aioflow(
+            "submit", f"{FLOWS}:wide", "--checkpoints", (tmp_path / "store").as_uri(), *at
+        )
         assert done.returncode == 0, done.stderr
         assert killer.killed == 1
     finally:

@@ -1,4 +1,6 @@
-"""Schemathesis over the OpenAPI document: two thousand calls, none of which the endpoint fails at."""
+"""Schemathesis over the OpenAPI document: two thousand calls, none of which the endpoint fails
+at.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ TIMEOUT_S = 60
 
 
 class Served:
-    """A job with its endpoint, on a loop in a thread of its own: the client of schemathesis blocks."""
+    """A job with its endpoint, on a loop in a thread of its own: the client of schemathesis
+    blocks.
+    """
 
     def __init__(self) -> None:
         self.url = ""
@@ -59,7 +63,12 @@ class Served:
         events = flow.source(af.io.push(), name="events")
         events.key_by(lambda x: x).count(name="counts", uid="counts").sink(af.io.blackhole())
         options = {"token": TOKEN, "enable_control": True, "show_data": True}
-        async with flow.run(monitor="127.0.0.1:0", monitor_options=options, checkpoints="memory://fuzzed", stop_timeout="0s") as job:
+        async with flow.run(
+            monitor="127.0.0.1:0",
+            monitor_options=options,
+            checkpoints="memory://fuzzed",
+            stop_timeout="0s",
+        ) as job:
             await job.input(events).put_many(range(100))
             await job.checkpoint()
             assert job.monitor_url is not None
@@ -82,10 +91,18 @@ def operations(served: Served) -> list[Any]:
     return [one for one in found if one.path not in STREAMS]
 
 
-def fuzz(operation: Any, count: int, number: int, ids: dict[str, list[Any]], statuses: Counter[int]) -> None:
+def fuzz(
+    operation: Any, count: int, number: int, ids: dict[str, list[Any]], statuses: Counter[int]
+) -> None:
     """Ask `operation` `count` times, in three of four cases about what is there."""
 
-    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
     @seed(number)
     @given(case=operation.as_strategy(), pick=st.randoms(use_true_random=False))
     def ask(case: Any, pick: Any) -> None:
@@ -99,7 +116,11 @@ def fuzz(operation: Any, count: int, number: int, ids: dict[str, list[Any]], sta
         response = case.call(headers={"Authorization": f"Bearer {TOKEN}"}, timeout=TIMEOUT_S)
         statuses[response.status_code] += 1
         # 503 says "not now", and is in the document; the others of the kind are failures of ours.
-        assert response.status_code < 500 or response.status_code == 503, (operation.label, response.status_code, response.text)
+        assert response.status_code < 500 or response.status_code == 503, (
+            operation.label,
+            response.status_code,
+            response.text,
+        )
 
     ask()
 
@@ -116,7 +137,9 @@ def test_no_case_is_a_server_error(served: Served) -> None:
         "subtaskindex": [0, 1], "attempt": [0], "checkpointid": [1],
     }  # fmt: skip
     number = 0
-    while (missing := CASES - sum(statuses.values())) > 0:  # Of a call without parameters there is only one case.
+    while (
+        missing := CASES - sum(statuses.values())
+    ) > 0:  # Of a call without parameters there is only one case.
         for operation in every:
             ids = dict(known)
             if (operation.method.upper(), operation.path) in ENDING:

@@ -1,4 +1,6 @@
-"""Streams of NATS JetStream on a real server: values, where to begin, refusals, and a server that dies in the middle."""
+"""Streams of NATS JetStream on a real server: values, where to begin, refusals, and a server
+that dies in the middle.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from aioflow.core.errors import Broken, GraphError, MalformedInput, StateError
 from aioflow.io.nats_sink import PIECE_MESSAGES
 from aioflow.io.nats_streams import nats
 from tests.integration.log_flows import Count, Number, counted, mistakes, run, until
-from tests.io.driver import Context, SinkContext, next_batch, read_all, system_context, take, write_all
+from tests.io.driver import (
+    Context,
+    SinkContext,
+    next_batch,
+    read_all,
+    system_context,
+    take,
+    write_all,
+)
 from tests.io.servers import Server, nats_server, published
 
 SECRET = "s3cret-word"
@@ -53,7 +63,9 @@ async def ctx() -> AsyncIterator[SinkContext]:
         ({"format": "bytes"}, [b"\0\xff", b""]),
     ],
 )
-async def test_values_come_out_as_they_went_in(server: Server, url: str, name: str, ctx: SinkContext, options: Any, records: Any) -> None:
+async def test_values_come_out_as_they_went_in(
+    server: Server, url: str, name: str, ctx: SinkContext, options: Any, records: Any
+) -> None:
     await published(server, name)
     await write_all(nats(url, name, **options), ctx, records)
     source = nats(url, name, until="latest", **options)
@@ -65,7 +77,9 @@ async def test_values_come_out_as_they_went_in(server: Server, url: str, name: s
     await reader.close()
 
 
-async def test_many_messages_come_in_order_and_it_is_known_how_many_wait(server: Server, url: str, name: str, ctx: SinkContext) -> None:
+async def test_many_messages_come_in_order_and_it_is_known_how_many_wait(
+    server: Server, url: str, name: str, ctx: SinkContext
+) -> None:
     await published(server, name)
     count = 6 * PIECE_MESSAGES + 7
     await write_all(nats(url, name), ctx, list(range(count)))
@@ -78,9 +92,16 @@ async def test_many_messages_come_in_order_and_it_is_known_how_many_wait(server:
     await reader.close()
 
 
-async def test_it_begins_where_it_is_told(server: Server, url: str, name: str, ctx: Context) -> None:
+async def test_it_begins_where_it_is_told(
+    server: Server, url: str, name: str, ctx: Context
+) -> None:
     await published(server, name, [b"1", b"2", b"3"])
-    for options, expected in (({}, [1, 2, 3]), ({"start": "latest"}, []), ({"start": 1}, [2, 3]), ({"stream": name}, [1, 2, 3])):
+    for options, expected in (
+        ({}, [1, 2, 3]),
+        ({"start": "latest"}, []),
+        ({"start": 1}, [2, 3]),
+        ({"stream": name}, [1, 2, 3]),
+    ):
         assert await read_all(nats(url, name, until="latest", **options), ctx) == expected  # type: ignore[call-overload]
     assert await read_all(nats(url, name, start=1_000, until="latest"), ctx) == []
     later = nats(url, name, start="latest")
@@ -93,16 +114,23 @@ async def test_it_begins_where_it_is_told(server: Server, url: str, name: str, c
     await reader.close()
 
 
-async def test_malformed_messages_count_once(server: Server, url: str, name: str, ctx: SinkContext) -> None:
+async def test_malformed_messages_count_once(
+    server: Server, url: str, name: str, ctx: SinkContext
+) -> None:
     await published(server, name, [b'{"n":1}', b"{", b'{"n":"x"}', b'{"n":4}'])
     with pytest.raises(MalformedInput, match=r"nats stream '.*', message 2: "):
         await read_all(nats(url, name, Number, until="latest"), ctx)
     bad = af.OutputTag[Any]("bad")
-    assert await read_all(nats(url, name, Number, until="latest", on_error=bad), ctx) == [Number(1), Number(4)]
+    assert await read_all(nats(url, name, Number, until="latest", on_error=bad), ctx) == [
+        Number(1),
+        Number(4),
+    ]
     assert [failed.value for _, failed in ctx.sides] == [b"{", b'{"n":"x"}']
 
 
-async def test_what_can_never_do_is_refused(server: Server, url: str, name: str, ctx: SinkContext) -> None:
+async def test_what_can_never_do_is_refused(
+    server: Server, url: str, name: str, ctx: SinkContext
+) -> None:
     await published(server, name)
     for source, message in (
         (nats(url, "nowhere"), "no stream takes the subject 'nowhere'"), (nats(url, name, stream="none"), "there is no stream 'none'"),
@@ -135,18 +163,27 @@ async def test_what_can_never_do_is_refused(server: Server, url: str, name: str,
             make()
 
 
-async def test_a_password_is_asked_for_and_never_shown(name: str, ctx: SinkContext, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_password_is_asked_for_and_never_shown(
+    name: str, ctx: SinkContext, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     with nats_server("--user", "me", "--pass", SECRET) as server:
         good, bad = (f"nats://me:{word}@127.0.0.1:{server.port}" for word in (SECRET, SECRET + "x"))
         plain = f"nats://127.0.0.1:{server.port}"
         shown = [repr(nats(good, name))]
-        for source in (nats(bad, name), nats(plain, name), nats(plain, name, options={"user": "me", "password": SECRET + "x"})):
+        for source in (
+            nats(bad, name),
+            nats(plain, name),
+            nats(plain, name, options={"user": "me", "password": SECRET + "x"}),
+        ):
             for attempt in (source.discover(), write_all(source, ctx, [1])):
                 with pytest.raises(GraphError, match="the server refuses") as caught:
                     await attempt
                 shown.append(str(caught.value))
-        for source in (nats(good, name), nats(plain, name, options={"user": "me", "password": SECRET})):
+        for source in (
+            nats(good, name),
+            nats(plain, name, options={"user": "me", "password": SECRET}),
+        ):
             with pytest.raises(GraphError, match="no stream takes the subject") as caught:
                 await source.discover()
             shown.append(str(caught.value))
@@ -167,7 +204,9 @@ async def test_a_stream_that_is_not_what_was_read_is_refused_and_what_was_remove
     connection = await client.connect(url)
     await connection.jetstream().purge_stream(name, keep=1)
     await connection.close()
-    assert await read_all(nats(url, name, until="latest"), ctx, [af.Split(name, 1, 4)]) == [4]  # Of a checkpoint of before.
+    assert await read_all(nats(url, name, until="latest"), ctx, [af.Split(name, 1, 4)]) == [
+        4
+    ]  # Of a checkpoint of before.
     assert "messages 2 to 3 were removed before they were read" in caplog.text
 
 
@@ -181,12 +220,17 @@ async def removed(url: str, name: str) -> None:
         await connection.close()
 
 
-async def test_a_stream_that_was_made_anew_and_is_longer_now_is_refused(server: Server, url: str, name: str, ctx: Context) -> None:
+async def test_a_stream_that_was_made_anew_and_is_longer_now_is_refused(
+    server: Server, url: str, name: str, ctx: Context
+) -> None:
     await published(server, name, [b"1", b"2"])
     (split,) = await nats(url, name, until="latest").discover()
     await removed(url, name)
     await published(server, name, [b"1", b"2", b"3", b"4"])
-    with pytest.raises(StateError, match=r"was read up to 2 as the stream that was made at .*: what was read is of another"):
+    with pytest.raises(
+        StateError,
+        match=r"was read up to 2 as the stream that was made at .*: what was read is of another",
+    ):
         await read_all(nats(url, name, until="latest"), ctx, [af.Split(name, 2, split.payload)])
 
 
@@ -202,7 +246,10 @@ async def test_a_stream_that_is_removed_while_it_is_read_is_an_error_by_name(
     await removed(url, name)
     if again:
         await published(server, name, [b"3", b"4", b"5"])
-    with pytest.raises(StateError if again else GraphError, match="is of another" if again else "is not there any more"):
+    with pytest.raises(
+        StateError if again else GraphError,
+        match="is of another" if again else "is not there any more",
+    ):
         await take(reader, 1)
     await reader.close()
 
@@ -232,7 +279,9 @@ async def test_a_reader_ends_although_the_library_loses_a_cancellation(
     await reader.open(await source.discover())
     await waits.wait()
     closing = asyncio.ensure_future(reader.close())
-    await asyncio.wait([closing], timeout=20)  # A timeout that cancels would be lost like the first cancellation.
+    await asyncio.wait(
+        [closing], timeout=20
+    )  # A timeout that cancels would be lost like the first cancellation.
     assert closing.done()
 
 
@@ -269,7 +318,9 @@ async def test_a_message_that_the_stream_does_not_take_fails_before_the_checkpoi
     sink = nats(url, name, format="text")
     writer, committer = sink.writer(ctx), sink.committer()
     await writer.open()
-    with pytest.raises(ValueError, match=r"beside its headers the server takes \d+: see max_msg_size") as caught:
+    with pytest.raises(
+        ValueError, match=r"beside its headers the server takes \d+: see max_msg_size"
+    ) as caught:
         writer.write_batch(["x" * 200], None)
     most = int(str(caught.value).partition("server takes ")[2].partition(":")[0])
     writer.write_batch(["x" * most], None)
@@ -287,10 +338,14 @@ async def test_where_no_server_of_nats_answers_is_told_without_a_password(name: 
     other = await asyncio.start_server(silent, "127.0.0.1", 0)
     async with other:
         port = other.sockets[0].getsockname()[1]
-        sources = [nats(f"nats://me:{SECRET}@127.0.0.1:{port}", name, options={"connect_timeout": 0.1})]
+        sources = [
+            nats(f"nats://me:{SECRET}@127.0.0.1:{port}", name, options={"connect_timeout": 0.1})
+        ]
         sources.append(nats(f"nats://me:{SECRET}@127.0.0.1:1", name))  # Nobody listens there.
         for source, place in zip(sources, (port, 1), strict=True):
-            with pytest.raises(Broken, match=f"no server of NATS answers at 127.0.0.1:{place}") as caught:
+            with pytest.raises(
+                Broken, match=f"no server of NATS answers at 127.0.0.1:{place}"
+            ) as caught:
                 await source.discover()
             assert SECRET not in str(caught.value)
 
@@ -340,8 +395,12 @@ async def test_writing_waits_for_a_server_that_is_away(name: str, ctx: SinkConte
         assert await read_all(nats(url, name, until="latest"), ctx) == [1, 2]
 
 
-async def test_nothing_is_lost_or_doubled_when_server_and_job_die(tmp_path: Path, ctx: SinkContext) -> None:
-    """The server is killed while the job runs; then the job is cancelled, and goes on at another parallelism."""
+async def test_nothing_is_lost_or_doubled_when_server_and_job_die(
+    tmp_path: Path, ctx: SinkContext
+) -> None:
+    """The server is killed while the job runs; then the job is cancelled, and goes on at another
+    parallelism.
+    """
     total = 1_500
     with nats_server() as server:
         url = f"nats://127.0.0.1:{server.port}"
@@ -357,7 +416,9 @@ async def test_nothing_is_lost_or_doubled_when_server_and_job_die(tmp_path: Path
             return int(split.position)
 
         def flow(parallelism: int) -> af.Flow:
-            return counted(nats(url, "in", Number), nats(url, "out", Count), parallelism=parallelism)
+            return counted(
+                nats(url, "in", Number), nats(url, "out", Count), parallelism=parallelism
+            )
 
         async with run(flow(2), tmp_path) as job:
             await until(length, 100)

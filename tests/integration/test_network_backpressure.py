@@ -1,4 +1,6 @@
-"""A sink that is much slower than its source, over two worker processes: bounded, complete, and nobody else's problem. Counts, no times."""
+"""A sink that is much slower than its source, over two worker processes: bounded, complete, and
+nobody else's problem. Counts, no times.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ PER_S = 20_000
 """Of the slow sink: a tenth of what the source makes, or less."""
 
 
-async def test_what_waits_before_a_slow_sink_is_bounded_by_the_pools_and_all_of_it_arrives(tmp_path: Path) -> None:
-    """E4.1: memory bounded, the source held back to the sink, no loss; over a connection between two processes."""
+async def test_what_waits_before_a_slow_sink_is_bounded_by_the_pools_and_all_of_it_arrives(
+    tmp_path: Path,
+) -> None:
+    """E4.1: memory bounded, the source held back to the sink, no loss; over a connection between
+    two processes.
+    """
     flow = af.Flow("slow sink", parallelism=2)
     rows = braked(flow, str(tmp_path), RECORDS, PER_S).map(lambda row: row[0])
     in_flight: list[int] = []
@@ -43,17 +49,26 @@ async def test_what_waits_before_a_slow_sink_is_bounded_by_the_pools_and_all_of_
     assert Counter.total(str(tmp_path), "made") == RECORDS
 
 
-async def test_a_stuck_sink_holds_up_neither_its_neighbour_on_the_connection_nor_the_control_plane(tmp_path: Path) -> None:
-    """E4.1: the neighbour of a sink that takes one record a second counts on, state can be asked for, and the source stands still."""
+async def test_a_stuck_sink_holds_up_neither_its_neighbour_on_the_connection_nor_the_control_plane(
+    tmp_path: Path,
+) -> None:
+    """E4.1: the neighbour of a sink that takes one record a second counts on, state can be asked
+    for, and the source stands still.
+    """
     directory = str(tmp_path)
     flow = af.Flow("stuck sink", parallelism=2)
     braked(flow, directory, None, 2).sink(lambda row: None)
     neighbour(flow, directory).sink(lambda row: None)
     async with flow.run(workers=2) as job:
-        await eventually(lambda: Counter.total(directory, "made") > 0 and Counter.total(directory, "near") > 0, within_s=60)
+        await eventually(
+            lambda: Counter.total(directory, "made") > 0 and Counter.total(directory, "near") > 0,
+            within_s=60,
+        )
         near = Counter.total(directory, "near")
         # Far more than all the queues together hold passes the stuck channel's neighbour.
-        await eventually(lambda: Counter.total(directory, "near") > near + 2 * IN_FLIGHT_MAX, within_s=120)
+        await eventually(
+            lambda: Counter.total(directory, "near") > near + 2 * IN_FLIGHT_MAX, within_s=120
+        )
         counted = await job.state("counted").get(1)
         assert counted is not None
         assert job.status == "RUNNING"

@@ -1,4 +1,6 @@
-"""A process that has run out of descriptors: what is connected goes on, what knocks waits, and nothing spins."""
+"""A process that has run out of descriptors: what is connected goes on, what knocks waits, and
+nothing spins.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,14 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop if sys.argv[1] == "uvloop
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_without_descriptors_channels_go_on_and_the_listener_does_not_spin(loop: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, loop], capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, loop],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=100,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert (said["records"], said["resets"]) == (201, 0)

@@ -1,4 +1,6 @@
-"""Strangers at the ports of a job that runs: none gets in, none leaves a descriptor behind, and the job does not notice."""
+"""Strangers at the ports of a job that runs: none gets in, none leaves a descriptor behind, and
+the job does not notice.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ async def test_a_job_on_two_workers_goes_on_under_hostile_connections_and_lets_n
         async with flow.run(workers=2) as job, job.subscribe(counted) as rows:
             seen = aiter(rows)
             counts: dict[int, int] = {}
-            while len(counts) < 10 or min(counts.values()) < 20:  # The workers have made their connections to each other.
+            while (
+                len(counts) < 10 or min(counts.values()) < 20
+            ):  # The workers have made their connections to each other.
                 key, count = await anext(seen)
                 counts[key] = count
             report = await attacked(workers, CONNECTIONS)

@@ -1,7 +1,8 @@
-"""What real TCP does when a wire is cut: channels go on without a loss, half-open peers are noticed, and nobody acts for a lost JobManager.
+"""What real TCP does when a wire is cut: channels go on without a loss, half-open peers are
+noticed, and nobody acts for a lost JobManager.
 
-Each side is in a network namespace that the test makes itself, which needs root and iproute2. The times are those of the fault; nothing
-here says how fast anything has to be.
+Each side is in a network namespace that the test makes itself, which needs root and iproute2. The
+times are those of the fault; nothing here says how fast anything has to be.
 """
 
 from __future__ import annotations
@@ -65,9 +66,20 @@ class Planes:
         self._processes: list[asyncio.subprocess.Process] = []
 
     async def _start(self, namespace: str, role: str) -> asyncio.subprocess.Process:
-        script = (sys.executable, "-m", "tests.integration.plane_process", role, FAR, str(PORT), str(RECORDS))
+        script = (
+            sys.executable,
+            "-m",
+            "tests.integration.plane_process",
+            role,
+            FAR,
+            str(PORT),
+            str(RECORDS),
+        )
         process = await asyncio.create_subprocess_exec(
-            *self._machines.command(namespace, *script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+            *self._machines.command(namespace, *script),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
         )
         self._processes.append(process)
         return process
@@ -91,10 +103,16 @@ async def test_a_wire_that_is_cut_for_two_seconds_costs_no_record(machines: TwoM
         machines.cut()
         await asyncio.sleep(2.0)  # The fault itself.
         machines.mend()
-        assert await consumer.result() == {"complete": True, "resets": consumer.last["resets"], "error": None}
+        assert await consumer.result() == {
+            "complete": True,
+            "resets": consumer.last["resets"],
+            "error": None,
+        }
 
 
-async def test_a_peer_behind_a_wire_that_stays_cut_is_noticed_and_read_on_when_it_is_back(machines: TwoMachines) -> None:
+async def test_a_peer_behind_a_wire_that_stays_cut_is_noticed_and_read_on_when_it_is_back(
+    machines: TwoMachines,
+) -> None:
     """E5.5: no FIN and no reset ever comes."""
     async with Planes(machines) as consumer:
         await consumer.says(lambda line: line.get("records", 0) >= 2_000)
@@ -105,7 +123,9 @@ async def test_a_peer_behind_a_wire_that_stays_cut_is_noticed_and_read_on_when_i
         assert (result["complete"], result["error"]) == (True, None)
 
 
-async def test_a_peer_that_hears_and_cannot_be_heard_is_noticed_and_read_on(machines: TwoMachines) -> None:
+async def test_a_peer_that_hears_and_cannot_be_heard_is_noticed_and_read_on(
+    machines: TwoMachines,
+) -> None:
     """E5.5: a blackhole in one direction only; what this side sends arrives."""
     async with Planes(machines) as consumer:
         await consumer.says(lambda line: line.get("records", 0) >= 2_000)
@@ -117,7 +137,9 @@ async def test_a_peer_that_hears_and_cannot_be_heard_is_noticed_and_read_on(mach
 
 
 class FarCluster:
-    """A JobManager on the near machine, a TaskManager on the far one, and one `near` too if asked for; their logs are in `data`."""
+    """A JobManager on the near machine, a TaskManager on the far one, and one `near` too if
+    asked for; their logs are in `data`.
+    """
 
     def __init__(self, machines: TwoMachines, data: Path) -> None:
         self._machines = machines
@@ -130,7 +152,15 @@ class FarCluster:
 
     def start(self, *, near: bool = False) -> None:
         shared = ["--secret-file", str(self._secret), "--allow-plaintext"]
-        self._spawn(self._machines.near, "jobmanager", "--bind", NEAR, "--data", str(self._data / "jobs"), *shared)
+        self._spawn(
+            self._machines.near,
+            "jobmanager",
+            "--bind",
+            NEAR,
+            "--data",
+            str(self._data / "jobs"),
+            *shared,
+        )
         until(lambda: (self._data / "jobs" / "address").exists(), "the jobmanager listens")
         join = ["--jobmanager", f"{NEAR}:{CONTROL_PORT}", "--slots", "1", *shared]
         self._spawn(self._machines.far, "taskmanager", "--bind", FAR, *join)
@@ -139,18 +169,30 @@ class FarCluster:
 
     def _spawn(self, namespace: str, name: str, *argv: str, log: str = "") -> None:
         with (self._data / f"{log or name}.log").open("wb") as log_file:
-            command = self._machines.command(namespace, sys.executable, "-m", "aioflow", name, *argv)
-            self._processes.append(subprocess.Popen(command, stdout=log_file, stderr=log_file, cwd=ROOT, start_new_session=True))
+            command = self._machines.command(
+                namespace, sys.executable, "-m", "aioflow", name, *argv
+            )
+            self._processes.append(
+                subprocess.Popen(
+                    command, stdout=log_file, stderr=log_file, cwd=ROOT, start_new_session=True
+                )
+            )
 
     def ask(self, *argv: str) -> str:
         at = ["--at", f"{NEAR}:{CONTROL_PORT}", "--secret-file", str(self._secret)]
-        command = self._machines.command(self._machines.near, sys.executable, "-m", "aioflow", *argv, *at)
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+        command = self._machines.command(
+            self._machines.near, sys.executable, "-m", "aioflow", *argv, *at
+        )
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def status(self, job: str) -> str:
-        return next(line.split()[1] for line in self.ask("list").splitlines() if line.startswith(job))
+        return next(
+            line.split()[1] for line in self.ask("list").splitlines() if line.startswith(job)
+        )
 
     def log(self, name: str) -> str:
         return (self._data / f"{name}.log").read_text()
@@ -168,18 +210,29 @@ def cluster(machines: TwoMachines, tmp_path: Path) -> Iterator[FarCluster]:
     made.close()
 
 
-def test_a_partition_between_jobmanager_and_taskmanager_is_a_loss_on_each_side(machines: TwoMachines, cluster: FarCluster) -> None:
-    """I5.7: the JobManager fails what ran there and waits for slots; the TaskManager ends its tasks, comes back, runs the next attempt."""
+def test_a_partition_between_jobmanager_and_taskmanager_is_a_loss_on_each_side(
+    machines: TwoMachines, cluster: FarCluster
+) -> None:
+    """I5.7: the JobManager fails what ran there and waits for slots; the TaskManager ends its
+    tasks, comes back, runs the next attempt.
+    """
     cluster.start()
     job = cluster.ask("submit", f"{FLOWS}:ending", "--detach", "--restarts", "100").strip()
     until(lambda: cluster.status(job) == "RUNNING", "the job runs")
     machines.cut()
-    until(lambda: "is lost: no heartbeat" in cluster.log("jobmanager"), "the JobManager has noticed")
-    until(lambda: re.search(r"ends \d+ tasks", cluster.log("taskmanager")) is not None, "so has the TaskManager")
+    until(
+        lambda: "is lost: no heartbeat" in cluster.log("jobmanager"), "the JobManager has noticed"
+    )
+    until(
+        lambda: re.search(r"ends \d+ tasks", cluster.log("taskmanager")) is not None,
+        "so has the TaskManager",
+    )
     machines.mend()
     until(lambda: cluster.log("taskmanager").count("is registered") == 2, "the TaskManager is back")
     # Only a new attempt can bring it to an end: the tasks of the first one are gone.
-    until(lambda: cluster.status(job) == "FINISHED", "the job has run again, to its end", timeout=120)
+    until(
+        lambda: cluster.status(job) == "FINISHED", "the job has run again, to its end", timeout=120
+    )
 
 
 def test_a_link_between_workers_that_is_given_up_restarts_the_job_and_its_output_is_exact(
@@ -189,11 +242,16 @@ def test_a_link_between_workers_that_is_given_up_restarts_the_job_and_its_output
     monkeypatch.setenv("EXACTLY_ONCE_FOLDER", str(tmp_path))
     cluster.start(near=True)
     flow = f"{Path(__file__).parent / 'exactly_once_flows.py'}:from_environment"
-    job = cluster.ask("submit", flow, "--detach", "--checkpoints", f"file://{tmp_path}/store", "--every", "200ms").strip()
+    job = cluster.ask(
+        "submit", flow, "--detach", "--checkpoints", f"file://{tmp_path}/store", "--every", "200ms"
+    ).strip()
     until(lambda: len(committed(tmp_path)) > 1_000, "the job has got on")
     machines.cut_all_but(CONTROL_PORT)
     gave_up = f"cannot be reached for {GIVE_UP_S:g} s"
-    until(lambda: any(gave_up in cluster.log(name) for name in ("taskmanager", "near")), "a consumer has given up")
+    until(
+        lambda: any(gave_up in cluster.log(name) for name in ("taskmanager", "near")),
+        "a consumer has given up",
+    )
     machines.join_all()
     before = len(committed(tmp_path))
     until(lambda: len(committed(tmp_path)) > before + 1_000, "the job has got on again")

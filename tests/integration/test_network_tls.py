@@ -1,4 +1,6 @@
-"""A cluster whose processes prove themselves by certificates, as the command line makes it, and what it refuses to do without."""
+"""A cluster whose processes prove themselves by certificates, as the command line makes it, and
+what it refuses to do without.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,24 @@ def options(files: af.TlsFiles) -> list[str]:
     return ["--tls-cert", files.certificate, "--tls-key", files.key, "--tls-ca", files.authority]
 
 
-async def test_a_cluster_with_tls_serves_whoever_has_a_certificate_and_nobody_else(cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_cluster_with_tls_serves_whoever_has_a_certificate_and_nobody_else(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     authority = Authority(tmp_path)
     files = authority.issue("member")
-    started = aioflow("cluster", "start", "--data", cluster.data, "--workers", "2", "--slots", "1", "--port", "0", *options(files))
+    started = aioflow(
+        "cluster",
+        "start",
+        "--data",
+        cluster.data,
+        "--workers",
+        "2",
+        "--slots",
+        "1",
+        "--port",
+        "0",
+        *options(files),
+    )
     assert started.returncode == 0, started.stderr
     assert "2 taskmanagers with 2 slots" in started.stdout
     at = ["--at", cluster.address, "--secret-file", cluster.secret]
@@ -43,7 +59,9 @@ async def test_a_cluster_with_tls_serves_whoever_has_a_certificate_and_nobody_el
 
     flow = af.Flow("over tls", parallelism=2)
     counted = flow.source(af.io.datagen(int, count=1_000, splits=2)).key_by(_last_digit).count()
-    rows = await counted.collect(on=af.RemoteCluster(cluster.address, secret=cluster.secret, tls=files))
+    rows = await counted.collect(
+        on=af.RemoteCluster(cluster.address, secret=cluster.secret, tls=files)
+    )
     assert sorted(row for row in rows if row[1] == 100) == [(digit, 100) for digit in range(10)]
 
     stopped = aioflow("cluster", "stop", "--data", cluster.data, *options(files))
@@ -63,13 +81,25 @@ def test_what_is_configured_by_halves_or_open_to_all_does_not_start(tmp_path: Pa
     halves = aioflow(*jobmanager, "--tls-cert", files.certificate)
     assert halves.returncode == 2
     assert "TLS is configured by halves: --tls-key and --tls-ca is missing" in halves.stderr
-    absent = aioflow("list", "--secret-file", secret, "--tls-cert", "absent", "--tls-key", files.key, "--tls-ca", files.authority)
+    absent = aioflow(
+        "list",
+        "--secret-file",
+        secret,
+        "--tls-cert",
+        "absent",
+        "--tls-key",
+        files.key,
+        "--tls-ca",
+        files.authority,
+    )
     assert absent.returncode == 2
     assert "TLS cannot use the certificate absent" in absent.stderr
     plain = aioflow(*jobmanager, "--bind", "0.0.0.0")
     assert plain.returncode == 2
     assert "0.0.0.0 can be reached from other machines, in plain text" in plain.stderr
     assert "Traceback" not in halves.stderr + absent.stderr + plain.stderr
-    submitted = aioflow("submit", f"{FLOWS}:endless", "--secret-file", secret, "--tls-key", files.key)
+    submitted = aioflow(
+        "submit", f"{FLOWS}:endless", "--secret-file", secret, "--tls-key", files.key
+    )
     assert submitted.returncode == 2
     assert "by halves" in submitted.stderr

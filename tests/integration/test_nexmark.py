@@ -1,4 +1,6 @@
-"""Each query of Nexmark over two worker processes, as rows and on columns, gives what DuckDB gives."""
+"""Each query of Nexmark over two worker processes, as rows and on columns, gives what DuckDB
+gives.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def judge() -> Iterator[Judge]:
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("name", QUERIES)
-async def test_a_query_over_two_workers_gives_what_duckdb_gives(name: str, columns: bool, judge: Judge) -> None:
+async def test_a_query_over_two_workers_gives_what_duckdb_gives(
+    name: str, columns: bool, judge: Judge
+) -> None:
     verdict = await judge.judge(QUERIES[name], parallelism=2, columns=columns, workers=2)
     assert not verdict.difference
     assert verdict.answers > 0

@@ -1,4 +1,6 @@
-"""Streams of Redis on a real server: values, where to begin, refusals, and a server that dies in the middle."""
+"""Streams of Redis on a real server: values, where to begin, refusals, and a server that dies in
+the middle.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ import aioflow as af
 from aioflow.core.errors import GraphError, MalformedInput, StateError
 from aioflow.io.redis_streams import redis
 from tests.integration.log_flows import Count, Number, counted, mistakes, run, until
-from tests.io.driver import Context, Runtime, SinkContext, next_batch, read_all, system_context, take, write_all
+from tests.io.driver import (
+    Context,
+    Runtime,
+    SinkContext,
+    next_batch,
+    read_all,
+    system_context,
+    take,
+    write_all,
+)
 from tests.io.servers import Server, redis_server
 
 SECRET = "s3cret-word"
@@ -59,7 +70,9 @@ async def ctx() -> AsyncIterator[SinkContext]:
         ({"field": "data", "format": "bytes"}, None, [b"\0\xff", b""]),
     ],
 )
-async def test_values_come_out_as_they_went_in(url: str, ctx: SinkContext, options: Any, type: Any, records: list[Any]) -> None:
+async def test_values_come_out_as_they_went_in(
+    url: str, ctx: SinkContext, options: Any, type: Any, records: list[Any]
+) -> None:
     await write_all(redis(url, "s", type, **options), ctx, records)
     assert await read_all(redis(url, "s", type, until="latest", **options), ctx) == records
 
@@ -94,7 +107,9 @@ async def test_it_begins_where_it_is_told(server: Server, url: str, ctx: Context
     await reader.close()
 
 
-async def test_a_group_is_told_of_completed_checkpoints(server: Server, url: str, ctx: Context) -> None:
+async def test_a_group_is_told_of_completed_checkpoints(
+    server: Server, url: str, ctx: Context
+) -> None:
     for n in range(1, 6):
         server.ask(f"XADD s {n}-0 n {n}")
     source = redis(url, "s", group="watched")
@@ -108,7 +123,10 @@ async def test_a_group_is_told_of_completed_checkpoints(server: Server, url: str
         while "3-0" not in await asyncio.to_thread(server.ask, "XINFO GROUPS s"):
             await asyncio.sleep(0.01)
     await reader.close()
-    assert await read_all(redis(url, "s", group="watched", until="latest"), ctx) == [{"n": "4"}, {"n": "5"}]
+    assert await read_all(redis(url, "s", group="watched", until="latest"), ctx) == [
+        {"n": "4"},
+        {"n": "5"},
+    ]
 
 
 async def test_a_group_is_told_where_a_job_ended(server: Server, url: str, tmp_path: Path) -> None:
@@ -137,11 +155,19 @@ async def test_malformed_entries_count_once(server: Server, url: str, ctx: SinkC
     for n in ("1", "two", "3"):
         server.ask(f"XADD s * n {n}")
     server.ask("XADD s * other 4")
-    with pytest.raises(MalformedInput, match=r"redis stream 's', entry \d+-\d: Expected `int`, got `str`"):
+    with pytest.raises(
+        MalformedInput, match=r"redis stream 's', entry \d+-\d: Expected `int`, got `str`"
+    ):
         await read_all(redis(url, "s", Number, until="latest"), ctx)
-    assert await read_all(redis(url, "s", Number, until="latest", on_error="skip"), ctx) == [Number(1), Number(3)]
+    assert await read_all(redis(url, "s", Number, until="latest", on_error="skip"), ctx) == [
+        Number(1),
+        Number(3),
+    ]
     bad = af.OutputTag[Any]("bad")
-    assert await read_all(redis(url, "s", Number, until="latest", on_error=bad), ctx) == [Number(1), Number(3)]
+    assert await read_all(redis(url, "s", Number, until="latest", on_error=bad), ctx) == [
+        Number(1),
+        Number(3),
+    ]
     assert [failed.value for _, failed in ctx.sides] == [b"n=two", b"other=4"]
 
 
@@ -157,7 +183,11 @@ async def test_what_can_never_do_is_refused(server: Server, url: str, ctx: SinkC
         await write_all(redis(url, "list"), ctx, [{"n": 1}])
     with pytest.raises(GraphError, match="names 2 streams, expected the one to write to"):
         await write_all(redis(url, ["a", "b"]), ctx, [{"n": 1}])
-    for value, message in ((7, "got 7, expected a dict"), ({}, "got {}, expected a dict"), ({"n": [1]}, "whose field 'n' is a list")):
+    for value, message in (
+        (7, "got 7, expected a dict"),
+        ({}, "got {}, expected a dict"),
+        ({"n": [1]}, "whose field 'n' is a list"),
+    ):
         with pytest.raises(TypeError, match=message):
             await write_all(redis(url, "s"), ctx, [value])
     with pytest.raises(TypeError, match="expected bytes"):
@@ -165,7 +195,7 @@ async def test_what_can_never_do_is_refused(server: Server, url: str, ctx: SinkC
     for make, message in (
         (lambda: redis("http://x", "s"), "expected a URL redis://HOST:PORT/DB"),
         (lambda: redis(url, []), "expected the name of a stream"),
-        (lambda: redis(url, 3), "stream is 3, expected the name of a stream"),  # type: ignore[call-overload]
+        (lambda: redis(url, 3), ("stream is 3, expected the name of a stream")),  # type: ignore[call-overload]
         (lambda: redis(url, "s", start="earlyest"), "did you mean 'earliest'"),
         (lambda: redis(url, "s", until="now"), "expected 'latest' or None"),
         (lambda: redis(url, "s", format="text"), "name it by field="),
@@ -177,7 +207,9 @@ async def test_what_can_never_do_is_refused(server: Server, url: str, ctx: SinkC
             make()
 
 
-async def test_a_password_is_asked_for_and_never_shown(ctx: SinkContext, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_password_is_asked_for_and_never_shown(
+    ctx: SinkContext, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, "aioflow")
     with redis_server("--requirepass", SECRET) as server:
         good, bad = (f"redis://:{word}@127.0.0.1:{server.port}" for word in (SECRET, SECRET + "x"))
@@ -185,7 +217,10 @@ async def test_a_password_is_asked_for_and_never_shown(ctx: SinkContext, caplog:
         assert await read_all(redis(good, "s", until="latest"), ctx) == [{"n": "1"}]
         shown = [repr(redis(good, "s"))]
         for url in (bad, f"redis://127.0.0.1:{server.port}"):
-            for attempt in (redis(url, "s").discover(), write_all(redis(url, "s"), ctx, [{"n": 1}])):
+            for attempt in (
+                redis(url, "s").discover(),
+                write_all(redis(url, "s"), ctx, [{"n": 1}]),
+            ):
                 with pytest.raises(GraphError, match="the server refuses") as caught:
                     await attempt
                 shown.append(str(caught.value))
@@ -196,7 +231,9 @@ async def test_a_password_is_asked_for_and_never_shown(ctx: SinkContext, caplog:
     assert SECRET not in "".join(shown) + caplog.text
 
 
-async def test_a_stream_that_is_not_what_was_read_is_refused(server: Server, url: str, ctx: Context) -> None:
+async def test_a_stream_that_is_not_what_was_read_is_refused(
+    server: Server, url: str, ctx: Context
+) -> None:
     """Positions of a stream that was removed and begun again would pass over what is in it now."""
     ctx.replays = True
     server.ask("XADD s 9-0 n 9")
@@ -252,11 +289,15 @@ async def test_what_is_no_redis_is_told(ctx: SinkContext) -> None:
 
 async def test_a_field_that_is_missing_is_called_so(server: Server, url: str, ctx: Context) -> None:
     server.ask("XADD s 1-0 m 1")
-    with pytest.raises(MalformedInput, match=r"Number needs the field 'n', found 'm': give it a default"):
+    with pytest.raises(
+        MalformedInput, match=r"Number needs the field 'n', found 'm': give it a default"
+    ):
         await read_all(redis(url, "s", Number, until="latest"), ctx)
 
 
-async def test_a_stream_that_comes_later_is_waited_for(server: Server, url: str, ctx: Context) -> None:
+async def test_a_stream_that_comes_later_is_waited_for(
+    server: Server, url: str, ctx: Context
+) -> None:
     source = redis(url, "s", must_exist=False, group="watched")
     reader: Any = source.reader(ctx)
     await reader.open(await source.discover())
@@ -273,7 +314,9 @@ async def test_a_stream_that_comes_later_is_waited_for(server: Server, url: str,
     assert "1-0" in server.ask("XINFO GROUPS s")
 
 
-async def test_a_beginning_that_is_to_come_is_waited_for(server: Server, url: str, ctx: Context) -> None:
+async def test_a_beginning_that_is_to_come_is_waited_for(
+    server: Server, url: str, ctx: Context
+) -> None:
     ctx.replays = True
     server.ask("XADD s 1-0 n 1")
     source = redis(url, "s", start="5-0")
@@ -285,7 +328,9 @@ async def test_a_beginning_that_is_to_come_is_waited_for(server: Server, url: st
     await reader.close()
 
 
-async def test_a_server_that_answers_nothing_is_given_up(ctx: SinkContext, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_answers_nothing_is_given_up(
+    ctx: SinkContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever was asked of it. What was committed by then, or not, the next try finds out."""
     ctx.checkpointing = True
     with redis_server() as server:
@@ -299,7 +344,12 @@ async def test_a_server_that_answers_nothing_is_given_up(ctx: SinkContext, monke
         server.pause()
         late = sink.writer(ctx)
         try:
-            for call in (sink.discover, late.open, lambda: committer.commit(committables), lambda: committer.abort(committables)):
+            for call in (
+                sink.discover,
+                late.open,
+                lambda: committer.commit(committables),
+                lambda: committer.abort(committables),
+            ):
                 async with asyncio.timeout(60):
                     with pytest.raises(OSError, match=r"the server has not answered for 0\.5 s"):
                         await call()
@@ -314,7 +364,9 @@ async def test_a_sink_trims_its_stream(server: Server, url: str, ctx: SinkContex
     assert 100 <= int(server.ask("XLEN s")[1:]) < 400
 
 
-async def test_a_database_that_was_emptied_is_no_commit(server: Server, url: str, ctx: SinkContext) -> None:
+async def test_a_database_that_was_emptied_is_no_commit(
+    server: Server, url: str, ctx: SinkContext
+) -> None:
     """What is prepared and gone must not pass for committed."""
     ctx.checkpointing = True
     sink = redis(url, "s")
@@ -329,7 +381,9 @@ async def test_a_database_that_was_emptied_is_no_commit(server: Server, url: str
     await committer.close()
 
 
-async def test_writing_waits_for_a_server_that_is_away(ctx: SinkContext, caplog: pytest.LogCaptureFixture) -> None:
+async def test_writing_waits_for_a_server_that_is_away(
+    ctx: SinkContext, caplog: pytest.LogCaptureFixture
+) -> None:
     """What was in hand is staged once, whichever answer was lost."""
     ctx.checkpointing = True
     caplog.set_level(logging.INFO, "aioflow.io.redis_sink")
@@ -355,20 +409,26 @@ async def test_writing_waits_for_a_server_that_is_away(ctx: SinkContext, caplog:
 
 
 async def test_nothing_is_lost_or_doubled_when_server_and_job_die(tmp_path: Path) -> None:
-    """The server is killed while the job runs; then the job is cancelled, and goes on at another parallelism."""
+    """The server is killed while the job runs; then the job is cancelled, and goes on at another
+    parallelism.
+    """
     total, streams = 2_000, ["a", "b", "c"]
     with redis_server() as server:
         url = f"redis://127.0.0.1:{server.port}"
         async with system_context() as context:
             for i, name in enumerate(streams):
                 ctx = SinkContext(context.host, runtime=Runtime(), checkpointing=False)
-                await write_all(redis(url, name, Number), ctx, [Number(n) for n in range(i, total, 3)])
+                await write_all(
+                    redis(url, name, Number), ctx, [Number(n) for n in range(i, total, 3)]
+                )
 
         async def length() -> int:
             return int((await asyncio.to_thread(server.ask, "XLEN out"))[1:])
 
         def flow(parallelism: int) -> af.Flow:
-            return counted(redis(url, streams, Number), redis(url, "out", Count), parallelism=parallelism)
+            return counted(
+                redis(url, streams, Number), redis(url, "out", Count), parallelism=parallelism
+            )
 
         async with run(flow(2), tmp_path) as job:
             await until(length, 200)

@@ -1,4 +1,6 @@
-"""Barriers that overtake columns, on real processes: what is in flight refers to the tables of its channel, and is kept without them."""
+"""Barriers that overtake columns, on real processes: what is in flight refers to the tables of
+its channel, and is kept without them.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +36,37 @@ async def held(row: Any, until: str) -> Any:
 
 
 def held_up(folder: Path, parallelism: int) -> af.Flow:
-    """Texts and numbers as columns over three exchanges, the last of which is held up: the second one carries columns of tuples."""
+    """Texts and numbers as columns over three exchanges, the last of which is held up: the
+    second one carries columns of tuples.
+    """
     flow = af.Flow("columns", parallelism=parallelism)
-    source = flow.source(af.io.datagen({"n": e.index, "name": "name " + (e.index % KEYS).cast(str)}, count=COUNT, splits=4), uid="numbers")
-    running = source.key_by(e.name).aggregate(af.agg(n=af.count(), total=af.sum(e.n)), uid="running")
+    source = flow.source(
+        af.io.datagen(
+            {"n": e.index, "name": "name " + (e.index % KEYS).cast(str)}, count=COUNT, splits=4
+        ),
+        uid="numbers",
+    )
+    running = source.key_by(e.name).aggregate(
+        af.agg(n=af.count(), total=af.sum(e.n)), uid="running"
+    )
     results = af.agg(n=af.count(), high=af.max(af.col[1]["n"]), total=af.max(af.col[1]["total"]))
     again = running.key_by(af.col[0]).aggregate(results, uid="again")
     until: Any = partial(held, until=str(folder / "open"))
-    through = again.filter(af.col[1]["n"] % TOLD == 0).rebalance().map(until, concurrency=2, uid="through")
+    through = (
+        again.filter(af.col[1]["n"] % TOLD == 0)
+        .rebalance()
+        .map(until, concurrency=2, uid="through")
+    )
     through.sink(af.io.jsonl(folder / "out"), uid="files")
     return flow
 
 
 def mistakes(folder: Path) -> list[str]:
-    rows = [json.loads(line) for path in (folder / "out").glob("part-*.jsonl") for line in path.read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for path in (folder / "out").glob("part-*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
     counts: Counter[str] = Counter()
     last: dict[str, dict[str, int]] = {}
     for name, row in rows:
@@ -58,12 +77,17 @@ def mistakes(folder: Path) -> list[str]:
         name = f"name {k}"
         expected = {"n": EACH, "high": EACH, "total": sum(range(k, COUNT, KEYS))}
         if counts[name] != EACH // TOLD or last.get(name) != expected:
-            found.append(f"{name}: {counts[name]} results, the last one {last.get(name)}, expected {expected}")
+            found.append(
+                f"{name}: {counts[name]} results, the last one {last.get(name)}, expected "
+                f"{expected}"
+            )
     return found
 
 
 async def test_columns_in_flight_are_whole_after_restarts_and_rescaling(tmp_path: Path) -> None:
-    """F6, H3, I5.1: overtaken at both ends of connections, kept, and dealt out anew: 2 -> 3 -> 1 -> 2."""
+    """F6, H3, I5.1: overtaken at both ends of connections, kept, and dealt out anew: 2 -> 3 -> 1
+    -> 2.
+    """
     options: dict[str, Any] = {
         "workers": 2, "checkpoints": f"file://{tmp_path}/store", "every": "50ms", "unaligned": True,
         "restart": af.fixed_delay(50, "10ms"), "heartbeat": QUICK,

@@ -1,4 +1,5 @@
-"""Whole programs over worker processes, run as a user runs them: as scripts, with their own `__main__`, from a shell.
+"""Whole programs over worker processes, run as a user runs them: as scripts, with their own
+`__main__`, from a shell.
 
 What a program leaves behind when it ends, or is ended, is looked up by process id.
 """
@@ -21,7 +22,11 @@ from tests.integration.processes import alive, eventually, has_taken
 pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**{k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"}, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT = {
+    **{k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"},
+    "PYTHONPATH": str(ROOT),
+    "PYTHONUNBUFFERED": "1",
+}
 
 
 def script(tmp_path: Path, text: str) -> Path:
@@ -31,14 +36,26 @@ def script(tmp_path: Path, text: str) -> Path:
 
 
 def run(path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=200, env=ENVIRONMENT, check=False)
+    return subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=ENVIRONMENT,
+        check=False,
+    )
 
 
 @contextmanager
 def running(path: Path, ready: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """The program, once it has printed `ready` followed by the process ids of its workers."""
     process = subprocess.Popen(
-        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True
+        [sys.executable, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        start_new_session=True,
     )
     pids: list[int] = []
     try:
@@ -56,7 +73,7 @@ def running(path: Path, ready: str) -> Iterator[tuple[subprocess.Popen[str], lis
         process.communicate()
 
 
-MAIN_TYPES = '''
+MAIN_TYPES = """
 import asyncio, enum, typing
 from dataclasses import dataclass
 import aioflow as af
@@ -135,7 +152,7 @@ async def main():
 
 if __name__ == "__main__":
     asyncio.run(main())
-'''
+"""
 
 
 def test_classes_of_a_script_travel_as_values_keys_state_and_errors(tmp_path: Path) -> None:
@@ -144,7 +161,7 @@ def test_classes_of_a_script_travel_as_values_keys_state_and_errors(tmp_path: Pa
     assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr
 
 
-KEPT_TYPES = '''
+KEPT_TYPES = """
 import asyncio, sys
 from dataclasses import dataclass
 import aioflow as af
@@ -186,12 +203,16 @@ async def main(backend, directory):
 
 if __name__ == "__main__":
     asyncio.run(main(BACKEND, DIRECTORY))
-'''
+"""
 
 
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-def test_workers_keep_classes_of_a_script_in_state_and_savepoints(tmp_path: Path, backend: str) -> None:
-    program = KEPT_TYPES.replace("BACKEND", repr(backend)).replace("DIRECTORY", repr(str(tmp_path / "store")))
+def test_workers_keep_classes_of_a_script_in_state_and_savepoints(
+    tmp_path: Path, backend: str
+) -> None:
+    program = KEPT_TYPES.replace("BACKEND", repr(backend)).replace(
+        "DIRECTORY", repr(str(tmp_path / "store"))
+    )
     done = run(script(tmp_path, program))
 
     assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr
@@ -263,7 +284,9 @@ def pids(job):
     return " ".join(str(worker.pid) for worker in job._cluster.pool.open)
 """
 
-SERVICE = ENDLESS + """
+SERVICE = (
+    ENDLESS
+    + """
 async def main():
     flow, seen = build(FUNCTION)
     async with flow.run(workers=2) as job:
@@ -273,8 +296,11 @@ async def main():
 if __name__ == "__main__":
     asyncio.run(main())
 """
+)
 
-OWNED = ENDLESS + """
+OWNED = (
+    ENDLESS
+    + """
 if __name__ == "__main__":
     import threading
     from aioflow.api.job import Job
@@ -287,12 +313,18 @@ if __name__ == "__main__":
     flow, seen = build(FUNCTION)
     print(af.run(flow, workers=2, stop_timeout="10s").status, bool(seen))
 """
+)
 
 
 @pytest.mark.parametrize("function", ["pause", "block"])
-async def test_when_the_program_is_killed_its_workers_end_within_seconds(tmp_path: Path, function: str) -> None:
+async def test_when_the_program_is_killed_its_workers_end_within_seconds(
+    tmp_path: Path, function: str
+) -> None:
     """Also those whose loop is held by a function that blocks."""
-    with running(script(tmp_path, SERVICE.replace("FUNCTION", function)), "workers") as (process, pids):
+    with running(script(tmp_path, SERVICE.replace("FUNCTION", function)), "workers") as (
+        process,
+        pids,
+    ):
         assert len(pids) == 2
         assert all(map(alive, pids))
         await eventually((tmp_path / "begun").exists)
@@ -301,9 +333,16 @@ async def test_when_the_program_is_killed_its_workers_end_within_seconds(tmp_pat
 
 
 @pytest.mark.parametrize("whole_group", [False, True], ids=["to the program", "from a terminal"])
-async def test_ctrl_c_stops_the_job_gracefully_and_leaves_no_process(tmp_path: Path, whole_group: bool) -> None:
-    """A terminal sends SIGINT to every process of the group: the workers leave it to the program."""
-    with running(script(tmp_path, OWNED.replace("FUNCTION", "pause")), "workers") as (process, pids):
+async def test_ctrl_c_stops_the_job_gracefully_and_leaves_no_process(
+    tmp_path: Path, whole_group: bool
+) -> None:
+    """A terminal sends SIGINT to every process of the group: the workers leave it to the
+    program.
+    """
+    with running(script(tmp_path, OWNED.replace("FUNCTION", "pause")), "workers") as (
+        process,
+        pids,
+    ):
         await eventually((tmp_path / "begun").exists)
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
         out, errors = await asyncio.to_thread(process.communicate, timeout=120)
@@ -313,7 +352,9 @@ async def test_ctrl_c_stops_the_job_gracefully_and_leaves_no_process(tmp_path: P
 
 
 async def test_a_second_ctrl_c_ends_the_job_at_once(tmp_path: Path) -> None:
-    with running(script(tmp_path, OWNED.replace("FUNCTION", "block").replace("60", "8")), "workers") as (process, pids):
+    with running(
+        script(tmp_path, OWNED.replace("FUNCTION", "block").replace("60", "8")), "workers"
+    ) as (process, pids):
         await eventually((tmp_path / "begun").exists)
         os.kill(process.pid, signal.SIGINT)
         await eventually(lambda: has_taken(process.pid, signal.SIGINT))
@@ -343,7 +384,9 @@ def bad():
 
 def aioflow(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "aioflow", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=ENVIRONMENT, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=200, env=ENVIRONMENT, check=False
+    )
 
 
 def test_aioflow_run_takes_workers_and_ends_with_the_same_exit_codes(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""A flow over worker processes: the same results as in one process, and what happens when processes end or sleep.
+"""A flow over worker processes: the same results as in one process, and what happens when processes
+end or sleep.
 
 Real processes, real signals; every wait is bounded.
 """
@@ -86,30 +87,48 @@ class Line(NamedTuple):
 
 def of_lines(path: Path) -> tuple[af.Flow, Any, Any]:
     """A flow whose source gives stand-ins among workers, its source and its result."""
-    path.write_text("".join(f'{{"user": {i % 7}, "value": {i / 2}, "ts": {i * 10}}}\n' for i in range(2_000)))
+    path.write_text(
+        "".join(f'{{"user": {i % 7}, "value": {i / 2}, "ts": {i * 10}}}\n' for i in range(2_000))
+    )
     flow = af.Flow("lines", parallelism=2)
     times: Any = af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=lambda e: e.ts)
     lines = flow.source(af.io.jsonl(path, Line, split_bytes=10_000), watermarks=times)
     aggregate = af.agg(n=af.count(), total=af.sum(lambda e: e.value))
-    return flow, lines, lines.key_by(lambda e: e.user).window(af.tumbling("1s")).aggregate(aggregate)
+    return (
+        flow,
+        lines,
+        lines.key_by(lambda e: e.user).window(af.tumbling("1s")).aggregate(aggregate),
+    )
 
 
 async def test_records_of_which_fields_alone_are_read_give_the_same_results(tmp_path: Path) -> None:
     _, _, windows = of_lines(tmp_path / "lines.jsonl")
-    assert sorted(map(repr, await windows.collect(workers=2))) == sorted(map(repr, await windows.collect()))
+    assert sorted(map(repr, await windows.collect(workers=2))) == sorted(
+        map(repr, await windows.collect())
+    )
 
 
-async def test_who_names_records_before_of_which_fields_alone_are_read_sees_all_of_them(tmp_path: Path) -> None:
+async def test_who_names_records_before_of_which_fields_alone_are_read_sees_all_of_them(
+    tmp_path: Path,
+) -> None:
     flow, lines, windows = of_lines(tmp_path / "lines.jsonl")
     windows.sink(af.io.blackhole())
-    async with asyncio.timeout(120), flow.run(workers=2, subscribe=[lines]) as job, job.subscribe(lines, buffer=10_000) as rows:
+    async with (
+        asyncio.timeout(120),
+        flow.run(workers=2, subscribe=[lines]) as job,
+        job.subscribe(lines, buffer=10_000) as rows,
+    ):
         seen = [row async for row in rows]
     assert {type(row) for row in seen} == {Line}
     assert sorted(row.ts for row in seen) == list(range(0, 20_000, 10))
 
 
-async def test_who_has_entered_a_subscription_sees_what_comes_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records and what a worker is told go ways of their own: however late it is told, nobody waits for a row that went by before."""
+async def test_who_has_entered_a_subscription_sees_what_comes_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Records and what a worker is told go ways of their own: however late it is told, nobody
+    waits for a row that went by before.
+    """
     told: list[asyncio.Task[None]] = []
     at_once = RpcConnection.ask
 
@@ -131,7 +150,9 @@ async def test_who_has_entered_a_subscription_sees_what_comes_from_then_on(monke
         assert await anext(rows) == 2
 
 
-async def test_who_subscribes_later_to_records_of_which_fields_alone_are_read_sees_records(tmp_path: Path) -> None:
+async def test_who_subscribes_later_to_records_of_which_fields_alone_are_read_sees_records(
+    tmp_path: Path,
+) -> None:
     flow = af.Flow("later", parallelism=2)
     lines = flow.source(af.io.jsonl(tmp_path, Line, discover_every="100ms"))
     lines.key_by(lambda e: e.user).count().sink(af.io.blackhole())
@@ -167,12 +188,25 @@ async def test_values_arrive_type_for_type() -> None:
     assert {type(value) for value in seen} == {type(value) for value in values}
 
 
-async def test_keys_of_every_kind_meet_the_same_subtask_in_processes_with_other_hash_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_of_every_kind_meet_the_same_subtask_in_processes_with_other_hash_seeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)  # Then each process draws its own.
-    keys: list[Any] = ["a", ("b", 2), Color.RED, frozenset({"x", "y"}), 7, 2.5, b"z", Point(1, Color.BLUE, frozenset("pq"))]
+    keys: list[Any] = [
+        "a",
+        ("b", 2),
+        Color.RED,
+        frozenset({"x", "y"}),
+        7,
+        2.5,
+        b"z",
+        Point(1, Color.BLUE, frozenset("pq")),
+    ]
     flow = af.Flow("keys", parallelism=4)
     # Two sources in different workers emit the same keys.
-    streams = [flow.source(keys * 5, name=f"s{i}").rebalance().map(lambda key: key) for i in range(2)]
+    streams = [
+        flow.source(keys * 5, name=f"s{i}").rebalance().map(lambda key: key) for i in range(2)
+    ]
     counts = await streams[0].union(streams[1]).key_by(lambda key: key).count().collect(workers=2)
 
     best = Counter(dict.fromkeys(keys, 0))
@@ -186,7 +220,11 @@ async def test_a_value_that_cannot_travel_is_refused_with_operator_and_type() ->
     flow = af.Flow("refused")
 
     with pytest.raises(af.TypeNotSupported, match=r"to_lock.*") as raised:
-        await flow.source(numbers(3)).map(lambda n: threading.Lock(), name="to_lock").collect(workers=1)
+        await (
+            flow.source(numbers(3))
+            .map(lambda n: threading.Lock(), name="to_lock")
+            .collect(workers=1)
+        )
     assert "lock" in str(raised.value)
 
 
@@ -195,7 +233,10 @@ async def test_a_function_that_cannot_be_pickled_is_refused_when_the_flow_is_sub
     flow = af.Flow("locked")
     stream = flow.source(numbers(3)).map(lambda n: (lock.locked(), n), name="locked")
 
-    with pytest.raises(af.GraphError, match=r"operator 'locked' cannot travel to a worker \(TypeError.*lock.*af\.use\(resource\)"):
+    with pytest.raises(
+        af.GraphError,
+        match=r"operator 'locked' cannot travel to a worker \(TypeError.*lock.*af\.use\(resource\)",
+    ):
         await stream.collect(workers=1)
 
 
@@ -216,7 +257,9 @@ async def test_what_stays_here_may_hold_anything() -> None:
 async def test_subtasks_run_in_different_processes_and_sinks_here() -> None:
     flow = af.Flow("where", parallelism=2)
     where: list[int] = []
-    flow.source(numbers(50)).rebalance().map(lambda n: os.getpid()).sink(lambda pid: where.append(pid) or where.append(-os.getpid()))
+    flow.source(numbers(50)).rebalance().map(lambda n: os.getpid()).sink(
+        lambda pid: where.append(pid) or where.append(-os.getpid())
+    )
     await flow.execute(workers=2)
 
     workers = {pid for pid in where if pid > 0}
@@ -227,7 +270,9 @@ async def test_subtasks_run_in_different_processes_and_sinks_here() -> None:
 
 async def test_a_worker_collects_garbage_less_often_and_this_process_as_before() -> None:
     before = gc.get_threshold()
-    (there,) = await af.Flow("collects").source([1]).map(lambda n: gc.get_threshold()).collect(workers=1)
+    (there,) = (
+        await af.Flow("collects").source([1]).map(lambda n: gc.get_threshold()).collect(workers=1)
+    )
     assert (there, gc.get_threshold()) == (COLLECTED_AFTER, before)
 
 
@@ -258,7 +303,12 @@ def fails_with_a_class_of_its_own(n: int) -> int:
 
 async def test_an_error_whose_class_is_not_loaded_here_is_a_remote_error() -> None:
     with pytest.raises(af.RemoteError, match="Local: only there") as raised:
-        await af.Flow("fails").source(numbers(10)).map(fails_with_a_class_of_its_own).collect(workers=1)
+        await (
+            af.Flow("fails")
+            .source(numbers(10))
+            .map(fails_with_a_class_of_its_own)
+            .collect(workers=1)
+        )
 
     assert "Local" in raised.value.type_name
     assert "fails_with_a_class_of_its_own" in raised.value.traceback_text
@@ -275,20 +325,32 @@ async def test_sys_exit_in_a_worker_ends_the_job_for_good_as_in_one_process() ->
 
     for workers in (0, 1):
         with pytest.raises(SystemExit) as raised:
-            await af.Flow("exits").source([1]).map(partial(exits, sys.exit)).collect(workers=workers, restart=af.fixed_delay(3, "0s"))
+            await (
+                af.Flow("exits")
+                .source([1])
+                .map(partial(exits, sys.exit))
+                .collect(workers=workers, restart=af.fixed_delay(3, "0s"))
+            )
         assert raised.value.code == 7
 
 
 async def test_os_exit_in_a_worker_is_a_lost_worker_named_with_its_exit_code() -> None:
     """Row 27."""
-    with pytest.raises(af.Broken, match=r"worker-1 \(process \d+\) is gone: its process ended with exit code 7"):
+    with pytest.raises(
+        af.Broken, match=r"worker-1 \(process \d+\) is gone: its process ended with exit code 7"
+    ):
         await af.Flow("exits").source([1]).map(partial(exits, os._exit)).collect(workers=1)
 
 
 async def test_a_worker_that_always_dies_fails_the_job_when_the_restarts_are_used_up() -> None:
     """I7.1 with processes."""
     with pytest.raises(af.Broken, match="exit code 7"):
-        await af.Flow("exits").source([1]).map(partial(exits, os._exit)).collect(workers=1, restart=af.fixed_delay(2, "0s"))
+        await (
+            af.Flow("exits")
+            .source([1])
+            .map(partial(exits, os._exit))
+            .collect(workers=1, restart=af.fixed_delay(2, "0s"))
+        )
 
 
 # Workers that are lost.
@@ -305,7 +367,9 @@ async def started_rows(job: af.Job, stream: af.DataStream[Any]) -> None:
             return
 
 
-async def test_a_killed_worker_under_load_restarts_the_job_and_the_result_is_right(tmp_path: Path) -> None:
+async def test_a_killed_worker_under_load_restarts_the_job_and_the_result_is_right(
+    tmp_path: Path,
+) -> None:
     """I5.1, row 1."""
     killed = tmp_path / "killed"
 
@@ -339,7 +403,9 @@ async def test_a_killed_worker_under_load_restarts_the_job_and_the_result_is_rig
 async def test_without_restart_a_killed_worker_fails_the_job_and_is_named() -> None:
     flow = af.Flow("killed", parallelism=2)
     stream = flow.source(numbers(100_000)).rebalance().map(pause)
-    with pytest.raises(af.Broken, match=r"worker-2 \(process \d+\) is gone: its process ended by SIGKILL"):
+    with pytest.raises(
+        af.Broken, match=r"worker-2 \(process \d+\) is gone: its process ended by SIGKILL"
+    ):
         async with flow.run(workers=2) as job:
             await started_rows(job, stream)
             os.kill(pids(job)[1], signal.SIGKILL)
@@ -348,7 +414,9 @@ async def test_without_restart_a_killed_worker_fails_the_job_and_is_named() -> N
 
 
 async def test_a_worker_that_sleeps_is_given_up_and_fenced_and_the_job_goes_on_without_it() -> None:
-    """Row 2: what it says afterwards is not heard, and its process is gone before it can wake up."""
+    """Row 2: what it says afterwards is not heard, and its process is gone before it can wake
+    up.
+    """
     flow = af.Flow("stopped", parallelism=2)
     events = flow.source(af.io.push())
     counts = events.key_by(lambda n: n % 10).count()
@@ -373,9 +441,13 @@ def hold(n: int) -> int:
     return n
 
 
-async def test_a_worker_whose_function_blocks_is_not_given_up_and_says_where_it_blocks(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_a_worker_whose_function_blocks_is_not_given_up_and_says_where_it_blocks(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """Row 25: its heartbeats come from a thread, which also looks at the loop."""
-    rows = await af.Flow("blocks").source([1]).map(hold).collect(workers=1, heartbeat=QUICK)  # No restarts: a loss would fail it.
+    rows = (
+        await af.Flow("blocks").source([1]).map(hold).collect(workers=1, heartbeat=QUICK)
+    )  # No restarts: a loss would fail it.
     assert rows == [1]
     said = capfd.readouterr().err
     assert "the event loop has been held for" in said
@@ -392,7 +464,9 @@ async def test_what_a_fenced_worker_still_says_changes_nothing() -> None:
         worker = pool_of(job).open[0]
         attempt = next(iter(cluster._deployed))
         key = (attempt.job_id, attempt.vertex_id, attempt.subtask_index, attempt.attempt)
-        cluster._on_task_state(pool_of(job).all[0], (*key[:3], 99), "FAILED", b"")  # An attempt that nobody knows.
+        cluster._on_task_state(
+            pool_of(job).all[0], (*key[:3], 99), "FAILED", b""
+        )  # An attempt that nobody knows.
         assert job.status == "RUNNING"
         said = pool_of(job)._heard
         worker.state = type(worker.state).LOST
@@ -426,7 +500,9 @@ def endless() -> Iterator[int]:
 # Workers that do not start.
 
 
-async def test_a_worker_that_cannot_be_started_fails_the_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_cannot_be_started_fails_the_run_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(af.Broken, match=r"worker-\d could not be started with /nowhere/python"):
         await af.Flow("nowhere").source([1]).map(str).collect(workers=2)
@@ -440,7 +516,9 @@ async def test_a_worker_whose_interpreter_lacks_the_package_is_reported_with_its
     fake.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(fake))
     async with asyncio.timeout(60):
-        with pytest.raises(af.Broken, match=r"worker-1 \(process \d+\) is gone: its process ended with exit code 3"):
+        with pytest.raises(
+            af.Broken, match=r"worker-1 \(process \d+\) is gone: its process ended with exit code 3"
+        ):
             await af.Flow("fake").source([1]).map(str).collect(workers=1)
 
 
@@ -533,7 +611,10 @@ def block(reached: Path, n: int) -> int:
     ],
 )
 async def test_a_function_that_does_not_end_on_its_cancellation_ends_with_its_worker(
-    function: Callable[[Path, int], Any], told: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    function: Callable[[Path, int], Any],
+    told: str,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     flow = af.Flow("stuck")
     reached = tmp_path / "reached"
@@ -593,7 +674,9 @@ async def test_state_subscriptions_metrics_and_inputs_work_across_processes() ->
     got: list[Any] = []
     counts.sink(got.append)
     async with flow.run(workers=2, subscribe=[counts]) as job:
-        await job.input(events).put_many([Point(i, Color.RED if i % 3 else Color.BLUE, frozenset()) for i in range(30)])
+        await job.input(events).put_many(
+            [Point(i, Color.RED if i % 3 else Color.BLUE, frozenset()) for i in range(30)]
+        )
         rows: list[Any] = []
         async with job.subscribe(counts) as subscription:
             async for row in subscription:
@@ -609,7 +692,11 @@ async def test_state_subscriptions_metrics_and_inputs_work_across_processes() ->
         assert len(await state.items(limit=1)) == 1
         job.input(events).close()
         result = await job.wait()
-    counted = [value for name, value in result.metrics.items() if "counted" in name and name.endswith("numRecordsIn")]
+    counted = [
+        value
+        for name, value in result.metrics.items()
+        if "counted" in name and name.endswith("numRecordsIn")
+    ]
     assert sum(counted) >= 30
     assert len(got) == 30
 
@@ -628,7 +715,9 @@ async def test_queues_feed_and_receive_across_processes() -> None:
     assert [target.get_nowait() for _ in range(20)] == [n * 2 for n in range(20)]
 
 
-async def test_a_subscription_to_what_cannot_travel_ends_with_the_reason_and_the_job_goes_on() -> None:
+async def test_a_subscription_to_what_cannot_travel_ends_with_the_reason_and_the_job_goes_on() -> (
+    None
+):
     flow = af.Flow("untravelled")
     events = flow.source(af.io.push())
     locks = events.map(lambda n: (threading.Lock(), n))
@@ -666,7 +755,13 @@ async def test_files_that_are_found_later_are_read_by_the_workers(tmp_path: Path
 
     flow = af.Flow("inbox", parallelism=2)
     flow.source(af.io.lines(inbox, discover_every="20ms"), uid="lines").map(int).sink(rows.append)
-    async with flow.run(workers=2, checkpoints=tmp_path / "store", every="50ms", restart=af.fixed_delay(3, "10ms"), heartbeat=QUICK) as job:
+    async with flow.run(
+        workers=2,
+        checkpoints=tmp_path / "store",
+        every="50ms",
+        restart=af.fixed_delay(3, "10ms"),
+        heartbeat=QUICK,
+    ) as job:
         for number in range(6):
             put(number)
         await eventually(lambda: len(set(rows)) == 6)
@@ -680,7 +775,9 @@ async def test_files_that_are_found_later_are_read_by_the_workers(tmp_path: Path
 
 
 async def test_a_savepoint_alone_is_restored_by_workers(tmp_path: Path) -> None:
-    """`restore=` without `checkpoints=`: the workers read the state by its URL, and write nothing."""
+    """`restore=` without `checkpoints=`: the workers read the state by its URL, and write
+    nothing.
+    """
     first = af.Flow("counted")
     words = first.source(af.io.push(), uid="words")
     counts = words.key_by(str.lower).count(uid="count")
@@ -688,7 +785,11 @@ async def test_a_savepoint_alone_is_restored_by_workers(tmp_path: Path) -> None:
         await job.input(words).put_many(["a", "b", "A"])
         async with job.subscribe(counts) as rows:
             arriving = aiter(rows)
-            assert sorted([await anext(arriving) for _ in range(3)]) == [("a", 1), ("a", 2), ("b", 1)]
+            assert sorted([await anext(arriving) for _ in range(3)]) == [
+                ("a", 1),
+                ("a", 2),
+                ("b", 1),
+            ]
         path = await job.stop()
     flow = af.Flow("counted", parallelism=2)
     again = flow.source(af.io.push(), uid="words")
@@ -700,13 +801,17 @@ async def test_a_savepoint_alone_is_restored_by_workers(tmp_path: Path) -> None:
             assert sorted([await anext(arriving) for _ in range(2)]) == [("a", 3), ("b", 2)]
 
 
-async def test_a_slow_reader_of_a_fast_stream_never_holds_the_job_and_hears_what_it_missed(tmp_path: Path) -> None:
+async def test_a_slow_reader_of_a_fast_stream_never_holds_the_job_and_hears_what_it_missed(
+    tmp_path: Path,
+) -> None:
     subscribed = tmp_path / "subscribed"
 
     async def later() -> AsyncIterator[int]:
         while not subscribed.exists():
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)  # A turn of the worker's loop: the subscription was sent before the file was made.
+        await asyncio.sleep(
+            0.05
+        )  # A turn of the worker's loop: the subscription was sent before the file was made.
         for n in range(200_000):
             yield n
 

@@ -1,6 +1,8 @@
-"""A file system on the simulated disk that stops at its n-th operation, and a power loss that keeps what the test says.
+"""A file system on the simulated disk that stops at its n-th operation, and a power loss that keeps
+what the test says.
 
-`Crash` is no Exception: nothing that retries or cleans up after errors gets to see a process that is gone.
+`Crash` is no Exception: nothing that retries or cleans up after errors gets to see a process that
+is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ POWER = {
     "names kept, bytes torn": (2, 2),
     "names lost, bytes kept": (0, 1),
 }
-"""What the platter holds of what was not synced: of the names none, half or all; of the bytes none (0), all (1) or a part (2)."""
+"""What the platter holds of what was not synced: of the names none, half or all; of the bytes
+none (0), all (1) or a part (2).
+"""
 
 FATES = (KILL, *POWER)
 
@@ -41,13 +45,17 @@ class _Scripted:
         if stop is not None:
             return (start + stop) // 2  # Where the bytes are torn.
         names, self.names = self.names, None
-        return self.choice if names is None else (start - 1) * names // 2  # The names come first, once.
+        return (
+            self.choice if names is None else (start - 1) * names // 2
+        )  # The names come first, once.
 
 
 class CrashingFiles:
     """Counts the operations; stops before the n-th, in the midst of it (a write), or after it."""
 
-    def __init__(self, host: SimulatedHost, crash_at: int | None = None, when: str = "before") -> None:
+    def __init__(
+        self, host: SimulatedHost, crash_at: int | None = None, when: str = "before"
+    ) -> None:
         self._fs: SimFileSystem = host.fs
         self._crash_at = crash_at
         self._when = when
@@ -97,5 +105,3 @@ class HostWith:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._host, name)
-
-

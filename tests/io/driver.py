@@ -16,7 +16,9 @@ from aioflow.operators.source import Source, SourceReader, Split
 from aioflow.state.operator_state import HeapOperatorStateBackend
 
 PATIENCE_S = 10.0
-"""Far more than anything here takes: a reader that never wakes fails its test instead of hanging the run."""
+"""Far more than anything here takes: a reader that never wakes fails its test instead of hanging
+the run.
+"""
 
 
 @dataclass
@@ -76,12 +78,16 @@ class SinkContext(Context):
     def processing_time(self) -> int:
         return self.now_ms
 
-    def register_processing_timer(self, timestamp_ms: int, callback: Callable[[int], None]) -> Timer:
+    def register_processing_timer(
+        self, timestamp_ms: int, callback: Callable[[int], None]
+    ) -> Timer:
         self.timers.append(Timer(callback, timestamp_ms))
         return self.timers[-1]
 
     def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
-        self.tasks.append(asyncio.get_running_loop().create_task(self._supervised(coroutine), name=name))
+        self.tasks.append(
+            asyncio.get_running_loop().create_task(self._supervised(coroutine), name=name)
+        )
         return self.tasks[-1]
 
     async def _supervised(self, coroutine: Any) -> None:
@@ -106,7 +112,9 @@ class SinkContext(Context):
     async def advance(self, ms: int) -> None:
         """Move the clock; run what became due to its end."""
         self.now_ms += ms
-        due = [timer for timer in self.timers if timer.due_ms <= self.now_ms and not timer.cancelled]
+        due = [
+            timer for timer in self.timers if timer.due_ms <= self.now_ms and not timer.cancelled
+        ]
         self.timers = [timer for timer in self.timers if timer not in due]
         for timer in due:
             timer.callback(timer.due_ms)
@@ -148,7 +156,10 @@ async def take(reader: SourceReader[Any], count: int, max_records: int = 1024) -
 
 
 async def read_all(
-    source: Source[Any], ctx: Context, splits: Sequence[Split] | None = None, max_records: int = 1024
+    source: Source[Any],
+    ctx: Context,
+    splits: Sequence[Split] | None = None,
+    max_records: int = 1024,
 ) -> list[Any]:
     """All elements of a source that ends."""
     reader = source.reader(ctx)

@@ -55,7 +55,19 @@ class PostgresServer:
             **settings,
         }
         options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
-        self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "90", "-l", str(self.log), "-o", options, "start")
+        self._run(
+            "pg_ctl",
+            "-D",
+            str(self._data),
+            "-w",
+            "-t",
+            "90",
+            "-l",
+            str(self.log),
+            "-o",
+            options,
+            "start",
+        )
 
     def crash(self) -> None:
         """End all of its processes at once; the next start recovers from the log."""

@@ -1,4 +1,6 @@
-"""Servers of other systems for tests: each of its own directory, on a free port of the loopback, ended with the session."""
+"""Servers of other systems for tests: each of its own directory, on a free port of the loopback,
+ended with the session.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,13 @@ def free_port() -> int:
 
 
 class Server:
-    """One process that can be ended and started again, on the same port and with the same directory."""
+    """One process that can be ended and started again, on the same port and with the same
+    directory.
+    """
 
-    def __init__(self, directory: Path, port: int, command: Sequence[str], answers: Callable[[int], bool]) -> None:
+    def __init__(
+        self, directory: Path, port: int, command: Sequence[str], answers: Callable[[int], bool]
+    ) -> None:
         self.directory = directory
         self.port = port
         self._command = command
@@ -37,7 +43,9 @@ class Server:
     def start(self) -> None:
         """Returns once it answers."""
         with (self.directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory)
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory
+            )
         until = time.monotonic() + PATIENCE_S
         while not self._ready():
             assert self._process.poll() is None, (self.directory / "log").read_text()
@@ -99,9 +107,24 @@ def redis_server(*options: str) -> Iterator[Server]:
     """A Redis that keeps what it said it has, also when it is killed."""
     with tempfile.TemporaryDirectory(prefix="aioflow-redis-") as directory:
         port = free_port()
-        command = [program("redis-server"), "--bind", "127.0.0.1", "--port", str(port), "--dir", directory, "--save", ""]
+        command = [
+            program("redis-server"),
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--dir",
+            directory,
+            "--save",
+            "",
+        ]
         command += ["--appendonly", "yes", "--appendfsync", "always", *options]
-        server = Server(Path(directory), port, command, says(b"PING\r\n", b"-NOAUTH" if "--requirepass" in options else b"+PONG"))
+        server = Server(
+            Path(directory),
+            port,
+            command,
+            says(b"PING\r\n", b"-NOAUTH" if "--requirepass" in options else b"+PONG"),
+        )
         server.start()
         try:
             yield server
@@ -114,7 +137,17 @@ def nats_server(*options: str) -> Iterator[Server]:
     """A NATS with JetStream, which keeps what it acknowledged when it is killed."""
     with tempfile.TemporaryDirectory(prefix="aioflow-nats-") as directory:
         port = free_port()
-        command = [program("nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", directory, *options]
+        command = [
+            program("nats-server"),
+            "-a",
+            "127.0.0.1",
+            "-p",
+            str(port),
+            "-js",
+            "-sd",
+            directory,
+            *options,
+        ]
         server = Server(Path(directory), port, command, says(b"", b"INFO"))
         server.start()
         try:
@@ -136,10 +169,15 @@ run_simple("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_bac
 
 @contextmanager
 def s3_server() -> Iterator[Server]:
-    """A server that speaks the S3 protocol, with an empty bucket `BUCKET`. It keeps objects in memory."""
+    """A server that speaks the S3 protocol, with an empty bucket `BUCKET`.
+
+    It keeps objects in memory.
+    """
     with tempfile.TemporaryDirectory(prefix="aioflow-s3-") as directory:
         port = free_port()
-        server = Server(Path(directory), port, [sys.executable, "-c", S3_SERVER, str(port)], _makes_bucket)
+        server = Server(
+            Path(directory), port, [sys.executable, "-c", S3_SERVER, str(port)], _makes_bucket
+        )
         server.start()
         try:
             yield server
@@ -178,16 +216,22 @@ signal.pause()
 
 
 class KafkaCluster:
-    """The mock cluster of librdkafka in a process of its own: Kafka's protocol over TCP, its records in memory, four partitions a topic.
+    """The mock cluster of librdkafka in a process of its own: Kafka's protocol over TCP, its
+    records in memory, four partitions a topic.
 
-    It is no Kafka: transactions that are aborted stay visible. No real broker can be installed from the package registries.
+    It is no Kafka: transactions that are aborted stay visible. No real broker can be installed from
+    the package registries.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._process = subprocess.Popen([sys.executable, "-c", MOCK_CLUSTER], stdin=subprocess.DEVNULL, cwd=directory)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", MOCK_CLUSTER], stdin=subprocess.DEVNULL, cwd=directory
+        )
         port, until = directory / "port", time.monotonic() + PATIENCE_S
         while not port.exists():
-            assert self._process.poll() is None, "the mock cluster does not start: pip install confluent-kafka"
+            assert self._process.poll() is None, (
+                "the mock cluster does not start: pip install confluent-kafka"
+            )
             assert time.monotonic() < until, "the mock cluster does not answer"
             time.sleep(0.02)
         self.bootstrap = f"127.0.0.1:{port.read_text()}"
@@ -214,7 +258,9 @@ def kafka_cluster() -> Iterator[KafkaCluster]:
             cluster.stop()
 
 
-async def produced(cluster: KafkaCluster, topic: str, values: Sequence[tuple[int, bytes | None]]) -> None:
+async def produced(
+    cluster: KafkaCluster, topic: str, values: Sequence[tuple[int, bytes | None]]
+) -> None:
     """Values into partitions of a topic, which is made."""
     from aiokafka import AIOKafkaProducer
 
@@ -229,7 +275,9 @@ async def produced(cluster: KafkaCluster, topic: str, values: Sequence[tuple[int
 
 
 async def published(server: Server, stream: str, bodies: Sequence[bytes] = ()) -> None:
-    """Make a stream of this name that takes the subject of this name, if there is none, and fill it."""
+    """Make a stream of this name that takes the subject of this name, if there is none, and fill
+    it.
+    """
     import nats
 
     client = await nats.connect(f"nats://127.0.0.1:{server.port}")

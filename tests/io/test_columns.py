@@ -1,4 +1,6 @@
-"""Parquet and Arrow: what comes out of the files as rows, positions in a checkpoint, and parts in two phases."""
+"""Parquet and Arrow: what comes out of the files as rows, positions in a checkpoint, and parts
+in two phases.
+"""
 
 from __future__ import annotations
 
@@ -65,17 +67,23 @@ async def test_values_are_those_of_python_type_for_type(kind: str, tmp_path: Pat
     expected = [{name: values[i] for name, (_, values) in TYPED.items()} for i in range(3)]
     found = await af.Flow("typed").source(source_of(kind, tmp_path / "f", typed(), 2)).collect()
     assert found == expected
-    assert [[type(v) for v in row.values()] for row in found] == [[type(v) for v in row.values()] for row in expected]
+    assert [[type(v) for v in row.values()] for row in found] == [
+        [type(v) for v in row.values()] for row in expected
+    ]
 
 
 async def test_nanoseconds_end_at_microseconds() -> None:
     table = pa.table({"t": pa.array([1_700_000_000_123_456_789], pa.timestamp("ns"))})
-    assert await af.Flow("nanos").source(arrow(table)).collect() == [{"t": datetime(2023, 11, 14, 22, 13, 20, 123_456)}]
+    assert await af.Flow("nanos").source(arrow(table)).collect() == [
+        {"t": datetime(2023, 11, 14, 22, 13, 20, 123_456)}
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at", [0, 1, 299, 300, 301, 999, 1_000])
-async def test_reading_goes_on_behind_the_last_row_that_was_polled(kind: str, at: int, tmp_path: Path) -> None:
+async def test_reading_goes_on_behind_the_last_row_that_was_polled(
+    kind: str, at: int, tmp_path: Path
+) -> None:
     source = source_of(kind, tmp_path / "f", pa.Table.from_pylist(ROWS), 300)
     async with system_context() as ctx:
         (split,) = await discover_splits(source, ctx.host)
@@ -140,7 +148,11 @@ class Pair(NamedTuple):
 def read_parts(directory: Path) -> list[list[dict[str, Any]]]:
     parts = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
     return [
-        (pq.read_table(path) if path.suffix == ".parquet" else pa.ipc.open_file(pa.memory_map(str(path))).read_all()).to_pylist()
+        (
+            pq.read_table(path)
+            if path.suffix == ".parquet"
+            else pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        ).to_pylist()
         for path in parts
     ]
 
@@ -160,7 +172,9 @@ async def test_parts_are_shown_when_they_are_committed(make: Any, tmp_path: Path
         writer.write_batch([Pair(4, "z")], None)
         await writer.flush()
         await sink.committer(ctx).commit(first)
-        assert read_parts(tmp_path) == [[{"a": 1, "b": "x"}, {"a": 2, "b": None}, {"a": 3, "b": "y"}]]
+        assert read_parts(tmp_path) == [
+            [{"a": 1, "b": "x"}, {"a": 2, "b": None}, {"a": 3, "b": "y"}]
+        ]
         await sink.committer(ctx).commit(await writer.prepare(2))
         await writer.close()
     assert read_parts(tmp_path)[1:] == [[{"a": 4, "b": "z"}]]
@@ -212,8 +226,12 @@ async def test_a_column_that_changes_its_kind_is_refused_naming_it(
         await writer.close()
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2.5), (1.5, 2), ({"x": 1}, {"x": 1, "y": 2}), ([], [1]), (None, "a")])
-async def test_a_column_of_one_kind_goes_on_and_loses_nothing(before: Any, after: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [(1, 2.5), (1.5, 2), ({"x": 1}, {"x": 1, "y": 2}), ([], [1]), (None, "a")]
+)
+async def test_a_column_of_one_kind_goes_on_and_loses_nothing(
+    before: Any, after: Any, tmp_path: Path
+) -> None:
     async with system_context() as machine:
         sink = parquet(tmp_path)
         ctx = SinkContext(machine.host)
@@ -244,12 +262,16 @@ async def test_columns_that_come_in_go_out_again(make: Any, tmp_path: Path) -> N
     assert part == rows
 
 
-async def test_a_stopped_job_goes_on_where_it_was_and_writes_each_record_once(tmp_path: Path) -> None:
+async def test_a_stopped_job_goes_on_where_it_was_and_writes_each_record_once(
+    tmp_path: Path,
+) -> None:
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "in.parquet", row_group_size=100)
 
     def flow() -> af.Flow:
         flow = af.Flow("copy")
-        rows = flow.source(parquet(tmp_path / "in.parquet"), uid="in").throttle(200, per="10ms", uid="slow")
+        rows = flow.source(parquet(tmp_path / "in.parquet"), uid="in").throttle(
+            200, per="10ms", uid="slow"
+        )
         rows.select(i=af.col.i, s=af.col.s, x=af.col.x).sink(parquet(tmp_path / "out"), uid="out")
         return flow
 
@@ -286,7 +308,14 @@ print(loaded)
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_the_loop_does_not_wait_for_arrow_to_be_loaded(kind: str, tmp_path: Path) -> None:
-    """The first table that is written loads hundreds of modules, pandas among them, which held the loop for a second at a checkpoint."""
-    done = subprocess.run([sys.executable, "-c", LOADING, kind, str(tmp_path)], capture_output=True, text=True, check=True)
+    """The first table that is written loads hundreds of modules, pandas among them, which held
+    the loop for a second at a checkpoint.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING, kind, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "[]\n"
     assert [path.suffix for path in tmp_path.iterdir()] == [f".{kind}"]

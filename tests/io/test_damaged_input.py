@@ -1,4 +1,6 @@
-"""Input that is damaged, hostile or odd ends in an error that names the file and the place, obeys `on_error`, and ends no process."""
+"""Input that is damaged, hostile or odd ends in an error that names the file and the place,
+obeys `on_error`, and ends no process.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def stream(path: Path, type: Any, columns: bool, on_error: Any) -> Any:
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("case", BAD_JSON)
-async def test_a_line_that_is_no_json_is_named_and_may_be_passed_over(tmp_path: Path, case: str, type: str, columns: bool) -> None:
+async def test_a_line_that_is_no_json_is_named_and_may_be_passed_over(
+    tmp_path: Path, case: str, type: str, columns: bool
+) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(GOOD + b"\n" + BAD_JSON[case] + b"\n" + GOOD + b"\n")
     with pytest.raises(af.MalformedInput, match=r"in\.jsonl, line 2: "):
@@ -90,7 +94,9 @@ BAD_CSV = {
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("type", [Named, Plain])
 @pytest.mark.parametrize("case", BAD_CSV)
-async def test_a_csv_row_that_does_not_fit_is_named_and_may_be_passed_over(tmp_path: Path, case: str, type: Any, columns: bool) -> None:
+async def test_a_csv_row_that_does_not_fit_is_named_and_may_be_passed_over(
+    tmp_path: Path, case: str, type: Any, columns: bool
+) -> None:
     path = tmp_path / "in.csv"
     path.write_bytes(b"a,b\n1,ok\n" + BAD_CSV[case] + b"\n1,ok\n")
 
@@ -128,7 +134,9 @@ def table(rows: int = 400) -> Any:
 
 def arrow_bytes(compression: str | None = None) -> bytes:
     target, content = BytesIO(), table()
-    with pa.ipc.new_file(target, content.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+    with pa.ipc.new_file(
+        target, content.schema, options=pa.ipc.IpcWriteOptions(compression=compression)
+    ) as writer:
         writer.write_table(content, max_chunksize=100)
     return target.getvalue()
 
@@ -152,16 +160,22 @@ def broken_offset(content: bytes) -> bytes:
     return content[: begin + 8] + (0x7FFFFFF0).to_bytes(4, "little") + content[begin + 12 :]
 
 
-async def test_an_arrow_file_with_an_offset_behind_its_end_is_refused_by_name_and_batch(tmp_path: Path) -> None:
+async def test_an_arrow_file_with_an_offset_behind_its_end_is_refused_by_name_and_batch(
+    tmp_path: Path,
+) -> None:
     """Whoever follows the offset ends the process."""
     path = tmp_path / "in.arrow"
     path.write_bytes(broken_offset(arrow_bytes()))
-    with pytest.raises(af.MalformedInput, match=r"in\.arrow, record batch 1 cannot be read: .*offset"):
+    with pytest.raises(
+        af.MalformedInput, match=r"in\.arrow, record batch 1 cannot be read: .*offset"
+    ):
         await af.Flow("damaged").source(af.io.arrow(path)).collect()
 
 
 @pytest.mark.parametrize("form", FORMATS)
-async def test_a_damaged_file_of_columns_is_named_whatever_is_wrong_with_it(tmp_path: Path, form: str) -> None:
+async def test_a_damaged_file_of_columns_is_named_whatever_is_wrong_with_it(
+    tmp_path: Path, form: str
+) -> None:
     make, connector = FORMATS[form]
     sound, rng = make(), random.Random(form)
     refused = []

@@ -68,7 +68,9 @@ async def read(source: Files[Any], max_records: int = 1024) -> list[Any]:
         ("a\x0cb\u2028c\n".encode(), ["a\x0cb\u2028c"]),
     ],
 )
-async def test_a_line_is_what_a_line_feed_ends(tmp_path: Path, text: bytes, expected: list[str]) -> None:
+async def test_a_line_is_what_a_line_feed_ends(
+    tmp_path: Path, text: bytes, expected: list[str]
+) -> None:
     (tmp_path / "a.txt").write_bytes(text)
     assert await read(lines(tmp_path / "a.txt")) == expected
 
@@ -120,7 +122,9 @@ async def test_compression_is_told_by_the_suffix(tmp_path: Path, suffix: str) ->
             archive.writestr("two.txt", data[6000:])
         expected = data[:6000].decode().splitlines() + data[6000:].decode().splitlines()
     else:
-        path.write_bytes({".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix](data))
+        path.write_bytes(
+            {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix](data)
+        )
         expected = data.decode().splitlines()
     source = lines(path)
     assert await read(source) == expected
@@ -141,14 +145,19 @@ async def test_compression_is_told_by_the_suffix(tmp_path: Path, suffix: str) ->
     split_bytes=st.integers(1, 12),
     block_bytes=st.integers(1, 9),
 )
-def test_ranges_of_a_file_hold_each_line_exactly_once(text: str, split_bytes: int, block_bytes: int, tmp_path_factory: Any) -> None:
+def test_ranges_of_a_file_hold_each_line_exactly_once(
+    text: str, split_bytes: int, block_bytes: int, tmp_path_factory: Any
+) -> None:
     """Where files are cut, and how they are read, changes nothing."""
     path = tmp_path_factory.mktemp("cut") / "a.txt"
     path.write_bytes(text.encode())
     host = SystemHost()
     size = len(text.encode())
     starts = list(range(0, size, split_bytes)) or [0]
-    parts = [FilePart(str(path), start, start + split_bytes if start != starts[-1] else None) for start in starts]
+    parts = [
+        FilePart(str(path), start, start + split_bytes if start != starts[-1] else None)
+        for start in starts
+    ]
     raw = text.encode()
     begins = [0, *(i + 1 for i, byte in enumerate(raw[:-1]) if byte == 10)]
     whole = {begin: raw[begin:end] for begin, end in zip(begins, [*begins[1:], size], strict=True)}
@@ -159,12 +168,16 @@ def test_ranges_of_a_file_hold_each_line_exactly_once(text: str, split_bytes: in
             blocks.append(file.read())
         file.close()
         last = size if part.end is None else part.end
-        assert b"".join(block.data for block in blocks) == b"".join(line for at, line in whole.items() if part.start <= at < last)
+        assert b"".join(block.data for block in blocks) == b"".join(
+            line for at, line in whole.items() if part.start <= at < last
+        )
         assert all(raw[block.offset :].startswith(block.data) for block in blocks)
         assert all(block.data for block in blocks[:-1])
 
 
-async def test_a_large_file_is_several_splits_a_small_or_compressed_one_is_one(tmp_path: Path) -> None:
+async def test_a_large_file_is_several_splits_a_small_or_compressed_one_is_one(
+    tmp_path: Path,
+) -> None:
     text = "".join(f"{i}\n" for i in range(1000))
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(text.encode()))
@@ -176,14 +189,24 @@ async def test_a_large_file_is_several_splits_a_small_or_compressed_one_is_one(t
         parts = [await read_all(source, ctx, [split]) for split in splits]
         assert [line for part in parts for line in part] == text.splitlines()
         assert all(parts)
-        assert len(await cut(ctx.host, str(tmp_path / "b.txt.gz"), 100, divisible=True, split_bytes=10)) == 1
+        assert (
+            len(
+                await cut(ctx.host, str(tmp_path / "b.txt.gz"), 100, divisible=True, split_bytes=10)
+            )
+            == 1
+        )
     assert len(await csv(tmp_path / "a.txt").discover()) == 1
 
 
 async def test_json_lines_become_values_of_the_type(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('{"symbol": "A", "price": 1.5, "day": "2024-02-29"}\n\n{"symbol": "B", "price": 2}\n')
-    assert await read(jsonl(path)) == [{"symbol": "A", "price": 1.5, "day": "2024-02-29"}, {"symbol": "B", "price": 2}]
+    path.write_text(
+        '{"symbol": "A", "price": 1.5, "day": "2024-02-29"}\n\n{"symbol": "B", "price": 2}\n'
+    )
+    assert await read(jsonl(path)) == [
+        {"symbol": "A", "price": 1.5, "day": "2024-02-29"},
+        {"symbol": "B", "price": 2},
+    ]
     assert await read(jsonl(path, Trade)) == [Trade("A", 1.5, date(2024, 2, 29)), Trade("B", 2.0)]
     path.write_text('{"x": 1}\n{"y": 3, "x": 2}\n[5, 6]\n')
     assert await read(jsonl(path, Point)) == [Point(1, 0), Point(2, 3), Point(5, 6)]
@@ -200,10 +223,24 @@ async def test_json_lines_become_values_of_the_type(tmp_path: Path) -> None:
         (lambda path, **options: jsonl(path, **options), b'"\xff"'),
         (lambda path, **options: jsonl(path, Point, **options), b'{"y": 1}'),
         (lambda path, **options: lines(path, **options), b"bad \xff"),
-        (lambda path, **options: csv(path, Trade, header=False, columns=["symbol", "price"], **options), b"C,expensive"),
-        (lambda path, **options: csv(path, header=False, columns=["symbol", "price"], **options), b"C,1,2"),
-        (lambda path, **options: csv(path, header=False, columns=["symbol", "price"], **options), b"C,\xff"),
-        (lambda path, **options: csv(path, header=False, columns=["symbol", "price"], **options), b'C,"open'),
+        (
+            lambda path, **options: csv(
+                path, Trade, header=False, columns=["symbol", "price"], **options
+            ),
+            b"C,expensive",
+        ),
+        (
+            lambda path, **options: csv(path, header=False, columns=["symbol", "price"], **options),
+            b"C,1,2",
+        ),
+        (
+            lambda path, **options: csv(path, header=False, columns=["symbol", "price"], **options),
+            b"C,\xff",
+        ),
+        (
+            lambda path, **options: csv(path, header=False, columns=["symbol", "price"], **options),
+            b'C,"open',
+        ),
     ],
 )
 @pytest.mark.parametrize("max_records", [1, 2, 100])
@@ -211,7 +248,9 @@ async def test_a_malformed_line_fails_is_skipped_or_goes_aside_by_choice(
     tmp_path: Path, source: Any, line: bytes, max_records: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a.data"
-    good = {"jsonl": b'{"symbol": "A", "price": 1.5, "x": 1}', "lines": b"good", "csv": b"A,1.5"}[source(path)._function]
+    good = {"jsonl": b'{"symbol": "A", "price": 1.5, "x": 1}', "lines": b"good", "csv": b"A,1.5"}[
+        source(path)._function
+    ]
     unclosed = line.endswith(b"open")
     after = [] if unclosed else [good, line, good]
     path.write_bytes(b"\n".join([good, good, line, *after]) + b"\n")
@@ -222,7 +261,9 @@ async def test_a_malformed_line_fails_is_skipped_or_goes_aside_by_choice(
 
     tag = OutputTag[Any]("bad")
     async with system_context() as ctx:
-        assert len(await read_all(source(path, on_error=tag), ctx, max_records=max_records)) == count
+        assert (
+            len(await read_all(source(path, on_error=tag), ctx, max_records=max_records)) == count
+        )
         assert [value.value for _, value in ctx.sides] == [line] * (1 if unclosed else 2)
         failed = ctx.sides[0][1]
         assert failed.error.startswith(f"{path}, line 3: ")
@@ -238,7 +279,9 @@ async def test_a_malformed_line_fails_is_skipped_or_goes_aside_by_choice(
 
 
 @pytest.mark.parametrize("cut_at", range(7))
-async def test_a_malformed_line_counts_once_wherever_the_checkpoint_was(tmp_path: Path, cut_at: int) -> None:
+async def test_a_malformed_line_counts_once_wherever_the_checkpoint_was(
+    tmp_path: Path, cut_at: int
+) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("x\n1\n2\nx\nx\n3\n\n4\n5\nx\n6\nx\n")
     tag = OutputTag[Any]("bad")
@@ -252,7 +295,13 @@ async def test_a_malformed_line_counts_once_wherever_the_checkpoint_was(tmp_path
         await reader.close()
         rest = await read_all(source, ctx, [Split(splits[0].id, position, splits[0].payload)])
         assert first + rest == [1, 2, 3, 4, 5, 6]
-        assert [failed.error.split(":")[0].rsplit(" ")[-1] for _, failed in ctx.sides] == ["1", "4", "5", "10", "12"]
+        assert [failed.error.split(":")[0].rsplit(" ")[-1] for _, failed in ctx.sides] == [
+            "1",
+            "4",
+            "5",
+            "10",
+            "12",
+        ]
 
 
 async def test_csv_rows_are_dicts_lists_or_values_of_the_type(tmp_path: Path) -> None:
@@ -262,8 +311,14 @@ async def test_csv_rows_are_dicts_lists_or_values_of_the_type(tmp_path: Path) ->
         {"symbol": "A", "price": "1.5", "day": "2024-02-29", "size": ""},
         {"symbol": "B", "price": "2", "day": "", "size": "7"},
     ]
-    assert await read(csv(path, Trade)) == [Trade("A", 1.5, date(2024, 2, 29)), Trade("B", 2.0, None, 7)]
-    assert await read(csv(path, columns=["size", "symbol"])) == [{"size": "", "symbol": "A"}, {"size": "7", "symbol": "B"}]
+    assert await read(csv(path, Trade)) == [
+        Trade("A", 1.5, date(2024, 2, 29)),
+        Trade("B", 2.0, None, 7),
+    ]
+    assert await read(csv(path, columns=["size", "symbol"])) == [
+        {"size": "", "symbol": "A"},
+        {"size": "7", "symbol": "B"},
+    ]
     path.write_text("1;2\n3;4\n")
     assert await read(csv(path, delimiter=";", header=False)) == [["1", "2"], ["3", "4"]]
     assert await read(csv(path, Point, delimiter=";", header=False)) == [Point(1, 2), Point(3, 4)]
@@ -272,9 +327,13 @@ async def test_csv_rows_are_dicts_lists_or_values_of_the_type(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("type_", "field"), [(Point, "y"), (Trade, "size")])
-async def test_csv_says_which_column_is_not_of_the_type(type_: type[Any], field: str, tmp_path: Path) -> None:
+async def test_csv_says_which_column_is_not_of_the_type(
+    type_: type[Any], field: str, tmp_path: Path
+) -> None:
     (tmp_path / "a.csv").write_text("x,y,symbol,price,size\n1,2,A,1.5,3\n1,two,A,1.5,three\n")
-    with pytest.raises(MalformedInput, match=rf"a\.csv, line 3: Expected `int`, got `str` - at `\$\.{field}`"):
+    with pytest.raises(
+        MalformedInput, match=rf"a\.csv, line 3: Expected `int`, got `str` - at `\$\.{field}`"
+    ):
         await read(csv(tmp_path / "a.csv", type_))
 
 
@@ -287,7 +346,9 @@ async def test_csv_says_which_column_the_type_misses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("columnar", [False, True])
-async def test_a_csv_column_that_is_named_twice_is_not_lost_unsaid(columnar: bool, tmp_path: Path) -> None:
+async def test_a_csv_column_that_is_named_twice_is_not_lost_unsaid(
+    columnar: bool, tmp_path: Path
+) -> None:
     """It is refused by name, with the file, unless `columns` leaves it out."""
     path = tmp_path / "a.csv"
     path.write_text("x,y,x\n1,2,3\n")
@@ -297,11 +358,15 @@ async def test_a_csv_column_that_is_named_twice_is_not_lost_unsaid(columnar: boo
         return await (stream.key_by(col.y).count() if columnar else stream).collect()
 
     for source in (csv(path), csv(path, columns=["x"]), csv(path, Point)):
-        with pytest.raises(ValueError, match="csv: the header names 'x' twice, among 'x', 'y', 'x'; give one of") as caught:
+        with pytest.raises(
+            ValueError, match="csv: the header names 'x' twice, among 'x', 'y', 'x'; give one of"
+        ) as caught:
             await read_flow(source)
         assert f"while reading {path}" in caught.value.__notes__
     assert await read_flow(csv(path, columns=["y"])) == ([("2", 1)] if columnar else [{"y": "2"}])
-    with pytest.raises(GraphError, match=r"csv\('a.csv'\): columns names 'x' twice, expected each column once"):
+    with pytest.raises(
+        GraphError, match=r"csv\('a.csv'\): columns names 'x' twice, expected each column once"
+    ):
         csv("a.csv", columns=["x", "y", "x"])
 
 
@@ -309,10 +374,23 @@ async def test_a_csv_column_that_is_named_twice_is_not_lost_unsaid(columnar: boo
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"symbol,pr\rice\nA,1.5\nB,2.5\n", "csv: the header cannot be read: new-line character seen in unquoted field"),
-        (b"symbol,pr\rice\n", "csv: the header cannot be read: new-line character seen in unquoted field"),
-        (b'"symbol,price\nA,1.5\n', "csv: the header cannot be read: the quote that opens here is never closed"),
-        (b"symbol,price\xff\nA,1.5\n", "csv: the header is no text in utf-8: 'symbol', 'price.udcff'; give the encoding of the file"),
+        (
+            b"symbol,pr\rice\nA,1.5\nB,2.5\n",
+            "csv: the header cannot be read: new-line character seen in unquoted field",
+        ),
+        (
+            b"symbol,pr\rice\n",
+            "csv: the header cannot be read: new-line character seen in unquoted field",
+        ),
+        (
+            b'"symbol,price\nA,1.5\n',
+            "csv: the header cannot be read: the quote that opens here is never closed",
+        ),
+        (
+            b"symbol,price\xff\nA,1.5\n",
+            "csv: the header is no text in utf-8: 'symbol', 'price.udcff'; give the encoding of "
+            "the file",
+        ),
     ],
 )
 async def test_a_csv_header_that_cannot_be_read_fails_the_file_and_no_row_takes_its_place(
@@ -332,9 +410,17 @@ FIELDS = st.text(alphabet='ab,"\n ', max_size=6)
 
 
 @settings(max_examples=80)
-@given(rows=st.lists(st.lists(FIELDS, min_size=2, max_size=2), max_size=8), block=st.integers(1, 20), data=st.data())
-def test_csv_blocks_may_end_within_quotes(rows: list[list[str]], block: int, data: st.DataObject) -> None:
-    """Quoted line ends are handled: the records are the same wherever blocks end and wherever it goes on after a restart."""
+@given(
+    rows=st.lists(st.lists(FIELDS, min_size=2, max_size=2), max_size=8),
+    block=st.integers(1, 20),
+    data=st.data(),
+)
+def test_csv_blocks_may_end_within_quotes(
+    rows: list[list[str]], block: int, data: st.DataObject
+) -> None:
+    """Quoted line ends are handled: the records are the same wherever blocks end and wherever it
+    goes on after a restart.
+    """
     import csv as csv_module
     import io
 
@@ -346,7 +432,11 @@ def test_csv_blocks_may_end_within_quotes(rows: list[list[str]], block: int, dat
 
     class Feed(FileReader):
         def __init__(self, position: Any) -> None:
-            super().__init__(Context(None), lambda header: CsvDecoder(None, ",", True, None, "utf-8", header), "fail")  # type: ignore[arg-type]
+            super().__init__(
+                Context(None),
+                lambda header: CsvDecoder(None, ",", True, None, "utf-8", header),
+                "fail",
+            )  # type: ignore[arg-type]
             self._positions["s"] = position
             self._decoders["s"] = self._make_decoder(position[2] if position else None)
             offset = position[0] if position else 0
@@ -361,7 +451,13 @@ def test_csv_blocks_may_end_within_quotes(rows: list[list[str]], block: int, dat
             for i in range(0, max(len(chunks), 1), block):
                 group = chunks[i : i + block]
                 at = group[0][0] if group else offset
-                self._blocks.append(("s", "a.csv", Block(b"".join(p for _, p in group), at, 0, i + block >= len(chunks))))
+                self._blocks.append(
+                    (
+                        "s",
+                        "a.csv",
+                        Block(b"".join(p for _, p in group), at, 0, i + block >= len(chunks)),
+                    )
+                )
 
     def drain(reader: FileReader, count: int) -> list[Any]:
         taken: list[Any] = []
@@ -377,7 +473,9 @@ def test_csv_blocks_may_end_within_quotes(rows: list[list[str]], block: int, dat
     assert first + drain(Feed(reader.position("s")), 100) == expected
 
 
-async def test_following_reads_new_lines_and_new_files_and_leaves_half_a_line(tmp_path: Path) -> None:
+async def test_following_reads_new_lines_and_new_files_and_leaves_half_a_line(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.log"
     path.write_text("1\n2\nhal")
     source = lines(f"{tmp_path}/*.log", follow=True, every="1ms")
@@ -422,7 +520,9 @@ async def test_following_waits_for_a_file_that_is_not_there_yet(tmp_path: Path) 
         await reader.close()
 
 
-async def test_the_reader_tells_which_split_a_batch_is_of_and_which_are_read(tmp_path: Path) -> None:
+async def test_the_reader_tells_which_split_a_batch_is_of_and_which_are_read(
+    tmp_path: Path,
+) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).write_text("" if name == "b" else f"{name}1\n{name}2\n")
     source = lines(tmp_path)
@@ -459,14 +559,21 @@ def test_a_lines_decoder_keeps_what_follows_a_carriage_return() -> None:
     assert LinesDecoder("utf-8").decode(b"a\rb\n", True).records == ["a\rb"]
 
 
-@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)])
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
+)
 @pytest.mark.parametrize("whole", [True, False], ids=["cut off", "of another kind"])
 async def test_a_compressed_file_that_cannot_be_read_to_its_end_is_named(
     tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes], whole: bool
 ) -> None:
-    """What came before the damage has been handed out; what is missing is an error, never an end."""
+    """What came before the damage has been handed out; what is missing is an error, never an
+    end.
+    """
     path = tmp_path / f"log{suffix}"
     path.write_bytes(compress(b"line\n" * 100_000)[:-9] if whole else b"no such thing\n")
     async with system_context() as ctx:
-        with pytest.raises(ValueError, match=rf"log\{suffix} cannot be uncompressed behind byte \d+ of its content: "):
+        with pytest.raises(
+            ValueError,
+            match=rf"log\{suffix} cannot be uncompressed behind byte \d+ of its content: ",
+        ):
             await read_all(lines(path), ctx)

@@ -1,4 +1,6 @@
-"""Directories that are looked into again and again: `discover_every` of file sources, over restarts and at another parallelism."""
+"""Directories that are looked into again and again: `discover_every` of file sources, over
+restarts and at another parallelism.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Inbox:
 
     def flow(self, **options: Any) -> af.Flow:
         flow = af.Flow(self.name, parallelism=self.parallelism)
-        lines = flow.source(af.io.lines(self.directory, discover_every=EVERY), uid="lines", **options)
+        lines = flow.source(
+            af.io.lines(self.directory, discover_every=EVERY), uid="lines", **options
+        )
         lines.map(self._checked).sink(self.rows.append)
         return flow
 
@@ -70,10 +74,14 @@ async def test_files_that_come_while_the_flow_runs_are_read_once_each(inbox: Inb
             inbox.put(f"b{index}", f"{index}/1", f"{index}/2")
         await eventually(lambda: len(inbox.rows) == 22)
         assert job.status is af.JobStatus.RUNNING, "it does not end by itself"
-    assert sorted(inbox.rows) == sorted(["1", "2", *(f"{index}/{line}" for index in range(10) for line in (1, 2))])
+    assert sorted(inbox.rows) == sorted(
+        ["1", "2", *(f"{index}/{line}" for index in range(10) for line in (1, 2))]
+    )
 
 
-async def test_an_empty_directory_and_one_that_is_not_there_yet_are_waited_for(tmp_path: Path) -> None:
+async def test_an_empty_directory_and_one_that_is_not_there_yet_are_waited_for(
+    tmp_path: Path,
+) -> None:
     rows: list[str] = []
     flow = af.Flow("late")
     flow.source(af.io.lines(tmp_path / "later", discover_every=EVERY)).sink(rows.append)
@@ -88,16 +96,26 @@ async def test_an_empty_directory_and_one_that_is_not_there_yet_are_waited_for(t
 async def test_a_directory_that_is_not_there_is_waited_for_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, pattern: str
 ) -> None:
-    """Its name may be mistyped. Again only after it was there; an empty one is nothing to warn of."""
+    """Its name may be mistyped.
+
+    Again only after it was there; an empty one is nothing to warn of.
+    """
     inbox = tmp_path / "imbox" / "deep" if "deep" in pattern else tmp_path / "imbox"
     source = af.io.lines(f"{tmp_path}/imbox{pattern}", discover_every=EVERY)
 
     def warnings() -> list[str]:
-        return [record.getMessage() for record in caplog.records if record.name == "aioflow.io.found_files"]
+        return [
+            record.getMessage()
+            for record in caplog.records
+            if record.name == "aioflow.io.found_files"
+        ]
 
     for _ in range(3):
         assert await source.discover() == []
-    assert warnings() == [f"lines('{tmp_path}/imbox{pattern}'): there is no '{inbox}' yet; it is waited for, as discover_every= says"]
+    assert warnings() == [
+        f"lines('{tmp_path}/imbox{pattern}'): there is no '{inbox}' yet; it is waited for, as "
+        "discover_every= says"
+    ]
     inbox.mkdir(parents=True)
     assert await source.discover() == []
     assert len(warnings()) == 1
@@ -107,7 +125,9 @@ async def test_a_directory_that_is_not_there_is_waited_for_with_one_warning(
     assert len(warnings()) == 2
 
 
-async def test_what_is_still_being_written_under_a_name_with_a_dot_is_left_alone(inbox: Inbox) -> None:
+async def test_what_is_still_being_written_under_a_name_with_a_dot_is_left_alone(
+    inbox: Inbox,
+) -> None:
     (inbox.directory / ".half").write_text("half a li")
     async with inbox.flow().run():
         inbox.put("a", "1")
@@ -132,7 +152,9 @@ async def test_a_glob_finds_only_what_it_matches(inbox: Inbox) -> None:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
-async def test_a_stopped_job_goes_on_with_what_it_has_not_read(inbox: Inbox, tmp_path: Path, parallelism: int) -> None:
+async def test_a_stopped_job_goes_on_with_what_it_has_not_read(
+    inbox: Inbox, tmp_path: Path, parallelism: int
+) -> None:
     """Positions, and which files are known, are in the savepoint: also at another parallelism."""
     store = tmp_path / "store"
     inbox.put("a", "1")
@@ -154,28 +176,45 @@ async def test_a_stopped_job_goes_on_with_what_it_has_not_read(inbox: Inbox, tmp
     assert inbox.rows == ["1", "2", "3", "4", "5", "6"]
 
 
-async def test_a_file_is_the_same_however_its_path_is_spelled(inbox: Inbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over restarts: with dots, with a slash at its end, with a detour, as a glob, absolute, and back again."""
+async def test_a_file_is_the_same_however_its_path_is_spelled(
+    inbox: Inbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over restarts: with dots, with a slash at its end, with a detour, as a glob, absolute, and
+    back again.
+    """
     monkeypatch.chdir(tmp_path)
     spellings: list[str | Path] = ["in", "./in", "in/", "in/../in", "in/*", inbox.directory]
     spellings += [f"{inbox.directory}/../in", f"../{tmp_path.name}/in", "in"]
     for number, spelling in enumerate(spellings):
         inbox.put(f"f{number}", str(number))
         flow = af.Flow("spelled", parallelism=2)
-        flow.source(af.io.lines(spelling, discover_every=EVERY), uid="lines").sink(inbox.rows.append)
+        flow.source(af.io.lines(spelling, discover_every=EVERY), uid="lines").sink(
+            inbox.rows.append
+        )
         async with flow.run(checkpoints=tmp_path / "store", every="1h") as job:
             await eventually(lambda number=number: str(number) in inbox.rows)  # type: ignore[misc]
             inbox.put(f"g{number}", f"late {number}")
             await eventually(lambda number=number: f"late {number}" in inbox.rows)  # type: ignore[misc]
             await job.stop()
-    assert sorted(inbox.rows) == sorted(text for number in range(len(spellings)) for text in (str(number), f"late {number}"))
+    assert sorted(inbox.rows) == sorted(
+        text for number in range(len(spellings)) for text in (str(number), f"late {number}")
+    )
 
 
 def test_a_checkpoint_that_knows_a_file_twice_is_read_all_the_same() -> None:
-    """As earlier runs with two spellings left it: one takes the one spelling, the other stays beside it."""
-    assert respelled_ids("./in/a", "in/a", "in//b", "./in/b") == ["./in/a", "in/a", "in/b", "./in/b"]
+    """As earlier runs with two spellings left it: one takes the one spelling, the other stays
+    beside it.
+    """
+    assert respelled_ids("./in/a", "in/a", "in//b", "./in/b") == [
+        "./in/a",
+        "in/a",
+        "in/b",
+        "./in/b",
+    ]
     assert respelled_ids("./in/a.zip!x/../y", "./in/a@64") == ["in/a.zip!x/../y", "in/a@64"]
-    assert respelled_ids("./in/a", discover_every=None) == ["./in/a"], "what was there when it began stays as it was cut"
+    assert respelled_ids("./in/a", discover_every=None) == ["./in/a"], (
+        "what was there when it began stays as it was cut"
+    )
 
 
 def respelled_ids(*ids: str, discover_every: str | None = EVERY) -> list[str]:
@@ -183,7 +222,9 @@ def respelled_ids(*ids: str, discover_every: str | None = EVERY) -> list[str]:
     return af.io.lines("in", discover_every=discover_every).finder.recognise(former, [])[0]
 
 
-async def test_what_was_found_since_the_last_checkpoint_is_read_again_by_a_restart(inbox: Inbox, tmp_path: Path) -> None:
+async def test_what_was_found_since_the_last_checkpoint_is_read_again_by_a_restart(
+    inbox: Inbox, tmp_path: Path
+) -> None:
     """Exactly once in the output that is committed, whatever subtask reads it the second time."""
     out = tmp_path / "out"
     flow = af.Flow("restarted", parallelism=2)
@@ -191,7 +232,9 @@ async def test_what_was_found_since_the_last_checkpoint_is_read_again_by_a_resta
     lines.map(inbox._checked).sink(af.io.lines(out), uid="out")
     seen = inbox.rows
     inbox.put("a", "1", "2")
-    async with flow.run(checkpoints=tmp_path / "store", every="1h", restart=af.fixed_delay(1, "0s")) as job:
+    async with flow.run(
+        checkpoints=tmp_path / "store", every="1h", restart=af.fixed_delay(1, "0s")
+    ) as job:
         async with job.subscribe(lines, buffer=1000) as rows:
 
             async def watch() -> None:
@@ -219,7 +262,10 @@ async def test_a_file_that_vanished_before_it_was_read_fails_the_job_by_name(inb
         inbox.put(f"f{index}", "x")
     flow = af.Flow("vanished")
     flow.source(Vanishing(inbox.directory, "f3")).sink(inbox.rows.append)
-    with pytest.raises(FileNotFoundError, match="is gone before it was read: put it back, or an empty file in its place") as caught:
+    with pytest.raises(
+        FileNotFoundError,
+        match="is gone before it was read: put it back, or an empty file in its place",
+    ) as caught:
         await flow.execute()
     assert str(inbox.directory / "f3") in str(caught.value)
 
@@ -243,7 +289,9 @@ class Vanishing:
         return self._files.reader(ctx)
 
 
-async def test_a_file_that_vanished_while_it_was_read_refuses_the_restore_by_name(inbox: Inbox, tmp_path: Path) -> None:
+async def test_a_file_that_vanished_while_it_was_read_refuses_the_restore_by_name(
+    inbox: Inbox, tmp_path: Path
+) -> None:
     inbox.put("a", *(str(number) for number in range(50_000)))
     source = af.io.lines(inbox.directory, discover_every=EVERY)
 
@@ -257,8 +305,12 @@ async def test_a_file_that_vanished_while_it_was_read_refuses_the_restore_by_nam
         await job.stop()
     assert len(inbox.rows) < 50_000
     (inbox.directory / "a").unlink()
-    with pytest.raises(RestoreError, match=r"/in/a was read up to byte \d+, and is not there any more: put it back"):
-        async with flow().run(checkpoints=tmp_path / "store", every="1h", restart=af.no_restart()) as job:
+    with pytest.raises(
+        RestoreError, match=r"/in/a was read up to byte \d+, and is not there any more: put it back"
+    ):
+        async with flow().run(
+            checkpoints=tmp_path / "store", every="1h", restart=af.no_restart()
+        ) as job:
             await job.wait()
 
 
@@ -269,7 +321,9 @@ async def test_subtasks_without_a_file_do_not_hold_event_time_back(inbox: Inbox)
     flow = af.Flow("windows", parallelism=3)
     strategy: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=int)
     lines = flow.source(af.io.lines(inbox.directory, discover_every=EVERY), watermarks=strategy)
-    lines.key_by(lambda _: "all").window(af.tumbling("10ms")).aggregate(af.count()).sink(results.append)
+    lines.key_by(lambda _: "all").window(af.tumbling("10ms")).aggregate(af.count()).sink(
+        results.append
+    )
     async with flow.run():
         inbox.put("a", "1", "2", "11")
         await eventually(lambda: len(results) == 1)
@@ -281,7 +335,10 @@ async def test_subtasks_without_a_file_do_not_hold_event_time_back(inbox: Inbox)
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"follow": True, "discover_every": "1s"}, "follow=True finds new files too: leave out discover_every=, or follow="),
+        (
+            {"follow": True, "discover_every": "1s"},
+            "follow=True finds new files too: leave out discover_every=, or follow=",
+        ),
         ({"discover_every": "0s"}, "discover_every is '0s', expected more than nothing"),
     ],
 )
@@ -291,13 +348,18 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) 
 
 
 @pytest.mark.parametrize("target", ["in", "./in/", "x/../in", "{cwd}/in"])
-def test_a_sink_into_the_directory_that_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+def test_a_sink_into_the_directory_that_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
     """It would read what it writes, for ever."""
     monkeypatch.chdir(tmp_path)
     target = target.format(cwd=tmp_path)
     flow = af.Flow("circle")
     rows = flow.source(af.io.lines("in", discover_every=EVERY)).map(str.strip).key_by(len)
-    with pytest.raises(GraphError, match=re.escape(f"jsonl({target!r}) writes into the directory that lines('in') reads")):
+    with pytest.raises(
+        GraphError,
+        match=re.escape(f"jsonl({target!r}) writes into the directory that lines('in') reads"),
+    ):
         rows.sink(af.io.jsonl(target))
 
 
@@ -308,7 +370,9 @@ def test_only_a_sink_whose_files_the_source_would_find_is_refused() -> None:
     flow.source(af.io.lines("out", discover_every=EVERY)).sink(af.io.lines("next"))
     flow.source(af.io.lines("in")).sink(af.io.lines("in"))
     flow.source(af.io.lines("in/*.csv", discover_every=EVERY)).sink(af.io.lines("in"))
-    with pytest.raises(GraphError, match=r"lines\('in'\) writes into the directory that lines\('in/\*.txt'\) reads"):
+    with pytest.raises(
+        GraphError, match=r"lines\('in'\) writes into the directory that lines\('in/\*.txt'\) reads"
+    ):
         flow.source(af.io.lines("in/*.txt", discover_every=EVERY)).sink(af.io.lines("in"))
 
 
@@ -326,7 +390,9 @@ def test_only_a_sink_whose_files_the_source_would_find_is_refused() -> None:
         ("in/**/*.csv", "in/done", False),
     ],
 )
-def test_a_pattern_that_reaches_into_directories_may_reach_the_sink(pattern: str, directory: str, is_refused: bool) -> None:
+def test_a_pattern_that_reaches_into_directories_may_reach_the_sink(
+    pattern: str, directory: str, is_refused: bool
+) -> None:
     rows = af.Flow("circle").source(af.io.lines(pattern, discover_every=EVERY))
     with pytest.raises(GraphError, match="read again, for ever") if is_refused else nullcontext():
         rows.sink(af.io.lines(directory))

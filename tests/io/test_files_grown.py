@@ -1,4 +1,6 @@
-"""Files that change after they were found (`discover_every`): nothing is read twice, nothing that was found is lost, and it is told."""
+"""Files that change after they were found (`discover_every`): nothing is read twice, nothing
+that was found is lost, and it is told.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name == "aioflow.io.found_files"]
 
 
-@pytest.mark.parametrize("first", [["1"], ["line 1", "line 2", "line 3"]], ids=["whole", "in parts"])
+@pytest.mark.parametrize(
+    "first", [["1"], ["line 1", "line 2", "line 3"]], ids=["whole", "in parts"]
+)
 async def test_a_file_that_grows_after_it_was_read_is_not_read_again_and_that_is_told(
     inbox: Inbox, caplog: pytest.LogCaptureFixture, first: list[str]
 ) -> None:
@@ -67,7 +71,9 @@ async def test_a_file_that_grows_after_it_was_read_is_not_read_again_and_that_is
     assert "or read what is added with follow=True" in told(caplog)[0]
 
 
-@pytest.mark.parametrize("first", [["1"], ["line 1", "line 2", "line 3"]], ids=["whole", "in parts"])
+@pytest.mark.parametrize(
+    "first", [["1"], ["line 1", "line 2", "line 3"]], ids=["whole", "in parts"]
+)
 @pytest.mark.parametrize("split_bytes", [SPLIT_BYTES, 3, 10_000])
 async def test_a_file_that_grew_while_the_job_was_down_or_is_cut_elsewhere_now_is_not_read_again(
     inbox: Inbox, tmp_path: Path, first: list[str], split_bytes: int
@@ -78,7 +84,9 @@ async def test_a_file_that_grew_while_the_job_was_down_or_is_cut_elsewhere_now_i
         await job.stop()
     grown(inbox, "a", *(f"more {n}" for n in range(20)))
     inbox.put("b", "end")
-    async with flow(inbox, split_bytes=split_bytes).run(checkpoints=tmp_path / "store", every="1h") as job:
+    async with flow(inbox, split_bytes=split_bytes).run(
+        checkpoints=tmp_path / "store", every="1h"
+    ) as job:
         await eventually(lambda: "end" in inbox.rows)
         inbox.put("c", "very end")
         await eventually(lambda: "very end" in inbox.rows)
@@ -94,8 +102,12 @@ async def test_a_file_that_was_replaced_while_the_job_was_down_is_told_of(
 
     def made() -> tuple[af.Flow, Any]:
         flow = af.Flow("replaced")
-        flow.source(af.io.lines(inbox.directory, discover_every=every), uid="lines").sink(inbox.rows.append)
-        pushed = flow.source(af.io.push(), uid="push")  # With it the job does not end with its files.
+        flow.source(af.io.lines(inbox.directory, discover_every=every), uid="lines").sink(
+            inbox.rows.append
+        )
+        pushed = flow.source(
+            af.io.push(), uid="push"
+        )  # With it the job does not end with its files.
         pushed.sink(inbox.rows.append)
         return flow, pushed
 
@@ -106,24 +118,34 @@ async def test_a_file_that_was_replaced_while_the_job_was_down_is_told_of(
         caplog.clear()
         async with flow.run(checkpoints=tmp_path / "store", every="1h") as job:
             await job.input(pushed).put(f"run {run}")
-            await eventually(lambda: len(inbox.rows) == 3 + run)  # noqa: B023  # Awaited in this turn.
+            # Awaited in this turn.
+            await eventually(lambda: len(inbox.rows) == 3 + run)  # noqa: B023
             if run == 0:
                 await eventually(lambda: {"1", "2"} <= set(inbox.rows))
             await job.stop()
         assert len(told(caplog)) == (run == 2)
         if run == 1:
             inbox.put("a", "something else")
-    assert f"{inbox.directory}/a, read to the end before the checkpoint, is not what it was" in told(caplog)[0]
+    assert (
+        f"{inbox.directory}/a, read to the end before the checkpoint, is not what it was"
+        in told(caplog)[0]
+    )
     assert sorted(inbox.rows) == ["1", "2", "run 0", "run 1", "run 2"]
 
 
-async def test_one_source_in_two_places_of_a_flow_keeps_their_files_apart(inbox: Inbox, tmp_path: Path) -> None:
-    """What the checkpoint knows of a file in one place says nothing of the other, nor how it is cut there."""
+async def test_one_source_in_two_places_of_a_flow_keeps_their_files_apart(
+    inbox: Inbox, tmp_path: Path
+) -> None:
+    """What the checkpoint knows of a file in one place says nothing of the other, nor how it is
+    cut there.
+    """
 
     def twice(first: Any, second: Any) -> af.Flow:
         made = af.Flow("twice")
         for uid, source in (("first", first), ("second", second)):
-            made.source(source, uid=uid).map(lambda line, uid=uid: f"{uid} {line}").sink(inbox.rows.append)
+            made.source(source, uid=uid).map(lambda line, uid=uid: f"{uid} {line}").sink(
+                inbox.rows.append
+            )
         return made
 
     def source(directory: Path, split_bytes: int) -> Any:
@@ -134,7 +156,9 @@ async def test_one_source_in_two_places_of_a_flow_keeps_their_files_apart(inbox:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "z").write_text("z\n")
-    async with twice(source(inbox.directory, 10), source(elsewhere, 10)).run(checkpoints=tmp_path / "store", every="1h") as job:
+    async with twice(source(inbox.directory, 10), source(elsewhere, 10)).run(
+        checkpoints=tmp_path / "store", every="1h"
+    ) as job:
         await eventually(lambda: len(inbox.rows) == len(lines) + 1)
         await job.stop()
     inbox.rows.remove("second z")
@@ -142,9 +166,14 @@ async def test_one_source_in_two_places_of_a_flow_keeps_their_files_apart(inbox:
     async with twice(both, both).run(checkpoints=tmp_path / "store", every="1h") as job:
         for n in range(3):
             inbox.put(f"b{n}", f"end {n}")
-            await eventually(lambda: {f"first end {n}", f"second end {n}"} <= set(inbox.rows))  # noqa: B023  # Awaited in this turn.
+            # Awaited in this turn.
+            await eventually(lambda: {f"first end {n}", f"second end {n}"} <= set(inbox.rows))  # noqa: B023
         await job.stop()
-    assert sorted(inbox.rows) == sorted(f"{uid} {line}" for uid in ("first", "second") for line in [*lines, "end 0", "end 1", "end 2"])
+    assert sorted(inbox.rows) == sorted(
+        f"{uid} {line}"
+        for uid in ("first", "second")
+        for line in [*lines, "end 0", "end 1", "end 2"]
+    )
 
 
 async def test_two_runs_of_a_flow_at_once_find_the_same_files_each(inbox: Inbox) -> None:
@@ -161,7 +190,10 @@ async def test_two_runs_of_a_flow_at_once_find_the_same_files_each(inbox: Inbox)
 
 
 def once_each(rows: list[str]) -> list[str]:
-    """Those that were there before it grew. What was added is read by a last part whose turn had not come yet, and not by others."""
+    """Those that were there before it grew.
+
+    What was added is read by a last part whose turn had not come yet, and not by others.
+    """
     assert len(set(rows)) == len(rows)
     return sorted(row for row in rows if "more" not in row)
 
@@ -176,12 +208,16 @@ def once_each(rows: list[str]) -> list[str]:
 def test_whatever_parts_a_checkpoint_knows_the_rest_of_the_file_is_read_once(
     size: int, split_bytes: int, grows_by: int, later_split_bytes: int, data: st.DataObject
 ) -> None:
-    """Some of the parts may have reached no subtask when it was taken: of a file that was dealt to several."""
+    """Some of the parts may have reached no subtask when it was taken: of a file that was dealt
+    to several.
+    """
     before = parts_of(size, split_bytes)
     known = data.draw(st.lists(st.sampled_from(before), unique=True))
     finder = finder_of(parts_of(size + grows_by, later_split_bytes))
     old_release = data.draw(st.booleans())
-    former = [SplitState(part.id, None, tuple(part)[: 4 if old_release else None]) for part in known]
+    former = [
+        SplitState(part.id, None, tuple(part)[: 4 if old_release else None]) for part in known
+    ]
     _, left = finder.recognise(former, [])
     given_ids = {split.id for split in former}
     later = [FilePart(*split.payload) for split in left if split.id not in given_ids]
@@ -197,7 +233,10 @@ def parts_of(size: int, split_bytes: int) -> list[FilePart]:
     starts = range(0, size, split_bytes)
     if len(starts) < 2:
         return [FilePart("a")]
-    return [FilePart("a", start, None if start == starts[-1] else start + split_bytes) for start in starts]
+    return [
+        FilePart("a", start, None if start == starts[-1] else start + split_bytes)
+        for start in starts
+    ]
 
 
 def finder_of(parts: Sequence[FilePart]) -> FoundFiles:
@@ -207,7 +246,9 @@ def finder_of(parts: Sequence[FilePart]) -> FoundFiles:
     return finder
 
 
-async def test_a_literal_name_that_looks_like_a_part_is_a_file_of_its_own(inbox: Inbox, tmp_path: Path) -> None:
+async def test_a_literal_name_that_looks_like_a_part_is_a_file_of_its_own(
+    inbox: Inbox, tmp_path: Path
+) -> None:
     inbox.put("a", "1")
     inbox.put("a@8", "2")
     async with flow(inbox).run(checkpoints=tmp_path / "store", every="1h") as job:
@@ -220,10 +261,16 @@ async def test_a_literal_name_that_looks_like_a_part_is_a_file_of_its_own(inbox:
     assert sorted(inbox.rows) == ["1", "2", "3", "4"]
 
 
-FOLLOWS, DISCOVERS, ENDS = {"follow": True, "every": EVERY}, {"discover_every": EVERY}, dict[str, Any]()
+FOLLOWS, DISCOVERS, ENDS = (
+    {"follow": True, "every": EVERY},
+    {"discover_every": EVERY},
+    dict[str, Any](),
+)
 
 
-@pytest.mark.parametrize("before, after", [(FOLLOWS, DISCOVERS), (FOLLOWS, ENDS), (DISCOVERS, FOLLOWS)], ids=str)
+@pytest.mark.parametrize(
+    "before, after", [(FOLLOWS, DISCOVERS), (FOLLOWS, ENDS), (DISCOVERS, FOLLOWS)], ids=str
+)
 async def test_a_source_that_follows_now_or_does_not_any_more_is_refused_by_name(
     inbox: Inbox, tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
@@ -239,8 +286,13 @@ async def test_a_source_that_follows_now_or_does_not_any_more_is_refused_by_name
         await eventually(lambda: inbox.rows == ["1", "2"])
         await job.stop()
     how = "with" if before is FOLLOWS else "without"
-    with pytest.raises(RestoreError, match=f"the checkpoint was taken {how} follow=True, which keeps other positions"):
-        async with made(after).run(checkpoints=tmp_path / "store", every="1h", restart=af.no_restart()) as job:
+    with pytest.raises(
+        RestoreError,
+        match=f"the checkpoint was taken {how} follow=True, which keeps other positions",
+    ):
+        async with made(after).run(
+            checkpoints=tmp_path / "store", every="1h", restart=af.no_restart()
+        ) as job:
             await job.wait()
 
 
@@ -258,7 +310,9 @@ def write_arrow(path: Path, numbers: Sequence[int]) -> None:
 
 
 FORMATS = pytest.mark.parametrize(
-    "make, write", [(af.io.parquet, write_parquet), (af.io.arrow, write_arrow)], ids=["parquet", "arrow"]
+    "make, write",
+    [(af.io.parquet, write_parquet), (af.io.arrow, write_arrow)],
+    ids=["parquet", "arrow"],
 )
 Make = Callable[..., Any]
 Write = Callable[[Path, Sequence[int]], None]
@@ -278,7 +332,9 @@ async def test_parquet_and_arrow_files_that_come_later_are_read_once_each_over_r
 
     def made(parallelism: int) -> af.Flow:
         one = af.Flow("columns", parallelism=parallelism)
-        one.source(make(inbox, discover_every=EVERY), uid="in").map(lambda row: row["n"]).sink(rows.append)
+        one.source(make(inbox, discover_every=EVERY), uid="in").map(lambda row: row["n"]).sink(
+            rows.append
+        )
         return one
 
     put("a", 0, 1, 2, 3, 4)
@@ -313,7 +369,10 @@ async def test_a_file_that_is_not_complete_keeps_no_other_from_being_read(
         (inbox / ".b").rename(inbox / "b")
         await eventually(lambda: rows == [4])
         assert len(told(caplog)) == 1
-        assert f"{inbox}/a cannot be opened now, and is tried again: MalformedInput(" in told(caplog)[0]
+        assert (
+            f"{inbox}/a cannot be opened now, and is tried again: MalformedInput("
+            in told(caplog)[0]
+        )
         (inbox / "a").write_bytes(content)
         await eventually(lambda: len(rows) == 4)
     assert rows == [4, 1, 2, 3]
@@ -321,7 +380,9 @@ async def test_a_file_that_is_not_complete_keeps_no_other_from_being_read(
 
 @FORMATS
 @pytest.mark.parametrize("how", ["replaced", "gone"])
-async def test_a_file_of_columns_that_was_replaced_or_is_gone_is_refused(tmp_path: Path, make: Make, write: Write, how: str) -> None:
+async def test_a_file_of_columns_that_was_replaced_or_is_gone_is_refused(
+    tmp_path: Path, make: Make, write: Write, how: str
+) -> None:
     path = tmp_path / "a"
     write(path, range(20))
     source = make(path)
@@ -336,7 +397,11 @@ async def test_a_file_of_columns_that_was_replaced_or_is_gone_is_refused(tmp_pat
         path.unlink()
         if how == "replaced":
             write(path, range(100, 122))
-        message = "another one has its name now" if how == "replaced" else "is not there any more: put it back"
+        message = (
+            "another one has its name now"
+            if how == "replaced"
+            else "is not there any more: put it back"
+        )
         with pytest.raises(RestoreError, match=f"{path} was begun, and {message}"):
             await read_all(source, ctx, [restored])
 
@@ -356,7 +421,9 @@ async def test_a_file_of_columns_that_was_replaced_before_it_was_begun_is_read_t
         assert len(await read_all(source, ctx, splits)) == 200
 
 
-async def test_a_part_of_a_parquet_file_that_was_replaced_before_it_was_begun_is_refused(tmp_path: Path) -> None:
+async def test_a_part_of_a_parquet_file_that_was_replaced_before_it_was_begun_is_refused(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a"
     pq.write_table(pa.table({"n": list(range(20))}), path, row_group_size=5)
     source = af.io.parquet(path, split_bytes=1)
@@ -368,10 +435,14 @@ async def test_a_part_of_a_parquet_file_that_was_replaced_before_it_was_begun_is
         with pytest.raises(RestoreError, match=f"{path} was cut, and another one has its name now"):
             await read_all(source, ctx, splits[2:])
         earlier = [Split(split.id, None, tuple(split.payload)[:3]) for split in splits]
-        assert len(await read_all(source, ctx, earlier)) == 20, "of an earlier release, which knew no more"
+        assert len(await read_all(source, ctx, earlier)) == 20, (
+            "of an earlier release, which knew no more"
+        )
 
 
-async def test_an_archive_that_was_emptied_while_the_job_was_down_is_known_all_the_same(inbox: Inbox, tmp_path: Path) -> None:
+async def test_an_archive_that_was_emptied_while_the_job_was_down_is_known_all_the_same(
+    inbox: Inbox, tmp_path: Path
+) -> None:
     with zipfile.ZipFile(inbox.directory / "a.zip", "w") as archive:
         archive.writestr("one", "1\n")
     store = f"file://{tmp_path}/store"
@@ -404,7 +475,9 @@ def test_options_for_reading_are_refused_where_they_mean_nothing(make: Make, wri
     with pytest.raises(GraphError, match="discover_every is '0s', expected more than nothing"):
         make("in", discover_every="0s")
     rows = af.Flow("f").source(make("in", discover_every="1s"))
-    with pytest.raises(GraphError, match=r"'in/'\) writes into the directory that (parquet|arrow)\('in'\) reads"):
+    with pytest.raises(
+        GraphError, match=r"'in/'\) writes into the directory that (parquet|arrow)\('in'\) reads"
+    ):
         rows.sink(make("in/"))
     with pytest.raises(GraphError, match="discover_every= is for files, and a table was given"):
         af.io.arrow(pa.table({"n": [1]}), discover_every="1s")
@@ -422,5 +495,8 @@ def test_options_for_reading_are_refused_where_they_mean_nothing(make: Make, wri
     ids=str,
 )
 def test_a_sink_that_was_told_how_to_read_is_refused(sink: Any, option: str) -> None:
-    with pytest.raises(GraphError, match=rf"\('out'\) stands as a sink, and {option} is about reading: leave it out"):
+    with pytest.raises(
+        GraphError,
+        match=rf"\('out'\) stands as a sink, and {option} is about reading: leave it out",
+    ):
         af.Flow("f").source([1]).sink(sink)

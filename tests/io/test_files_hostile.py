@@ -1,4 +1,6 @@
-"""Directories that are watched while hostile things happen in them: links, loops, directories that vanish, kills between look and read."""
+"""Directories that are watched while hostile things happen in them: links, loops, directories
+that vanish, kills between look and read.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def inbox(tmp_path: Path) -> Inbox:
     return Inbox(tmp_path / "in")
 
 
-async def test_links_that_lead_nowhere_or_in_circles_keep_no_file_from_being_read(inbox: Inbox, tmp_path: Path) -> None:
+async def test_links_that_lead_nowhere_or_in_circles_keep_no_file_from_being_read(
+    inbox: Inbox, tmp_path: Path
+) -> None:
     (inbox.directory / "nowhere").symlink_to(tmp_path / "target")
     (inbox.directory / "circle").symlink_to(inbox.directory / "circle")
     inbox.put("a", "1")
@@ -42,7 +46,9 @@ async def test_a_directory_that_contains_itself_is_read_once(inbox: Inbox) -> No
     assert sorted(rows) == ["1", "2"]
 
 
-async def test_a_directory_that_vanishes_and_comes_back_is_read_on_and_nothing_twice(inbox: Inbox, tmp_path: Path) -> None:
+async def test_a_directory_that_vanishes_and_comes_back_is_read_on_and_nothing_twice(
+    inbox: Inbox, tmp_path: Path
+) -> None:
     """A share that is away for a while."""
     inbox.put("a", "1")
     async with inbox.flow().run(checkpoints=tmp_path / "store", every="20ms"):
@@ -60,8 +66,12 @@ async def test_a_directory_that_vanishes_and_comes_back_is_read_on_and_nothing_t
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_fails_while_files_come_grow_and_go_each_line_is_committed_once(tmp_path: Path, seed: int) -> None:
-    """Plain, compressed and large ones, over failures, stops and other parallelisms; what is read and covered is deleted at times."""
+async def test_whatever_fails_while_files_come_grow_and_go_each_line_is_committed_once(
+    tmp_path: Path, seed: int
+) -> None:
+    """Plain, compressed and large ones, over failures, stops and other parallelisms; what is
+    read and covered is deleted at times.
+    """
     rng = random.Random(seed)
     inbox, out, expected = Inbox(tmp_path / "in"), tmp_path / "out", list[str]()
 
@@ -78,20 +88,28 @@ async def test_whatever_fails_while_files_come_grow_and_go_each_line_is_committe
 
     def flow(parallelism: int, split_bytes: int) -> af.Flow:
         made = af.Flow("hostile", parallelism=parallelism)
-        lines = made.source(af.io.lines(inbox.directory, discover_every=EVERY, split_bytes=split_bytes), uid="lines")
+        lines = made.source(
+            af.io.lines(inbox.directory, discover_every=EVERY, split_bytes=split_bytes), uid="lines"
+        )
         lines.map(inbox._checked).sink(af.io.lines(out), uid="out")
         return made
 
     number = 0
     for _ in range(4):
-        options: dict[str, Any] = {"checkpoints": tmp_path / "store", "every": "10ms", "restart": af.fixed_delay(50, "0s")}
+        options: dict[str, Any] = {
+            "checkpoints": tmp_path / "store",
+            "every": "10ms",
+            "restart": af.fixed_delay(50, "0s"),
+        }
         async with flow(rng.choice([1, 2, 3]), rng.choice([30, 90, 10_000])).run(**options) as job:
             for _ in range(rng.randrange(1, 6)):
                 put(number)
                 if rng.random() < 0.4:
                     inbox.fails_at = rng.choice(expected[-40:])
                 if rng.random() < 0.3:
-                    await job.checkpoint() if job.status is af.JobStatus.RUNNING and not inbox.fails_at else None
+                    await (
+                        job.checkpoint()
+                    ) if job.status is af.JobStatus.RUNNING and not inbox.fails_at else None
                 number += 1
             if rng.random() < 0.5:
                 await eventually(lambda: committed(out) >= set(expected))

@@ -1,4 +1,6 @@
-"""File sources restored at a position: of a file that has grown, was shortened, was replaced or is gone. Row 21 of RELIABILITY."""
+"""File sources restored at a position: of a file that has grown, was shortened, was replaced or
+is gone. Row 21 of RELIABILITY.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ async def read_some(source: Any, ctx: Context, count: int) -> tuple[list[Any], l
     return taken, restored
 
 
-async def test_a_file_that_has_grown_is_read_on_to_its_new_end(tmp_path: Path, ctx: Context) -> None:
+async def test_a_file_that_has_grown_is_read_on_to_its_new_end(
+    tmp_path: Path, ctx: Context
+) -> None:
     path = tmp_path / "a.txt"
     path.write_text("1\n2\n3\n")
     source = lines(path)
@@ -51,7 +55,9 @@ async def test_a_file_that_has_grown_is_read_on_to_its_new_end(tmp_path: Path, c
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
-async def test_a_file_that_was_shortened_below_the_position_is_refused(tmp_path: Path, ctx: Context, packed: bool) -> None:
+async def test_a_file_that_was_shortened_below_the_position_is_refused(
+    tmp_path: Path, ctx: Context, packed: bool
+) -> None:
     """Row 21: never jump silently."""
     path = tmp_path / ("a.txt.gz" if packed else "a.txt")
 
@@ -62,14 +68,25 @@ async def test_a_file_that_was_shortened_below_the_position_is_refused(tmp_path:
     source = lines(path)
     _, splits = await read_some(source, ctx, 2)
     write("1\n")
-    with pytest.raises(RestoreError, match=r"a\.txt(\.gz)? was read up to byte 4, and has only 2 bytes now: it must not be shortened"):
+    with pytest.raises(
+        RestoreError,
+        match=(
+            r"a\.txt(\.gz)? was read up to byte 4, and has only 2 bytes now: it must not be "
+            r"shortened"
+        ),
+    ):
         await read_all(source, ctx, splits)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
 @pytest.mark.parametrize("read", [1, 2, 300, 5000])
-async def test_a_file_that_was_replaced_is_refused(tmp_path: Path, ctx: Context, packed: bool, read: int) -> None:
-    """Row 21: another one under the same name, as long as it or longer. Its middle is not what was left of the first."""
+async def test_a_file_that_was_replaced_is_refused(
+    tmp_path: Path, ctx: Context, packed: bool, read: int
+) -> None:
+    """Row 21: another one under the same name, as long as it or longer.
+
+    Its middle is not what was left of the first.
+    """
     path = tmp_path / ("a.txt.gz" if packed else "a.txt")
 
     def write(text: str) -> None:
@@ -80,12 +97,20 @@ async def test_a_file_that_was_replaced_is_refused(tmp_path: Path, ctx: Context,
     _, splits = await read_some(source, ctx, read)
     assert len(await read_all(source, ctx, splits)) == 6000 - read, "it is the same"
     write("".join(f"new {n:05d}\n" for n in range(7000)))
-    with pytest.raises(RestoreError, match=rf"was read up to byte {10 * read}, and holds something else there now: it must not be"):
+    with pytest.raises(
+        RestoreError,
+        match=(
+            rf"was read up to byte {10 * read}, and holds something "
+            r"else there now: it must not be"
+        ),
+    ):
         await read_all(source, ctx, splits)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
-async def test_every_part_of_a_large_file_that_was_replaced_is_refused(tmp_path: Path, ctx: Context, at: int) -> None:
+async def test_every_part_of_a_large_file_that_was_replaced_is_refused(
+    tmp_path: Path, ctx: Context, at: int
+) -> None:
     path = tmp_path / "a.txt"
     path.write_text("".join(f"old {n}\n" for n in range(8)))
     source = lines(path, split_bytes=12)
@@ -102,8 +127,12 @@ async def test_every_part_of_a_large_file_that_was_replaced_is_refused(tmp_path:
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-async def test_a_part_of_a_large_file_that_was_replaced_before_it_was_begun_is_refused(tmp_path: Path, ctx: Context, at: int) -> None:
-    """Other parts may have been read to their end: it would be half the one file and half the other."""
+async def test_a_part_of_a_large_file_that_was_replaced_before_it_was_begun_is_refused(
+    tmp_path: Path, ctx: Context, at: int
+) -> None:
+    """Other parts may have been read to their end: it would be half the one file and half the
+    other.
+    """
     path = tmp_path / "a.txt"
     path.write_text("".join(f"old {n}\n" for n in range(8)))
     source = lines(path, split_bytes=12)
@@ -111,9 +140,13 @@ async def test_a_part_of_a_large_file_that_was_replaced_before_it_was_begun_is_r
     expected = await read_all(source, ctx, [split])
     with path.open("a") as file:
         file.write("old 8\n")
-    assert (await read_all(source, ctx, [split]))[: len(expected)] == expected, "what was added stands behind"
+    assert (await read_all(source, ctx, [split]))[: len(expected)] == expected, (
+        "what was added stands behind"
+    )
     path.write_text("".join(f"new {n}\n" for n in range(8)))
-    with pytest.raises(RestoreError, match=f"was cut at byte {12 * at}, and holds something else there now"):
+    with pytest.raises(
+        RestoreError, match=f"was cut at byte {12 * at}, and holds something else there now"
+    ):
         await read_all(source, ctx, [split])
     path.write_text("x\n")
     with pytest.raises(RestoreError, match=f"was cut at byte {12 * at}, and has only 2 bytes now"):
@@ -136,7 +169,11 @@ class OnlyForward(io.BytesIO):
 async def test_a_decompressor_that_cannot_go_back_is_restored(
     tmp_path: Path, ctx: Context, monkeypatch: pytest.MonkeyPatch, read: int
 ) -> None:
-    monkeypatch.setitem(sys.modules, "compression.zstd", SimpleNamespace(ZstdFile=lambda raw, mode: OnlyForward(raw.read())))
+    monkeypatch.setitem(
+        sys.modules,
+        "compression.zstd",
+        SimpleNamespace(ZstdFile=lambda raw, mode: OnlyForward(raw.read())),
+    )
     path = tmp_path / "a.txt.zst"
     expected = [f"old {n:05d}" for n in range(6000)]
     path.write_text("".join(f"{line}\n" for line in expected))
@@ -144,14 +181,18 @@ async def test_a_decompressor_that_cannot_go_back_is_restored(
     _, splits = await read_some(source, ctx, read)
     assert await read_all(source, ctx, splits) == expected[read:]
     path.write_text("x\n")
-    with pytest.raises(RestoreError, match=f"was read up to byte {10 * read}, and has only 2 bytes now"):
+    with pytest.raises(
+        RestoreError, match=f"was read up to byte {10 * read}, and has only 2 bytes now"
+    ):
         await read_all(source, ctx, splits)
 
 
 async def test_a_position_of_an_earlier_release_is_taken_up(tmp_path: Path, ctx: Context) -> None:
     path = tmp_path / "a.txt"
     path.write_text("1\n2\n3\n")
-    assert await read_all(lines(path), ctx, [Split(str(path), (2, 1, None), (str(path), 0, None, None))]) == ["2", "3"]
+    assert await read_all(
+        lines(path), ctx, [Split(str(path), (2, 1, None), (str(path), 0, None, None))]
+    ) == ["2", "3"]
 
 
 async def test_a_file_that_is_gone_is_refused(tmp_path: Path, ctx: Context) -> None:
@@ -160,7 +201,9 @@ async def test_a_file_that_is_gone_is_refused(tmp_path: Path, ctx: Context) -> N
     source = csv(path)
     _, splits = await read_some(source, ctx, 1)
     path.unlink()
-    with pytest.raises(RestoreError, match="was read up to byte 4, and is not there any more: put it back"):
+    with pytest.raises(
+        RestoreError, match="was read up to byte 4, and is not there any more: put it back"
+    ):
         await read_all(source, ctx, splits)
 
 
@@ -181,8 +224,12 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
-async def test_a_followed_file_goes_on_under_the_name_that_rotation_gave_it(tmp_path: Path, ctx: Context) -> None:
-    """What was written before the rotation and not read yet is read from the old file, then the new one from its beginning."""
+async def test_a_followed_file_goes_on_under_the_name_that_rotation_gave_it(
+    tmp_path: Path, ctx: Context
+) -> None:
+    """What was written before the rotation and not read yet is read from the old file, then the
+    new one from its beginning.
+    """
     source = lines(f"{tmp_path}/app.log*", follow=True, every="1ms")
     log = tmp_path / "app.log"
     log.write_text("1\n2\n")
@@ -197,12 +244,18 @@ async def test_a_followed_file_goes_on_under_the_name_that_rotation_gave_it(tmp_
     log.write_text("5\n6\n")
     assert await take(reader, 2) == ["5", "6"]
     position = reader.position("followed")
-    assert {Path(path).name: at[0] for path, at in position.items()} == {"app.log": 4, "app.log.1": 2, "app.log.2": 6}
+    assert {Path(path).name: at[0] for path, at in position.items()} == {
+        "app.log": 4,
+        "app.log.1": 2,
+        "app.log.2": 6,
+    }
     await reader.close()
 
 
 @pytest.mark.parametrize("how", ["renamed", "renamed and longer", "grown"])
-async def test_a_rotation_while_the_job_was_down_loses_and_repeats_nothing(tmp_path: Path, ctx: Context, how: str) -> None:
+async def test_a_rotation_while_the_job_was_down_loses_and_repeats_nothing(
+    tmp_path: Path, ctx: Context, how: str
+) -> None:
     source = lines(f"{tmp_path}/app.log*", follow=True, every="1ms")
     log = tmp_path / "app.log"
     log.write_text("1\n2\n3\n")
@@ -215,13 +268,19 @@ async def test_a_rotation_while_the_job_was_down_loses_and_repeats_nothing(tmp_p
         log.rename(tmp_path / "app.log.1")
         log.write_text("5\n" if how == "renamed" else "5\n6\n7\n8\n9\n")
     reader = await resumed(source, ctx, position)
-    expected = {"grown": ["3", "4"], "renamed": ["3", "4", "5"], "renamed and longer": ["3", "4", "5", "6", "7", "8", "9"]}[how]
+    expected = {
+        "grown": ["3", "4"],
+        "renamed": ["3", "4", "5"],
+        "renamed and longer": ["3", "4", "5", "6", "7", "8", "9"],
+    }[how]
     assert sorted(await take(reader, len(expected))) == expected
     await reader.close()
 
 
 @pytest.mark.parametrize("how", ["gone", "shortened", "replaced"])
-async def test_a_followed_file_that_is_not_what_it_was_is_refused_after_a_restore(tmp_path: Path, ctx: Context, how: str) -> None:
+async def test_a_followed_file_that_is_not_what_it_was_is_refused_after_a_restore(
+    tmp_path: Path, ctx: Context, how: str
+) -> None:
     """Row 21: nobody knows what was in it after the position."""
     source = lines(f"{tmp_path}/*.log", follow=True, every="1ms")
     log = tmp_path / "a.log"
@@ -239,14 +298,20 @@ async def test_a_followed_file_that_is_not_what_it_was_is_refused_after_a_restor
             log.write_text("7\n8\n9\n10\n")
     reader = await resumed(source, ctx, position)
     message = "is not there any more" if how == "gone" else "holds something else, or less, now"
-    with pytest.raises(RestoreError, match=rf"a\.log was read up to byte 4, and {message}; .* put it back"):
+    with pytest.raises(
+        RestoreError, match=rf"a\.log was read up to byte 4, and {message}; .* put it back"
+    ):
         await take(reader, 1)
     await reader.close()
 
 
 @pytest.mark.parametrize("how", ["rotated", "deleted", "deleted before it was read"])
-async def test_a_file_that_is_rotated_or_deleted_while_another_is_read_loses_nothing(tmp_path: Path, ctx: Context, how: str) -> None:
-    """Between the look that found it grown and its turn to be read there may be minutes, under back pressure."""
+async def test_a_file_that_is_rotated_or_deleted_while_another_is_read_loses_nothing(
+    tmp_path: Path, ctx: Context, how: str
+) -> None:
+    """Between the look that found it grown and its turn to be read there may be minutes, under
+    back pressure.
+    """
     source = lines(f"{tmp_path}/*.log*", follow=True, every="1ms")
     many = [f"{n:01000d}" for n in range(2000)]  # More than is read ahead.
     whole = "".join(f"{line}\n" for line in many)
@@ -258,7 +323,9 @@ async def test_a_file_that_is_rotated_or_deleted_while_another_is_read_loses_not
     if known:
         assert await take(reader, 2) == ["1", "2"]
     (tmp_path / ".a").write_text(whole)
-    (tmp_path / ".a").rename(tmp_path / "a.log")  # At once: it is found whole, and held back while the others are written.
+    (tmp_path / ".a").rename(
+        tmp_path / "a.log"
+    )  # At once: it is found whole, and held back while the others are written.
     assert await take(reader, 1) == many[:1]
     (tmp_path / "b.log").write_text(whole)
     append(log, "3\n")
@@ -270,11 +337,15 @@ async def test_a_file_that_is_rotated_or_deleted_while_another_is_read_loses_not
         log.unlink()
         (tmp_path / "d.log").write_text("4\n")
     assert await take(reader, 1999) == many[1:]
-    assert sorted(await take(reader, 5 if how == "rotated" else 1)) == (["3", "4", "5", "6", "7"] if how == "rotated" else ["4"])
+    assert sorted(await take(reader, 5 if how == "rotated" else 1)) == (
+        ["3", "4", "5", "6", "7"] if how == "rotated" else ["4"]
+    )
     await reader.close()
 
 
-async def test_a_file_that_is_deleted_while_it_is_followed_is_forgotten(tmp_path: Path, ctx: Context) -> None:
+async def test_a_file_that_is_deleted_while_it_is_followed_is_forgotten(
+    tmp_path: Path, ctx: Context
+) -> None:
     """Its deletion while the job was up is no reason to refuse a restore later."""
     source = lines(f"{tmp_path}/*.log", follow=True, every="1ms")
     (tmp_path / "a.log").write_text("1\n")
@@ -289,7 +360,9 @@ async def test_a_file_that_is_deleted_while_it_is_followed_is_forgotten(tmp_path
     await reader.close()
 
 
-async def test_a_new_file_of_the_same_content_is_read_although_the_old_one_is_gone(tmp_path: Path, ctx: Context) -> None:
+async def test_a_new_file_of_the_same_content_is_read_although_the_old_one_is_gone(
+    tmp_path: Path, ctx: Context
+) -> None:
     source = lines(f"{tmp_path}/*.log", follow=True, every="1ms")
     (tmp_path / "a.log").write_text("1\n")
     os.utime(tmp_path / "a.log", (1, 1))
@@ -303,7 +376,9 @@ async def test_a_new_file_of_the_same_content_is_read_although_the_old_one_is_go
 
 @pytest.mark.parametrize("pattern", ["*.log", "a.log", ""])
 async def test_a_job_that_follows_files_goes_on_where_it_was(tmp_path: Path, pattern: str) -> None:
-    """A file that is followed is no part of one: what parts know of their files is not asked of it."""
+    """A file that is followed is no part of one: what parts know of their files is not asked of
+    it.
+    """
     logs = tmp_path / "logs"
     logs.mkdir()
     told: list[str] = []
@@ -311,15 +386,22 @@ async def test_a_job_that_follows_files_goes_on_where_it_was(tmp_path: Path, pat
         with (logs / "a.log").open("a") as file:
             file.write(f"{run}\n")
         flow = af.Flow("followed")
-        flow.source(lines(f"{logs}/{pattern}", follow=True, every="1ms"), uid="logs").sink(told.append, uid="told")
-        async with asyncio.timeout(60), flow.run(checkpoints=(tmp_path / "store").as_uri(), every="1h") as job:
+        flow.source(lines(f"{logs}/{pattern}", follow=True, every="1ms"), uid="logs").sink(
+            told.append, uid="told"
+        )
+        async with (
+            asyncio.timeout(60),
+            flow.run(checkpoints=(tmp_path / "store").as_uri(), every="1h") as job,
+        ):
             await eventually(lambda: run in told)  # noqa: B023  # Awaited in this turn.
             await job.stop()
     assert told == ["first", "second", "third"]
 
 
 class Held:
-    """A flow over a directory that ends by itself, which it takes long to while the gate is shut."""
+    """A flow over a directory that ends by itself, which it takes long to while the gate is
+    shut.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -343,7 +425,9 @@ class Held:
 
 
 def told_of_new(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "have come since" in record.getMessage()]
+    return [
+        record.getMessage() for record in caplog.records if "have come since" in record.getMessage()
+    ]
 
 
 async def test_files_that_came_while_a_job_was_down_that_ends_by_itself_are_told_once_and_not_read(
@@ -364,14 +448,21 @@ async def test_files_that_came_while_a_job_was_down_that_ends_by_itself_are_told
     held.gate.set()
     held.rows.clear()
     held.fails_at = 5_000
-    async with held.flow().run(checkpoints=store, every="1h", restart=af.fixed_delay(1, "1ms")) as job:
+    async with held.flow().run(
+        checkpoints=store, every="1h", restart=af.fixed_delay(1, "1ms")
+    ) as job:
         assert (await job.wait()).restarts == 1
     assert {"c", "d"}.isdisjoint(held.rows)
     (told,) = told_of_new(caplog)
-    assert f"2 files have come since the checkpointed job began, '{held.directory}/c' first, and are not read" in told
+    assert (
+        f"2 files have come since the checkpointed job began, '{held.directory}/c' first, and are "
+        "not read" in told
+    )
 
 
-async def test_files_that_came_while_a_job_was_down_are_read_where_it_goes_on_to_look_for_them(tmp_path: Path) -> None:
+async def test_files_that_came_while_a_job_was_down_are_read_where_it_goes_on_to_look_for_them(
+    tmp_path: Path,
+) -> None:
     held, store = Held(tmp_path / "in"), tmp_path / "store"
     held.directory.mkdir()
     (held.directory / "b").write_text("b\n" * 20_000)

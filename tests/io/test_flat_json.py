@@ -42,7 +42,9 @@ def line(user: str, price: str, name: str) -> str:
     return f'{{"user": {user}, "price": {price}, "name": "{name}"}}\n'
 
 
-ints = st.one_of(st.integers(-9, 9), st.integers(-(10**15), 10**15), st.integers(-(2**70), 2**70)).map(str)
+ints = st.one_of(
+    st.integers(-9, 9), st.integers(-(10**15), 10**15), st.integers(-(2**70), 2**70)
+).map(str)
 decimals = st.one_of(
     st.decimals(allow_nan=False, allow_infinity=False, places=3).map(str),
     st.decimals(-1000, 1000, places=9).map(str),
@@ -50,7 +52,24 @@ decimals = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False).map(repr),
     st.integers(-50, 50).map(str),
 )
-ODD_NUMBERS = ["", "-", "01", "1.", ".5", "-0", "-0.0", "00.5", "1..2", "1.2.3", "1e3", "+1", "null", "1 ", "--1", '"1"']
+ODD_NUMBERS = [
+    "",
+    "-",
+    "01",
+    "1.",
+    ".5",
+    "-0",
+    "-0.0",
+    "00.5",
+    "1..2",
+    "1.2.3",
+    "1e3",
+    "+1",
+    "null",
+    "1 ",
+    "--1",
+    '"1"',
+]
 ODD_NAMES = ["a", "b", "a.b", "é", "\\n", '"', "\t", "\x00", "}", "},{", '", "user": 1']
 numbers = st.one_of(ints, decimals, st.sampled_from(ODD_NUMBERS))
 letters = st.characters(min_codepoint=32, max_codepoint=126, exclude_characters='"\\')
@@ -59,7 +78,10 @@ lines = st.lists(st.tuples(ints, decimals, names), min_size=1, max_size=8)
 odd_lines = st.lists(st.tuples(numbers, numbers, names), min_size=1, max_size=3)
 
 
-@given(st.lists(st.one_of(lines, odd_lines), min_size=1, max_size=3), st.sampled_from(["\n", "", "\r\n", "\n\n"]))
+@given(
+    st.lists(st.one_of(lines, odd_lines), min_size=1, max_size=3),
+    st.sampled_from(["\n", "", "\r\n", "\n\n"]),
+)
 @example([[("1", "-0", "a")]], "\n")
 @example([[("1", "0.1", "a"), ("2", "0.3", '", "user": 1, "price": 2.0, "name": "')]], "\n")
 def test_records_are_those_of_msgspec(blocks: list[list[tuple[str, str, str]]], end: str) -> None:
@@ -76,14 +98,25 @@ def test_records_are_those_of_msgspec(blocks: list[list[tuple[str, str, str]]], 
 @given(
     st.lists(
         st.tuples(
-            st.integers(-(10**15) + 1, 10**15 - 1), st.integers(-(10**14), 10**14), st.integers(1, 8), st.text(letters, max_size=10)
+            st.integers(-(10**15) + 1, 10**15 - 1),
+            st.integers(-(10**14), 10**14),
+            st.integers(1, 8),
+            st.text(letters, max_size=10),
         ),
         min_size=1,
     )
 )
-def test_what_programs_write_is_read_from_its_bytes(records: list[tuple[int, int, int, str]]) -> None:
-    texts = [(str(user), f"{value // 10**places}.{value % 10**places:0{places}}", name) for user, value, places, name in records]
-    if any(len(price.strip("-")) > 16 or (float(price) == 0 and price.startswith("-")) for _, price, _ in texts):
+def test_what_programs_write_is_read_from_its_bytes(
+    records: list[tuple[int, int, int, str]],
+) -> None:
+    texts = [
+        (str(user), f"{value // 10**places}.{value % 10**places:0{places}}", name)
+        for user, value, places, name in records
+    ]
+    if any(
+        len(price.strip("-")) > 16 or (float(price) == 0 and price.startswith("-"))
+        for _, price, _ in texts
+    ):
         return
     data = "".join(line(*values) for values in texts).encode()
     assert read(data) == [Event(*json.loads(one).values()) for one in data.splitlines()]
@@ -114,5 +147,10 @@ def test_a_quote_within_a_text_is_not_passed_over() -> None:
 
 
 def test_zeros_keep_their_sign() -> None:
-    found = JsonColumnDecoder(Event).decode((line("-0", "-0.0", "a") + line("0", "0.0", "a")).encode(), False)
-    assert [(repr(user), math.copysign(1, price)) for user, price, _ in found.records] == [("0", -1), ("0", 1)]
+    found = JsonColumnDecoder(Event).decode(
+        (line("-0", "-0.0", "a") + line("0", "0.0", "a")).encode(), False
+    )
+    assert [(repr(user), math.copysign(1, price)) for user, price, _ in found.records] == [
+        ("0", -1),
+        ("0", 1),
+    ]

@@ -1,4 +1,6 @@
-"""JSON lines as NamedTuples: many at once by way of a Struct give what each line by itself gives."""
+"""JSON lines as NamedTuples: many at once by way of a Struct give what each line by itself
+gives.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,27 @@ class Held(NamedTuple):
 
 KINDS: list[Any] = [Plain, Either, Price, Held]
 
-NUMBERS = st.sampled_from(["1", "-0", "1.0", "1.10", "1e2", "1e-400", "0.1e-7", "12345678901234567890", "123456789012345678901"])
-VALUES = st.one_of(NUMBERS, st.sampled_from(["true", "null", '"5"', '"\\ud83d\\ude00"', '""', "[1]", "{}"]), st.integers().map(str))
-OBJECTS = st.lists(st.tuples(st.sampled_from(["user", "value", "name", "other"]), VALUES), max_size=5).map(
-    lambda items: "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in items) + "}"
+NUMBERS = st.sampled_from(
+    [
+        "1",
+        "-0",
+        "1.0",
+        "1.10",
+        "1e2",
+        "1e-400",
+        "0.1e-7",
+        "12345678901234567890",
+        "123456789012345678901",
+    ]
 )
+VALUES = st.one_of(
+    NUMBERS,
+    st.sampled_from(["true", "null", '"5"', '"\\ud83d\\ude00"', '""', "[1]", "{}"]),
+    st.integers().map(str),
+)
+OBJECTS = st.lists(
+    st.tuples(st.sampled_from(["user", "value", "name", "other"]), VALUES), max_size=5
+).map(lambda items: "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in items) + "}")
 
 
 def one_by_one(kind: Any, lines: list[str]) -> list[str]:
@@ -71,7 +89,12 @@ def told(decoded: Decoded) -> list[str]:
 
 
 @settings(max_examples=300)
-@given(kind=st.sampled_from(KINDS), lines=st.lists(st.one_of(OBJECTS, st.sampled_from(["[1, 2]", "[3]", "5"])), min_size=1, max_size=6))
+@given(
+    kind=st.sampled_from(KINDS),
+    lines=st.lists(
+        st.one_of(OBJECTS, st.sampled_from(["[1, 2]", "[3]", "5"])), min_size=1, max_size=6
+    ),
+)
 @example(kind=Price, lines=['{"user": 1.10}'])
 @example(kind=Plain, lines=['{"user": 1}', '{"user": 2, "user": 3, "value": 4}'])
 def test_lines_at_once_are_the_lines_one_by_one(kind: Any, lines: list[str]) -> None:
@@ -81,15 +104,24 @@ def test_lines_at_once_are_the_lines_one_by_one(kind: Any, lines: list[str]) -> 
 
 
 @settings(max_examples=200)
-@given(kind=st.sampled_from(KINDS), lines=st.lists(st.one_of(OBJECTS, st.sampled_from(["[1, 2]", "[3]", "5"])), min_size=1, max_size=6))
-def test_stand_ins_have_the_fields_of_the_records_and_travel_as_they_would(kind: Any, lines: list[str]) -> None:
+@given(
+    kind=st.sampled_from(KINDS),
+    lines=st.lists(
+        st.one_of(OBJECTS, st.sampled_from(["[1, 2]", "[3]", "5"])), min_size=1, max_size=6
+    ),
+)
+def test_stand_ins_have_the_fields_of_the_records_and_travel_as_they_would(
+    kind: Any, lines: list[str]
+) -> None:
     data = "\n".join(lines).encode()
     decoder = JsonDecoder(kind)
     decoder.stand_in()
     decoded, expected = decoder.decode(data, True), JsonDecoder(kind).decode(data, True)
     assert told(decoded) == told(expected)
     fields = attrgetter(*kind._fields, "__class__.__name__")
-    assert list(map(repr, map(fields, decoded.records))) == list(map(repr, map(fields, expected.records)))
+    assert list(map(repr, map(fields, decoded.records))) == list(
+        map(repr, map(fields, expected.records))
+    )
     codec = Codec()
     for given_ in (decoded.records, [*decoded.records, *expected.records, None]):
         sent = codec.decode_batch(codec.encode_batch(given_, owner="op"))
@@ -99,7 +131,9 @@ def test_stand_ins_have_the_fields_of_the_records_and_travel_as_they_would(kind:
 
 def test_a_stand_in_travels_as_its_class_was_registered() -> None:
     types = TypeRegistry()
-    types.register(Plain, "plain", encode=lambda value: value.user, decode=lambda user: Plain(user, 7))
+    types.register(
+        Plain, "plain", encode=lambda value: value.user, decode=lambda user: Plain(user, 7)
+    )
     decoder = JsonDecoder(Plain)
     decoder.stand_in()
     (record,) = decoder.decode(b'{"user": 5}\n', True).records
@@ -119,7 +153,9 @@ def test_a_stand_in_for_what_nobody_finds_does_not_travel() -> None:
         Codec().check(decoder.decode(b'{"user": 5}\n', True).records[0], owner="op")
 
 
-@pytest.mark.parametrize(("kind", "at_once"), [(Plain, True), (Either, True), (Price, False), (Held, False)])
+@pytest.mark.parametrize(
+    ("kind", "at_once"), [(Plain, True), (Either, True), (Price, False), (Held, False)]
+)
 def test_fields_of_scalars_alone_are_decoded_at_once(kind: Any, at_once: bool) -> None:
     assert (namedtuple_lines(kind) is not None) is at_once
 
@@ -130,10 +166,16 @@ def test_a_default_that_can_change_is_not_shared() -> None:
     assert first.name is not second.name
 
 
-@pytest.mark.parametrize("line", ['{"user": 1, "other": 1e400}', '{"user": 1, "other": [1e999, {"x": -1e400}]}'])
-@pytest.mark.parametrize("beside", ['{"user": 2}', "nonsense", "[2]", '{"user": "2"}', '{"user": 2, "value": 1e400}'])
+@pytest.mark.parametrize(
+    "line", ['{"user": 1, "other": 1e400}', '{"user": 1, "other": [1e999, {"x": -1e400}]}']
+)
+@pytest.mark.parametrize(
+    "beside", ['{"user": 2}', "nonsense", "[2]", '{"user": "2"}', '{"user": 2, "value": 1e400}']
+)
 def test_whether_a_line_is_taken_does_not_depend_on_those_beside_it(line: str, beside: str) -> None:
-    """Of a field that nobody reads a number may be beyond all floats, as where the lines are read at once."""
+    """Of a field that nobody reads a number may be beyond all floats, as where the lines are
+    read at once.
+    """
     for lines in ([line, beside], [beside, line]):
         decoded = JsonDecoder(Plain).decode("\n".join(lines).encode(), True)
         assert Plain(1) in decoded.records, lines
@@ -149,13 +191,21 @@ class Nested(NamedTuple):
     ("line", "told"),
     [
         ('{"user": "bob", "items": "x"}', r"Expected `array`, got `str` - at `\$\.items`"),
-        ('{"items": [1, 2, "x"], "user": "bob"}', r"Expected `int`, got `str` - at `\$\.items\[2\]`"),
+        (
+            '{"items": [1, 2, "x"], "user": "bob"}',
+            r"Expected `int`, got `str` - at `\$\.items\[2\]`",
+        ),
         ('{"user": "bob"}', "Object missing required field `items`"),
         ('["bob", "x"]', r"Expected `array`, got `str` - at `\$\[1\]`"),
     ],
 )
-async def test_a_field_of_another_type_is_told_by_its_name(line: str, told: str, tmp_path: Path) -> None:
-    """An object has no places: the name is what is looked for in the file. An array has nothing else."""
+async def test_a_field_of_another_type_is_told_by_its_name(
+    line: str, told: str, tmp_path: Path
+) -> None:
+    """An object has no places: the name is what is looked for in the file.
+
+    An array has nothing else.
+    """
     (tmp_path / "a.jsonl").write_text('{"user": "ann", "items": []}\n' + line + "\n")
     with pytest.raises(af.MalformedInput, match=rf"a\.jsonl, line 2: {told}\."):
         await af.Flow("named").source(af.io.jsonl(tmp_path / "a.jsonl", type=Nested)).collect()

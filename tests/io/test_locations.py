@@ -1,4 +1,6 @@
-"""Where files are: URLs and home directories mean what they say, and places of other systems are refused when a flow is built."""
+"""Where files are: URLs and home directories mean what they say, and places of other systems are
+refused when a flow is built.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,33 @@ CONNECTORS: dict[str, Callable[[Any], Any]] = {
     "sqlite": lambda path: af.io.sqlite(path, "t"),
 }
 
-ELSEWHERE = ["s3://bucket/x", "gs://bucket/x", "hdfs://name/x", "abfss://c@a/x", "S3A://bucket/x", "odd+scheme://x", "s3:/bucket/x"]
+ELSEWHERE = [
+    "s3://bucket/x",
+    "gs://bucket/x",
+    "hdfs://name/x",
+    "abfss://c@a/x",
+    "S3A://bucket/x",
+    "odd+scheme://x",
+    "s3:/bucket/x",
+]
 
 
 @pytest.mark.parametrize("name", CONNECTORS)
 @pytest.mark.parametrize("path", [*ELSEWHERE, *map(Path, ELSEWHERE)], ids=repr)
 def test_a_place_of_another_system_is_refused_and_the_remedy_named(name: str, path: Any) -> None:
-    with pytest.raises(af.GraphError, match="not read or written here, expected a path of this machine: mount the store"):
+    with pytest.raises(
+        af.GraphError,
+        match="not read or written here, expected a path of this machine: mount the store",
+    ):
         CONNECTORS[name](path)
 
 
 @pytest.mark.parametrize("name", CONNECTORS)
-@pytest.mark.parametrize("path", ["", "a\0b", "file://other/x", "file://", "file:///", "https://host/x", 7, None, b"x"], ids=repr)
+@pytest.mark.parametrize(
+    "path",
+    ["", "a\0b", "file://other/x", "file://", "file:///", "https://host/x", 7, None, b"x"],
+    ids=repr,
+)
 def test_what_is_no_path_is_refused_by_the_name_of_the_function(name: str, path: Any) -> None:
     with pytest.raises(af.GraphError, match=name):
         CONNECTORS[name](path)
@@ -60,11 +77,18 @@ def test_a_path_of_this_machine(given: Any, meant: Any, monkeypatch: pytest.Monk
 
 
 def test_a_scheme_is_told_from_a_name_with_a_colon() -> None:
-    assert [url_scheme(path) for path in ("logs:/x", "logs://x", "s3:x", "s3:/x")] == ["", "logs", "", "s3"]
+    assert [url_scheme(path) for path in ("logs:/x", "logs://x", "s3:x", "s3:/x")] == [
+        "",
+        "logs",
+        "",
+        "s3",
+    ]
     assert [url_scheme(Path(path)) for path in ("logs:/x", "logs:x")] == ["logs", ""]
 
 
-async def test_a_sink_writes_where_a_file_url_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sink_writes_where_a_file_url_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for place in (f"file://{tmp_path}/out", Path(f"file://{tmp_path}/other")):
         flow = af.Flow("urls")
@@ -81,7 +105,9 @@ async def test_home_is_that_of_the_user(tmp_path: Path, monkeypatch: pytest.Monk
     flow.source(["a"]).sink(af.io.lines("~/out"))
     await flow.execute()
     flow = af.Flow("home again")
-    assert await flow.source(af.io.lines("file://" + str(tmp_path / "me" / "out" / "part-0-?.txt"))).collect() == ["a"]
+    assert await flow.source(
+        af.io.lines("file://" + str(tmp_path / "me" / "out" / "part-0-?.txt"))
+    ).collect() == ["a"]
     assert [path.name for path in tmp_path.iterdir()] == ["me"]
 
 

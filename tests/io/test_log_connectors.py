@@ -1,4 +1,6 @@
-"""What the connectors to Redis, NATS and Kafka say where nothing of them can run: no server is needed."""
+"""What the connectors to Redis, NATS and Kafka say where nothing of them can run: no server is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-async def test_a_client_library_that_is_missing_is_named_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_library_that_is_missing_is_named_with_its_extra(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make, module = SOURCES[name]
     monkeypatch.setitem(sys.modules, module, None)
     source: Any = make()  # It loads nothing.
@@ -30,7 +34,10 @@ async def test_a_client_library_that_is_missing_is_named_with_its_extra(name: st
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: af.io.redis(f"redis://:{SECRET}/x@127.0.0.1:1", "s"), lambda: af.io.nats(f"nats://me:{SECRET}/x@127.0.0.1:1", "s")],
+    [
+        lambda: af.io.redis(f"redis://:{SECRET}/x@127.0.0.1:1", "s"),
+        lambda: af.io.nats(f"nats://me:{SECRET}/x@127.0.0.1:1", "s"),
+    ],
     ids=["redis", "nats"],
 )
 def test_a_url_that_cannot_be_read_is_refused_and_not_shown(make: Any) -> None:

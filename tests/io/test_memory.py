@@ -24,7 +24,11 @@ class Twice:
         yield from range(2500)
 
 
-@pytest.mark.parametrize("items", [[1, 2, 3], (1, 2, 3), range(1, 4), {1: "a", 2: "b", 3: "c"}], ids=lambda i: type(i).__name__)
+@pytest.mark.parametrize(
+    "items",
+    [[1, 2, 3], (1, 2, 3), range(1, 4), {1: "a", 2: "b", 3: "c"}],
+    ids=lambda i: type(i).__name__,
+)
 async def test_an_iterable_is_read_once_in_order(items: Any) -> None:
     async with system_context() as ctx:
         assert await read_all(as_source(items), ctx) == [1, 2, 3]
@@ -107,7 +111,9 @@ async def test_a_generator_runs_on_one_thread_that_is_not_the_loops() -> None:
 
 
 async def test_a_generator_that_blocks_holds_nothing_but_itself() -> None:
-    """A11.6: its thread is not interrupted; what it gave before it blocked is handed over at once."""
+    """A11.6: its thread is not interrupted; what it gave before it blocked is handed over at
+    once.
+    """
     release = threading.Event()
 
     def slow() -> Iterator[int]:
@@ -173,7 +179,9 @@ async def test_closing_runs_the_finally_of_the_generator() -> None:
         assert closed.is_set()
 
 
-async def test_closing_does_not_wait_for_a_step_that_does_not_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_does_not_wait_for_a_step_that_does_not_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     release, begun = threading.Event(), threading.Event()
 
     def stuck() -> Iterator[int]:
@@ -240,7 +248,9 @@ async def test_a_replayable_function_must_yield_pairs() -> None:
             await read_all(FunctionSource(wrong), ctx)
 
 
-async def test_a_function_without_position_says_once_that_it_is_at_most_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_function_without_position_says_once_that_it_is_at_most_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def numbers() -> Iterator[int]:
         yield 1
 
@@ -280,7 +290,9 @@ async def test_an_async_generator_runs_in_one_task_and_is_closed() -> None:
     async def ticks() -> AsyncIterator[int]:
         nonlocal closed
         try:
-            async with asyncio.timeout(60):  # Refuses to be left by another task than the one that entered it.
+            async with asyncio.timeout(
+                60
+            ):  # Refuses to be left by another task than the one that entered it.
                 i = 0
                 while True:
                     tasks.add(asyncio.current_task())
@@ -341,7 +353,9 @@ async def test_a_generator_works_where_blocking_calls_run_on_the_loop_itself() -
     """A simulated host has no threads: the reader must not wait for one."""
 
     class InlineHost:
-        def blocking(self, function: Any, *args: Any, dedicated: bool = False, name: str | None = None) -> Any:
+        def blocking(
+            self, function: Any, *args: Any, dedicated: bool = False, name: str | None = None
+        ) -> Any:
             future = asyncio.get_running_loop().create_future()
 
             def call() -> None:

@@ -71,7 +71,9 @@ async def test_datagen_waits_until_the_next_element_is_due() -> None:
         assert asyncio.get_running_loop().time() - began >= 0.015
 
 
-@pytest.mark.parametrize("options", [{"rate": 0}, {"rate": float("inf")}, {"count": -1}, {"splits": 0}])
+@pytest.mark.parametrize(
+    "options", [{"rate": 0}, {"rate": float("inf")}, {"count": -1}, {"splits": 0}]
+)
 def test_datagen_refuses_what_makes_no_sense(options: Any) -> None:
     with pytest.raises(GraphError, match="datagen: "):
         datagen(str, **options)
@@ -199,7 +201,9 @@ async def test_a_durable_put_returns_when_a_checkpoint_covers_it() -> None:
         await second
 
 
-async def test_a_restored_checkpoint_covers_what_it_holds_although_nobody_lived_to_be_told() -> None:
+async def test_a_restored_checkpoint_covers_what_it_holds_although_nobody_lived_to_be_told() -> (
+    None
+):
     source = push().for_run()
     inlet = inlet_of(source)
     async with system_context() as ctx:
@@ -219,7 +223,9 @@ async def test_a_restored_checkpoint_covers_what_it_holds_although_nobody_lived_
         assert await take(reader, 1) == ["b"]
 
 
-async def test_whoever_waits_for_what_was_accepted_waits_no_longer_once_it_was_read_or_the_job_is_over() -> None:
+async def test_whoever_waits_for_what_was_accepted_waits_no_longer_once_it_was_read_or_the_job_is_over() -> (
+    None
+):
     source = push().for_run()
     inlet = inlet_of(source)
     await inlet.put_many(["early", "next"])
@@ -243,7 +249,9 @@ async def test_whoever_waits_for_what_was_accepted_waits_no_longer_once_it_was_r
         await inlet.caught_up()
 
 
-async def test_a_durable_put_before_the_first_reader_counts_from_where_an_earlier_run_had_ended() -> None:
+async def test_a_durable_put_before_the_first_reader_counts_from_where_an_earlier_run_had_ended() -> (
+    None
+):
     source = push().for_run()
     inlet = inlet_of(source)
     durable = asyncio.ensure_future(inlet.put("early", durable=True))
@@ -260,7 +268,9 @@ async def test_a_durable_put_before_the_first_reader_counts_from_where_an_earlie
         await durable
 
 
-async def test_put_waits_while_too_much_is_kept_for_a_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+async def test_put_waits_while_too_much_is_kept_for_a_checkpoint(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     source = push(uncovered=4).for_run()
     inlet = inlet_of(source)
     async with system_context() as ctx:
@@ -270,7 +280,9 @@ async def test_put_waits_while_too_much_is_kept_for_a_checkpoint(caplog: pytest.
         for first in (0, 10):
             putting = asyncio.ensure_future(inlet.put_many(range(first, first + 9)))
             await settle()
-            assert await take(reader, 4) == list(range(first, first + 4)), "what is read makes no room"
+            assert await take(reader, 4) == list(range(first, first + 4)), (
+                "what is read makes no room"
+            )
             await settle()
             assert reader.poll_batch(9) is None
             assert len(inlet._values) == 4
@@ -306,8 +318,12 @@ async def test_what_waits_for_a_checkpoint_is_freed_by_the_end_of_input_or_job()
                 await putting
 
 
-@pytest.mark.parametrize(("replays", "checkpointing"), [(False, True), (True, False), (False, False)])
-async def test_without_a_checkpoint_to_wait_for_put_waits_for_the_source_alone(replays: bool, checkpointing: bool) -> None:
+@pytest.mark.parametrize(
+    ("replays", "checkpointing"), [(False, True), (True, False), (False, False)]
+)
+async def test_without_a_checkpoint_to_wait_for_put_waits_for_the_source_alone(
+    replays: bool, checkpointing: bool
+) -> None:
     source = push(uncovered=2).for_run()
     inlet = inlet_of(source)
     async with system_context() as ctx:
@@ -329,7 +345,9 @@ async def test_a_durable_put_is_refused_where_no_checkpoints_are_taken() -> None
         ctx.checkpointing = False
         reader: Any = source.reader(ctx)
         await reader.open(await source.discover())
-        with pytest.raises(CheckpointError, match="this job takes none: run the flow with checkpoints="):
+        with pytest.raises(
+            CheckpointError, match="this job takes none: run the flow with checkpoints="
+        ):
             await early
         with pytest.raises(CheckpointError, match="this job takes none"):
             await inlet.put_many(["a", "b"], durable=True)
@@ -337,7 +355,9 @@ async def test_a_durable_put_is_refused_where_no_checkpoints_are_taken() -> None
         assert await take(reader, 2) == ["early", "c"]
 
 
-async def test_what_no_restart_can_ask_for_again_is_said_once_a_run(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_no_restart_can_ask_for_again_is_said_once_a_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with system_context() as ctx:
         ctx.replays = True
         for attempt in range(3):

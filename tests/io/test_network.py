@@ -159,7 +159,10 @@ async def test_a_line_that_is_no_text_goes_where_on_error_says(ctx: Context) -> 
 
     tag = OutputTag[Any]("bad")
     async with tcp_server(serve) as port:
-        assert await read_all(socket("127.0.0.1", port, reconnect=False, on_error=tag), ctx) == ["a", "b"]
+        assert await read_all(socket("127.0.0.1", port, reconnect=False, on_error=tag), ctx) == [
+            "a",
+            "b",
+        ]
         assert [failed.value for _, failed in ctx.sides] == [b"\xff"]
         with pytest.raises(RemoteProtocolError):
             await read_all(socket("127.0.0.1", port, reconnect=False), ctx)
@@ -232,7 +235,10 @@ async def test_polling_waits_between_two_requests(ctx: Context) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text="now")
 
-    async with http_server(web.get("/", answer)) as url, opened(http(url, every="1h", decode="text"), ctx) as reader:
+    async with (
+        http_server(web.get("/", answer)) as url,
+        opened(http(url, every="1h", decode="text"), ctx) as reader,
+    ):
         assert await next_batch(reader) == ["now"]
         waiting = asyncio.ensure_future(reader.wait())
         await asyncio.sleep(0.02)
@@ -240,13 +246,18 @@ async def test_polling_waits_between_two_requests(ctx: Context) -> None:
         waiting.cancel()
 
 
-async def test_polling_tries_again_when_the_server_is_ill_and_fails_when_it_says_no(ctx: Context) -> None:
+async def test_polling_tries_again_when_the_server_is_ill_and_fails_when_it_says_no(
+    ctx: Context,
+) -> None:
     statuses = [503, 429, 200, 404]
 
     async def answer(request: web.Request) -> web.Response:
         return web.json_response(1, status=statuses.pop(0))
 
-    async with http_server(web.get("/", answer)) as url, opened(http(url, every="1ms", backoff="1ms"), ctx) as reader:
+    async with (
+        http_server(web.get("/", answer)) as url,
+        opened(http(url, every="1ms", backoff="1ms"), ctx) as reader,
+    ):
         assert await next_batch(reader) == [1]
         with pytest.raises(Broken, match="answered 404, expected 2xx"):
             await next_batch(reader)
@@ -256,13 +267,18 @@ async def test_an_answer_that_is_no_json_is_malformed(ctx: Context) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text="<html>")
 
-    async with http_server(web.get("/", answer)) as url, opened(http(url, every="1ms"), ctx) as reader:
+    async with (
+        http_server(web.get("/", answer)) as url,
+        opened(http(url, every="1ms"), ctx) as reader,
+    ):
         with pytest.raises(RemoteProtocolError, match="malformed"):
             await next_batch(reader)
 
 
 @pytest.mark.parametrize(("batch", "bodies"), [(1, [1, {"a": 2}, 3]), (2, [[1, {"a": 2}], [3]])])
-async def test_the_sink_posts_json_and_tries_again(ctx: Context, batch: int, bodies: list[Any]) -> None:
+async def test_the_sink_posts_json_and_tries_again(
+    ctx: Context, batch: int, bodies: list[Any]
+) -> None:
     received: list[Any] = []
     ill = True
 
@@ -301,7 +317,8 @@ async def test_a_post_that_is_refused_fails_the_sink(ctx: Context) -> None:
 # Server-sent events.
 
 STREAM = (
-    ": hello\r\n\r\nid: 7\ndata: one\ndata:two\n\nevent: tick\rdata: {}\r\rdata\n\nid: 8\n\nretry: 5\ndata: ü\n\ndata: unfinished"
+    ": hello\r\n\r\nid: 7\ndata: one\ndata:two\n\nevent: tick\rdata: {}\r\rdata\n\nid: 8\n\n"
+    "retry: 5\ndata: ü\n\ndata: unfinished"
 ).encode()
 EVENTS = [
     ServerSentEvent("one\ntwo", "message", "7"),
@@ -314,7 +331,9 @@ EVENTS = [
 @pytest.mark.parametrize("size", range(1, len(STREAM) + 1))
 def test_events_are_the_same_whatever_the_pieces(size: int) -> None:
     parser = EventParser()
-    assert [event for i in range(0, len(STREAM), size) for event in parser.feed(STREAM[i : i + size])] == EVENTS
+    assert [
+        event for i in range(0, len(STREAM), size) for event in parser.feed(STREAM[i : i + size])
+    ] == EVENTS
 
 
 def test_what_comes_byte_by_byte_is_not_copied_each_time() -> None:
@@ -385,7 +404,10 @@ async def test_messages_are_elements_and_a_lost_connection_is_made_again(ctx: Co
         source = websocket(url, subscribe=["subscribe"], backoff="1ms")
         async with opened(source, ctx) as reader:
             assert await take(reader, 5) == ["a", b"b", "a", b"b", "a"]
-        assert await read_all(websocket(url, subscribe=["subscribe"], reconnect=False), ctx) == ["a", b"b"]
+        assert await read_all(websocket(url, subscribe=["subscribe"], reconnect=False), ctx) == [
+            "a",
+            b"b",
+        ]
 
 
 async def test_a_websocket_sink_sends_text_bytes_and_json(ctx: Context) -> None:
@@ -438,7 +460,11 @@ async def test_what_is_posted_is_an_element(ctx: Context) -> None:
         assert not reader.finished
 
 
-@pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 100_000, b"1e999", b"9" * 5000, b'"\\ud800"'], ids=lambda body: body[:8].hex())
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"\xff", b"[" * 100_000, b"1e999", b"9" * 5000, b'"\\ud800"'],
+    ids=lambda body: body[:8].hex(),
+)
 async def test_a_webhook_says_what_is_wrong_with_a_body(ctx: Context, body: bytes) -> None:
     async with hook(webhook(port=0), ctx) as (_, session, url):
         async with session.post(url, data=body) as response:
@@ -460,9 +486,16 @@ async def test_a_full_webhook_waits_then_answers_503(ctx: Context) -> None:
 
 
 async def test_a_webhook_bounds_what_it_reads_and_asks_for_its_token(ctx: Context) -> None:
-    async with hook(webhook(port=0, token="secret", max_bytes=100, decode="text"), ctx) as (reader, session, url):
+    async with hook(webhook(port=0, token="secret", max_bytes=100, decode="text"), ctx) as (
+        reader,
+        session,
+        url,
+    ):
         assert await status_of(session.post(url, data="x")) == 401
-        assert await status_of(session.post(url, data="x", headers={"Authorization": "Bearer wrong"})) == 401
+        assert (
+            await status_of(session.post(url, data="x", headers={"Authorization": "Bearer wrong"}))
+            == 401
+        )
         good = {"Authorization": "Bearer secret"}
         assert await status_of(session.post(url, data="x" * 200, headers=good)) == 413
         assert await status_of(session.post(url, data=b"\xff", headers=good)) == 400
@@ -491,8 +524,12 @@ async def test_a_port_that_is_taken_is_the_error_of_the_source(ctx: Context) -> 
             await read_all(webhook(port=port), ctx)
 
 
-async def test_a_webhook_listens_once_it_is_open_and_a_taken_port_is_an_error_of_opening(ctx: Context) -> None:
-    """So whoever has started a job may post at once, and hears of the port where the job is started."""
+async def test_a_webhook_listens_once_it_is_open_and_a_taken_port_is_an_error_of_opening(
+    ctx: Context,
+) -> None:
+    """So whoever has started a job may post at once, and hears of the port where the job is
+    started.
+    """
     async with opened(webhook(port=0), ctx) as reader:
         assert reader.port.done()
         taken = webhook(port=reader.port.result()).reader(ctx)
@@ -520,10 +557,13 @@ async def test_a_job_whose_webhook_has_no_port_does_not_start() -> None:
 def test_importing_the_package_loads_no_client_library() -> None:
     program = (
         "import sys, aioflow.io as io\n"
-        "io.http('http://localhost'), io.sse('http://localhost'), io.websocket('ws://localhost'), io.webhook(), io.lines('x')\n"
+        "io.http('http://localhost'), io.sse('http://localhost'), io.websocket('ws://localhost'), "
+        "io.webhook(), io.lines('x')\n"
         "print([name for name in ('aiohttp', 'numpy', 'cloudpickle') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"
 
 
@@ -532,7 +572,9 @@ def test_every_connector_is_a_function_however_its_module_was_imported() -> None
         assert callable(getattr(aioflow.io, name))
         assert not isinstance(getattr(aioflow.io, name), type(aioflow.io))
     assert set(aioflow.io.__all__) <= set(dir(aioflow.io))
-    with pytest.raises(AttributeError, match="no connector 'kafkaesque', expected one of arrow, blackhole"):
+    with pytest.raises(
+        AttributeError, match="no connector 'kafkaesque', expected one of arrow, blackhole"
+    ):
         _ = aioflow.io.kafkaesque
 
 
@@ -540,7 +582,11 @@ def test_every_connector_is_a_function_however_its_module_was_imported() -> None
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING" and "again" in record.getMessage()]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelname == "WARNING" and "again" in record.getMessage()
+    ]
 
 
 async def warned(caplog: pytest.LogCaptureFixture) -> str:
@@ -558,7 +604,9 @@ CONNECTING: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("name", CONNECTING)
-async def test_a_source_that_cannot_be_reached_is_warned_of(name: str, ctx: Context, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_source_that_cannot_be_reached_is_warned_of(
+    name: str, ctx: Context, caplog: pytest.LogCaptureFixture
+) -> None:
     source = CONNECTING[name](1)  # Nobody listens on port 1.
     async with opened(source, ctx):
         warning = await warned(caplog)
@@ -568,7 +616,9 @@ async def test_a_source_that_cannot_be_reached_is_warned_of(name: str, ctx: Cont
 
 
 @pytest.mark.parametrize("name", ["socket", "websocket"])
-async def test_a_sink_that_cannot_be_reached_is_warned_of(name: str, ctx: Context, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_sink_that_cannot_be_reached_is_warned_of(
+    name: str, ctx: Context, caplog: pytest.LogCaptureFixture
+) -> None:
     sink = CONNECTING[name](1)
     writer = sink.writer(ctx)
     opening = asyncio.ensure_future(writer.open())
@@ -578,15 +628,22 @@ async def test_a_sink_that_cannot_be_reached_is_warned_of(name: str, ctx: Contex
     await writer.close()
 
 
-async def test_a_server_that_ends_each_connection_without_a_word_is_warned_of(ctx: Context, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_that_ends_each_connection_without_a_word_is_warned_of(
+    ctx: Context, caplog: pytest.LogCaptureFixture
+) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Nothing."""
 
     async with tcp_server(serve) as port, opened(socket("127.0.0.1", port, backoff="1ms"), ctx):
-        assert "the other side has ended the connection again, and sent nothing, connecting again" in await warned(caplog)
+        assert (
+            "the other side has ended the connection again, and sent nothing, connecting again"
+            in await warned(caplog)
+        )
 
 
-def test_what_is_tried_again_for_long_is_warned_of_seldom(sim_loop: SimLoop, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_tried_again_for_long_is_warned_of_seldom(
+    sim_loop: SimLoop, caplog: pytest.LogCaptureFixture
+) -> None:
     async def hours() -> None:
         loop = asyncio.get_running_loop()
         backoff = Backoff(random.Random(1))
@@ -600,6 +657,8 @@ def test_what_is_tried_again_for_long_is_warned_of_seldom(sim_loop: SimLoop, cap
     sim_loop.run_until_complete(hours())
     first, second, *more = warnings_of(caplog)
     assert first == "'the feed': ConnectionRefusedError: no, connecting again"
-    assert second.startswith("'the feed': ConnectionRefusedError: no, connecting again; it has failed for ")
+    assert second.startswith(
+        "'the feed': ConnectionRefusedError: no, connecting again; it has failed for "
+    )
     assert 20 < len(more) < 40, "every ten minutes in the end"
     assert more[-1] == "'the feed': TimeoutError, connecting again"

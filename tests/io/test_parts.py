@@ -55,9 +55,15 @@ async def test_parts_are_named_by_subtask_and_number(tmp_path: Path) -> None:
     assert names(tmp_path) == ["part-0-0.txt", "part-0-1.txt", "part-0-2.jsonl", "part-0-3.csv"]
 
 
-@pytest.mark.parametrize("checkpoints", [False, True], ids=["without checkpoints", "with checkpoints"])
-async def test_several_sinks_write_to_one_directory_and_no_part_replaces_another(tmp_path: Path, checkpoints: bool) -> None:
-    options: dict[str, Any] = {"checkpoints": (tmp_path / "store").as_uri(), "every": "10ms"} if checkpoints else {}
+@pytest.mark.parametrize(
+    "checkpoints", [False, True], ids=["without checkpoints", "with checkpoints"]
+)
+async def test_several_sinks_write_to_one_directory_and_no_part_replaces_another(
+    tmp_path: Path, checkpoints: bool
+) -> None:
+    options: dict[str, Any] = (
+        {"checkpoints": (tmp_path / "store").as_uri(), "every": "10ms"} if checkpoints else {}
+    )
 
     def made(name: str) -> af.Flow:
         flow = af.Flow(name, parallelism=2)
@@ -85,11 +91,18 @@ async def test_a_sink_leaves_what_another_has_begun_in_their_directory(tmp_path:
         await lines(tmp_path).committer(contexts[0]).commit(await first.prepare(1))
         for writer in (first, second):
             await writer.close()
-    assert sorted(row for path in tmp_path.iterdir() for row in path.read_text().split()) == ["1", "2"]
+    assert sorted(row for path in tmp_path.iterdir() for row in path.read_text().split()) == [
+        "1",
+        "2",
+    ]
 
 
-async def test_two_runs_of_one_flow_without_checkpoints_do_not_take_each_others_parts(tmp_path: Path) -> None:
-    """The second begins while a part of the first is open: what that holds was deleted, and nobody said so."""
+async def test_two_runs_of_one_flow_without_checkpoints_do_not_take_each_others_parts(
+    tmp_path: Path,
+) -> None:
+    """The second begins while a part of the first is open: what that holds was deleted, and
+    nobody said so.
+    """
     async with system_context() as machine:
         contexts = [SinkContext(machine.host, checkpointing=False) for _ in range(2)]
         for ctx, job_id in zip(contexts, ("a" * 32, "b" * 32), strict=True):
@@ -107,10 +120,16 @@ async def test_two_runs_of_one_flow_without_checkpoints_do_not_take_each_others_
             await writer.prepare(0)
             await writer.close()
     assert names(tmp_path) == ["part-0-0.txt", "part-0-1.txt"]
-    assert sorted(row for path in tmp_path.iterdir() for row in path.read_text().split()) == ["1", "2", "3"]
+    assert sorted(row for path in tmp_path.iterdir() for row in path.read_text().split()) == [
+        "1",
+        "2",
+        "3",
+    ]
 
 
-async def test_what_a_run_without_checkpoints_left_is_removed_by_another_when_it_is_old(tmp_path: Path) -> None:
+async def test_what_a_run_without_checkpoints_left_is_removed_by_another_when_it_is_old(
+    tmp_path: Path,
+) -> None:
     async with system_context() as machine:
         ctx = SinkContext(machine.host, checkpointing=False)
         ctx.job_id = "a" * 32
@@ -130,7 +149,9 @@ async def test_what_a_run_without_checkpoints_left_is_removed_by_another_when_it
         assert not left.exists()
 
 
-async def test_a_part_whose_number_is_taken_is_committed_once_under_the_next(tmp_path: Path) -> None:
+async def test_a_part_whose_number_is_taken_is_committed_once_under_the_next(
+    tmp_path: Path,
+) -> None:
     """Also again, and when whoever committed it was killed between its two names."""
     hidden, final = tmp_path / ".part-0-0.txt.x", tmp_path / "part-0-0.txt"
     final.write_text("theirs")
@@ -183,7 +204,9 @@ async def test_with_checkpoints_a_full_part_waits_for_the_commit(tmp_path: Path)
         await writer.close()
 
 
-async def test_without_checkpoints_an_old_part_is_shown_although_nothing_follows(tmp_path: Path) -> None:
+async def test_without_checkpoints_an_old_part_is_shown_although_nothing_follows(
+    tmp_path: Path,
+) -> None:
     sink = csv(tmp_path, roll=RollPolicy(age_ms=1000))
     async with system_context() as machine:
         ctx = SinkContext(machine.host, checkpointing=False)
@@ -206,7 +229,11 @@ async def test_each_csv_part_has_the_header(tmp_path: Path) -> None:
     assert (tmp_path / "part-0-0.csv").read_text() == "symbol,price\nA,1.5\n"
     assert (tmp_path / "part-0-1.csv").read_text() == 'symbol,price\n"B,C",2.0\n"""",3.0\n'
     async with system_context() as ctx:
-        assert await read_all(csv(tmp_path, Trade), ctx) == [Trade("A", 1.5), Trade("B,C", 2.0), Trade('"', 3.0)]
+        assert await read_all(csv(tmp_path, Trade), ctx) == [
+            Trade("A", 1.5),
+            Trade("B,C", 2.0),
+            Trade('"', 3.0),
+        ]
 
 
 async def test_csv_takes_dicts_in_any_order_tuples_and_lists(tmp_path: Path) -> None:
@@ -220,13 +247,19 @@ async def test_csv_takes_dicts_in_any_order_tuples_and_lists(tmp_path: Path) -> 
 
 async def test_jsonl_writes_objects_for_what_has_fields(tmp_path: Path) -> None:
     await write(jsonl(tmp_path), [Count("x", 1), Trade("A", 1.5), {"k": [1, None]}, "text"])
-    assert (tmp_path / "part-0-0.jsonl").read_text() == '{"word":"x","n":1}\n{"symbol":"A","price":1.5}\n{"k":[1,null]}\n"text"\n'
+    assert (
+        tmp_path / "part-0-0.jsonl"
+    ).read_text() == '{"word":"x","n":1}\n{"symbol":"A","price":1.5}\n{"k":[1,null]}\n"text"\n'
     with pytest.raises(TypeError, match="jsonl sink got a object"):
         await write(jsonl(tmp_path), [object()])
 
 
-async def test_a_prepared_part_that_is_nowhere_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    await PartCommitter(str(tmp_path)).commit([(str(tmp_path / ".part-0-0.txt.x"), str(tmp_path / "part-0-0.txt"))])
+async def test_a_prepared_part_that_is_nowhere_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await PartCommitter(str(tmp_path)).commit(
+        [(str(tmp_path / ".part-0-0.txt.x"), str(tmp_path / "part-0-0.txt"))]
+    )
     assert "committed and then moved away, or it is lost" in caplog.text
 
 
@@ -242,13 +275,17 @@ FORGED = {
 
 
 @pytest.mark.parametrize("case", FORGED)
-async def test_a_committable_that_is_no_part_of_the_directory_moves_nothing(tmp_path: Path, case: str) -> None:
+async def test_a_committable_that_is_no_part_of_the_directory_moves_nothing(
+    tmp_path: Path, case: str
+) -> None:
     directory = tmp_path / "out"
     (directory / "sub").mkdir(parents=True)
     for name in ("precious", ".part-0-0.txt.x", ".part-0-1.txt.x", "../.part-0-0.txt.x"):
         (directory / name).write_text(name)
     before = sorted(path for path in tmp_path.rglob("*"))
-    hidden, final = (name if name.startswith("/") else f"{directory}/{name}" for name in FORGED[case])
+    hidden, final = (
+        name if name.startswith("/") else f"{directory}/{name}" for name in FORGED[case]
+    )
     good = (f"{directory}/.part-0-0.txt.x", f"{directory}/part-0-0.txt")
     committer = lines(directory).committer()
     for act in (committer.commit, committer.abort):
@@ -258,12 +295,18 @@ async def test_a_committable_that_is_no_part_of_the_directory_moves_nothing(tmp_
 
 
 @pytest.mark.parametrize("committable", [None, "ab", ["a"], ["a", 1], [b"a", b"b"], {"a": 1}])
-async def test_a_committable_that_is_no_pair_of_paths_is_refused(tmp_path: Path, committable: Any) -> None:
+async def test_a_committable_that_is_no_pair_of_paths_is_refused(
+    tmp_path: Path, committable: Any
+) -> None:
     with pytest.raises(RestoreError, match="not two paths"):
         await lines(tmp_path).committer().commit([committable])
 
 
 async def test_a_directory_may_be_spelled_in_another_way_after_a_restore(tmp_path: Path) -> None:
     (tmp_path / ".part-0-0.txt.x").write_text("a")
-    await lines(f"{tmp_path}/./sub/..").committer().commit([(f"{tmp_path}/.part-0-0.txt.x", f"{tmp_path}/part-0-0.txt")])
+    await (
+        lines(f"{tmp_path}/./sub/..")
+        .committer()
+        .commit([(f"{tmp_path}/.part-0-0.txt.x", f"{tmp_path}/part-0-0.txt")])
+    )
     assert names(tmp_path) == ["part-0-0.txt"]

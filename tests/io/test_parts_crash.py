@@ -1,7 +1,9 @@
-"""Part files when the process or the machine dies: between any two operations on the disk, and within each write.
+"""Part files when the process or the machine dies: between any two operations on the disk, and
+within each write.
 
-G13 of RELIABILITY section 6: crash between every two operations x {lost, torn, kept}. What is seen afterwards is exactly what was
-committed, and the next run to its end leaves every record once and no other file.
+G13 of RELIABILITY section 6: crash between every two operations x {lost, torn, kept}. What is seen
+afterwards is exactly what was committed, and the next run to its end leaves every record once and
+no other file.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Checkpoints:
     aborted: frozenset[int] = frozenset()
 
 
-async def attempt(host: SimulatedHost, files: CrashingFiles, store: Checkpoints, parallelism: int = 1) -> None:
+async def attempt(
+    host: SimulatedHost, files: CrashingFiles, store: Checkpoints, parallelism: int = 1
+) -> None:
     """One attempt of a job, restored from what is completed, up to its end."""
     store.attempts += 1
     operators, contexts = [], []
@@ -90,9 +94,15 @@ async def seen(host: SimulatedHost) -> list[int]:
 
 
 async def run(
-    host: SimulatedHost, crashes: list[tuple[int, str, str]], parallelisms: list[int], aborted: frozenset[int]
+    host: SimulatedHost,
+    crashes: list[tuple[int, str, str]],
+    parallelisms: list[int],
+    aborted: frozenset[int],
 ) -> list[int]:
-    """Attempt after attempt, each but the last with its crash. Gives the operations that each has made."""
+    """Attempt after attempt, each but the last with its crash.
+
+    Gives the operations that each has made.
+    """
     store = Checkpoints(aborted=aborted)
     operations = []
     for i, (crash_at, when, fate) in enumerate([*crashes, (0, "", "")]):
@@ -105,7 +115,9 @@ async def run(
         operations.append(files.operations)
         visible = await seen(host)
         assert len(set(visible)) == len(visible), "a record is seen twice"
-        assert set(visible) <= set(RECORDS[: store.position]), "something is seen that no checkpoint covers"
+        assert set(visible) <= set(RECORDS[: store.position]), (
+            "something is seen that no checkpoint covers"
+        )
     assert [name for name in await host.fs.list(DIRECTORY) if name.startswith(".")] == []
     # Nobody comes again after the end: what is seen now must last.
     lose_power(host, "lost")
@@ -113,7 +125,11 @@ async def run(
     return operations
 
 
-def check(crashes: list[tuple[int, str, str]], parallelisms: list[int], aborted: frozenset[int] = frozenset()) -> list[int]:
+def check(
+    crashes: list[tuple[int, str, str]],
+    parallelisms: list[int],
+    aborted: frozenset[int] = frozenset(),
+) -> list[int]:
     async def main(host: SimulatedHost) -> list[int]:
         return await run(host, crashes, parallelisms, aborted)
 
@@ -125,7 +141,9 @@ def check(crashes: list[tuple[int, str, str]], parallelisms: list[int], aborted:
     [*((fate, frozenset()) for fate in FATES), (KILL, frozenset({2})), ("lost", frozenset({2}))],
     ids=[*FATES, "kill after an aborted checkpoint", "lost after an aborted checkpoint"],
 )
-def test_a_crash_at_any_operation_leaves_what_was_committed_and_the_next_run_the_rest(fate: str, aborted: frozenset[int]) -> None:
+def test_a_crash_at_any_operation_leaves_what_was_committed_and_the_next_run_the_rest(
+    fate: str, aborted: frozenset[int]
+) -> None:
     """G13, rows 16 and 22."""
     (operations,) = check([], [1], aborted)
     assert operations > 20

@@ -24,7 +24,9 @@ async def ahead() -> AsyncIterator[ReadAhead]:
         await host.close()
 
 
-async def test_it_waits_while_enough_is_there_and_goes_on_when_something_is_taken(ahead: ReadAhead) -> None:
+async def test_it_waits_while_enough_is_there_and_goes_on_when_something_is_taken(
+    ahead: ReadAhead,
+) -> None:
     items: list[int] = []
 
     async def read() -> None:

@@ -1,4 +1,6 @@
-"""Files of JSON lines and CSV, and generated records, as columns: record for record, line for line and position for position the rows."""
+"""Files of JSON lines and CSV, and generated records, as columns: record for record, line for
+line and position for position the rows.
+"""
 
 from __future__ import annotations
 
@@ -109,8 +111,12 @@ async def ctx() -> AsyncIterator[Context]:
 Told = tuple[list[str], dict[int, Any], list[str], str]
 
 
-async def told(source: Any, ctx: Context, max_records: int, block_bytes: int, splits: list[Split] | None = None) -> Told:
-    """What a reader gives: records, positions by the number of records before them, what went to the side, and the error."""
+async def told(
+    source: Any, ctx: Context, max_records: int, block_bytes: int, splits: list[Split] | None = None
+) -> Told:
+    """What a reader gives: records, positions by the number of records before them, what went to
+    the side, and the error.
+    """
     source._block_bytes = block_bytes
     ctx.sides.clear()
     reader = source.reader(ctx)
@@ -139,34 +145,61 @@ SIZES = [(1, 1 << 18), (2, 40), (16_384, 16), (16_384, 1 << 18)]
 """Records of a batch, and bytes of a block."""
 
 JSON_FILES = {
-    "plain": b'{"user":1,"price":2.5,"name":"a"}\n{"user":2,"price":3,"name":"b"}\n{"user":1,"price":0.1,"name":"a"}\n',
+    "plain": (
+        b'{"user":1,"price":2.5,"name":"a"}\n{"user":2,"price":3,"name":"b"}\n{"user":1,'
+        b'"price":0.1,"name":"a"}\n'
+    ),
     "no line end at the end": b'{"user":1,"price":2.5}\n{"user":2,"price":3.5}',
     "of one line": b'{"user":1,"price":2.5}',
     "empty": b"",
     "line ends of Windows": b'{"user":1,"price":2.5}\r\n{"user":2,"price":3.5}\r\n',
-    "both line ends": b'{"user":1,"price":2.5}\r\n{"user":2,"price":3.5}\n{"user":3,"price":3.5}\r\n',
+    "both line ends": (
+        b'{"user":1,"price":2.5}\r\n{"user":2,"price":3.5}\n{"user":3,"price":3.5}\r\n'
+    ),
     "blank lines": b'\n{"user":1,"price":2.5}\n\n  \n{"user":2,"price":3.5}\n\n',
     "a mark at the begin": b'\xef\xbb\xbf{"user":1,"price":2.5}\n{"user":2,"price":3.5}\n',
     "spaces": b'  {"user":1,"price":2.5} \n{"user":2 , "price":3.5}\n',
-    "missing fields": b'{"user":1,"price":2.5,"name":"a"}\n{"user":2,"price":3.5}\n{"price":1.5,"user":3,"note":null}\n',
-    "a required field is missing": b'{"user":1,"price":2.5}\n{"price":3.5}\n{"user":3,"price":2.5}\n',
+    "missing fields": (
+        b'{"user":1,"price":2.5,"name":"a"}\n{"user":2,"price":3.5}\n{"price":1.5,"user":3,'
+        b'"note":null}\n'
+    ),
+    "a required field is missing": (
+        b'{"user":1,"price":2.5}\n{"price":3.5}\n{"user":3,"price":2.5}\n'
+    ),
     "nulls": b'{"user":1,"price":2.5,"note":null}\n{"user":2,"price":3.5,"note":"x"}\n',
     "null where none may be": b'{"user":1,"price":2.5}\n{"user":null,"price":3.5}\n',
-    "ints and floats": b'{"user":1,"price":2.5,"x":1}\n{"user":2,"price":3,"x":1.0}\n{"user":2.0,"price":-0.0,"x":true}\n',
-    "large ints": b'{"user":18446744073709551616,"price":1e300}\n{"user":9223372036854775807,"price":2}\n',
+    "ints and floats": (
+        b'{"user":1,"price":2.5,"x":1}\n{"user":2,"price":3,"x":1.0}\n{"user":2.0,"price":-0.0,'
+        b'"x":true}\n'
+    ),
+    "large ints": (
+        b'{"user":18446744073709551616,"price":1e300}\n{"user":9223372036854775807,"price":2}\n'
+    ),
     "fields in another order": b'{"user":1,"price":2.5}\n{"price":3.5,"user":2}\n',
     "a field twice": b'{"user":1,"user":2,"price":2.5}\n{"user":3,"price":3.5}\n',
-    "more fields": b'{"user":1,"price":2.5,"more":{"a":[1,2]}}\n{"user":3,"price":3.5,"more":{"a":[]}}\n',
-    "letters": '{"user":1,"price":2.5,"name":"żółć \\ud83d\\ude00 😀\\u0000"}\n{"user":2,"price":2.5,"name":""}\n'.encode(),
+    "more fields": (
+        b'{"user":1,"price":2.5,"more":{"a":[1,2]}}\n{"user":3,"price":3.5,"more":{"a":[]}}\n'
+    ),
+    "letters": (
+        '{"user":1,"price":2.5,"name":"żółć \\ud83d\\ude00 😀\\u0000"}\n'
+        '{"user":2,"price":2.5,"name":""}\n'
+    ).encode(),
     "no letters": b'{"user":1,"price":2.5,"name":"\xff\xfe"}\n{"user":2,"price":2.5}\n',
     "two in a line": b'{"user":1,"price":2.5}{"user":2,"price":2.5}\n{"user":3,"price":2.5}\n',
     "one in two lines": b'{"user":1,\n"price":2.5}\n{"user":3,"price":2.5}\n',
-    "one in two lines and two in one": b'{"user":1,"price":\n2.5}\n{"user":3,"price":2.5}{"user":4,"price":2.5}\n',
-    "a line end in a text": b'{"user":1,"price":2.5,"name":"}\n{"}\n{"user":3,"price":2.5}{"user":4,"price":2.5}\n',
+    "one in two lines and two in one": (
+        b'{"user":1,"price":\n2.5}\n{"user":3,"price":2.5}{"user":4,"price":2.5}\n'
+    ),
+    "a line end in a text": (
+        b'{"user":1,"price":2.5,"name":"}\n{"}\n{"user":3,"price":2.5}{"user":4,"price":2.5}\n'
+    ),
     "no objects": b'1\n"x"\nnull\n[1,2]\n{"user":1,"price":1.5}\n',
     "arrays": b'[1,2.5,"a"]\n[2,3.5]\n',
     "nonsense": b'{"user":1,"price":2.5}\nno json\n{"user":2,"price":2.5}\n{"user":\n',
-    "dates": b'{"userId":1,"isNew":true,"day":"2024-02-29"}\n{"userId":2,"day":null}\n{"userId":3,"isNew":false}\n',
+    "dates": (
+        b'{"userId":1,"isNew":true,"day":"2024-02-29"}\n{"userId":2,"day":null}\n{"userId":3,'
+        b'"isNew":false}\n'
+    ),
     "negative": b'{"user":1}\n{"user":-1}\n{"user":0}\n',
 }
 JSON_TYPES: dict[str, Any] = {
@@ -179,7 +212,12 @@ JSON_TYPES: dict[str, Any] = {
 @pytest.mark.parametrize("kind", JSON_TYPES)
 @pytest.mark.parametrize("content", JSON_FILES)
 async def test_odd_json_lines_are_the_same_records(
-    tmp_path: Path, ctx: Context, content: str, kind: str, on_error: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    ctx: Context,
+    content: str,
+    kind: str,
+    on_error: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("aioflow.io.json_files.FLAT_BYTES", 0)
     path = tmp_path / "a.jsonl"
@@ -187,7 +225,9 @@ async def test_odd_json_lines_are_the_same_records(
     source: Any = jsonl(path, JSON_TYPES[kind], on_error=on_error)
     columns: Any = source.with_columns()
     for max_records, block_bytes in SIZES:
-        assert await told(columns, ctx, max_records, block_bytes) == await told(source, ctx, max_records, block_bytes)
+        assert await told(columns, ctx, max_records, block_bytes) == await told(
+            source, ctx, max_records, block_bytes
+        )
 
 
 CSV_FILES = {
@@ -209,8 +249,13 @@ CSV_FILES = {
     "a required column is missing": b"user,name\n1,a\n2,b\n",
     "more columns": b"id,user,price,name\nx,1,2.5,a\ny,2,3.5,b\n",
     "a name twice": b"user,user,price\n1,2,2.5\n3,4,3.5\n",
-    "spellings of numbers": b"user,price,name\n01,+2.5,a\n-0,1e3,b\n 2,.5,c\n1_000,nan,d\n5.0,inf,e\n",
-    "large numbers": b"user,price,name\n9223372036854775807,1e400,a\n9223372036854775808,0.1000000000000000055511151231257827,b\n",
+    "spellings of numbers": (
+        b"user,price,name\n01,+2.5,a\n-0,1e3,b\n 2,.5,c\n1_000,nan,d\n5.0,inf,e\n"
+    ),
+    "large numbers": (
+        b"user,price,name\n9223372036854775807,1e400,a\n9223372036854775808,"
+        b"0.1000000000000000055511151231257827,b\n"
+    ),
     "zeros": b"user,price,name\n0,-0.0,a\n-5,-0,b\n0,0.0,NA\n7,0,null\n",
     "letters": "user,price,name\n1,2.5,żółć\n2,3.5,😀\n".encode(),
     "no letters": b"user,price,name\n1,2.5,\xff\n2,3.5,b\n",
@@ -219,19 +264,29 @@ CSV_FILES = {
     "dates": b"user_id,is_new,day\n1,true,2024-02-29\n2,0,\n3,FALSE,2024-03-01\n",
     "no dates": b"user_id,is_new,day\n1,true,2024-02-29\n2,maybe,\n3,false,2024-02-30\n",
 }
-CSV_TYPES: dict[str, Any] = {"texts": None, "a dataclass": Bid, "a NamedTuple": Named, "a Struct": Visit, "constrained": Positive}
+CSV_TYPES: dict[str, Any] = {
+    "texts": None,
+    "a dataclass": Bid,
+    "a NamedTuple": Named,
+    "a Struct": Visit,
+    "constrained": Positive,
+}
 
 
 @pytest.mark.parametrize("on_error", ["fail", "skip", MALFORMED], ids=["fail", "skip", "aside"])
 @pytest.mark.parametrize("kind", CSV_TYPES)
 @pytest.mark.parametrize("content", CSV_FILES)
-async def test_odd_csv_is_the_same_records(tmp_path: Path, ctx: Context, content: str, kind: str, on_error: Any) -> None:
+async def test_odd_csv_is_the_same_records(
+    tmp_path: Path, ctx: Context, content: str, kind: str, on_error: Any
+) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(CSV_FILES[content])
     source: Any = csv(path, CSV_TYPES[kind], on_error=on_error)
     columns: Any = source.with_columns()
     for max_records, block_bytes in SIZES:
-        assert await told(columns, ctx, max_records, block_bytes) == await told(source, ctx, max_records, block_bytes)
+        assert await told(columns, ctx, max_records, block_bytes) == await told(
+            source, ctx, max_records, block_bytes
+        )
 
 
 @pytest.mark.parametrize(
@@ -242,19 +297,30 @@ async def test_odd_csv_is_the_same_records(tmp_path: Path, ctx: Context, content
     ],
     ids=repr,
 )  # fmt: skip
-async def test_options_of_csv_hold_for_columns(tmp_path: Path, ctx: Context, options: dict[str, Any]) -> None:
+async def test_options_of_csv_hold_for_columns(
+    tmp_path: Path, ctx: Context, options: dict[str, Any]
+) -> None:
     delimiter = options.get("delimiter", ",")
     path = tmp_path / "a.csv"
-    path.write_text("\n".join(delimiter.join(row) for row in (["a", "b", "c"], ["1", "2", "x"], ["3", "4", "y"], ["5", "6", "x"])))
+    path.write_text(
+        "\n".join(
+            delimiter.join(row)
+            for row in (["a", "b", "c"], ["1", "2", "x"], ["3", "4", "y"], ["5", "6", "x"])
+        )
+    )
     source: Any = csv(path, **options)
     columns: Any = source.with_columns()
     for block_bytes in (8, 1 << 18):
-        assert await told(columns, ctx, 16_384, block_bytes) == await told(source, ctx, 16_384, block_bytes)
+        assert await told(columns, ctx, 16_384, block_bytes) == await told(
+            source, ctx, 16_384, block_bytes
+        )
 
 
 async def test_either_form_goes_on_where_the_other_stopped(tmp_path: Path, ctx: Context) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"user": i, "price": i / 2}) + "\n" * (1 + i % 3) for i in range(60)))
+    path.write_text(
+        "".join(json.dumps({"user": i, "price": i / 2}) + "\n" * (1 + i % 3) for i in range(60))
+    )
     source: Any = jsonl(path, Bid)
     columns: Any = source.with_columns()
     every, *_ = await told(source, ctx, 7, 100)
@@ -266,8 +332,16 @@ async def test_either_form_goes_on_where_the_other_stopped(tmp_path: Path, ctx: 
             assert rest == every[count:]
 
 
-SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=4)
-FIELDS = st.dictionaries(st.sampled_from(["user", "price", "name", "note", "x"]), SCALARS, max_size=5)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=4)
+)
+FIELDS = st.dictionaries(
+    st.sampled_from(["user", "price", "name", "note", "x"]), SCALARS, max_size=5
+)
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\n\n", b" \n"])
 
 
@@ -276,11 +350,21 @@ def whole(decoded: Decoded) -> tuple[Any, ...]:
     return list(map(repr, decoded.records)), bad, decoded.used
 
 
-@given(st.lists(st.tuples(FIELDS, ENDS), max_size=12), st.booleans(), st.sampled_from([None, Bid, Named]))
-def test_whatever_json_lines_hold_columns_give_the_rows(rows: list[tuple[dict[str, Any], bytes]], ended: bool, kind: Any) -> None:
-    data = b"".join(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + end for row, end in rows)
+@given(
+    st.lists(st.tuples(FIELDS, ENDS), max_size=12),
+    st.booleans(),
+    st.sampled_from([None, Bid, Named]),
+)
+def test_whatever_json_lines_hold_columns_give_the_rows(
+    rows: list[tuple[dict[str, Any], bytes]], ended: bool, kind: Any
+) -> None:
+    data = b"".join(
+        json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + end for row, end in rows
+    )
     data = data if ended else data.rstrip(b"\r\n ")
-    assert whole(JsonColumnDecoder(kind).decode(data, True)) == whole(JsonDecoder(kind).decode(data, True))
+    assert whole(JsonColumnDecoder(kind).decode(data, True)) == whole(
+        JsonDecoder(kind).decode(data, True)
+    )
 
 
 CELLS = st.sampled_from(["1", "2.5", "-3", "", "x", "1e3", "é", "true"])
@@ -294,14 +378,21 @@ def test_whatever_csv_holds_columns_give_the_rows(rows: list[tuple[str, ...]], e
     for kind in (None, Bid, Named):
         names = ["user", "price", "name"]
         by_rows = CsvDecoder(kind, ",", True, None, "utf-8", names)
-        by_columns = CsvColumnDecoder(CsvDecoder(kind, ",", True, None, "utf-8", names), kind, ",", None)
+        by_columns = CsvColumnDecoder(
+            CsvDecoder(kind, ",", True, None, "utf-8", names), kind, ",", None
+        )
         assert whole(by_columns.decode(data, True)) == whole(by_rows.decode(data, True))
 
 
 def test_lines_that_hold_two_objects_or_half_of_one_are_refused() -> None:
     """As many values as lines are not one in each."""
     data = b'{"user":1,"price":\n2.5}\n{"user":3,"price":2.5}{"user":4,"price":2.5}\n'
-    for decoder in (JsonDecoder(None), JsonColumnDecoder(None), JsonDecoder(Bid), JsonColumnDecoder(Bid)):
+    for decoder in (
+        JsonDecoder(None),
+        JsonColumnDecoder(None),
+        JsonDecoder(Bid),
+        JsonColumnDecoder(Bid),
+    ):
         assert len(decoder.decode(data, True).bad) == 3
 
 
@@ -313,7 +404,13 @@ def test_lines_of_objects_are_counted_alike_on_arrays(pieces: list[bytes]) -> No
 
 def test_plain_lines_come_as_columns() -> None:
     """Else all of the above would hold of rows alone."""
-    for content in ("plain", "no line end at the end", "line ends of Windows", "both line ends", "letters"):
+    for content in (
+        "plain",
+        "no line end at the end",
+        "line ends of Windows",
+        "both line ends",
+        "letters",
+    ):
         data = JSON_FILES[content]
         for kind in (None, Bid, Named):
             decoded = JsonColumnDecoder(kind).decode(data, True)
@@ -322,10 +419,14 @@ def test_plain_lines_come_as_columns() -> None:
     from aioflow.io.csv_columns import CsvColumnDecoder
 
     for kind in (None, Bid, Named):
-        decoder = CsvColumnDecoder(CsvDecoder(kind, ",", True, None, "utf-8", ["user", "price", "name"]), kind, ",", None)
+        decoder = CsvColumnDecoder(
+            CsvDecoder(kind, ",", True, None, "utf-8", ["user", "price", "name"]), kind, ",", None
+        )
         assert isinstance(decoder.decode(texts, True).records, ColumnBatch)
         first, second = decoder.decode(texts, True).records, decoder.decode(texts, True).records
-        assert first.columns["name"].entries is second.columns["name"].entries, "texts grow in one list"  # type: ignore[attr-defined]
+        assert first.columns["name"].entries is second.columns["name"].entries, (
+            "texts grow in one list"
+        )  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -374,7 +475,9 @@ def test_types_that_do_something_when_they_are_made_have_no_columns(tmp_path: Pa
     assert csv(tmp_path, header=False).with_columns() is None, "rows are lists"
     assert csv(tmp_path, encoding="latin-1").with_columns() is None
     assert csv(tmp_path, delimiter="§").with_columns() is None, "Arrow takes an ASCII character"
-    assert jsonl(tmp_path, follow=True).with_columns() is None, "what is followed comes line by line"
+    assert jsonl(tmp_path, follow=True).with_columns() is None, (
+        "what is followed comes line by line"
+    )
 
 
 async def test_expressions_of_the_index_are_generated_as_columns(ctx: Context) -> None:
@@ -384,9 +487,13 @@ async def test_expressions_of_the_index_are_generated_as_columns(ctx: Context) -
     for max_records in (1, 3, 16_384):
         found = await told(columns, ctx, max_records, 0)
         assert found == await told(source, ctx, max_records, 0)
-        assert sorted(found[0]) == sorted(repr({"user": i % 3, "half": i / 2, "one": 1, "big": i * 2**61}) for i in range(20))
+        assert sorted(found[0]) == sorted(
+            repr({"user": i % 3, "half": i / 2, "one": 1, "big": i * 2**61}) for i in range(20)
+        )
     assert datagen(lambda i: i).with_columns() is None
-    with pytest.raises(GraphError, match=r"datagen: .* reads 'user', expected expressions of af.col.index by name"):
+    with pytest.raises(
+        GraphError, match=r"datagen: .* reads 'user', expected expressions of af.col.index by name"
+    ):
         datagen({"user": col.user})
     with pytest.raises(GraphError, match="has no field"):
         datagen({})

@@ -1,4 +1,6 @@
-"""No connector shows a password, a token or a key: in its repr, in plans, errors, notes and the log."""
+"""No connector shows a password, a token or a key: in its repr, in plans, errors, notes and the
+log.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,14 @@ DEAD = "127.0.0.1:9"
 
 
 def sources(http: str) -> dict[str, Callable[[], Any]]:
-    """Every connector that takes a secret, at a server that refuses it or at none. `http`: HOST:PORT."""
-    place, headers = f"{http}/x?access_token={CANARY}&key={CANARY}", {"Authorization": f"Bearer {CANARY}"}
+    """Every connector that takes a secret, at a server that refuses it or at none.
+
+    `http`: HOST:PORT.
+    """
+    place, headers = (
+        f"{http}/x?access_token={CANARY}&key={CANARY}",
+        {"Authorization": f"Bearer {CANARY}"},
+    )
     io = af.io
     return {
         "http": lambda: io.http(f"http://{place}", retries=1, headers=headers),
@@ -32,9 +40,15 @@ def sources(http: str) -> dict[str, Callable[[], Any]]:
         "sse": lambda: io.sse(f"http://{place}", headers=headers, reconnect=False),
         "sse nowhere": lambda: io.sse(f"http://u:{CANARY}@{DEAD}/?token={CANARY}", reconnect=False),
         "websocket": lambda: io.websocket(f"ws://{place}", headers=headers, reconnect=False),
-        "websocket nowhere": lambda: io.websocket(f"ws://u:{CANARY}@{DEAD}/?token={CANARY}", reconnect=False),
-        "postgres": lambda: io.postgres(f"postgresql://u:{CANARY}@{DEAD}/db?password={CANARY}", "t", key="id"),
-        "kafka wrong": lambda: io.kafka("h:1", "t", options={"sasl_mechanism": CANARY, "sasl_plain_password": CANARY}),
+        "websocket nowhere": lambda: io.websocket(
+            f"ws://u:{CANARY}@{DEAD}/?token={CANARY}", reconnect=False
+        ),
+        "postgres": lambda: io.postgres(
+            f"postgresql://u:{CANARY}@{DEAD}/db?password={CANARY}", "t", key="id"
+        ),
+        "kafka wrong": lambda: io.kafka(
+            "h:1", "t", options={"sasl_mechanism": CANARY, "sasl_plain_password": CANARY}
+        ),
     }
 
 
@@ -58,7 +72,9 @@ def texts_of(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize("name", sources(DEAD))
-async def test_a_source_shows_no_secret(name: str, refusing: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_source_shows_no_secret(
+    name: str, refusing: str, caplog: pytest.LogCaptureFixture
+) -> None:
     flow = af.Flow("secret")
     source = sources(refusing)[name]()
     stream = flow.source(source)
@@ -66,9 +82,18 @@ async def test_a_source_shows_no_secret(name: str, refusing: str, caplog: pytest
     shown = [repr(source), stream.explain(), repr(flow), repr(stream)]
     with caplog.at_level(logging.DEBUG):
         try:
-            async with asyncio.timeout(60), watched(flow, restart=af.fixed_delay(1, "1h")) as client:
-                failures = await client.until(f"{client.path}/exceptions", lambda body: body["exceptionHistory"]["entries"])
-                shown += [json.dumps(failures), json.dumps(await client.get(client.path)), str((await client.ask("/metrics"))[1])]
+            async with (
+                asyncio.timeout(60),
+                watched(flow, restart=af.fixed_delay(1, "1h")) as client,
+            ):
+                failures = await client.until(
+                    f"{client.path}/exceptions", lambda body: body["exceptionHistory"]["entries"]
+                )
+                shown += [
+                    json.dumps(failures),
+                    json.dumps(await client.get(client.path)),
+                    str((await client.ask("/metrics"))[1]),
+                ]
                 await client.job.cancel()
         except Exception as error:  # Some fail while the job starts.
             shown.append(texts_of(error))
@@ -77,8 +102,12 @@ async def test_a_source_shows_no_secret(name: str, refusing: str, caplog: pytest
         assert CANARY not in text, text
 
 
-@pytest.mark.parametrize("name", ["http", "http nowhere", "websocket", "websocket nowhere", "postgres"])
-async def test_a_sink_shows_no_secret(name: str, refusing: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "name", ["http", "http nowhere", "websocket", "websocket nowhere", "postgres"]
+)
+async def test_a_sink_shows_no_secret(
+    name: str, refusing: str, caplog: pytest.LogCaptureFixture
+) -> None:
     flow = af.Flow("secret")
     flow.source([{"id": 1}]).sink(sources(refusing)[name]())
     with caplog.at_level(logging.DEBUG), pytest.raises(Exception) as raised:
@@ -123,6 +152,9 @@ def test_a_refused_argument_shows_no_secret(make: Callable[[], Any]) -> None:
 
 def test_places_to_run_show_no_secret() -> None:
     config = {"spark.hadoop.fs.s3a.secret.key": CANARY}
-    places = [af.Spark("local[2]", config=config), af.SparkWorkers("local[2]", workers=1, config=config)]
+    places = [
+        af.Spark("local[2]", config=config),
+        af.SparkWorkers("local[2]", workers=1, config=config),
+    ]
     places.append(af.RemoteCluster("h:1", secret=CANARY * 8))  # type: ignore[arg-type]
     assert CANARY not in repr(places)

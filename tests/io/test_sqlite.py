@@ -75,19 +75,29 @@ class Colour(enum.Enum):
     ],
     ids=["dicts in any order", "NamedTuples", "by place"],
 )
-async def test_records_become_rows(tmp_path: Path, ctx: SinkContext, sql: Any, records: list[Any]) -> None:
+async def test_records_become_rows(
+    tmp_path: Path, ctx: SinkContext, sql: Any, records: list[Any]
+) -> None:
     sql("CREATE TABLE counts (word TEXT, n INTEGER)")
     await write(sqlite(tmp_path / "a.db", "counts"), ctx, records)
     assert sql("SELECT word, n FROM counts") == [("a", 1), ("b", 2)]
 
 
-async def test_columns_that_no_record_has_get_their_default(tmp_path: Path, ctx: SinkContext, sql: Any) -> None:
+async def test_columns_that_no_record_has_get_their_default(
+    tmp_path: Path, ctx: SinkContext, sql: Any
+) -> None:
     sql("CREATE TABLE trades (id INTEGER PRIMARY KEY, symbol TEXT, price REAL DEFAULT 7.5)")
-    await write(sqlite(tmp_path / "a.db", "trades", columns=["symbol"]), ctx, [Trade("A", 1.0), {"symbol": "B", "other": 1}])
+    await write(
+        sqlite(tmp_path / "a.db", "trades", columns=["symbol"]),
+        ctx,
+        [Trade("A", 1.0), {"symbol": "B", "other": 1}],
+    )
     assert sql("SELECT * FROM trades") == [(1, "A", 7.5), (2, "B", 7.5)]
 
 
-async def test_values_are_kept_as_sqlite_has_them(tmp_path: Path, ctx: SinkContext, sql: Any) -> None:
+async def test_values_are_kept_as_sqlite_has_them(
+    tmp_path: Path, ctx: SinkContext, sql: Any
+) -> None:
     sql("CREATE TABLE t (x)")
     values = [
         None, True, -(2**63), 1.5, "é", b"\0", Colour.RED, datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), datetime.date(2026, 1, 2),
@@ -103,7 +113,11 @@ async def test_values_are_kept_as_sqlite_has_them(tmp_path: Path, ctx: SinkConte
     ("record", "error", "message"),
     [
         ({"x": [1]}, TypeError, r"column 'x' got \[1\] of type list, expected None, a number"),
-        ({"x": 2**63}, ValueError, "column 'x' got 9223372036854775808, expected an integer of 64 bits"),
+        (
+            {"x": 2**63},
+            ValueError,
+            "column 'x' got 9223372036854775808, expected an integer of 64 bits",
+        ),
         ({"x": 1, "y": 2}, ValueError, r"has no column 'y', expected some of 'x', 'z'"),
         ((1,), ValueError, "expected a record with the columns x, z"),
     ],
@@ -116,13 +130,19 @@ async def test_a_record_that_is_no_row_is_refused_when_it_is_written(
         await write(sqlite(tmp_path / "a.db", "t"), ctx, [record])
 
 
-async def test_all_records_have_the_columns_of_the_first(tmp_path: Path, ctx: SinkContext, sql: Any) -> None:
+async def test_all_records_have_the_columns_of_the_first(
+    tmp_path: Path, ctx: SinkContext, sql: Any
+) -> None:
     sql("CREATE TABLE t (x, y)")
-    with pytest.raises(ValueError, match=r"got \{'x': 1, 'y': 2\}, expected a record with the columns x"):
+    with pytest.raises(
+        ValueError, match=r"got \{'x': 1, 'y': 2\}, expected a record with the columns x"
+    ):
         await write(sqlite(tmp_path / "a.db", "t"), ctx, [{"x": 1}, {"x": 1, "y": 2}])
 
 
-async def test_a_row_that_the_table_refuses_fails_before_the_checkpoint(tmp_path: Path, ctx: SinkContext, sql: Any) -> None:
+async def test_a_row_that_the_table_refuses_fails_before_the_checkpoint(
+    tmp_path: Path, ctx: SinkContext, sql: Any
+) -> None:
     """After it nobody could do anything about it: the commit would fail for ever."""
     sql("CREATE TABLE t (x INTEGER NOT NULL CHECK (x < 10))")
     writer = sqlite(tmp_path / "a.db", "t").writer(ctx)  # type: ignore[arg-type]
@@ -130,12 +150,16 @@ async def test_a_row_that_the_table_refuses_fails_before_the_checkpoint(tmp_path
     writer.write_batch([{"x": 1}, {"x": 11}], None)
     with pytest.raises(sqlite3.IntegrityError) as caught:
         await writer.flush()
-    assert caught.value.__notes__ == [f"aioflow: in table 't' of {tmp_path}/a.db, at row {{'x': 11}}"]
+    assert caught.value.__notes__ == [
+        f"aioflow: in table 't' of {tmp_path}/a.db, at row {{'x': 11}}"
+    ]
     await writer.close()
     assert (sql("SELECT * FROM t"), sql("SELECT * FROM aioflow_staged")) == ([], [])
 
 
-async def test_names_are_quoted_whatever_is_in_them(tmp_path: Path, ctx: SinkContext, sql: Any) -> None:
+async def test_names_are_quoted_whatever_is_in_them(
+    tmp_path: Path, ctx: SinkContext, sql: Any
+) -> None:
     evil = 'x"; DROP TABLE t; --'
     sql("CREATE TABLE t (id)")
     sql('CREATE TABLE "x""; DROP TABLE t; --" ("a ""b""")')
@@ -147,8 +171,12 @@ async def test_names_are_quoted_whatever_is_in_them(tmp_path: Path, ctx: SinkCon
             sqlite(tmp_path / "a.db", wrong)
 
 
-async def test_rows_that_were_staged_and_are_gone_are_an_error_and_not_nothing(tmp_path: Path, ctx: SinkContext, sql: Any) -> None:
-    """Row 23 of RELIABILITY: what is lost before its commit stops the job, it is never passed over."""
+async def test_rows_that_were_staged_and_are_gone_are_an_error_and_not_nothing(
+    tmp_path: Path, ctx: SinkContext, sql: Any
+) -> None:
+    """Row 23 of RELIABILITY: what is lost before its commit stops the job, it is never passed
+    over.
+    """
     sql("CREATE TABLE t (x)")
     sink = sqlite(tmp_path / "a.db", "t")
     writer, committer = sink.writer(ctx), sink.committer(ctx)  # type: ignore[arg-type]
@@ -156,7 +184,9 @@ async def test_rows_that_were_staged_and_are_gone_are_an_error_and_not_nothing(t
     writer.write_batch([{"x": 1}], None)
     prepared = await writer.prepare(3)
     sql("DELETE FROM aioflow_staged")
-    with pytest.raises(StateError, match=r"0 of 1 pieces .* staged for checkpoint 3 .* the database was set back"):
+    with pytest.raises(
+        StateError, match=r"0 of 1 pieces .* staged for checkpoint 3 .* the database was set back"
+    ):
         await committer.commit(prepared)
     await writer.close()
     await committer.close()
@@ -182,7 +212,9 @@ async def test_a_job_restored_from_an_older_savepoint_commits_under_numbers_that
 async def test_batches_that_rescaled_subtasks_commit_out_of_order_can_be_committed_again(
     tmp_path: Path, ctx: SinkContext, sql: Any
 ) -> None:
-    """Two batches of one writer go to two subtasks at a restore; the next restore commits both once more."""
+    """Two batches of one writer go to two subtasks at a restore; the next restore commits both
+    once more.
+    """
     sql("CREATE TABLE t (x)")
     sink = sqlite(tmp_path / "a.db", "t")
     writer, committer = sink.writer(ctx), sink.committer(ctx)  # type: ignore[arg-type]
@@ -199,7 +231,9 @@ async def test_batches_that_rescaled_subtasks_commit_out_of_order_can_be_committ
     assert sql("SELECT x FROM t") == [(5,), (4,)]
 
 
-async def test_without_checkpoints_rows_go_straight_into_the_table(tmp_path: Path, ctx: SinkContext, sql: Any) -> None:
+async def test_without_checkpoints_rows_go_straight_into_the_table(
+    tmp_path: Path, ctx: SinkContext, sql: Any
+) -> None:
     sql("CREATE TABLE t (x)")
     ctx.checkpointing = False
     writer = sqlite(tmp_path / "a.db", "t").writer(ctx)  # type: ignore[arg-type]
@@ -212,7 +246,9 @@ async def test_without_checkpoints_rows_go_straight_into_the_table(tmp_path: Pat
     assert sql("SELECT name FROM sqlite_master") == [("t",)]
 
 
-async def test_the_file_and_the_table_must_exist(tmp_path: Path, ctx: SinkContext, sql: Any) -> None:
+async def test_the_file_and_the_table_must_exist(
+    tmp_path: Path, ctx: SinkContext, sql: Any
+) -> None:
     with pytest.raises(sqlite3.OperationalError, match="unable to open"):
         await read_all(sqlite(tmp_path / "none.db", "t"), ctx)
     sql("CREATE TABLE t (x)")
@@ -222,17 +258,33 @@ async def test_the_file_and_the_table_must_exist(tmp_path: Path, ctx: SinkContex
         await write(sqlite(tmp_path / "a.db", "u"), ctx, [{"x": 1}])
 
 
-async def test_rows_are_read_by_type_and_in_the_order_of_the_key(tmp_path: Path, ctx: SinkContext, sql: Any) -> None:
+async def test_rows_are_read_by_type_and_in_the_order_of_the_key(
+    tmp_path: Path, ctx: SinkContext, sql: Any
+) -> None:
     sql("CREATE TABLE t (word TEXT, n INTEGER)")
     for word, n in (("b", 2), ("a", 1), ("c", 3)):
         sql("INSERT INTO t VALUES (?, ?)", word, n)
     path = tmp_path / "a.db"
-    assert await read_all(sqlite(path, "t"), ctx) == [{"word": "b", "n": 2}, {"word": "a", "n": 1}, {"word": "c", "n": 3}]
-    assert await read_all(sqlite(path, "t", Count, key="word"), ctx) == [Count("a", 1), Count("b", 2), Count("c", 3)]
-    assert await read_all(sqlite(path, "t", columns=["n"], key="n"), ctx) == [{"n": 1}, {"n": 2}, {"n": 3}]
+    assert await read_all(sqlite(path, "t"), ctx) == [
+        {"word": "b", "n": 2},
+        {"word": "a", "n": 1},
+        {"word": "c", "n": 3},
+    ]
+    assert await read_all(sqlite(path, "t", Count, key="word"), ctx) == [
+        Count("a", 1),
+        Count("b", 2),
+        Count("c", 3),
+    ]
+    assert await read_all(sqlite(path, "t", columns=["n"], key="n"), ctx) == [
+        {"n": 1},
+        {"n": 2},
+        {"n": 3},
+    ]
 
 
-async def test_rows_that_come_in_while_it_reads_are_for_another_run(tmp_path: Path, ctx: SinkContext, sql: Any) -> None:
+async def test_rows_that_come_in_while_it_reads_are_for_another_run(
+    tmp_path: Path, ctx: SinkContext, sql: Any
+) -> None:
     sql("CREATE TABLE t (x)")
     sql("INSERT INTO t VALUES (1)")
     source = sqlite(tmp_path / "a.db", "t")
@@ -244,12 +296,18 @@ async def test_rows_that_come_in_while_it_reads_are_for_another_run(tmp_path: Pa
 @pytest.mark.parametrize(
     ("table", "key", "message"),
     [
-        ("(x INTEGER, y TEXT PRIMARY KEY) WITHOUT ROWID", "rowid", "has no rowid: name a unique column by key=, expected one of x, y"),
+        (
+            "(x INTEGER, y TEXT PRIMARY KEY) WITHOUT ROWID",
+            "rowid",
+            "has no rowid: name a unique column by key=, expected one of x, y",
+        ),
         ("(x, y)", "z", "has no column 'z' for key="),
         ("(x, y)", "y", "is NULL in 1 rows"),
     ],
 )
-async def test_a_key_that_is_none_is_refused(tmp_path: Path, ctx: SinkContext, sql: Any, table: str, key: str, message: str) -> None:
+async def test_a_key_that_is_none_is_refused(
+    tmp_path: Path, ctx: SinkContext, sql: Any, table: str, key: str, message: str
+) -> None:
     sql(f"CREATE TABLE t {table}")
     if key == "y":
         sql("INSERT INTO t (x) VALUES (1)")
@@ -257,7 +315,9 @@ async def test_a_key_that_is_none_is_refused(tmp_path: Path, ctx: SinkContext, s
         await read_all(sqlite(tmp_path / "a.db", "t", key=key), ctx)
 
 
-async def test_a_key_that_two_rows_have_is_an_error_and_no_row_is_passed_over(tmp_path: Path, ctx: SinkContext, sql: Any) -> None:
+async def test_a_key_that_two_rows_have_is_an_error_and_no_row_is_passed_over(
+    tmp_path: Path, ctx: SinkContext, sql: Any
+) -> None:
     sql("CREATE TABLE t (x)")
     for _ in range(2):
         sql("INSERT INTO t VALUES (1)")
@@ -272,6 +332,8 @@ async def test_a_flow_reads_one_table_and_writes_another(tmp_path: Path, sql: An
         sql("INSERT INTO words VALUES (?)", word)
     flow = af.Flow("tables")
     words = flow.source(af.io.sqlite(tmp_path / "a.db", "words"))
-    words.key_by(lambda row: row["word"]).count().map(lambda pair: Count(*pair)).sink(af.io.sqlite(tmp_path / "a.db", "counts"))
+    words.key_by(lambda row: row["word"]).count().map(lambda pair: Count(*pair)).sink(
+        af.io.sqlite(tmp_path / "a.db", "counts")
+    )
     await flow.execute()
     assert sql("SELECT word, max(n) FROM counts GROUP BY word") == [("a", 2), ("b", 1)]

@@ -1,4 +1,6 @@
-"""An event loop whose time stands still while anything runs, and jumps to the next timer when nothing does."""
+"""An event loop whose time stands still while anything runs, and jumps to the next timer when
+nothing does.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ class JumpSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None:
-            raise AssertionError("nothing is ready and no timer is set: this test would wait for ever")
+            raise AssertionError(
+                "nothing is ready and no timer is set: this test would wait for ever"
+            )
         self.loop.now_s += max(timeout, 0.0)
         return super().select(0)
 
@@ -48,5 +52,7 @@ def run_virtual() -> Callable[[Callable[[VirtualLoop], Coroutine[Any, Any, None]
 
 @pytest.fixture(scope="session")
 def warm_uvloop() -> None:
-    """libuv opens a pipe for signals with the first loop of a process and keeps it: no leak of the test that is first."""
+    """libuv opens a pipe for signals with the first loop of a process and keeps it: no leak of
+    the test that is first.
+    """
     uvloop.new_event_loop().close()

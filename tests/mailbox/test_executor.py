@@ -80,7 +80,9 @@ class TestExecute:
     async def test_executor_is_idle_only_while_suspended_without_mail_and_open(self) -> None:
         """A9.3"""
         seen: list[bool] = []
-        processor = MailboxProcessor(lambda c: (seen.append(executor.is_idle), suspend_for_ever(c))[1])
+        processor = MailboxProcessor(
+            lambda c: (seen.append(executor.is_idle), suspend_for_ever(c))[1]
+        )
         executor = processor.executor(0)
         task = asyncio.create_task(processor.run_loop())
         await turns()
@@ -93,7 +95,9 @@ class TestExecute:
         await turns()
         assert executor.is_idle
         executor.execute(processor.prepare_close, "quiesce")
-        executor.execute(processor.all_actions_completed, "refused, for the mailbox is quiesced by then")
+        executor.execute(
+            processor.all_actions_completed, "refused, for the mailbox is quiesced by then"
+        )
         with pytest.raises(MailboxClosed, match="can come"):
             await task
         assert not executor.is_idle
@@ -138,7 +142,9 @@ class TestExecute:
         with pytest.raises(ValueError, match="inside"):
             await failed
 
-    async def test_cancelling_the_task_while_a_submitted_coroutine_awaits_cancels_its_future(self) -> None:
+    async def test_cancelling_the_task_while_a_submitted_coroutine_awaits_cancels_its_future(
+        self,
+    ) -> None:
         async def for_ever() -> None:
             await asyncio.get_running_loop().create_future()
 
@@ -151,14 +157,18 @@ class TestExecute:
             await task
         assert future.cancelled()
 
-    async def test_submitted_action_that_raises_stop_iteration_does_not_break_the_loop(self) -> None:
+    async def test_submitted_action_that_raises_stop_iteration_does_not_break_the_loop(
+        self,
+    ) -> None:
         processor = MailboxProcessor(complete)
         future = processor.executor(0).submit(lambda: next(iter(())), "next of nothing")
         await processor.run_loop()
         with pytest.raises(RuntimeError, match="StopIteration"):
             await future
 
-    async def test_submitted_action_that_raises_cancelled_error_cancels_its_future_alone(self) -> None:
+    async def test_submitted_action_that_raises_cancelled_error_cancels_its_future_alone(
+        self,
+    ) -> None:
         def cancelled() -> None:
             raise asyncio.CancelledError
 
@@ -167,7 +177,9 @@ class TestExecute:
         await processor.run_loop()
         assert future.cancelled()
 
-    async def test_submitted_action_that_raises_no_exception_but_worse_fails_the_loop_too(self) -> None:
+    async def test_submitted_action_that_raises_no_exception_but_worse_fails_the_loop_too(
+        self,
+    ) -> None:
         class Stop(BaseException):
             pass
 
@@ -226,7 +238,9 @@ class TestYield:
         executor = processor.executor(0)
         executor.execute(fail, "mail %d", 7)
         executor.execute(lambda: None, "next")
-        with pytest.raises(MailboxError, match=r"'mail 7' failed inside a yield: ValueError\('inside'\)") as caught:
+        with pytest.raises(
+            MailboxError, match=r"'mail 7' failed inside a yield: ValueError\('inside'\)"
+        ) as caught:
             result = getattr(executor, how)()
             if how == "yield_":
                 await result
@@ -278,7 +292,9 @@ class TestYield:
         assert executor.try_yield()
 
     async def test_yield_does_not_extend_the_batch(self) -> None:
-        """Mail that arrives while a mail yields waits for the next batch, though the yield may take it."""
+        """Mail that arrives while a mail yields waits for the next batch, though the yield may
+        take it.
+        """
         order: list[str] = []
         calls = 0
 
@@ -322,7 +338,9 @@ class TestYield:
         with pytest.raises(ValueError, match="reported"):
             await processor.run_loop()
 
-    async def test_error_reported_while_an_operator_yields_before_the_loop_runs_interrupts_it_as_it_is(self) -> None:
+    async def test_error_reported_while_an_operator_yields_before_the_loop_runs_interrupts_it_as_it_is(
+        self,
+    ) -> None:
         processor = MailboxProcessor(complete)
         waiting = asyncio.create_task(processor.executor(0).yield_())
         await turns()
@@ -347,7 +365,9 @@ class TestYield:
 
         processor = MailboxProcessor(lambda _: careless())
         if awaitable_mail:
-            asyncio.get_running_loop().call_soon(processor.executor(0).execute, for_ever, "for ever")
+            asyncio.get_running_loop().call_soon(
+                processor.executor(0).execute, for_ever, "for ever"
+            )
         task = asyncio.create_task(processor.run_loop())
         await turns()
         processor.report_throwable(ValueError("reported"))
@@ -385,7 +405,9 @@ class TestThreads:
         outcome: list[object] = []
 
         def thread_body() -> None:
-            done = executor.execute_threadsafe(lambda: ran_in.append(asyncio.current_task()), "from a thread")
+            done = executor.execute_threadsafe(
+                lambda: ran_in.append(asyncio.current_task()), "from a thread"
+            )
             outcome.append(done.result(timeout=60))
             processor.all_actions_completed()
 
@@ -403,7 +425,11 @@ class TestThreads:
         processor = MailboxProcessor(complete)
         executor = processor.executor(0)
         executor.execute(lambda: order.append("normal"), "normal")
-        done = in_thread(lambda: executor.execute_threadsafe(lambda: order.append("urgent"), "urgent", urgent=True))
+        done = in_thread(
+            lambda: executor.execute_threadsafe(
+                lambda: order.append("urgent"), "urgent", urgent=True
+            )
+        )
         await turns()
         await processor.run_loop()
         assert order == ["urgent", "normal"]
@@ -422,7 +448,9 @@ class TestThreads:
         assert isinstance(done, concurrent.futures.Future)
         assert done.result(0) is None
 
-    async def test_error_of_a_coroutine_function_from_a_thread_fails_the_loop_and_tells_the_thread(self) -> None:
+    async def test_error_of_a_coroutine_function_from_a_thread_fails_the_loop_and_tells_the_thread(
+        self,
+    ) -> None:
         async def failing() -> None:
             await asyncio.sleep(0)
             raise ValueError("inside")
@@ -451,7 +479,9 @@ class TestThreads:
         processor = MailboxProcessor(complete)
         executor = processor.executor(0)
         (done,) = in_thread(lambda: executor.execute_threadsafe(lambda: None, "late"))
-        (cancelled,) = in_thread(lambda: executor.execute_threadsafe(lambda: None, "late and unwanted"))
+        (cancelled,) = in_thread(
+            lambda: executor.execute_threadsafe(lambda: None, "late and unwanted")
+        )
         assert isinstance(done, concurrent.futures.Future)
         assert isinstance(cancelled, concurrent.futures.Future)
         cancelled.cancel()
@@ -468,7 +498,9 @@ class TestThreads:
 
     async def test_mail_of_a_thread_that_close_drops_is_cancelled(self) -> None:
         processor = MailboxProcessor(complete)
-        (done,) = in_thread(lambda: processor.executor(0).execute_threadsafe(lambda: None, "dropped"))
+        (done,) = in_thread(
+            lambda: processor.executor(0).execute_threadsafe(lambda: None, "dropped")
+        )
         await turns()
         processor.close()
         assert isinstance(done, concurrent.futures.Future)

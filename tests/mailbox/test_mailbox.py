@@ -23,7 +23,9 @@ from aioflow.mailbox.mailbox import (
 )
 
 
-def mail(name: str, priority: int = MIN_PRIORITY, lane: Lane = Lane.NORMAL, deferrable: bool = False) -> Mail:
+def mail(
+    name: str, priority: int = MIN_PRIORITY, lane: Lane = Lane.NORMAL, deferrable: bool = False
+) -> Mail:
     return Mail(lambda: None, priority, name, lane=lane, deferrable=deferrable)
 
 
@@ -138,7 +140,11 @@ class TestOrder:
     async def test_priority_hides_mail_in_place_and_the_rest_keeps_its_order(self) -> None:
         """A3.1"""
         mailbox = four()
-        assert [name(await mailbox.take(2)), name(await mailbox.take(2)), name(mailbox.try_take(2))] == ["A", "B", None]
+        assert [
+            name(await mailbox.take(2)),
+            name(await mailbox.take(2)),
+            name(mailbox.try_take(2)),
+        ] == ["A", "B", None]
         assert [name(await mailbox.take(1)), name(await mailbox.take(1))] == ["C", "D"]
 
     async def test_priority_is_not_an_order(self) -> None:
@@ -156,7 +162,10 @@ class TestOrder:
     def test_filtered_takes_of_a_large_mailbox_leave_it_in_order(self) -> None:
         rng = random.Random(7)
         for _ in range(20):
-            mails = [mail(str(i), rng.randrange(4), rng.choice([Lane.URGENT, Lane.NORMAL])) for i in range(60)]
+            mails = [
+                mail(str(i), rng.randrange(4), rng.choice([Lane.URGENT, Lane.NORMAL]))
+                for i in range(60)
+            ]
             mailbox = mailbox_of(*mails)
             expected = sorted(mails, key=lambda each: each.lane)
             for _ in range(20):
@@ -347,7 +356,9 @@ class TestLifeCycle:
 @pytest.mark.usefixtures("warm_uvloop")
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_installed_asyncio_calls_the_hooks_that_the_mailbox_overrides(loop_factory: object) -> None:
-    """The mailbox stands on `_init`, `_put` and `_get`; an asyncio that stops calling them breaks it silently."""
+    """The mailbox stands on `_init`, `_put` and `_get`; an asyncio that stops calling them
+    breaks it silently.
+    """
     calls: list[str] = []
 
     class Spy(MailQueue):
@@ -408,7 +419,9 @@ class ListModel:
                 return part.pop(0)
         return None
 
-    def try_take(self, priority: int, include_deferrable: bool, include_control: bool) -> Mail | None:
+    def try_take(
+        self, priority: int, include_deferrable: bool, include_control: bool
+    ) -> Mail | None:
         for part in (self.ahead, self.batch, self.queue):
             for mail in part:
                 if mail.lane is Lane.CONTROL and not include_control:
@@ -436,7 +449,9 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=60))
-def test_any_sequence_of_operations_agrees_with_three_plain_lists(steps: list[tuple[object, ...]]) -> None:
+def test_any_sequence_of_operations_agrees_with_three_plain_lists(
+    steps: list[tuple[object, ...]],
+) -> None:
     mailbox, model = TaskMailbox(), ListModel()
     for step in steps:
         match step:
@@ -449,7 +464,9 @@ def test_any_sequence_of_operations_agrees_with_three_plain_lists(steps: list[tu
             case ("try_take_from_batch",):
                 assert mailbox.try_take_from_batch() is model.try_take_from_batch()
             case ("try_take", int(priority), bool(deferrable), bool(control)):
-                taken = mailbox.try_take(priority, include_deferrable=deferrable, include_control=control)
+                taken = mailbox.try_take(
+                    priority, include_deferrable=deferrable, include_control=control
+                )
                 assert taken is model.try_take(priority, deferrable, control)
             case ("drain",):
                 assert mailbox.drain() == model.drain()

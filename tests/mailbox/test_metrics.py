@@ -1,4 +1,6 @@
-"""Where the time of a loop goes, how much mail it runs, and how long mail waits; in virtual time."""
+"""Where the time of a loop goes, how much mail it runs, and how long mail waits; in virtual
+time.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_time_parked_is_counted_under_the_reason_of_the_suspension(run_virtual: 
             loop.call_at(loop.now_s + (0.5 if reason == "input" else 0.2), suspension.resume)
 
         processor = MailboxProcessor(action, probe_interval_s=None)
-        loop.call_at(0.25, lambda: seen.append((processor.time_in("input"), processor.time_in("output"))))
+        loop.call_at(
+            0.25, lambda: seen.append((processor.time_in("input"), processor.time_in("output")))
+        )
         await processor.run_loop()
 
         assert seen == [(pytest.approx(0.24), 0.0)]  # The present stay counts.
@@ -67,7 +71,9 @@ def test_time_in_mail_that_runs_during_a_suspension_is_not_idle(run_virtual: Run
 
 def test_time_parked_is_counted_also_when_the_task_is_cancelled(run_virtual: RunVirtual) -> None:
     async def main(loop: Loop) -> None:
-        processor = MailboxProcessor(lambda c: (c.suspend_default_action("input"), None)[1], probe_interval_s=None)
+        processor = MailboxProcessor(
+            lambda c: (c.suspend_default_action("input"), None)[1], probe_interval_s=None
+        )
         task = asyncio.create_task(processor.run_loop())
         await asyncio.sleep(2.0)
         task.cancel()
@@ -84,7 +90,9 @@ def test_hundred_mails_in_a_second_are_a_rate_of_hundred_and_the_queue_size_is_w
     """A10.1"""
 
     async def main(loop: Loop) -> None:
-        processor = MailboxProcessor(lambda c: (c.suspend_default_action("input"), None)[1], probe_interval_s=None)
+        processor = MailboxProcessor(
+            lambda c: (c.suspend_default_action("input"), None)[1], probe_interval_s=None
+        )
         executor = processor.executor(0)
         rates: list[float] = []
         for i in range(100):
@@ -129,7 +137,9 @@ def test_latency_of_mail_behind_a_long_default_action_is_seen(run_virtual: RunVi
     run_virtual(main)
 
 
-def test_probe_runs_once_a_second_after_the_first_mail_that_is_no_control_mail(run_virtual: RunVirtual) -> None:
+def test_probe_runs_once_a_second_after_the_first_mail_that_is_no_control_mail(
+    run_virtual: RunVirtual,
+) -> None:
     async def main(loop: Loop) -> None:
         current: list[Suspension] = []
 
@@ -160,7 +170,9 @@ def test_probe_runs_once_a_second_after_the_first_mail_that_is_no_control_mail(r
     run_virtual(main)
 
 
-def test_probe_left_in_the_queue_neither_starts_again_after_the_loop_nor_doubles(run_virtual: RunVirtual) -> None:
+def test_probe_left_in_the_queue_neither_starts_again_after_the_loop_nor_doubles(
+    run_virtual: RunVirtual,
+) -> None:
     async def main(loop: Loop) -> None:
         def action(controller: MailboxProcessor) -> None:
             controller.suspend_default_action("input")
@@ -172,7 +184,9 @@ def test_probe_left_in_the_queue_neither_starts_again_after_the_loop_nor_doubles
         executor = processor.executor(0)
         executor.execute(lambda: None, "start the probe")
         loop.call_at(0.5, lambda: executor.execute(block, "block"))
-        loop.call_at(0.6, lambda: executor.execute(processor.suspend, "stop before the probe is run"))
+        loop.call_at(
+            0.6, lambda: executor.execute(processor.suspend, "stop before the probe is run")
+        )
         await processor.run_loop()
         assert processor.mailbox.has_mail
         await processor.drain()
@@ -183,7 +197,9 @@ def test_probe_left_in_the_queue_neither_starts_again_after_the_loop_nor_doubles
     run_virtual(main)
 
 
-def test_probe_left_in_the_queue_of_one_run_does_not_double_those_of_the_next(run_virtual: RunVirtual) -> None:
+def test_probe_left_in_the_queue_of_one_run_does_not_double_those_of_the_next(
+    run_virtual: RunVirtual,
+) -> None:
     async def main(loop: Loop) -> None:
         def action(controller: MailboxProcessor) -> None:
             if controller.is_default_action_available:
@@ -193,7 +209,9 @@ def test_probe_left_in_the_queue_of_one_run_does_not_double_those_of_the_next(ru
         executor = processor.executor(0)
         executor.execute(lambda: None, "start the probe")
         loop.call_at(0.5, lambda: executor.execute(lambda: setattr(loop, "now_s", 5.0), "block"))
-        loop.call_at(0.6, lambda: executor.execute(processor.suspend, "stop before the probe is run"))
+        loop.call_at(
+            0.6, lambda: executor.execute(processor.suspend, "stop before the probe is run")
+        )
         await processor.run_loop()
         assert processor.mailbox.size == 1
         executor.execute(lambda: None, "start again, before the one that was left", urgent=True)
@@ -205,7 +223,9 @@ def test_probe_left_in_the_queue_of_one_run_does_not_double_those_of_the_next(ru
     run_virtual(main)
 
 
-def test_loop_that_was_parked_runs_its_mail_and_the_default_action_in_one_turn(run_virtual: RunVirtual) -> None:
+def test_loop_that_was_parked_runs_its_mail_and_the_default_action_in_one_turn(
+    run_virtual: RunVirtual,
+) -> None:
     """The time it was parked is no part of its slice."""
 
     async def main(loop: Any) -> None:

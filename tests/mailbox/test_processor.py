@@ -1,4 +1,6 @@
-"""The loop: mail first, then one default action; suspension, control, fairness, awaiting user code."""
+"""The loop: mail first, then one default action; suspension, control, fairness, awaiting user
+code.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ from aioflow.mailbox.processor import RUNS_MAX, MailboxProcessor, Suspension
 
 
 class Calls:
-    """A default action that counts its calls, and completes at `stop_at` or does at the n-th call what `at` says."""
+    """A default action that counts its calls, and completes at `stop_at` or does at the n-th
+    call what `at` says.
+    """
 
-    def __init__(self, stop_at: int, at: dict[int, Callable[[MailboxProcessor], object]] | None = None) -> None:
+    def __init__(
+        self, stop_at: int, at: dict[int, Callable[[MailboxProcessor], object]] | None = None
+    ) -> None:
         self.count = 0
         self.stop_at = stop_at
         self.at = at or {}
@@ -69,7 +75,9 @@ class TestLoop:
     async def test_mail_posted_by_a_mail_waits_for_one_default_action(self) -> None:
         """A2.6"""
         order: list[str] = []
-        action = Calls(stop_at=2, at={1: lambda _: order.append("1"), 2: lambda _: order.append("2")})
+        action = Calls(
+            stop_at=2, at={1: lambda _: order.append("1"), 2: lambda _: order.append("2")}
+        )
         processor = MailboxProcessor(action)
         executor = processor.executor(0)
 
@@ -97,7 +105,9 @@ class TestLoop:
         await processor.run_loop()
         assert (action.count, runs) == (100, 100)
 
-    async def test_urgent_mail_that_posts_urgent_mail_does_not_starve_the_default_action(self) -> None:
+    async def test_urgent_mail_that_posts_urgent_mail_does_not_starve_the_default_action(
+        self,
+    ) -> None:
         action = Calls(stop_at=3)
         processor = MailboxProcessor(action)
         executor = processor.executor(0)
@@ -149,7 +159,9 @@ class TestLoop:
         processor = MailboxProcessor(suspend_for_ever, name="count-1")
         executor = processor.executor(0)
         failed = []
-        thread = threading.Thread(target=lambda: failed.append(executor.execute_threadsafe(fail, "mail %d", 7)))
+        thread = threading.Thread(
+            target=lambda: failed.append(executor.execute_threadsafe(fail, "mail %d", 7))
+        )
         thread.start()
         with pytest.raises(Boom, match="from a thread") as caught:
             await processor.run_loop()
@@ -279,7 +291,9 @@ class TestSuspension:
         await asyncio.sleep(0)
         assert action.count == 2
         assert not processor.is_default_action_available
-        processor.resume_default_action(suspensions[0])  # As a second thread does that raced with the first.
+        processor.resume_default_action(
+            suspensions[0]
+        )  # As a second thread does that raced with the first.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not processor.is_default_action_available
@@ -299,7 +313,9 @@ class TestSuspension:
 
     async def test_resume_as_the_done_callback_of_a_future(self) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        action = Calls(stop_at=2, at={1: lambda c: future.add_done_callback(c.suspend_default_action().resume)})
+        action = Calls(
+            stop_at=2, at={1: lambda c: future.add_done_callback(c.suspend_default_action().resume)}
+        )
         task = asyncio.create_task(MailboxProcessor(action).run_loop())
         await until(lambda: action.count == 1)
         future.set_result(None)
@@ -350,7 +366,9 @@ class TestSuspension:
         assert not processor.mailbox.has_mail
 
     async def test_ten_thousand_switches_lose_no_wake_up(self) -> None:
-        """Ping-pong: each default action suspends itself and is resumed from a callback of the loop."""
+        """Ping-pong: each default action suspends itself and is resumed from a callback of the
+        loop.
+        """
         loop = asyncio.get_running_loop()
         count = 0
 
@@ -365,9 +383,15 @@ class TestSuspension:
         await MailboxProcessor(action).run_loop()
         assert count == 10_000
 
-    @pytest.mark.parametrize("switches", [2_000, pytest.param(125_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+    @pytest.mark.parametrize(
+        "switches",
+        [2_000, pytest.param(125_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
+    )
     async def test_resumes_from_eight_threads_lose_no_wake_up(self, switches: int) -> None:
-        """J2.1: a million resumes in the slow variant. One that were lost would leave the loop suspended for ever."""
+        """J2.1: a million resumes in the slow variant.
+
+        One that were lost would leave the loop suspended for ever.
+        """
         count = 0
         inboxes: list[SimpleQueue[Suspension | None]] = [SimpleQueue() for _ in range(8)]
 
@@ -406,7 +430,9 @@ class TestControl:
         """A8.1"""
         ran: list[int] = []
         processor = MailboxProcessor(Calls(stop_at=1))
-        futures = [processor.executor(0).submit(lambda i=i: ran.append(i), "%d", i) for i in range(5)]
+        futures = [
+            processor.executor(0).submit(lambda i=i: ran.append(i), "%d", i) for i in range(5)
+        ]
         processor.all_actions_completed()
         await processor.run_loop()
         dropped = processor.close()
@@ -483,7 +509,9 @@ class TestControl:
             await task
         thread.join()
 
-    async def test_cancelling_the_parked_task_cancels_it_and_leaves_the_mailbox_usable(self) -> None:
+    async def test_cancelling_the_parked_task_cancels_it_and_leaves_the_mailbox_usable(
+        self,
+    ) -> None:
         processor = MailboxProcessor(suspend_for_ever)
         task = asyncio.create_task(processor.run_loop())
         await until(lambda: not processor.is_default_action_available)
@@ -545,8 +573,12 @@ class TestFairness:
         await others
         assert turns[:5] == [10, 20, 30, 40, 50]
 
-    @pytest.mark.parametrize("work", ["default action", "mail", "awaited default action", "awaited mail"])
-    async def test_event_loop_gets_its_turn_also_where_the_clock_stands_still(self, work: str) -> None:
+    @pytest.mark.parametrize(
+        "work", ["default action", "mail", "awaited default action", "awaited mail"]
+    )
+    async def test_event_loop_gets_its_turn_also_where_the_clock_stands_still(
+        self, work: str
+    ) -> None:
         runs, seen = 0, []
         limit = 4 * RUNS_MAX
 
@@ -584,7 +616,10 @@ class TestFairness:
 
         action = Calls(stop_at=2, at={1: lambda _: block(0.25), 2: lambda _: block(0.05)})
         processor = MailboxProcessor(
-            action, now=lambda: time[0], name="count-1", on_slow=lambda what, s: slow.append((what, round(s, 3)))
+            action,
+            now=lambda: time[0],
+            name="count-1",
+            on_slow=lambda what, s: slow.append((what, round(s, 3))),
         )
         processor.executor(0).execute(lambda: block(0.2), "timer for %d", 7)
         processor.executor(0).execute(lambda: block(0.09), "quick")
@@ -617,12 +652,16 @@ class TestFairness:
             time[0] += 5.0
             controller.all_actions_completed()
 
-        await MailboxProcessor(slowly, now=lambda: time[0], on_slow=lambda what, _: slow.append(what)).run_loop()
+        await MailboxProcessor(
+            slowly, now=lambda: time[0], on_slow=lambda what, _: slow.append(what)
+        ).run_loop()
         assert slow == []
 
 
 class TestAwaiting:
-    async def test_awaitable_default_action_runs_in_the_owner_one_at_a_time_and_mail_waits(self) -> None:
+    async def test_awaitable_default_action_runs_in_the_owner_one_at_a_time_and_mail_waits(
+        self,
+    ) -> None:
         order: list[str] = []
         gate = asyncio.Event()
 
@@ -702,7 +741,9 @@ class TestAwaiting:
         with pytest.raises(ValueError, match="reported"):
             await MailboxProcessor(action).run_loop()
 
-    async def test_error_reported_to_user_code_that_swallows_its_cancellation_still_ends_the_loop(self) -> None:
+    async def test_error_reported_to_user_code_that_swallows_its_cancellation_still_ends_the_loop(
+        self,
+    ) -> None:
         async def stubborn() -> None:
             try:
                 await asyncio.get_running_loop().create_future()
@@ -731,7 +772,9 @@ class TestAwaiting:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    async def test_completing_the_loop_while_user_code_awaits_takes_effect_when_it_ends(self) -> None:
+    async def test_completing_the_loop_while_user_code_awaits_takes_effect_when_it_ends(
+        self,
+    ) -> None:
         gate = asyncio.Event()
         calls = 0
 
@@ -750,7 +793,9 @@ class TestAwaiting:
         await task
         assert calls == 1
 
-    async def test_user_code_that_yields_runs_mail_of_its_priority_inside_its_own_await(self) -> None:
+    async def test_user_code_that_yields_runs_mail_of_its_priority_inside_its_own_await(
+        self,
+    ) -> None:
         order: list[str] = []
 
         async def yielding(controller: MailboxProcessor) -> None:
@@ -773,6 +818,8 @@ class TestAwaiting:
         ran: list[Lane] = []
         processor = MailboxProcessor(Calls(stop_at=1))
         for lane in (Lane.NORMAL, Lane.URGENT, Lane.CONTROL):
-            processor.mailbox.put(Mail(lambda lane=lane: ran.append(lane), MIN_PRIORITY, "direct", lane=lane))
+            processor.mailbox.put(
+                Mail(lambda lane=lane: ran.append(lane), MIN_PRIORITY, "direct", lane=lane)
+            )
         await processor.run_loop()
         assert ran == [Lane.CONTROL, Lane.URGENT, Lane.NORMAL]

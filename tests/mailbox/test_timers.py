@@ -1,4 +1,6 @@
-"""Processing-time timers: when they fire, in which order, where, and when they do not; in virtual time."""
+"""Processing-time timers: when they fire, in which order, where, and when they do not; in
+virtual time.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Task:
     def __init__(self, loop: Any) -> None:
         self.loop = loop
         self.wall_step_ms = 0
-        self.processor = MailboxProcessor(self._idle, probe_interval_s=None, on_slow=lambda *_: None)
+        self.processor = MailboxProcessor(
+            self._idle, probe_interval_s=None, on_slow=lambda *_: None
+        )
         self.timers = ProcessingTimeService(self.now_ms, self.processor.executor(1))
         self.fired: list[tuple[int, int]] = []
         """(time, timestamp) of each firing, in ms since the start."""
@@ -58,7 +62,9 @@ class Task:
 
 
 @pytest.fixture
-def run_task(run_virtual: RunVirtual) -> Callable[[Callable[[Task], Coroutine[Any, Any, None]]], None]:
+def run_task(
+    run_virtual: RunVirtual,
+) -> Callable[[Callable[[Task], Coroutine[Any, Any, None]]], None]:
     """Runs a coroutine function beside a running task, which is given to it."""
 
     def run(main: Callable[[Task], Coroutine[Any, Any, None]]) -> None:
@@ -78,7 +84,9 @@ RunTask = Callable[[Callable[[Task], Coroutine[Any, Any, None]]], None]
 
 
 class TestFiring:
-    def test_timer_fires_in_the_owner_with_its_timestamp_one_millisecond_after_it(self, run_task: RunTask) -> None:
+    def test_timer_fires_in_the_owner_with_its_timestamp_one_millisecond_after_it(
+        self, run_task: RunTask
+    ) -> None:
         """A12.1"""
 
         async def main(task: Task) -> None:
@@ -104,7 +112,9 @@ class TestFiring:
 
         run_task(main)
 
-    def test_timers_of_equal_deadline_fire_in_the_order_of_registration(self, run_task: RunTask) -> None:
+    def test_timers_of_equal_deadline_fire_in_the_order_of_registration(
+        self, run_task: RunTask
+    ) -> None:
         async def main(task: Task) -> None:
             order: list[int] = []
             for i in range(50):
@@ -135,7 +145,9 @@ class TestFiring:
 
         run_virtual(main)
 
-    def test_due_timer_registered_while_opening_fires_only_when_the_loop_runs(self, run_virtual: RunVirtual) -> None:
+    def test_due_timer_registered_while_opening_fires_only_when_the_loop_runs(
+        self, run_virtual: RunVirtual
+    ) -> None:
         """A12.7"""
 
         async def main(loop: Any) -> None:
@@ -151,7 +163,9 @@ class TestFiring:
         run_virtual(main)
 
     @pytest.mark.parametrize("step_ms", [3_600_000, -3_600_000])
-    def test_step_of_the_wall_clock_neither_delays_nor_repeats_a_timer(self, run_task: RunTask, step_ms: int) -> None:
+    def test_step_of_the_wall_clock_neither_delays_nor_repeats_a_timer(
+        self, run_task: RunTask, step_ms: int
+    ) -> None:
         async def main(task: Task) -> None:
             task.at(100)
             await asyncio.sleep(0.05)
@@ -175,7 +189,9 @@ class TestFiring:
 
         run_task(main)
 
-    def test_timer_cancelled_while_its_mail_is_queued_does_not_fire(self, run_virtual: RunVirtual) -> None:
+    def test_timer_cancelled_while_its_mail_is_queued_does_not_fire(
+        self, run_virtual: RunVirtual
+    ) -> None:
         async def main(loop: Any) -> None:
             task = Task(loop)
             timer = task.at(10)
@@ -189,7 +205,9 @@ class TestFiring:
 
         run_virtual(main)
 
-    def test_many_cancelled_timers_do_not_pile_up_behind_a_live_one(self, run_task: RunTask) -> None:
+    def test_many_cancelled_timers_do_not_pile_up_behind_a_live_one(
+        self, run_task: RunTask
+    ) -> None:
         async def main(task: Task) -> None:
             task.at(1_000_000)
             for i in range(10 * HEAP_SLACK):
@@ -212,7 +230,9 @@ class TestFiring:
 
         run_task(main)
 
-    def test_error_of_a_callback_fails_the_loop_and_names_the_timer(self, run_virtual: RunVirtual) -> None:
+    def test_error_of_a_callback_fails_the_loop_and_names_the_timer(
+        self, run_virtual: RunVirtual
+    ) -> None:
         async def main(loop: Any) -> None:
             def fail(_: int) -> None:
                 raise ValueError("on timer")
@@ -239,7 +259,9 @@ class TestFiring:
 
         run_task(main)
 
-    def test_timer_due_after_the_mailbox_shut_is_dropped_silently(self, run_virtual: RunVirtual) -> None:
+    def test_timer_due_after_the_mailbox_shut_is_dropped_silently(
+        self, run_virtual: RunVirtual
+    ) -> None:
         async def main(loop: Any) -> None:
             task = Task(loop)
             timer = task.at(10)
@@ -267,7 +289,9 @@ class TestRepeating:
 
         run_task(main)
 
-    def test_fixed_rate_makes_up_for_missed_periods_one_mail_at_a_time(self, run_task: RunTask) -> None:
+    def test_fixed_rate_makes_up_for_missed_periods_one_mail_at_a_time(
+        self, run_task: RunTask
+    ) -> None:
         async def main(task: Task) -> None:
             sizes: list[int] = []
 
@@ -285,7 +309,9 @@ class TestRepeating:
 
         run_task(main)
 
-    def test_fixed_delay_begins_the_next_period_when_the_callback_has_run(self, run_task: RunTask) -> None:
+    def test_fixed_delay_begins_the_next_period_when_the_callback_has_run(
+        self, run_task: RunTask
+    ) -> None:
         async def main(task: Task) -> None:
             def work(timestamp_ms: int) -> None:
                 task.fire(timestamp_ms)
@@ -313,7 +339,10 @@ class TestRepeating:
 
     def test_period_must_be_positive(self, run_task: RunTask) -> None:
         async def main(task: Task) -> None:
-            for schedule in (task.timers.schedule_at_fixed_rate, task.timers.schedule_with_fixed_delay):
+            for schedule in (
+                task.timers.schedule_at_fixed_rate,
+                task.timers.schedule_with_fixed_delay,
+            ):
                 with pytest.raises(ValueError, match="period of a repeated timer is 0 ms"):
                     schedule(task.fire, 0, 0)
 
@@ -321,7 +350,9 @@ class TestRepeating:
 
 
 class TestEnd:
-    def test_quiesce_waits_for_a_running_callback_and_lets_no_timer_fire_after(self, run_task: RunTask) -> None:
+    def test_quiesce_waits_for_a_running_callback_and_lets_no_timer_fire_after(
+        self, run_task: RunTask
+    ) -> None:
         """A12.4"""
 
         async def main(task: Task) -> None:
@@ -346,7 +377,9 @@ class TestEnd:
 
         run_task(main)
 
-    def test_waiter_of_quiesce_that_is_cancelled_leaves_another_waiting(self, run_task: RunTask) -> None:
+    def test_waiter_of_quiesce_that_is_cancelled_leaves_another_waiting(
+        self, run_task: RunTask
+    ) -> None:
         async def main(task: Task) -> None:
             task.at(10, lambda _: asyncio.sleep(0.5))
             await asyncio.sleep(0.1)
@@ -360,7 +393,9 @@ class TestEnd:
 
         run_task(main)
 
-    def test_quiesce_by_the_owner_inside_a_callback_does_not_wait_for_itself(self, run_task: RunTask) -> None:
+    def test_quiesce_by_the_owner_inside_a_callback_does_not_wait_for_itself(
+        self, run_task: RunTask
+    ) -> None:
         async def main(task: Task) -> None:
             async def quiesce(timestamp_ms: int) -> None:
                 await task.timers.quiesce()
@@ -372,7 +407,9 @@ class TestEnd:
 
         run_task(main)
 
-    def test_mail_of_a_timer_that_is_queued_at_quiesce_still_runs(self, run_virtual: RunVirtual) -> None:
+    def test_mail_of_a_timer_that_is_queued_at_quiesce_still_runs(
+        self, run_virtual: RunVirtual
+    ) -> None:
         async def main(loop: Any) -> None:
             task = Task(loop)
             task.at(10)
@@ -386,7 +423,9 @@ class TestEnd:
 
         run_virtual(main)
 
-    def test_shut_down_service_cancels_its_timers_and_refuses_new_ones(self, run_task: RunTask) -> None:
+    def test_shut_down_service_cancels_its_timers_and_refuses_new_ones(
+        self, run_task: RunTask
+    ) -> None:
         """A12.5"""
 
         async def main(task: Task) -> None:
@@ -403,7 +442,9 @@ class TestEnd:
 
         run_task(main)
 
-    def test_repeated_timer_that_runs_during_the_shutdown_is_not_armed_again(self, run_task: RunTask) -> None:
+    def test_repeated_timer_that_runs_during_the_shutdown_is_not_armed_again(
+        self, run_task: RunTask
+    ) -> None:
         async def main(task: Task) -> None:
             def work(timestamp_ms: int) -> None:
                 task.fire(timestamp_ms)
@@ -424,7 +465,9 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # Each call of run_virtual has its own loop.
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # Each call of run_virtual has its own loop.
 @given(operations=st.lists(OPERATIONS, max_size=40))
 def test_any_sequence_of_registrations_and_cancellations_fires_as_a_sorted_list_says(
     run_virtual: RunVirtual, operations: list[tuple[str, int]]
@@ -449,7 +492,9 @@ def test_any_sequence_of_registrations_and_cancellations_fires_as_a_sorted_list_
         for operation, argument in operations:
             if operation == "register":
                 number = len(timers)
-                timers.append(task.at(now + argument, lambda _, number=number: fired.append(number)))
+                timers.append(
+                    task.at(now + argument, lambda _, number=number: fired.append(number))
+                )
                 waiting[number] = now + max(argument, 0) + 1
             elif operation == "cancel" and argument < len(timers):
                 timers[argument].cancel()
@@ -467,7 +512,9 @@ def test_any_sequence_of_registrations_and_cancellations_fires_as_a_sorted_list_
 
 
 def test_timers_come_earlier_by_as_much_as_the_clock_has_jumped_ahead(run_task: RunTask) -> None:
-    """After a sleep of the machine, of which the monotonic clock knows nothing; in their order, and periods are not moved."""
+    """After a sleep of the machine, of which the monotonic clock knows nothing; in their order,
+    and periods are not moved.
+    """
 
     async def main(task: Task) -> None:
         hour = 3_600_000

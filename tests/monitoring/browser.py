@@ -1,4 +1,6 @@
-"""A headless Chromium for tests: the system's own, with a profile of its own and without anything that talks to others."""
+"""A headless Chromium for tests: the system's own, with a profile of its own and without
+anything that talks to others.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ async def chromium() -> AsyncIterator[Browser]:
     """A browser that is gone when the block is left."""
     executable = program("chromium")
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=executable, headless=True, args=list(FLAGS))
+        browser = await playwright.chromium.launch(
+            executable_path=executable, headless=True, args=list(FLAGS)
+        )
         try:
             yield browser
         finally:
@@ -62,12 +66,29 @@ class Window:
         self.complaints: list[str] = []
         page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", lambda message: self.complaints.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: (
+                self.complaints.append(message.text)
+                if message.type in ("error", "warning")
+                else None
+            ),
+        )
 
     @classmethod
-    async def open(cls, browser: Browser, base: str, *, theme: Any = "light", width: int = 1440, height: int = 900) -> Window:
+    async def open(
+        cls,
+        browser: Browser,
+        base: str,
+        *,
+        theme: Any = "light",
+        width: int = 1440,
+        height: int = 900,
+    ) -> Window:
         """A window at the first page."""
-        context = await browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+        context = await browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=theme
+        )
         window = cls(await context.new_page(), base)
         await window.page.goto(f"{base}/")
         return window
@@ -88,19 +109,29 @@ class Window:
 
     async def redrawn(self) -> None:
         """Return when the page has been drawn at least twice from now on."""
-        await self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 0))))")
+        await self.page.evaluate(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => "
+            "setTimeout(done, 0))))"
+        )
 
     async def overflow(self) -> int:
         """How many pixels the page is wider than the window."""
-        found: int = await self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        found: int = await self.page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
         return found
 
 
 async def serious_findings(page: Page, *rules: str) -> list[str]:
     """What axe-core finds in the page as it is now; with `rules` by these alone."""
     if not await page.evaluate("'axe' in window"):
-        await page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
-    options = {"resultTypes": ["violations"], **({"runOnly": {"type": "rule", "values": rules}} if rules else {})}
+        await page.evaluate(
+            files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+        )
+    options = {
+        "resultTypes": ["violations"],
+        **({"runOnly": {"type": "rule", "values": rules}} if rules else {}),
+    }
     found: Any = await page.evaluate("options => axe.run(document, options)", options)
     return [
         f"{violation['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:200]}"

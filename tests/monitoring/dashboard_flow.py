@@ -1,4 +1,6 @@
-"""The job that the dashboard's tests look at and its pictures show: a shop with a slow task, skewed keys, and an order that fails once."""
+"""The job that the dashboard's tests look at and its pictures show: a shop with a slow task,
+skewed keys, and an order that fails once.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,15 @@ class Order:
 
 
 class Shop:
-    """`flow` runs until it is stopped. `price_s` is what pricing an order takes, one at a time; order `poison` fails once, and so does the
-    next order after `fail_next()`.
+    """`flow` runs until it is stopped. `price_s` is what pricing an order takes, one at a time;
+    order `poison` fails once, and so does the next order after `fail_next()`.
 
     Pricing waits and does not compute, so that the loop is free for those who look.
     """
 
-    def __init__(self, *, name: str = "shop", price_s: float = 0.001, poison: int | None = None) -> None:
+    def __init__(
+        self, *, name: str = "shop", price_s: float = 0.001, poison: int | None = None
+    ) -> None:
         self.price_s = price_s
         self._poison = poison
         self._chance = random.Random(7)
@@ -43,7 +47,9 @@ class Shop:
         visits = self.flow.source(self._visits, name="visits", watermarks=_marks())
         priced = orders.map(self._price, name="price", concurrency=1, parallelism=2)
         by_user = priced.key_by(lambda order: order.user)
-        revenue = by_user.window(af.tumbling("2s")).aggregate(af.sum(lambda order: order.cents), name="revenue", parallelism=4)
+        revenue = by_user.window(af.tumbling("2s")).aggregate(
+            af.sum(lambda order: order.cents), name="revenue", parallelism=4
+        )
         revenue.sink(self._forget, name="ledger")
         spent = by_user.sum(lambda order: order.cents, name="spent", parallelism=2)
         humans = visits.filter(lambda visit: visit.cents > 10, name="humans")
@@ -59,7 +65,15 @@ class Shop:
         number = position or 0
         while True:
             number += 1
-            yield Order(number, self._chance.choice(USERS), self._chance.randint(100, 9_900), _now() - self._chance.randint(0, 700)), number
+            yield (
+                Order(
+                    number,
+                    self._chance.choice(USERS),
+                    self._chance.randint(100, 9_900),
+                    _now() - self._chance.randint(0, 700),
+                ),
+                number,
+            )
             if number % PAUSE_EVERY == 0:
                 await asyncio.sleep(0.004)
 
@@ -67,7 +81,12 @@ class Shop:
         number = position or 0
         while True:
             number += 1
-            yield Order(number, self._chance.choice(USERS), self._chance.randint(0, 99), _now() - 5_000), number
+            yield (
+                Order(
+                    number, self._chance.choice(USERS), self._chance.randint(0, 99), _now() - 5_000
+                ),
+                number,
+            )
             await asyncio.sleep(0.01)
 
     async def _price(self, order: Order) -> Order:

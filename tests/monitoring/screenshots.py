@@ -1,4 +1,6 @@
-"""Pictures of each view of the dashboard, light and dark, into a folder: `python -m tests.monitoring.screenshots FOLDER`."""
+"""Pictures of each view of the dashboard, light and dark, into a folder: `python -m
+tests.monitoring.screenshots FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,12 @@ async def main(folder: Path) -> None:
         ):
             await asyncio.sleep(WARM_UP_S)
             for theme in ("light", "dark"):
-                await pictures(await Window.open(browser, base, theme=theme, width=SIZE[0], height=SIZE[1]), job, folder, theme)
+                await pictures(
+                    await Window.open(browser, base, theme=theme, width=SIZE[0], height=SIZE[1]),
+                    job,
+                    folder,
+                    theme,
+                )
 
 
 async def pictures(window: Window, job: af.Job, folder: Path, theme: str) -> None:

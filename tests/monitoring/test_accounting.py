@@ -1,4 +1,6 @@
-"""Where the time of a task goes: every second is busy, idle or held back, to the millisecond, by the clock that the task was given."""
+"""Where the time of a task goes: every second is busy, idle or held back, to the millisecond, by
+the clock that the task was given.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Task:
         self.group = MetricGroup(lambda: self.now_s)
         self.mailbox = MailboxMetrics(TaskMailbox(), lambda: self.now_s)
         stub: Any = Stub()
-        self.metrics = TaskMetrics(self.group, [], lambda: self.now_s, self.mailbox, stub, stub, stub, lambda: None)
+        self.metrics = TaskMetrics(
+            self.group, [], lambda: self.now_s, self.mailbox, stub, stub, stub, lambda: None
+        )
         self.read()  # Windows begin with the first reading.
 
     def spend(self, seconds: float, reason: str | None) -> None:
@@ -52,7 +56,14 @@ class Task:
 
     def read(self) -> dict[str, float]:
         found = self.group.snapshot()
-        return {name: found[name] for name in (*SHARES, "softBackPressuredTimeMsPerSecond", "hardBackPressuredTimeMsPerSecond")}
+        return {
+            name: found[name]
+            for name in (
+                *SHARES,
+                "softBackPressuredTimeMsPerSecond",
+                "hardBackPressuredTimeMsPerSecond",
+            )
+        }
 
 
 async def test_each_second_is_told_to_the_millisecond() -> None:
@@ -72,11 +83,16 @@ async def test_each_second_is_told_to_the_millisecond() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_busy_idle_and_held_back_make_a_second_however_it_is_divided(seed: int) -> None:
-    """1000 +- 50 ms: here exact, whenever somebody reads, also in the middle of a wait, and however often."""
+    """1000 +- 50 ms: here exact, whenever somebody reads, also in the middle of a wait, and
+    however often.
+    """
     rng, task = random.Random(seed), Task()
     spent = dict.fromkeys((None, IDLE, SOFT, HARD), 0.0)
     while task.now_s < 130:
-        seconds, reason = rng.choice((0.0001, 0.003, 0.04, 0.7, 2.5)) * rng.random(), rng.choice((None, IDLE, SOFT, HARD))
+        seconds, reason = (
+            rng.choice((0.0001, 0.003, 0.04, 0.7, 2.5)) * rng.random(),
+            rng.choice((None, IDLE, SOFT, HARD)),
+        )
         if reason is None or rng.random() < 0.7:
             task.spend(seconds, reason)
         else:
@@ -89,12 +105,16 @@ async def test_busy_idle_and_held_back_make_a_second_however_it_is_divided(seed:
             assert sum(task.read()[name] for name in SHARES) == pytest.approx(1000, abs=0.001)
     total = task.group.snapshot()
     assert total["accumulateIdleTimeMs"] == pytest.approx(spent[IDLE] * 1000)
-    assert total["accumulateBackPressuredTimeMs"] == pytest.approx((spent[SOFT] + spent[HARD]) * 1000)
+    assert total["accumulateBackPressuredTimeMs"] == pytest.approx(
+        (spent[SOFT] + spent[HARD]) * 1000
+    )
     assert total["accumulateBusyTimeMs"] == pytest.approx(spent[None] * 1000)
 
 
 async def test_the_time_of_running_subtasks_adds_up() -> None:
-    """Over a pipeline that is held back by its last operator, each subtask's accumulated times grow by what the clock says."""
+    """Over a pipeline that is held back by its last operator, each subtask's accumulated times
+    grow by what the clock says.
+    """
     flow = af.Flow("load", parallelism=2)
     gate = asyncio.Event()
 
@@ -108,9 +128,9 @@ async def test_the_time_of_running_subtasks_adds_up() -> None:
             yield number
             number += 1
 
-    flow.source(numbers, name="numbers").rebalance().map(lambda x: x, name="plain").rebalance().map(slow, name="slow").sink(
-        af.io.blackhole()
-    )
+    flow.source(numbers, name="numbers").rebalance().map(lambda x: x, name="plain").rebalance().map(
+        slow, name="slow"
+    ).sink(af.io.blackhole())
     async with flow.run(stop_timeout="0s") as job:
         monitor = Monitor(monitored(job), MonitorOptions())
         (view,) = monitor.jobs()
@@ -119,9 +139,17 @@ async def test_the_time_of_running_subtasks_adds_up() -> None:
         def totals() -> tuple[float, dict[Any, float], float]:
             before = clock()
             found = view.read_metrics()
-            names = ("accumulateBusyTimeMs", "accumulateIdleTimeMs", "accumulateBackPressuredTimeMs")
+            names = (
+                "accumulateBusyTimeMs",
+                "accumulateIdleTimeMs",
+                "accumulateBackPressuredTimeMs",
+            )
             tasks = [key.removesuffix(names[0]) for key in found if key.endswith(names[0])]
-            return before, {task: sum(found[task + name] for name in names) for task in tasks}, clock()
+            return (
+                before,
+                {task: sum(found[task + name] for name in names) for task in tasks},
+                clock(),
+            )
 
         first = totals()
         while clock() - first[2] < 2.0:

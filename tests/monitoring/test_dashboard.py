@@ -16,7 +16,9 @@ from tests.monitoring.browser import Window, chromium, serious_findings, served
 from tests.monitoring.dashboard_flow import Shop
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-"""A browser, a job and axe-core share a machine with other tests: what takes seconds alone may take minutes."""
+"""A browser, a job and axe-core share a machine with other tests: what takes seconds alone may
+take minutes.
+"""
 
 TOKEN = "a token that only this test knows"
 WIDTHS = (360, 1920)
@@ -48,7 +50,10 @@ VIEWS = (
 async def shown(shop: Shop, store: str = "", **options: Any) -> AsyncIterator[tuple[str, af.Job]]:
     """The shop running behind its endpoint: its address, and the job."""
     store = store or f"memory://dashboard-{next(NUMBERS)}"
-    async with shop.flow.run(checkpoints=store, every="3s") as job, served(af.monitor_app(job, **options)) as base:
+    async with (
+        shop.flow.run(checkpoints=store, every="3s") as job,
+        served(af.monitor_app(job, **options)) as base,
+    ):
         yield base, job
 
 
@@ -77,11 +82,15 @@ async def through_all_views(window: Window, shop: Shop, job: af.Job, *rules: str
     task = task_of(await window.rest(f"jobs/{job.id}"), "price")["id"]
     shop.fail_next()
     await window.show(f"jobs/{job.id}/exceptions", view="exceptions", ready=".failure")
-    await window.page.wait_for_function("() => document.querySelector('.headline .state').innerText === 'running'")
+    await window.page.wait_for_function(
+        "() => document.querySelector('.headline .state').innerText === 'running'"
+    )
     checkpoint = await job.checkpoint()
     for address, view, ready in VIEWS:
         await window.page.set_viewport_size({"width": 1440, "height": 900})
-        await window.show(address.format(job=job.id, task=task, checkpoint=checkpoint), view=view, ready=ready)
+        await window.show(
+            address.format(job=job.id, task=task, checkpoint=checkpoint), view=view, ready=ready
+        )
         assert await serious_findings(window.page, *rules) == [], address
         for width in WIDTHS:
             await window.page.set_viewport_size({"width": width, "height": 900})
@@ -109,16 +118,25 @@ async def test_what_is_shown_is_what_rest_says() -> None:
 
         before = task_of(await window.rest(f"jobs/{job.id}"), "price")
         place = f"[data-view=graph] tr:has(a[href$='{before['id']}'])"
-        # The page learns of it within a few seconds: wait for a number that is at least the one before.
+        # The page learns of it within a few seconds: wait for a number that is at least the one
+        # before.
         await window.page.wait_for_function(
-            "([place, least]) => Number(document.querySelector(place).children[6].innerText.replaceAll(',', '')) >= least",
+            "([place, least]) => "
+            "Number(document.querySelector(place).children[6].innerText.replaceAll(',', '')) >= "
+            "least",
             arg=[place, before["metrics"]["read-records"]],
         )
-        cells = [await cell.inner_text() for cell in await window.page.locator(f"{place} > td").all()]
+        cells = [
+            await cell.inner_text() for cell in await window.page.locator(f"{place} > td").all()
+        ]
         after = task_of(await window.rest(f"jobs/{job.id}"), "price")
 
         assert cells[:3] == ["price", "running", "2"]
-        assert before["metrics"]["read-records"] <= int(cells[6].replace(",", "")) <= after["metrics"]["read-records"]
+        assert (
+            before["metrics"]["read-records"]
+            <= int(cells[6].replace(",", ""))
+            <= after["metrics"]["read-records"]
+        )
         assert window.complaints == []
 
 
@@ -134,14 +152,19 @@ async def test_a_task_is_opened_with_the_keyboard() -> None:
         assert await window.page.locator("aside.drawer tbody").first.locator("tr").count() == 4
         # The page is drawn again each second, and the focus stays where it was.
         await window.redrawn()
-        assert await window.page.evaluate("document.activeElement.getAttribute('aria-label')") is not None
+        assert (
+            await window.page.evaluate("document.activeElement.getAttribute('aria-label')")
+            is not None
+        )
 
 
 async def test_a_failure_and_the_restart_are_told_with_operator_and_record() -> None:
     shop = Shop()
     async with shown(shop) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
-        await window.show(f"jobs/{job.id}/checkpoints", view="checkpoints", ready=".state.good")  # It has something to go back to.
+        await window.show(
+            f"jobs/{job.id}/checkpoints", view="checkpoints", ready=".state.good"
+        )  # It has something to go back to.
         await window.show(f"jobs/{job.id}/exceptions", view="exceptions", ready="p.empty")
 
         shop.fail_next()
@@ -152,7 +175,9 @@ async def test_a_failure_and_the_restart_are_told_with_operator_and_record() -> 
         assert "Order(number=" in text
         assert "ValueError: order" in text
         await window.show(f"jobs/{job.id}/graph", view="graph", ready="a.node")
-        await window.page.wait_for_function("() => document.querySelectorAll('[data-view=graph] tbody .state.good').length === 8")
+        await window.page.wait_for_function(
+            "() => document.querySelectorAll('[data-view=graph] tbody .state.good').length === 8"
+        )
         assert await window.text(".headline .state") == "running"
         assert window.complaints == []
 
@@ -163,7 +188,9 @@ async def test_a_job_that_is_over_is_shown_as_it_was() -> None:
         await window.show(f"jobs/{job.id}/graph", view="graph", ready="a.node")
 
         await job.stop(savepoint=False)
-        await window.page.wait_for_function("() => document.querySelector('.headline .state').innerText === 'finished'")
+        await window.page.wait_for_function(
+            "() => document.querySelector('.headline .state').innerText === 'finished'"
+        )
 
         assert await window.page.locator("a.node.is-done").count() == 8
         assert await window.page.locator(".headline button").count() == 0
@@ -178,12 +205,22 @@ async def test_names_are_text_whatever_they_hold() -> None:
         yield 1
         raise ValueError(name)
 
-    flow.source(numbers, name=f"source {name}").key_by(lambda n: n).count(name=name).sink(lambda _: None, name="</script><script>alert(1)")
+    flow.source(numbers, name=f"source {name}").key_by(lambda n: n).count(name=name).sink(
+        lambda _: None, name="</script><script>alert(1)"
+    )
     async with chromium() as browser:
         with pytest.raises(ValueError, match="img"):
-            async with flow.run(restart=af.no_restart()) as job, served(af.monitor_app(job)) as base:
+            async with (
+                flow.run(restart=af.no_restart()) as job,
+                served(af.monitor_app(job)) as base,
+            ):
                 window = await Window.open(browser, base)
-                for view, ready in (("graph", "a.node"), ("exceptions", ".failure .trace"), ("watermarks", "table"), ("state", ".panel")):
+                for view, ready in (
+                    ("graph", "a.node"),
+                    ("exceptions", ".failure .trace"),
+                    ("watermarks", "table"),
+                    ("state", ".panel"),
+                ):
                     await window.show(f"jobs/{job.id}/{view}", view=view, ready=ready)
                     assert await window.text("h1") == name
                     assert await window.page.locator("img, main script").count() == 0
@@ -212,13 +249,19 @@ async def test_without_control_nothing_can_be_changed() -> None:
     async with shown(Shop()) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
         await window.show(f"jobs/{job.id}/graph", view="graph", ready="a.node")
-        await window.page.wait_for_function("() => performance.getEntriesByType('resource').some((one) => one.name.endsWith('/config'))")
+        await window.page.wait_for_function(
+            "() => performance.getEntriesByType('resource').some((one) => "
+            "one.name.endsWith('/config'))"
+        )
 
         assert await window.page.locator(".headline button").count() == 0
 
 
 async def test_an_endpoint_that_guards_reading_is_unlocked_once() -> None:
-    async with shown(Shop(), token=TOKEN, allowed_hosts=("shop.example",)) as (base, job), chromium() as browser:
+    async with (
+        shown(Shop(), token=TOKEN, allowed_hosts=("shop.example",)) as (base, job),
+        chromium() as browser,
+    ):
         window = await Window.open(browser, base)
         await window.page.wait_for_selector(".unlock input")
         assert await serious_findings(window.page) == []
@@ -268,5 +311,7 @@ async def test_it_works_under_the_path_where_it_is_mounted() -> None:
         async with served(service) as base, chromium() as browser:
             window = await Window.open(browser, f"{base}/flow")
             await window.page.wait_for_selector("[data-view=jobs] table a")
-            await window.show(f"jobs/{job.id}/graph", view="graph", ready="a.node.is-busy, a.node.is-calm")
+            await window.show(
+                f"jobs/{job.id}/graph", view="graph", ready="a.node.is-busy, a.node.is-calm"
+            )
             assert window.complaints == []

@@ -1,4 +1,6 @@
-"""What holds for the dashboard's files without a browser: small, offline, nothing inline, names never read as HTML."""
+"""What holds for the dashboard's files without a browser: small, offline, nothing inline, names
+never read as HTML.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ BYTES_MAX = 200_000
 SVG_NAMESPACE = "http://www.w3.org/2000/svg"
 
 HTML_FROM_TEXT = re.compile(
-    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|DOMParser|\beval\(|new Function"
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|DOMParser|\beval\(|new "
+    r"Function"
 )
 
 
@@ -65,13 +68,23 @@ def test_no_text_is_read_as_html(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
 def test_what_a_module_imports_is_there(path: Path) -> None:
     exported = {
-        other.name: set(re.findall(r"^export (?:async )?(?:function\*?|const|class|let) (\w+)", other.read_text(encoding="utf-8"), re.M))
+        other.name: set(
+            re.findall(
+                r"^export (?:async )?(?:function\*?|const|class|let) (\w+)",
+                other.read_text(encoding="utf-8"),
+                re.M,
+            )
+        )
         for other in MODULES
     }
     text = path.read_text(encoding="utf-8")
 
     for names, module in re.findall(r"^import \{([^}]*)\} from \"\./([^\"]+)\"", text, re.M):
         wanted = {name.strip() for name in names.split(",") if name.strip()}
-        assert wanted <= exported[module], f"{path.name} imports {wanted - exported[module]} of {module}"
+        assert wanted <= exported[module], (
+            f"{path.name} imports {wanted - exported[module]} of {module}"
+        )
         for name in wanted:
-            assert len(re.findall(rf"\b{name}\b", text)) > 1, f"{path.name} imports {name} and does not use it"
+            assert len(re.findall(rf"\b{name}\b", text)) > 1, (
+                f"{path.name} imports {name} and does not use it"
+            )

@@ -66,21 +66,31 @@ async def nothing(request: web.Request) -> web.Response:
 
 
 async def called(page: Page, module: str, function: str, *arguments: Any) -> Any:
-    script = "async ([module, name, given]) => (await import(`/dashboard/${module}.js`))[name](...given)"
+    script = (
+        "async ([module, name, given]) => (await import(`/dashboard/${module}.js`))[name](...given)"
+    )
     return await page.evaluate(script, [module, function, list(arguments)])
 
 
 async def test_numbers_and_times_are_written_as_people_read_them() -> None:
     async with page() as shown:
-        found = [(name, value, await called(shown, "format", name, value)) for name, value, _ in FORMATS]
+        found = [
+            (name, value, await called(shown, "format", name, value)) for name, value, _ in FORMATS
+        ]
 
     assert found == list(FORMATS)
 
 
 async def test_boxes_stand_behind_their_producers_and_do_not_touch() -> None:
-    """A job of 120 tasks in which every task reads some before it, and one whose answer has a circle in it."""
+    """A job of 120 tasks in which every task reads some before it, and one whose answer has a
+    circle in it.
+    """
     nodes = [{"id": str(index)} for index in range(120)]
-    edges = [{"source": str(target * 7 % max(target, 1)), "target": str(target)} for target in range(1, 120) if target % 5]
+    edges = [
+        {"source": str(target * 7 % max(target, 1)), "target": str(target)}
+        for target in range(1, 120)
+        if target % 5
+    ]
     circle = [{"source": "0", "target": "1"}, {"source": "1", "target": "0"}]
     script = """async ([nodes, edges]) => {
         const { layout } = await import('/dashboard/layout.js');
@@ -96,11 +106,15 @@ async def test_boxes_stand_behind_their_producers_and_do_not_touch() -> None:
         assert 0 <= x <= found["width"] - 200
         assert -0.01 <= y <= found["height"] - 79.99
         assert all(x != other_x or abs(y - other_y) >= 99.99 for other_x, other_y in places[:index])
-    assert all(found["at"][edge["source"]]["x"] < found["at"][edge["target"]]["x"] for edge in edges)
+    assert all(
+        found["at"][edge["source"]]["x"] < found["at"][edge["target"]]["x"] for edge in edges
+    )
 
 
 async def test_a_description_changes_what_stands_there_and_keeps_the_rest() -> None:
-    """The focus stays in its field, what was typed stays typed, and rows that change places are moved, not made anew."""
+    """The focus stays in its field, what was typed stays typed, and rows that change places are
+    moved, not made anew.
+    """
     script = """async () => {
         const { h, render } = await import('/dashboard/dom.js');
         const main = document.querySelector('main');
@@ -125,4 +139,10 @@ async def test_a_description_changes_what_stands_there_and_keeps_the_rest() -> N
     async with page() as shown:
         found = await shown.evaluate(script)
 
-    assert found == {"same": True, "moved": True, "text": ["b", "c", "<b>d</b>"], "bold": 0, "note": "again"}
+    assert found == {
+        "same": True,
+        "moved": True,
+        "text": ["b", "c", "<b>d</b>"],
+        "bold": 0,
+        "note": "again",
+    }

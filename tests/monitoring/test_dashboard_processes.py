@@ -1,4 +1,6 @@
-"""The dashboard on a job whose tasks are in worker processes: who is slow, and what goes on inside each process."""
+"""The dashboard on a job whose tasks are in worker processes: who is slow, and what goes on
+inside each process.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 async def test_tasks_and_loops_of_worker_processes_are_shown(tmp_path: Path) -> None:
-    """The slow task is busy and its source back-pressured; a click on a worker shows its loop, its flames and its log."""
+    """The slow task is busy and its source back-pressured; a click on a worker shows its loop,
+    its flames and its log.
+    """
     async with (
-        Shop(price_s=0.01).flow.run(checkpoints=f"file://{tmp_path}", every="3s", workers=2, stop_timeout="0s") as job,
+        Shop(price_s=0.01).flow.run(
+            checkpoints=f"file://{tmp_path}", every="3s", workers=2, stop_timeout="0s"
+        ) as job,
         served(af.monitor_app(job)) as base,
         chromium() as browser,
     ):
@@ -29,10 +35,14 @@ async def test_tasks_and_loops_of_worker_processes_are_shown(tmp_path: Path) -> 
         await page.wait_for_selector(".edge-label .size", state="attached")
 
         await window.show("runtime", view="runtime", ready="button.link")
-        names = await page.locator("table:has(caption:text-is('Processes')) tbody button").all_inner_texts()
+        names = await page.locator(
+            "table:has(caption:text-is('Processes')) tbody button"
+        ).all_inner_texts()
         assert names == ["this process", "worker-1", "worker-2"]
         await page.click("button.link:text-is('worker-2')")
-        await page.wait_for_selector("table:has(caption:text-is('Tasks of the loop')) td:text-is('price-2')")
+        await page.wait_for_selector(
+            "table:has(caption:text-is('Tasks of the loop')) td:text-is('price-2')"
+        )
         assert await page.input_value("select") == "worker-2"
         assert await serious_findings(page) == []
         for width in (360, 1920):
@@ -42,7 +52,9 @@ async def test_tasks_and_loops_of_worker_processes_are_shown(tmp_path: Path) -> 
 
         await window.show("flame", view="flame", ready=".flame svg")
         flames = page.locator(".flame svg title:text('price-2')")
-        while not await flames.count():  # It mostly waits: two seconds of looks may have met it never.
+        while (
+            not await flames.count()
+        ):  # It mostly waits: two seconds of looks may have met it never.
             await page.click("button:text-is('Look again')")
             await page.wait_for_selector("button:text-is('Look again'):enabled")
         await window.show("logs", view="logs", ready="select")

@@ -36,7 +36,9 @@ def patched(target: Any, patch: Any) -> Any:
 
 
 @given(OBJECTS, OBJECTS)
-def test_a_patch_leads_from_one_moment_to_the_next(old: dict[str, Any], new: dict[str, Any]) -> None:
+def test_a_patch_leads_from_one_moment_to_the_next(
+    old: dict[str, Any], new: dict[str, Any]
+) -> None:
     assert patched(old, merge_patch(old, new)) == new
 
 
@@ -58,7 +60,13 @@ async def next_event(response: aiohttp.ClientResponse) -> tuple[str, Any]:
     async with asyncio.timeout(PATIENCE_S):
         while line := (await response.content.readline()).decode().rstrip("\n"):
             field, _, value = line.partition(": ")
-            name, data = (value, data) if field == "event" else (name, value) if field == "data" else (name, data)
+            name, data = (
+                (value, data)
+                if field == "event"
+                else (name, value)
+                if field == "data"
+                else (name, data)
+            )
     return name, json.loads(data)
 
 
@@ -88,7 +96,10 @@ async def test_a_reader_that_applies_the_patches_knows_what_rest_says() -> None:
 
 async def test_a_stream_too_many_is_turned_away_and_one_that_ended_makes_room() -> None:
     made, _ = flow()
-    async with watched(made) as client, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with (
+        watched(made) as client,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+    ):
         path = f"{client.url}{client.path}/events"
         opened = [await session.get(path) for _ in range(STREAMS_MAX)]
         assert [one.status for one in opened] == [200] * STREAMS_MAX
@@ -126,11 +137,16 @@ async def test_streams_end_with_the_run() -> None:
 
 async def test_records_on_an_edge_are_sampled() -> None:
     made, events = flow()
-    async with watched(made, monitor_options={"show_data": True}) as client, aiohttp.ClientSession() as session:
+    async with (
+        watched(made, monitor_options={"show_data": True}) as client,
+        aiohttp.ClientSession() as session,
+    ):
         ids = list((await client.vertices()).values())
         for wrong in ("", "a-b", f"{ids[1]}-{ids[0]}"):
             assert (await client.ask(f"/aioflow{client.path}/tap?edge={wrong}"))[0] == 404
-        async with session.get(f"{client.url}/aioflow{client.path}/tap?edge={ids[0]}-{ids[1]}") as response:
+        async with session.get(
+            f"{client.url}/aioflow{client.path}/tap?edge={ids[0]}-{ids[1]}"
+        ) as response:
             assert response.status == 200
             await next_event(response)
             await client.job.input(events).put_many(range(1000))
@@ -160,7 +176,8 @@ async def test_the_last_ten_minutes_can_be_plotted() -> None:
         assert "uptime" in body["series"]
         assert all(len(values) == len(body["times"]) for values in body["series"].values())
         since = body["times"][-1]
-        assert all(time > since for time in (await client.get(f"{path}?metric=uptime&since={since}"))["times"])
+        assert all(
+            time > since
+            for time in (await client.get(f"{path}?metric=uptime&since={since}"))["times"]
+        )
         assert (await client.ask(f"{path}?metric=a&since=x"))[0] == 400
-
-

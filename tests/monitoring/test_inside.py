@@ -1,4 +1,6 @@
-"""What the endpoint is made of: names of metrics, the page for Prometheus, redaction, history, stacks, the flame graph, the document."""
+"""What the endpoint is made of: names of metrics, the page for Prometheus, redaction, history,
+stacks, the flame graph, the document.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def graph_of(*names: str) -> Any:
 
 
 def test_names_are_taken_apart_whatever_users_call_their_operators() -> None:
-    """Dots, parentheses, the name of a metric, one name twice: each value is found where it belongs."""
+    """Dots, parentheses, the name of a metric, one name twice: each value is found where it
+    belongs.
+    """
     graph = graph_of("a.b", "a.b (1/2).c", "numRecordsIn", "same", "same")
     values: dict[str, float] = {}
     expected: dict[tuple[int, int], float] = {}
@@ -53,7 +57,9 @@ def test_names_are_taken_apart_whatever_users_call_their_operators() -> None:
     for number, vertex in enumerate(graph.vertices):
         bare, _ = vertex.name not in seen, seen.add(vertex.name)
         for index in range(vertex.parallelism):
-            task = f"{vertex.name} ({index + 1}/{vertex.parallelism})" + ("" if bare else f" #{vertex.id}")
+            task = f"{vertex.name} ({index + 1}/{vertex.parallelism})" + (
+                "" if bare else f" #{vertex.id}"
+            )
             expected[vertex.id, index] = values[f"{task}.numRecordsIn"] = number * 10 + index
             values[f"{task}.{vertex.nodes[0].name}.numRecordsOut"] = number * 10 + index
     index_of = MetricIndex(graph, lambda: {**values, "nobody (1/2).numRecordsIn": 1}, lambda: 0.0)
@@ -80,7 +86,14 @@ def test_metrics_are_read_again_after_a_moment() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(3, "3"), (2.0, "2.0"), (float("nan"), "NaN"), (float("inf"), "Infinity"), (float("-inf"), "-Infinity"), (2**70, str(2**70))],
+    [
+        (3, "3"),
+        (2.0, "2.0"),
+        (float("nan"), "NaN"),
+        (float("inf"), "Infinity"),
+        (float("-inf"), "-Infinity"),
+        (2**70, str(2**70)),
+    ],
 )
 def test_values_are_shown_as_text(value: float, shown: str) -> None:
     assert shown_value(value) == shown
@@ -88,14 +101,20 @@ def test_values_are_shown_as_text(value: float, shown: str) -> None:
 
 # Prometheus.
 
-LINE = re.compile(r'^[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\["\\n])*",?)+\})? (NaN|[+-]Inf|[-+0-9.e]+)$')
+LINE = re.compile(
+    r'^[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\["\\n])*",?)+\})? (NaN|[+-]Inf|[-+0-9.e]+)$'
+)
 
 
 async def test_the_page_for_prometheus_is_well_formed_whatever_things_are_called() -> None:
-    """Grammar of the text format, a type for each family before its lines, no line twice, names of users escaped."""
+    """Grammar of the text format, a type for each family before its lines, no line twice, names
+    of users escaped.
+    """
     name = 'a "quoted" \\ name\nof two lines, {braces} and \udcff'
     flow = af.Flow(name)
-    flow.source(af.io.push(), name=name).map(abs, name=f"{name}.x").map(abs, name=f"{name}-x").sink(af.io.blackhole())
+    flow.source(af.io.push(), name=name).map(abs, name=f"{name}.x").map(abs, name=f"{name}-x").sink(
+        af.io.blackhole()
+    )
     async with flow.run() as job:
         page = Monitor(monitored(job), MonitorOptions()).exposition.page().decode()
     families: set[str] = set()
@@ -112,7 +131,11 @@ async def test_the_page_for_prometheus_is_well_formed_whatever_things_are_called
         identity = line.rpartition(" ")[0]
         assert identity not in lines
         lines.add(identity)
-    assert {"flink_jobmanager_numRunningJobs", "flink_jobmanager_job_numRestarts", "flink_taskmanager_job_task_numRecordsIn"} <= families
+    assert {
+        "flink_jobmanager_numRunningJobs",
+        "flink_jobmanager_job_numRestarts",
+        "flink_taskmanager_job_task_numRecordsIn",
+    } <= families
     assert page.endswith("\n")
 
 
@@ -124,7 +147,11 @@ async def test_the_split_of_a_source_is_a_label() -> None:
     async with flow.run() as job:
         page = Monitor(monitored(job), MonitorOptions()).exposition.page().decode()
 
-    (line,) = [line for line in page.splitlines() if line.startswith("flink_taskmanager_job_task_split_watermark_currentWatermark{")]
+    (line,) = [
+        line
+        for line in page.splitlines()
+        if line.startswith("flink_taskmanager_job_task_split_watermark_currentWatermark{")
+    ]
     assert 'split="0"' in line
 
 
@@ -132,7 +159,9 @@ async def test_the_split_of_a_source_is_a_label() -> None:
 
 
 async def test_no_secret_leaves_by_any_reading_path() -> None:
-    """A canary in the store's URL, in an error, in a log record and in a name: it is in no answer."""
+    """A canary in the store's URL, in an error, in a log record and in a name: it is in no
+    answer.
+    """
     canary = "canary-5f1d"
     flow = af.Flow("canary")
     events = flow.source(af.io.push(), name="events")
@@ -144,13 +173,21 @@ async def test_no_secret_leaves_by_any_reading_path() -> None:
     async with watched(flow, restart=af.fixed_delay(100_000, "10ms")) as client:
         logging.getLogger("aioflow.test").warning("token=%s", canary)
         await client.job.input(events).put(1)
-        await client.until(f"{client.path}/exceptions", lambda body: body["exceptionHistory"]["entries"])
+        await client.until(
+            f"{client.path}/exceptions", lambda body: body["exceptionHistory"]["entries"]
+        )
         vertex = next(iter((await client.vertices()).values()))
         for route in ROUTES:
             if route.method == "GET" and route.schema != "Events":
                 parts = dict.fromkeys(("triggerid", "operator", "name"), "0" * 32)
                 path = route.path.format(
-                    jobid=client.job.id, vertexid=vertex, subtaskindex=0, attempt=0, checkpointid=1, taskmanagerid="local", **parts
+                    jobid=client.job.id,
+                    vertexid=vertex,
+                    subtaskindex=0,
+                    attempt=0,
+                    checkpointid=1,
+                    taskmanagerid="local",
+                    **parts,
                 )
                 _, body = await client.ask(path)
                 assert canary not in str(body), path
@@ -166,7 +203,14 @@ def attempt(number: int = 0, index: int = 0) -> ExecutionAttemptId:
 
 def test_the_history_keeps_when_an_attempt_reached_each_state() -> None:
     history = JobHistory()
-    for at, state in enumerate((ExecutionState.DEPLOYING, ExecutionState.INITIALIZING, ExecutionState.RUNNING, ExecutionState.FINISHED)):
+    for at, state in enumerate(
+        (
+            ExecutionState.DEPLOYING,
+            ExecutionState.INITIALIZING,
+            ExecutionState.RUNNING,
+            ExecutionState.FINISHED,
+        )
+    ):
         history.task(attempt(), state, 100 + at, "here:1" if at else "")
     latest = history.latest((1, 0))
     assert latest is not None
@@ -218,7 +262,10 @@ async def test_the_chain_of_awaits_leads_to_what_is_waited_for() -> None:
     chain = await_chain(task)
     assert [place.split(" ")[0].rpartition(".")[2] for place in chain[:2]] == ["outer", "inner"]
     assert all(str(Path.cwd()) not in place for place in chain)
-    assert any(info["threadName"] == "waiter" and "inner" in info["stringifiedThreadInfo"] for info in thread_infos())
+    assert any(
+        info["threadName"] == "waiter" and "inner" in info["stringifiedThreadInfo"]
+        for info in thread_infos()
+    )
     gate.set_result(None)
     await task
 
@@ -229,7 +276,14 @@ def test_stacks_are_put_together_into_a_tree() -> None:
         "name": "root",
         "value": 9,
         "children": [
-            {"name": "a", "value": 8, "children": [{"name": "c", "value": 5, "children": []}, {"name": "b", "value": 2, "children": []}]},
+            {
+                "name": "a",
+                "value": 8,
+                "children": [
+                    {"name": "c", "value": 5, "children": []},
+                    {"name": "b", "value": 2, "children": []},
+                ],
+            },
             {"name": "d", "value": 1, "children": []},
         ],
     }
@@ -254,7 +308,9 @@ async def test_the_flame_graph_finds_the_task_that_holds_the_loop() -> None:
     over.set()
     await task
     assert first is second
-    assert any(name == "spinner" and any("spin" in place for place in stack) for name, stack in first)
+    assert any(
+        name == "spinner" and any("spin" in place for place in stack) for name, stack in first
+    )
     await sampler.close()
     await host.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "aioflow-flame-graph"]
@@ -296,7 +352,9 @@ async def test_log_records_are_kept_while_the_endpoint_is_open() -> None:
         assert [one["message"] for one in after] == ["second"]
         assert (await client.ask("/aioflow/logs?level=loud"))[0] == 400
         assert (await client.ask("/aioflow/logs?limit=-1"))[0] == 400
-    assert not [one for one in logging.getLogger("aioflow").handlers if type(one).__name__ == "LogTail"]
+    assert not [
+        one for one in logging.getLogger("aioflow").handlers if type(one).__name__ == "LogTail"
+    ]
 
 
 async def test_state_is_looked_up_by_key() -> None:
@@ -305,7 +363,9 @@ async def test_state_is_looked_up_by_key() -> None:
     events.key_by(lambda x: x).count(name="counts", uid="counts").sink(af.io.blackhole())
     async with watched(flow, monitor_options={"show_data": True}) as client:
         await client.job.input(events).put_many([1, 1, "1", (1, "a"), True])
-        await client.until(client.path, lambda job: job["vertices"][-1]["metrics"]["read-records"] == 5)
+        await client.until(
+            client.path, lambda job: job["vertices"][-1]["metrics"]["read-records"] == 5
+        )
         path = f"/aioflow{client.path}/state"
         body = await client.get(path)
         check(body, "StateOverview")
@@ -319,7 +379,9 @@ async def test_state_is_looked_up_by_key() -> None:
         for query in ("", "?key=1", "?key=99"):
             status, body = await client.ask(f"{path}/counts/nothing{query}")
             assert status == 404
-            assert body == {"errors": ["operator 'counts' has no state 'nothing'; it has 'running'"]}
+            assert body == {
+                "errors": ["operator 'counts' has no state 'nothing'; it has 'running'"]
+            }
         assert len((await client.get(f"{path}/counts/running"))["items"]) == 3
         for query in ("?key=null", "?key={}", "?key=[{}]"):
             assert (await client.ask(f"{path}/counts/running{query}"))[0] == 400
@@ -336,12 +398,16 @@ async def test_the_document_names_every_route_and_nothing_else() -> None:
         document = await client.get("/openapi.json")
         assert document == await client.get("/v1/openapi.json")
     assert document == openapi_document(ROUTES)
-    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    described = {
+        (method.upper(), path) for path, methods in document["paths"].items() for method in methods
+    }
     assert described == {(route.method, route.path) for route in ROUTES}
-    references = set(re.findall(r'#/components/schemas/(\w+)', str(document)))
+    references = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
     assert references <= document["components"]["schemas"].keys()
     for schema in document["components"]["schemas"].values():
-        jsonschema.Draft4Validator.check_schema({key: value for key, value in schema.items() if key != "nullable"})
+        jsonschema.Draft4Validator.check_schema(
+            {key: value for key, value in schema.items() if key != "nullable"}
+        )
 
 
 async def test_the_run_refuses_an_address_that_is_taken_and_leaves_nothing_behind() -> None:
@@ -352,7 +418,13 @@ async def test_the_run_refuses_an_address_that_is_taken_and_leaves_nothing_behin
 
     async with watched(flow()) as client:
         taken = client.url.removeprefix("http://")
-        with pytest.raises(OSError, match=f"monitor='{taken}' cannot be listened at: Address already in use; take another port"):
+        with pytest.raises(
+            OSError,
+            match=(
+                f"monitor='{taken}' cannot be listened at: Address already in use; take another "
+                "port"
+            ),
+        ):
             async with flow().run(monitor=taken):
                 pass
         assert (await client.ask("/jobs"))[0] == 200
@@ -417,15 +489,22 @@ async def test_a_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.Monke
     async with watched(flow, monitor_options=CONTROL) as client:
         host, port = client.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        head = f"POST {client.path}/stop HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 9\r\n\r\n{{"
+        head = (
+            f"POST {client.path}/stop HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+            f"{TOKEN}\r\nContent-Length: 9\r\n\r\n{{"
+        )
         writer.write(head.encode())
         async with asyncio.timeout(PATIENCE_S):
             assert (await reader.readline()).startswith(b"HTTP/1.1 408")
         writer.close()
 
 
-async def test_a_connection_without_a_whole_request_is_closed_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever sends a header byte by byte would hold a connection for ever; who listens to events only looks silent."""
+async def test_a_connection_without_a_whole_request_is_closed_and_a_stream_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever sends a header byte by byte would hold a connection for ever; who listens to
+    events only looks silent.
+    """
     monkeypatch.setattr(door, "CHECK_S", 0.05)
     monkeypatch.setattr(door, "SILENCE_S", 0.2)
     flow = af.Flow("patient")
@@ -433,7 +512,9 @@ async def test_a_connection_without_a_whole_request_is_closed_and_a_stream_is_no
     async with watched(flow) as client:
         host, port = client.url.removeprefix("http://").split(":")
         stream_reader, stream_writer = await asyncio.open_connection(host, int(port))
-        stream_writer.write(f"GET {client.path}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        stream_writer.write(
+            f"GET {client.path}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        )
         async with asyncio.timeout(PATIENCE_S):
             await stream_reader.readuntil(b"event: snapshot")
             for beginning in (b"", b"GET /overview HTTP/1.1\r\nHost: loc"):

@@ -1,4 +1,6 @@
-"""Every metric that is promised under a name of Flink's is there, with the right kind of value, in REST and on the page for Prometheus."""
+"""Every metric that is promised under a name of Flink's is there, with the right kind of value,
+in REST and on the page for Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,12 @@ SPLIT = {
     "pausedTimeMsPerSecond": RATE,
 }
 
-OPERATOR = {"numRecordsIn": COUNT, "numRecordsOut": COUNT, "numRecordsInPerSecond": RATE, "numRecordsOutPerSecond": RATE}
+OPERATOR = {
+    "numRecordsIn": COUNT,
+    "numRecordsOut": COUNT,
+    "numRecordsInPerSecond": RATE,
+    "numRecordsOutPerSecond": RATE,
+}
 
 JOB = {
     "lastCheckpointDuration": COUNT,
@@ -101,7 +108,11 @@ JOB = {
     "totalNumberOfCheckpoints": COUNT,
     "numRestarts": COUNT,
     "numRescales": COUNT,
-    **{f"{status}{what}": COUNT for status in ("running", "restarting", "failing") for what in ("State", "Time", "TimeTotal")},
+    **{
+        f"{status}{what}": COUNT
+        for status in ("running", "restarting", "failing")
+        for what in ("State", "Time", "TimeTotal")
+    },
 }
 """`lastCheckpointExternalPath` is text: it is at /checkpoints."""
 
@@ -110,7 +121,11 @@ CLUSTER = ("numRegisteredTaskManagers", "numRunningJobs", "taskSlotsAvailable", 
 WORKER = tuple(
     f"Status.Shuffle.Netty.{name}"
     for name in (
-        *(f"{kind}Memory{unit}" for kind in ("Available", "Used", "Total") for unit in ("Segments", "")),
+        *(
+            f"{kind}Memory{unit}"
+            for kind in ("Available", "Used", "Total")
+            for unit in ("Segments", "")
+        ),
         "RequestedMemoryUsage",
     )
 )
@@ -121,9 +136,15 @@ class Pipeline:
 
     def __init__(self) -> None:
         self.flow = af.Flow("promises", parallelism=2)
-        marks = af.WatermarkStrategy.bounded_out_of_orderness("1ms", timestamp=lambda number: number)
+        marks = af.WatermarkStrategy.bounded_out_of_orderness(
+            "1ms", timestamp=lambda number: number
+        )
         source = self.flow.source(_numbers, name="numbers", watermarks=marks)
-        keyed = source.rebalance().map(lambda number: (number % 71, number), name="pairs").key_by(lambda pair: pair[0])
+        keyed = (
+            source.rebalance()
+            .map(lambda number: (number % 71, number), name="pairs")
+            .key_by(lambda pair: pair[0])
+        )
         keyed.process(Reminder(), name="reminders").sink(af.io.blackhole(), name="nowhere")
 
 
@@ -164,21 +185,35 @@ async def names_and_values(client: Client, place: str) -> dict[str, str]:
     names = [one["id"] for one in await client.get(place)]
     found: dict[str, str] = {}
     for first in range(0, len(names), 40):
-        found |= {one["id"]: one["value"] for one in await client.get(f"{place}?get={','.join(names[first : first + 40])}")}
+        found |= {
+            one["id"]: one["value"]
+            for one in await client.get(f"{place}?get={','.join(names[first : first + 40])}")
+        }
     return found
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.integration)])
-async def test_every_promised_metric_is_there_with_the_right_kind_of_value(workers: int, tmp_path: Any) -> None:
-    options: dict[str, Any] = {"checkpoints": f"file://{tmp_path}", "every": "300ms", "stop_timeout": "0s", "workers": workers}
+async def test_every_promised_metric_is_there_with_the_right_kind_of_value(
+    workers: int, tmp_path: Any
+) -> None:
+    options: dict[str, Any] = {
+        "checkpoints": f"file://{tmp_path}",
+        "every": "300ms",
+        "stop_timeout": "0s",
+        "workers": workers,
+    }
     async with watched(Pipeline().flow, **options) as client:
-        await client.until(f"{client.path}/checkpoints", lambda body: body["counts"]["completed"] >= 2)
+        await client.until(
+            f"{client.path}/checkpoints", lambda body: body["counts"]["completed"] >= 2
+        )
         vertices = await client.vertices()
         expected: dict[str, dict[str, str]] = {}
         for name in vertices:
             expected[name] = TASK | (SOURCE if name == "numbers" else READING_TASK)
             for operator in operators(name):
-                expected[name] = expected[name] | {f"{operator}.{metric}": kind for metric, kind in OPERATOR.items()}
+                expected[name] = expected[name] | {
+                    f"{operator}.{metric}": kind for metric, kind in OPERATOR.items()
+                }
         assert len(vertices) == 3
         for name, vertex_id in vertices.items():
             place = f"{client.path}/vertices/{vertex_id}/subtasks/0/metrics"
@@ -191,15 +226,30 @@ async def test_every_promised_metric_is_there_with_the_right_kind_of_value(worke
                 return await names_and_values(client, place)
 
             values = await there()
-            wrong = {metric: values[metric] for metric, kind in expected[name].items() if not fits(kind, values[metric])}
+            wrong = {
+                metric: values[metric]
+                for metric, kind in expected[name].items()
+                if not fits(kind, values[metric])
+            }
             assert not wrong, (name, wrong)
             if name == "numbers":
-                splits = {metric.removeprefix("split.").rpartition(".watermark.")[0] for metric in values if metric.startswith("split.")}
+                splits = {
+                    metric.removeprefix("split.").rpartition(".watermark.")[0]
+                    for metric in values
+                    if metric.startswith("split.")
+                }
                 assert splits
                 for split in splits:
-                    assert all(fits(kind, values[f"split.{split}.watermark.{metric}"]) for metric, kind in SPLIT.items()), split
+                    assert all(
+                        fits(kind, values[f"split.{split}.watermark.{metric}"])
+                        for metric, kind in SPLIT.items()
+                    ), split
         job = await names_and_values(client, f"{client.path}/metrics")
-        assert not {metric: job.get(metric) for metric, kind in JOB.items() if metric not in job or not fits(kind, job[metric])}
+        assert not {
+            metric: job.get(metric)
+            for metric, kind in JOB.items()
+            if metric not in job or not fits(kind, job[metric])
+        }
         cluster = await names_and_values(client, "/jobmanager/metrics")
         assert all(fits(COUNT, cluster[metric]) for metric in CLUSTER)
         for manager in (await client.get("/taskmanagers"))["taskmanagers"]:
@@ -208,7 +258,10 @@ async def test_every_promised_metric_is_there_with_the_right_kind_of_value(worke
 
         page = await client.get("/metrics")
         families = set(re.findall(r"^# TYPE (\S+) gauge$", page, re.MULTILINE))
-        task = {f"flink_taskmanager_job_task_{metric.replace('.', '_')}" for metric in TASK | READING_TASK | SOURCE}
+        task = {
+            f"flink_taskmanager_job_task_{metric.replace('.', '_')}"
+            for metric in TASK | READING_TASK | SOURCE
+        }
         operator = {f"flink_taskmanager_job_task_operator_{metric}" for metric in OPERATOR}
         split = {f"flink_taskmanager_job_task_split_watermark_{metric}" for metric in SPLIT}
         promised = task | operator | split | {f"flink_jobmanager_job_{metric}" for metric in JOB}
@@ -228,9 +281,14 @@ async def test_bytes_and_credits_are_counted_where_records_leave_a_process() -> 
         vertices = await client.vertices()
         reading = next(vertex_id for name, vertex_id in vertices.items() if name == "pairs")
         remote = "Shuffle.Netty.Input.numBytesInRemote"
-        names = f"{remote},Shuffle.Netty.Input.numBuffersInRemote,Shuffle.Netty.Input.Buffers.inputCredits,numBytesIn"
+        names = (
+            f"{remote},Shuffle.Netty.Input.numBuffersInRemote,"
+            "Shuffle.Netty.Input.Buffers.inputCredits,numBytesIn"
+        )
         place = f"{client.path}/vertices/{reading}/subtasks/metrics?agg=sum&get={names}"
-        body = await client.until(place, lambda body: any(one["id"] == remote and one["sum"] > 0 for one in body))
+        body = await client.until(
+            place, lambda body: any(one["id"] == remote and one["sum"] > 0 for one in body)
+        )
         sums = {one["id"]: one["sum"] for one in body}
         assert sums["Shuffle.Netty.Input.numBuffersInRemote"] > 0
         assert sums["Shuffle.Netty.Input.Buffers.inputCredits"] > 0
@@ -240,7 +298,11 @@ async def test_bytes_and_credits_are_counted_where_records_leave_a_process() -> 
             return {vertex["name"]: vertex["metrics"] for vertex in detail["vertices"]}
 
         # Each worker reports when it is its turn.
-        metrics = told(await client.until(client.path, lambda detail: told(detail)["numbers"]["write-bytes"] > 0))
+        metrics = told(
+            await client.until(
+                client.path, lambda detail: told(detail)["numbers"]["write-bytes"] > 0
+            )
+        )
         assert metrics["pairs"]["read-bytes"] > 0 and metrics["pairs"]["read-bytes-complete"]
 
 
@@ -248,11 +310,16 @@ async def test_within_one_process_batches_are_counted_and_have_no_bytes() -> Non
     async with Pipeline().flow.run(stop_timeout="0s") as job:
         monitor = Monitor(monitored(job), MonitorOptions())
         (view,) = monitor.jobs()
+
         def total(name: str) -> float:
             return sum(one.get(name, 0) for one in monitor.metrics(view).all().values())
 
         async with asyncio.timeout(PATIENCE_S):
             while not (total("Shuffle.Netty.Input.numBuffersInLocal") and total("numFiredTimers")):
                 await asyncio.sleep(0.05)
-        for name in ("Shuffle.Netty.Input.numBytesInLocal", "numBytesOut", "Shuffle.Netty.Input.Buffers.inPoolUsage"):
+        for name in (
+            "Shuffle.Netty.Input.numBytesInLocal",
+            "numBytesOut",
+            "Shuffle.Netty.Input.Buffers.inPoolUsage",
+        ):
             assert total(name) == 0, name

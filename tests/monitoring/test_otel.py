@@ -1,4 +1,6 @@
-"""Metrics for OpenTelemetry: every number of the job reaches the reader of the SDK, and a receiver of OTLP over HTTP."""
+"""Metrics for OpenTelemetry: every number of the job reaches the reader of the SDK, and a
+receiver of OTLP over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from aiohttp import web
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import Gauge, InMemoryMetricReader, PeriodicExportingMetricReader, Sum
+from opentelemetry.sdk.metrics.export import (
+    Gauge,
+    InMemoryMetricReader,
+    PeriodicExportingMetricReader,
+    Sum,
+)
 
 import aioflow as af
 from aioflow.monitoring import otel
@@ -41,7 +48,12 @@ def collected(reader: InMemoryMetricReader) -> dict[str, Any]:
     data = reader.get_metrics_data()
     if data is None:
         return {}
-    return {metric.name: metric.data for resource in data.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics}
+    return {
+        metric.name: metric.data
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
 
 
 async def until(found: Callable[[], Any]) -> Any:
@@ -63,10 +75,14 @@ async def test_the_reader_of_the_sdk_gets_every_metric_with_what_it_belongs_to()
     async with flow.run() as job, OpenTelemetryExport(provider).watching(job):
         await job.input(events).put_many(range(100))
         task = "abs -> nowhere"
-        metrics = await until(lambda: found if records(found := collected(reader), task) == 100 else None)
+        metrics = await until(
+            lambda: found if records(found := collected(reader), task) == 100 else None
+        )
         assert isinstance(metrics[RECORDS_IN], Sum) and metrics[RECORDS_IN].is_monotonic
         assert isinstance(metrics[BUSY], Gauge)
-        points = [point for point in metrics[BUSY].data_points if point.attributes["task_name"] == task]
+        points = [
+            point for point in metrics[BUSY].data_points if point.attributes["task_name"] == task
+        ]
         assert [point.attributes["subtask_index"] for point in points] == [0, 1]
         assert {point.attributes["job_id"] for point in points} == {job.id}
         operators = metrics["flink.taskmanager.job.task.operator.numrecordsin"].data_points
@@ -83,12 +99,21 @@ async def test_one_export_serves_several_jobs_one_after_the_other_and_at_once() 
     export = OpenTelemetryExport(provider)
     for _ in range(2):
         (first, _), (second, _) = pipeline(), pipeline()
-        async with first.run() as one, second.run() as other, export.watching(one), export.watching(other):
+        async with (
+            first.run() as one,
+            second.run() as other,
+            export.watching(one),
+            export.watching(other),
+        ):
             both = {one.id, other.id}
 
             def jobs() -> set[Any]:
                 found = collected(reader).get(BUSY)
-                return set() if found is None else {point.attributes["job_id"] for point in found.data_points}
+                return (
+                    set()
+                    if found is None
+                    else {point.attributes["job_id"] for point in found.data_points}
+                )
 
             await until(lambda jobs=jobs, both=both: jobs() == both)
     await asyncio.to_thread(provider.shutdown)
@@ -102,7 +127,11 @@ async def receiver() -> AsyncIterator[tuple[str, list[ExportMetricsServiceReques
     async def take(request: web.Request) -> web.Response:
         assert request.content_type == "application/x-protobuf"
         body = await request.read()
-        received.append(ExportMetricsServiceRequest.FromString(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body))
+        received.append(
+            ExportMetricsServiceRequest.FromString(
+                gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body
+            )
+        )
         return web.Response(content_type="application/x-protobuf")
 
     app = web.Application()
@@ -112,9 +141,13 @@ async def receiver() -> AsyncIterator[tuple[str, list[ExportMetricsServiceReques
 
 
 async def test_a_receiver_of_otlp_gets_the_last_numbers_of_a_job() -> None:
-    """The periodic reader of the SDK, in its thread, against a job that ends between two of its periods."""
+    """The periodic reader of the SDK, in its thread, against a job that ends between two of its
+    periods.
+    """
     async with receiver() as (url, received):
-        reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=url), export_interval_millis=3_600_000)
+        reader = PeriodicExportingMetricReader(
+            OTLPMetricExporter(endpoint=url), export_interval_millis=3_600_000
+        )
         provider = MeterProvider(metric_readers=[reader])
         flow, events = pipeline()
         async with flow.run() as job, OpenTelemetryExport(provider).watching(job):
@@ -122,7 +155,11 @@ async def test_a_receiver_of_otlp_gets_the_last_numbers_of_a_job() -> None:
 
             def read() -> float:
                 found = job.metrics().items()
-                return sum(value for name, value in found if name.startswith("abs") and name.endswith(").numRecordsIn"))
+                return sum(
+                    value
+                    for name, value in found
+                    if name.startswith("abs") and name.endswith(").numRecordsIn")
+                )
 
             await until(lambda: read() == 50)
         await asyncio.to_thread(provider.shutdown)

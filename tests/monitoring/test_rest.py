@@ -24,26 +24,47 @@ from tests.monitoring.watching import CONTROL, TOKEN, Client, check, watched
 def events_flow(name: str = "watched") -> tuple[af.Flow, Any]:
     flow = af.Flow(name, parallelism=2)
     events = flow.source(af.io.push(), name="events")
-    events.map(lambda x: x + 1, name="inc").rebalance().key_by(lambda x: x % 3).count().sink(af.io.blackhole())
+    events.map(lambda x: x + 1, name="inc").rebalance().key_by(lambda x: x % 3).count().sink(
+        af.io.blackhole()
+    )
     return flow, events
 
 
 async def fed(client: Client, events: Any, count: int = 100) -> None:
     """Push, and wait until all of it has reached the last vertex."""
     await client.job.input(events).put_many(range(count))
-    await client.until(client.path, lambda job: job["vertices"][-1]["metrics"]["read-records"] == count)
+    await client.until(
+        client.path, lambda job: job["vertices"][-1]["metrics"]["read-records"] == count
+    )
 
 
 def without_time(body: Any) -> Any:
-    """What does not change while nothing happens: times, and what is counted over time, are left out."""
+    """What does not change while nothing happens: times, and what is counted over time, are left
+    out.
+    """
     if isinstance(body, dict):
-        moving = ("now", "duration", "time", "heartbeat", "ratio", "aggregated", "totalprocessmemory", "heap")
-        return {name: without_time(value) for name, value in body.items() if not any(word in name.lower() for word in moving)}
+        moving = (
+            "now",
+            "duration",
+            "time",
+            "heartbeat",
+            "ratio",
+            "aggregated",
+            "totalprocessmemory",
+            "heap",
+        )
+        return {
+            name: without_time(value)
+            for name, value in body.items()
+            if not any(word in name.lower() for word in moving)
+        }
     return [without_time(one) for one in body] if isinstance(body, list) else body
 
 
 async def paths(client: Client) -> dict[str, str]:
-    """Every reading path that answers with one body, with its parts filled in -> the name of its schema."""
+    """Every reading path that answers with one body, with its parts filled in -> the name of its
+    schema.
+    """
     vertices = await client.vertices()
     checkpoints = (await client.get(f"{client.path}/checkpoints"))["history"]
     done = next((one["id"] for one in checkpoints if one["status"] == "COMPLETED"), 0)
@@ -53,7 +74,12 @@ async def paths(client: Client) -> dict[str, str]:
     }  # fmt: skip
     found = {}
     for route in ROUTES:
-        if route.method != "GET" or route.schema == "Events" or "{triggerid}" in route.path or "{operator}" in route.path:
+        if (
+            route.method != "GET"
+            or route.schema == "Events"
+            or "{triggerid}" in route.path
+            or "{operator}" in route.path
+        ):
             continue
         if done or "checkpointid" not in route.path:
             found[route.path.format(**parts)] = route.schema
@@ -80,8 +106,17 @@ async def test_a_versioned_path_answers_as_the_plain_one() -> None:
     flow, events = events_flow()
     async with watched(flow) as client:
         await fed(client, events)
-        for path in ("/overview", "/config", "/jobs", client.path, f"{client.path}/plan", f"{client.path}/exceptions"):
-            assert without_time(await client.get(path)) == without_time(await client.get(f"/v1{path}"))
+        for path in (
+            "/overview",
+            "/config",
+            "/jobs",
+            client.path,
+            f"{client.path}/plan",
+            f"{client.path}/exceptions",
+        ):
+            assert without_time(await client.get(path)) == without_time(
+                await client.get(f"/v1{path}")
+            )
 
 
 async def test_shapes_hold_before_the_first_task_and_after_the_end() -> None:
@@ -132,7 +167,12 @@ async def test_metrics_are_strings_by_name_and_numbers_where_they_are_aggregated
         await fed(client, events)
         vertex = f"{client.path}/vertices/{(await client.vertices())['inc']}"
         names = [one["id"] for one in await client.get(f"{vertex}/metrics")]
-        assert {"0.numRecordsIn", "1.numRecordsIn", "0.inc.numRecordsOut", "0.busyTimeMsPerSecond"} <= set(names)
+        assert {
+            "0.numRecordsIn",
+            "1.numRecordsIn",
+            "0.inc.numRecordsOut",
+            "0.busyTimeMsPerSecond",
+        } <= set(names)
         assert await client.get(f"{vertex}/metrics?get=0.numRecordsIn,nothing,1.numRecordsIn") == [
             {"id": "0.numRecordsIn", "value": "50"},
             {"id": "1.numRecordsIn", "value": "50"},
@@ -140,10 +180,18 @@ async def test_metrics_are_strings_by_name_and_numbers_where_they_are_aggregated
         assert await client.get(f"{vertex}/subtasks/metrics?get=numRecordsIn") == [
             {"id": "numRecordsIn", "min": 50.0, "max": 50.0, "avg": 50.0, "sum": 100.0}
         ]
-        assert await client.get(f"{vertex}/subtasks/metrics?get=numRecordsIn&agg=sum&subtasks=1") == [{"id": "numRecordsIn", "sum": 50.0}]
-        assert (await client.ask(f"{vertex}/subtasks/metrics?get=numRecordsIn&agg=median"))[0] == 400
-        assert (await client.ask(f"{vertex}/subtasks/metrics?get=numRecordsIn&subtasks=a-b"))[0] == 400
-        assert [one["id"] for one in await client.get(f"{client.path}/metrics?get=numRestarts")] == ["numRestarts"]
+        assert await client.get(
+            f"{vertex}/subtasks/metrics?get=numRecordsIn&agg=sum&subtasks=1"
+        ) == [{"id": "numRecordsIn", "sum": 50.0}]
+        assert (await client.ask(f"{vertex}/subtasks/metrics?get=numRecordsIn&agg=median"))[
+            0
+        ] == 400
+        assert (await client.ask(f"{vertex}/subtasks/metrics?get=numRecordsIn&subtasks=a-b"))[
+            0
+        ] == 400
+        assert [
+            one["id"] for one in await client.get(f"{client.path}/metrics?get=numRestarts")
+        ] == ["numRestarts"]
 
 
 async def test_metrics_of_users_are_shown_under_their_operator() -> None:
@@ -164,17 +212,25 @@ async def test_metrics_of_users_are_shown_under_their_operator() -> None:
         (vertex,) = (await client.vertices()).values()
         path = f"{client.path}/vertices/{vertex}/subtasks/0/metrics?get=counting.odd,counting.half"
         shown = await client.until(path, lambda body: body and body[0]["value"] == "5")
-        assert shown == [{"id": "counting.odd", "value": "5"}, {"id": "counting.half", "value": "2.5"}]
+        assert shown == [
+            {"id": "counting.odd", "value": "5"},
+            {"id": "counting.half", "value": "2.5"},
+        ]
 
         def is_there(page: str) -> bool:
             lines = page.splitlines()
-            return any(line.startswith("flink_taskmanager_job_task_operator_odd{") and line.endswith(" 5") for line in lines)
+            return any(
+                line.startswith("flink_taskmanager_job_task_operator_odd{") and line.endswith(" 5")
+                for line in lines
+            )
 
         await client.until("/metrics", is_there)
 
 
 async def test_counters_of_programs_are_accumulators() -> None:
-    """Added up over subtasks and operators; what the engine counts, and what is no whole number, is none."""
+    """Added up over subtasks and operators; what the engine counts, and what is no whole number,
+    is none.
+    """
 
     class Counting(af.ProcessFunction[int, int]):
         def open(self, ctx: af.RuntimeContext) -> None:
@@ -196,13 +252,17 @@ async def test_counters_of_programs_are_accumulators() -> None:
         path = f"{client.path}/accumulators"
         body = await client.until(path, lambda body: body["user-task-accumulators"] == [counted])
         check(body, "Accumulators")
-        vertex = next(path for name, path in (await client.vertices()).items() if name.startswith("first"))
+        vertex = next(
+            path for name, path in (await client.vertices()).items() if name.startswith("first")
+        )
         body = await client.get(f"{client.path}/vertices/{vertex}/accumulators")
         check(body, "VertexAccumulators")
         assert body["user-accumulators"] == [counted]
         body = await client.get(f"{client.path}/vertices/{vertex}/subtasks/accumulators")
         check(body, "SubtaskAccumulators")
-        assert [one["user-accumulators"] for one in body["subtasks"]] == [[{**counted, "value": "10"}]] * 2
+        assert [one["user-accumulators"] for one in body["subtasks"]] == [
+            [{**counted, "value": "10"}]
+        ] * 2
 
 
 async def test_an_idle_gauge_that_fails_is_quoted_nan() -> None:
@@ -226,7 +286,9 @@ async def test_an_idle_gauge_that_fails_is_quoted_nan() -> None:
 
 
 async def test_a_failure_is_shown_with_its_operator_record_and_traceback() -> None:
-    """The history keeps the failure over a restart, with what the engine knows of it; secrets in it are hidden."""
+    """The history keeps the failure over a restart, with what the engine knows of it; secrets in
+    it are hidden.
+    """
     flow = af.Flow("failing")
     events = flow.source(af.io.push(), name="events")
 
@@ -238,7 +300,9 @@ async def test_a_failure_is_shown_with_its_operator_record_and_traceback() -> No
     events.map(fussy, name="fussy").sink(af.io.blackhole())
     async with watched(flow, restart=af.fixed_delay(100_000, "10ms")) as client:
         await client.job.input(events).put_many([1, 13, 2])
-        body = await client.until(f"{client.path}/exceptions", lambda body: body["exceptionHistory"]["entries"])
+        body = await client.until(
+            f"{client.path}/exceptions", lambda body: body["exceptionHistory"]["entries"]
+        )
         check(body, "Exceptions")
         entry = body["exceptionHistory"]["entries"][-1]
         assert entry["exceptionName"] == "ValueError"
@@ -248,7 +312,10 @@ async def test_a_failure_is_shown_with_its_operator_record_and_traceback() -> No
         assert any("operator 'fussy'" in note and "13" in note for note in entry["notes"])
         assert "hunter2" not in str(body)
         assert body["all-exceptions"][-1]["task"] == entry["taskName"]
-        attempts = f"{client.path}/vertices/{body['exceptionHistory']['entries'][-1]['vertex-id']}/subtasks/0/attempts"
+        attempts = (
+            f"{client.path}/vertices/{body['exceptionHistory']['entries'][-1]['vertex-id']}/"
+            "subtasks/0/attempts"
+        )
         first = await client.get(f"{attempts}/0")
         assert first["status"] == "FAILED"
         assert first["end-time"] >= first["start-time"] > 0
@@ -262,7 +329,9 @@ async def test_exceptions_are_bounded_by_what_is_asked_for() -> None:
     events.map(lambda value: 1 // value).sink(af.io.blackhole())
     async with watched(flow, restart=af.fixed_delay(100_000, "10ms")) as client:
         await client.job.input(events).put(0)
-        await client.until(f"{client.path}/exceptions", lambda body: len(body["exceptionHistory"]["entries"]) >= 3)
+        await client.until(
+            f"{client.path}/exceptions", lambda body: len(body["exceptionHistory"]["entries"]) >= 3
+        )
         body = await client.get(f"{client.path}/exceptions?maxExceptions=2")
         assert len(body["exceptionHistory"]["entries"]) == 2
         assert body["exceptionHistory"]["truncated"] is True
@@ -292,18 +361,28 @@ async def test_cancel_is_accepted_again_once_cancelled_and_refused_once_finished
 async def test_a_savepoint_is_polled_to_its_end_and_asked_for_once() -> None:
     """R8: in progress, then completed with its place; the same id is the same savepoint."""
     flow, events = events_flow()
-    async with watched(flow, checkpoints="memory://savepoints", every="1h", monitor_options=CONTROL) as client:
+    async with watched(
+        flow, checkpoints="memory://savepoints", every="1h", monitor_options=CONTROL
+    ) as client:
         await fed(client, events)
         request = "a" * 32
         for _ in range(3):
-            answer = await client.change("POST", f"{client.path}/savepoints", {"triggerId": request, "target-directory": "memory://copies"})
+            answer = await client.change(
+                "POST",
+                f"{client.path}/savepoints",
+                {"triggerId": request, "target-directory": "memory://copies"},
+            )
             assert answer == (202, {"request-id": request})
-        done = await client.until(f"{client.path}/savepoints/{request}", lambda body: body["status"]["id"] == "COMPLETED")
+        done = await client.until(
+            f"{client.path}/savepoints/{request}", lambda body: body["status"]["id"] == "COMPLETED"
+        )
         check(done, "OperationStatus")
         assert done["operation"]["location"].startswith("memory://copies")
         history = (await client.get(f"{client.path}/checkpoints"))["history"]
         assert [one["is_savepoint"] for one in history] == [True]
-        status, body = await client.change("POST", f"{client.path}/checkpoints", {"checkpointType": "FULL"})
+        status, body = await client.change(
+            "POST", f"{client.path}/checkpoints", {"checkpointType": "FULL"}
+        )
         assert status == 202
         path = f"{client.path}/checkpoints/{body['request-id']}"
         done = await client.until(path, lambda body: body["status"]["id"] == "COMPLETED")
@@ -313,9 +392,13 @@ async def test_a_savepoint_is_polled_to_its_end_and_asked_for_once() -> None:
 async def test_a_savepoint_that_fails_ends_with_its_reason(tmp_path: Path) -> None:
     flow, events = events_flow()
     (tmp_path / "file").touch()
-    async with watched(flow, checkpoints="memory://failing", every="1h", monitor_options=CONTROL) as client:
+    async with watched(
+        flow, checkpoints="memory://failing", every="1h", monitor_options=CONTROL
+    ) as client:
         await fed(client, events)
-        status, body = await client.change("POST", f"{client.path}/savepoints", {"target-directory": str(tmp_path / "file")})
+        status, body = await client.change(
+            "POST", f"{client.path}/savepoints", {"target-directory": str(tmp_path / "file")}
+        )
         assert status == 202
         path = f"{client.path}/savepoints/{body['request-id']}"
         done = await client.until(path, lambda body: body["status"]["id"] == "COMPLETED")
@@ -329,7 +412,9 @@ async def test_what_no_checkpoints_can_give_is_refused_at_once(kind: str) -> Non
     flow, _ = events_flow()
     async with watched(flow, monitor_options=CONTROL) as client:
         for _ in range(2):
-            status, body = await client.change("POST", f"{client.path}/{kind}", {"triggerId": "a" * 32})
+            status, body = await client.change(
+                "POST", f"{client.path}/{kind}", {"triggerId": "a" * 32}
+            )
             assert status == 409
             check(body, "Errors")
             assert "has no checkpoints: run it with checkpoints=URL" in body["errors"][0]
@@ -347,7 +432,9 @@ async def test_how_a_job_restarts_is_told_in_words() -> None:
 
 async def test_a_job_is_stopped_with_a_savepoint() -> None:
     flow, events = events_flow()
-    async with watched(flow, checkpoints="memory://stops", every="1h", monitor_options=CONTROL) as client:
+    async with watched(
+        flow, checkpoints="memory://stops", every="1h", monitor_options=CONTROL
+    ) as client:
         await fed(client, events)
         status, body = await client.change("POST", f"{client.path}/stop", {"drain": False})
         assert status == 202
@@ -374,12 +461,16 @@ async def test_bodies_are_checked(path: str, body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("path", "body", "told"),
-    [("stop", {"drian": True}, "field 'drian', expected some of target-directory, targetDirectory, drain, formatType, triggerId; "
+    [("stop", {"drian": True}, "field 'drian', expected some of target-directory, "
+                               "targetDirectory, drain, formatType, "
+                               "triggerId; "
       "did you mean 'drain'?"),
      ("savepoints", {"cancel_job": True}, "did you mean 'cancel-job'?"), ("savepoints", {"drain": True}, "expected some of"),
      ("checkpoints", {"checkpointType": "FULL", "trigger": "0" * 32}, "did you mean 'triggerId'?")],
 )  # fmt: skip
-async def test_a_field_that_is_not_known_is_refused_by_name(path: str, body: dict[str, Any], told: str) -> None:
+async def test_a_field_that_is_not_known_is_refused_by_name(
+    path: str, body: dict[str, Any], told: str
+) -> None:
     """A misspelt one would have the call do something else than was meant."""
     flow, _ = events_flow()
     async with watched(flow, checkpoints="memory://fields", monitor_options=CONTROL) as client:
@@ -399,25 +490,45 @@ async def test_a_field_that_is_not_known_is_refused_by_name(path: str, body: dic
 )  # fmt: skip
 async def test_all_fields_of_flink_are_taken(path: str, body: dict[str, Any]) -> None:
     flow, _ = events_flow()
-    async with watched(flow, checkpoints="memory://all-fields", every="1h", monitor_options=CONTROL) as client:
+    async with watched(
+        flow, checkpoints="memory://all-fields", every="1h", monitor_options=CONTROL
+    ) as client:
         assert (await client.change("POST", f"{client.path}/{path}", body))[0] == 202
 
 
-@pytest.mark.parametrize("content", [b"{", b"[1]", b'"text"', b"\xff\xfe", b"[" * 100_000, b'{"triggerId": null, "cancel-job": null}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[1]",
+        b'"text"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"triggerId": null, "cancel-job": null}',
+    ],
+)
 async def test_bodies_that_are_no_object_are_refused_or_empty(content: bytes) -> None:
     flow, _ = events_flow()
     options = {"checkpoints": "memory://empty", "every": "1h", "monitor_options": CONTROL}
     async with watched(flow, **options) as client, aiohttp.ClientSession() as session:
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        async with session.post(f"{client.url}{client.path}/savepoints", data=content, headers=headers) as response:
-            assert response.status == (202 if content.startswith(b"{") and len(content) > 1 else 400)
+        async with session.post(
+            f"{client.url}{client.path}/savepoints", data=content, headers=headers
+        ) as response:
+            assert response.status == (
+                202 if content.startswith(b"{") and len(content) > 1 else 400
+            )
 
 
 async def test_a_body_of_more_than_a_mebibyte_is_refused() -> None:
     flow, _ = events_flow()
     async with watched(flow, monitor_options=CONTROL) as client, aiohttp.ClientSession() as session:
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        async with session.post(f"{client.url}{client.path}/savepoints", data=io.BytesIO(b" " * (2 << 20)), headers=headers) as response:
+        async with session.post(
+            f"{client.url}{client.path}/savepoints",
+            data=io.BytesIO(b" " * (2 << 20)),
+            headers=headers,
+        ) as response:
             assert response.status == 413
             check(await response.json(), "Errors")
 
@@ -435,25 +546,34 @@ async def test_a_slow_operator_is_busy_and_what_feeds_it_is_held_back() -> None:
 
     flow = af.Flow("held")
     numbers = flow.source(endless, name="numbers").rebalance()
-    numbers.map(lambda x: x, name="plain").rebalance().map(slow, name="slow", concurrency=2).sink(af.io.blackhole())
+    numbers.map(lambda x: x, name="plain").rebalance().map(slow, name="slow", concurrency=2).sink(
+        af.io.blackhole()
+    )
     async with watched(flow, stop_timeout="0s") as client:
         ids = await client.vertices()
         held = {"numbers", "plain"}
         for name in held:
             body = await client.until(
-                f"{client.path}/vertices/{ids[name]}/backpressure", lambda body: body["backpressure-level"] == "high"
+                f"{client.path}/vertices/{ids[name]}/backpressure",
+                lambda body: body["backpressure-level"] == "high",
             )
             check(body, "BackPressure")
             assert body["subtasks"][0]["ratio"] > 0.5
         slow_name = next(name for name in ids if name.startswith("slow"))
         path = f"{client.path}/vertices/{ids[slow_name]}/backpressure"
-        busy = await client.until(path, lambda body: body["subtasks"] and body["subtasks"][0]["busyRatio"] > 0.9)
+        busy = await client.until(
+            path, lambda body: body["subtasks"] and body["subtasks"][0]["busyRatio"] > 0.9
+        )
         assert busy["backpressure-level"] == "ok"
         calls = (await client.get("/aioflow/asyncio"))["async-calls"]
-        assert [(one["operator"], one["in-flight"], one["capacity"]) for one in calls] == [("slow", 2, 2)]
+        assert [(one["operator"], one["in-flight"], one["capacity"]) for one in calls] == [
+            ("slow", 2, 2)
+        ]
         for path, schema in (await paths(client)).items():
             status, body = await client.ask(path)
-            assert status == (404 if path.endswith("/checkpoints/config") else 200)  # It has no checkpoints.
+            assert status == (
+                404 if path.endswith("/checkpoints/config") else 200
+            )  # It has no checkpoints.
             check(body, schema if status == 200 else "Errors")
         gate.set()
 
@@ -481,7 +601,12 @@ async def test_asking_all_the_time_does_not_stop_the_job() -> None:
         readers = [asyncio.create_task(ask()) for _ in range(4)]
         for number in range(20):
             await client.job.input(events).put_many(range(100))
-            await client.until(client.path, lambda job, wanted=(number + 1) * 100: job["vertices"][-1]["metrics"]["read-records"] == wanted)
+            await client.until(
+                client.path,
+                lambda job, wanted=(number + 1) * 100: (
+                    job["vertices"][-1]["metrics"]["read-records"] == wanted
+                ),
+            )
         over.set()
         await asyncio.gather(*readers)
         assert asked > 0

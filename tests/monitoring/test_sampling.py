@@ -36,8 +36,12 @@ class Trouble:
             raise self.errors.pop(0)
 
 
-@pytest.mark.parametrize("error", [Closed("gone"), TimeoutError(), RuntimeError("nobody expected this")], ids=repr)
-async def test_readings_go_on_when_the_cluster_cannot_be_asked(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [Closed("gone"), TimeoutError(), RuntimeError("nobody expected this")], ids=repr
+)
+async def test_readings_go_on_when_the_cluster_cannot_be_asked(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Plots and streams of events would stand still without a word."""
     monkeypatch.setattr(sampling, "EVERY_S", 0.001)
     sampler = Sampler(cast(Monitor, Trouble([error])))

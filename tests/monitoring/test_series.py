@@ -11,7 +11,10 @@ def test_values_come_back_in_the_order_of_time() -> None:
     buffer = SeriesBuffer()
     for second in range(5):
         buffer.add(100 + second, {"a": second, "b": -second})
-    assert buffer.read(["a", "b", "unknown"]) == ([100, 101, 102, 103, 104], {"a": [0, 1, 2, 3, 4], "b": [0, -1, -2, -3, -4]})
+    assert buffer.read(["a", "b", "unknown"]) == (
+        [100, 101, 102, 103, 104],
+        {"a": [0, 1, 2, 3, 4], "b": [0, -1, -2, -3, -4]},
+    )
     assert buffer.read(["a"], since_ms=102) == ([103, 104], {"a": [3, 4]})
     assert buffer.read(["a"], since_ms=104) == ([], {"a": []})
 
@@ -29,10 +32,16 @@ def test_what_was_not_there_at_a_moment_is_none_then() -> None:
     buffer.add(1, {"early": 1})
     buffer.add(2, {"early": 2, "late": 2})
     buffer.add(3, {"late": math.nan})
-    assert buffer.read(["early", "late"]) == ([1, 2, 3], {"early": [1, 2, None], "late": [None, 2, None]})
+    assert buffer.read(["early", "late"]) == (
+        [1, 2, 3],
+        {"early": [1, 2, None], "late": [None, 2, None]},
+    )
     for second in range(4, 9):
         buffer.add(second, {"late": second})
-    assert buffer.read(["early", "late"]) == ([5, 6, 7, 8], {"early": [None] * 4, "late": [5, 6, 7, 8]})
+    assert buffer.read(["early", "late"]) == (
+        [5, 6, 7, 8],
+        {"early": [None] * 4, "late": [5, 6, 7, 8]},
+    )
 
 
 def test_of_too_many_series_the_first_are_kept() -> None:

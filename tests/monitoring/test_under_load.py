@@ -1,4 +1,6 @@
-"""The endpoint beside a function that takes the whole core: who asks gets an answer within the slices of a few turns of the loop."""
+"""The endpoint beside a function that takes the whole core: who asks gets an answer within the
+slices of a few turns of the loop.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ import aioflow as af
 pytestmark = pytest.mark.timeout(300)
 
 RECORD_S = 0.0002
-"""What one record takes, in time of this thread: what other programs take on a busy machine does not count."""
+"""What one record takes, in time of this thread: what other programs take on a busy machine does
+not count.
+"""
 
 PROMISED_S = 0.2
 """An answer takes no longer, but for one in a hundred."""

@@ -29,11 +29,22 @@ class Client:
         self.url = url
         self.job = job
 
-    async def ask(self, path: str, method: str = "GET", *, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    async def ask(
+        self,
+        path: str,
+        method: str = "GET",
+        *,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[int, Any]:
         """Status and decoded body."""
-        async with self._session.request(method, self.url + path, json=body, headers=headers) as response:
+        async with self._session.request(
+            method, self.url + path, json=body, headers=headers
+        ) as response:
             text = await response.text()
-            return response.status, json.loads(text) if text and response.content_type == "application/json" else text
+            return response.status, json.loads(
+                text
+            ) if text and response.content_type == "application/json" else text
 
     async def get(self, path: str) -> Any:
         """The body of what must be there."""

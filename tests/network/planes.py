@@ -1,4 +1,6 @@
-"""Two data planes in one loop, over whatever network their host has: what one produces, channels of the other read."""
+"""Two data planes in one loop, over whatever network their host has: what one produces, channels
+of the other read.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,14 @@ class Registry:
 
 
 class Planes:
-    """Use as `async with`. `port` is where the consumer dials; a proxy may be put there instead of the producer's own."""
+    """Use as `async with`.
 
-    def __init__(self, host: Host, producer_host: Host | None = None, address: str = ADDRESS) -> None:
+    `port` is where the consumer dials; a proxy may be put there instead of the producer's own.
+    """
+
+    def __init__(
+        self, host: Host, producer_host: Host | None = None, address: str = ADDRESS
+    ) -> None:
         self.host = host
         self.address = address
         self.registry = Registry()
@@ -53,9 +60,13 @@ class Planes:
         await self.consumer.close()
         await self.producer.close()
 
-    def partition(self, name: str = "p", subpartitions: int = 1, permits: int = 8) -> ResultPartition:
+    def partition(
+        self, name: str = "p", subpartitions: int = 1, permits: int = 8
+    ) -> ResultPartition:
         """A registered partition with a pool of its own."""
-        partition = ResultPartition(name, subpartitions, self.pool.create_buffer_pool(permits, permits), owner=f"map-{name}")
+        partition = ResultPartition(
+            name, subpartitions, self.pool.create_buffer_pool(permits, permits), owner=f"map-{name}"
+        )
         self.registry.partitions[name] = partition
         return partition
 
@@ -73,9 +84,18 @@ class Planes:
         far = {link.name: link for link in self.producer.links}
         for near in self.consumer.links:
             other = far.get(near.name)
-            if near.connection is None or other is None or other.connection is None or near.has_output or other.has_output:
+            if (
+                near.connection is None
+                or other is None
+                or other.connection is None
+                or near.has_output
+                or other.has_output
+            ):
                 return False
-            for sender, receiver in ((near.connection, other.connection), (other.connection, near.connection)):
+            for sender, receiver in (
+                (near.connection, other.connection),
+                (other.connection, near.connection),
+            ):
                 if sender.bytes_sent != receiver.bytes_received:
                     return False
         return True
@@ -89,13 +109,17 @@ class Planes:
 
 
 async def until(condition: Callable[[], bool], every_s: float = 0.0) -> None:
-    """Turns of the loop until `condition()` holds; the time limit of the test ends it if it never does. `every_s` for virtual time."""
+    """Turns of the loop until `condition()` holds; the time limit of the test ends it if it
+    never does. `every_s` for virtual time.
+    """
     while not condition():
         await asyncio.sleep(every_s)
 
 
 class Reader:
-    """A task that reads a channel whenever that says so; while `paused`, only when the test calls `read`."""
+    """A task that reads a channel whenever that says so; while `paused`, only when the test
+    calls `read`.
+    """
 
     def __init__(self, channel: RemoteInputChannel) -> None:
         self.channel = channel

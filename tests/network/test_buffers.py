@@ -1,4 +1,6 @@
-"""The global pool and the local pools: permits are neither lost nor created, minimums are always met."""
+"""The global pool and the local pools: permits are neither lost nor created, minimums are always
+met.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,18 @@ def test_minimums_beyond_the_total_are_refused_with_the_numbers() -> None:
     pool.create_buffer_pool(6)
     with pytest.raises(InsufficientBuffers) as caught:
         pool.create_buffer_pool(6)
-    assert str(caught.value) == "Insufficient number of network buffers: required 6, but only 4 available"
+    assert (
+        str(caught.value)
+        == "Insufficient number of network buffers: required 6, but only 4 available"
+    )
     assert isinstance(caught.value, OSError)
     assert pool.pool_count == 1
     pool.create_buffer_pool(4)
 
 
-async def test_unpooled_segments_beyond_the_total_are_refused_and_recycling_makes_available() -> None:
+async def test_unpooled_segments_beyond_the_total_are_refused_and_recycling_makes_available() -> (
+    None
+):
     """D3.2"""
     pool = NetworkBufferPool(5)
     segments = await pool.request_unpooled(5)
@@ -93,7 +100,9 @@ async def test_a_cancelled_unpooled_request_keeps_nothing() -> None:
     take(local, 1)
 
 
-def test_usage_is_warned_of_once_a_change_and_its_end_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_usage_is_warned_of_once_a_change_and_its_end_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """D3.5"""
     caplog.set_level(logging.INFO)
     pool = NetworkBufferPool(50)
@@ -238,7 +247,12 @@ async def test_destroying_a_pool_cancels_its_waiter_and_tells_its_listener_once(
     assert parent.available_segments == 3
     assert pool.availability.is_available
     assert (listener.taken, listener.destroyed) == (0, 1)
-    for use in (pool.try_request_permit, pool.take_permit, pool.request_buffer, lambda: pool.add_listener(listener)):
+    for use in (
+        pool.try_request_permit,
+        pool.take_permit,
+        pool.request_buffer,
+        lambda: pool.add_listener(listener),
+    ):
         with pytest.raises(Closed):
             use()
 
@@ -446,7 +460,12 @@ class Permits(RuleBasedStateMachine):
     def pick(self, which: int) -> tuple[LocalBufferPool, list[int], list[Any]]:
         return self.pools[which % len(self.pools)]
 
-    @rule(low=st.integers(0, 4), extra=st.none() | st.integers(0, 8), overdraft=st.integers(0, 3), quota=st.none() | st.just(2))
+    @rule(
+        low=st.integers(0, 4),
+        extra=st.none() | st.integers(0, 8),
+        overdraft=st.integers(0, 3),
+        quota=st.none() | st.just(2),
+    )
     def create(self, low: int, extra: int | None, overdraft: int, quota: int | None) -> None:
         required = sum(p.min_segments for p, _, _ in self.pools)
         maximum = None if extra is None else low + extra
@@ -454,7 +473,9 @@ class Permits(RuleBasedStateMachine):
             with pytest.raises(InsufficientBuffers):
                 self.parent.create_buffer_pool(low, maximum)
             return
-        pool = self.parent.create_buffer_pool(low, maximum, max_overdraft=overdraft, max_per_channel=quota)
+        pool = self.parent.create_buffer_pool(
+            low, maximum, max_overdraft=overdraft, max_per_channel=quota
+        )
         self.pools.append((pool, [], []))
 
     @precondition(lambda self: self.pools)
@@ -515,14 +536,18 @@ class Permits(RuleBasedStateMachine):
     @invariant()
     def availability_is_the_truth(self) -> None:
         for pool, held, buffers in self.pools:
-            counts = [held.count(channel) + (len(buffers) if channel == 0 else 0) for channel in range(3)]
+            counts = [
+                held.count(channel) + (len(buffers) if channel == 0 else 0) for channel in range(3)
+            ]
             within_quota = pool.max_per_channel is None or max(counts) < pool.max_per_channel
             assert pool.availability.is_available == (pool.idle > 0 and within_quota)
 
     @invariant()
     def nobody_waits_in_vain(self) -> None:
         for pool, _, _ in self.pools:
-            assert pool.idle > 0 or pool.requested >= pool.size or self.parent.available_segments == 0
+            assert (
+                pool.idle > 0 or pool.requested >= pool.size or self.parent.available_segments == 0
+            )
 
     @invariant()
     def pages_are_bounded(self) -> None:

@@ -70,7 +70,12 @@ def test_a_sealed_batch_is_not_touched_by_later_appends() -> None:
     builder.extend(RecordBatch([1], [10], ["k"], [0], 1))
     sealed = builder.seal()
     assert builder.extend(RecordBatch([2], [20], ["l"], [1], 2)) == 1
-    assert (sealed.values, sealed.timestamps, sealed.keys, sealed.watermarks) == ([1], [10], ["k"], [0])
+    assert (sealed.values, sealed.timestamps, sealed.keys, sealed.watermarks) == (
+        [1],
+        [10],
+        ["k"],
+        [0],
+    )
     assert builder.values == [2]
 
 
@@ -78,7 +83,12 @@ def test_lists_that_nobody_filled_are_none() -> None:
     builder = BatchBuilder()
     builder.append(1)
     sealed = builder.seal()
-    assert (sealed.timestamps, sealed.keys, sealed.watermarks, sealed.watermark) == (None, None, None, MIN_WATERMARK)
+    assert (sealed.timestamps, sealed.keys, sealed.watermarks, sealed.watermark) == (
+        None,
+        None,
+        None,
+        MIN_WATERMARK,
+    )
 
 
 def test_none_is_a_key() -> None:
@@ -95,8 +105,13 @@ def test_appended_timestamps_and_keys_go_with_their_records() -> None:
     assert (sealed.values, sealed.timestamps, sealed.keys) == (["a", "b"], [5, 6], ["k", "l"])
 
 
-@given(st.lists(st.tuples(st.text(min_size=1), st.booleans(), st.booleans()), min_size=1), st.integers(1, 4))
-def test_keys_that_are_the_values_stay_with_them_however_others_come_between(parts: list[tuple[str, bool, bool]], most: int) -> None:
+@given(
+    st.lists(st.tuples(st.text(min_size=1), st.booleans(), st.booleans()), min_size=1),
+    st.integers(1, 4),
+)
+def test_keys_that_are_the_values_stay_with_them_however_others_come_between(
+    parts: list[tuple[str, bool, bool]], most: int
+) -> None:
     """(records, are they their own keys, are they appended one by one)"""
     builder, sealed, expected = BatchBuilder(most), list[RecordBatch](), list[tuple[str, str]]()
     for text, are_keys, one_by_one in parts:
@@ -112,7 +127,9 @@ def test_keys_that_are_the_values_stay_with_them_however_others_come_between(par
             if builder.is_full:
                 sealed.append(builder.seal())
     sealed.append(builder.seal())
-    assert [pair for batch in sealed for pair in zip(batch.values, batch.keys or (), strict=True)] == expected
+    assert [
+        pair for batch in sealed for pair in zip(batch.values, batch.keys or (), strict=True)
+    ] == expected
 
 
 def test_a_batch_of_records_that_are_their_own_keys_holds_one_list() -> None:
@@ -144,7 +161,9 @@ def test_lists_of_different_lengths_are_a_bug_of_the_loop_that_filled_them() -> 
         (RecordBatch([1], None, ["k"], taken=True), RecordBatch([2], None, ["k"])),
     ],
 )
-def test_a_batch_of_another_shape_has_to_wait_for_the_seal(first: RecordBatch, second: RecordBatch) -> None:
+def test_a_batch_of_another_shape_has_to_wait_for_the_seal(
+    first: RecordBatch, second: RecordBatch
+) -> None:
     builder = BatchBuilder()
     builder.extend(first)
     assert builder.extend(second) == 0
@@ -258,7 +277,9 @@ ops = st.one_of(
 
 
 @given(st.lists(ops, max_size=40), st.integers(1, 8))
-def test_wherever_batches_are_cut_each_record_is_seen_under_its_watermark(steps: list[tuple[str, Any]], size: int) -> None:
+def test_wherever_batches_are_cut_each_record_is_seen_under_its_watermark(
+    steps: list[tuple[str, Any]], size: int
+) -> None:
     """Watermarks move by steps between and inside batches; the channel sees what the sender saw."""
     builder = BatchBuilder(size)
     expected: list[tuple[int, int]] = []
@@ -301,7 +322,9 @@ def test_wherever_batches_are_cut_each_record_is_seen_under_its_watermark(steps:
             number += len(moves)
             expected += zip(values, watermarks, strict=True)
             end, now_after = now, now
-            batch = RecordBatch(values, watermarks=watermarks if name == "extend" and moves else None, watermark=end)
+            batch = RecordBatch(
+                values, watermarks=watermarks if name == "extend" and moves else None, watermark=end
+            )
             start = 0
             while start < len(values):
                 start += builder.extend(batch, start)

@@ -11,10 +11,14 @@ from aioflow.network.builder import BatchBuilder
 
 @st.composite
 def record_batches(draw: st.DrawFn) -> RecordBatch:
-    """One to four records; entries of `watermarks` never decrease, and `watermark` is not below them."""
+    """One to four records; entries of `watermarks` never decrease, and `watermark` is not below
+    them.
+    """
     count = draw(st.integers(1, 4))
     values = list(range(count))
-    watermarks = draw(st.none() | st.lists(st.integers(0, 9), min_size=count, max_size=count).map(sorted))
+    watermarks = draw(
+        st.none() | st.lists(st.integers(0, 9), min_size=count, max_size=count).map(sorted)
+    )
     after = draw(st.just(MIN_WATERMARK) | st.integers(0, 9))
     if watermarks is not None:
         after = max(after, watermarks[-1])
@@ -23,12 +27,20 @@ def record_batches(draw: st.DrawFn) -> RecordBatch:
 
 
 def parts(batch: RecordBatch | None) -> tuple[object, ...] | None:
-    return None if batch is None else (batch.values, batch.timestamps, batch.keys, batch.watermarks, batch.watermark)
+    return (
+        None
+        if batch is None
+        else (batch.values, batch.timestamps, batch.keys, batch.watermarks, batch.watermark)
+    )
 
 
 @given(history=st.lists(record_batches() | st.integers(0, 9), max_size=6), last=record_batches())
-def test_sealing_whole_gives_what_copying_gives(history: list[RecordBatch | int], last: RecordBatch) -> None:
-    """Both builders see the same past: batches that were sealed, and watermarks that came without records."""
+def test_sealing_whole_gives_what_copying_gives(
+    history: list[RecordBatch | int], last: RecordBatch
+) -> None:
+    """Both builders see the same past: batches that were sealed, and watermarks that came
+    without records.
+    """
     copying, whole = BatchBuilder(), BatchBuilder()
     for step in (*history, last):
         if isinstance(step, int):
@@ -60,6 +72,10 @@ def test_nothing_is_sealed_whole_over_open_records_untold_time_or_a_closed_strea
     holding.append(0)
     untold.advance_watermark(7)
     closed.finish()
-    assert [builder.seal_whole(batch) for builder in (holding, untold, closed)] == [None, None, None]
+    assert [builder.seal_whole(batch) for builder in (holding, untold, closed)] == [
+        None,
+        None,
+        None,
+    ]
     assert BatchBuilder().seal_whole(RecordBatch([])) is None
     assert holding.values == [0]

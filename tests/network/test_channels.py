@@ -76,7 +76,9 @@ def test_a_partition_that_was_dropped_before_its_end_cancels_the_consumer() -> N
     output.add_batch(0, RecordBatch([1]))
     output.release()
     assert len(notices) == 2
-    with pytest.raises(ProducerFailed, match="channel 3: its partition was released before it was read to the end"):
+    with pytest.raises(
+        ProducerFailed, match="channel 3: its partition was released before it was read to the end"
+    ):
         channel.poll()
 
 
@@ -90,7 +92,9 @@ def test_the_number_of_waiting_batches_is_that_of_the_queue() -> None:
 
 
 def test_a_consumer_that_fails_at_a_batch_holds_no_permit_of_it() -> None:
-    """D2.3: whatever goes wrong with the batch in hand, its permit is back, and closing returns those that still wait."""
+    """D2.3: whatever goes wrong with the batch in hand, its permit is back, and closing returns
+    those that still wait.
+    """
     pool = NetworkBufferPool(8).create_buffer_pool(4, 4)
     output = ResultPartition("p", 1, pool)
     for number in range(3):

@@ -1,4 +1,6 @@
-"""Who is let in to the data plane, and who is not: nobody without the secret, nobody in another role, nobody who takes too long."""
+"""Who is let in to the data plane, and who is not: nobody without the secret, nobody in another
+role, nobody who takes too long.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class Peer:
 
     def on_writable(self, connection: AuthenticatedConnection) -> None: ...
 
-    def on_connection_lost(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
+    def on_connection_lost(
+        self, connection: AuthenticatedConnection, error: Exception | None
+    ) -> None:
         self.lost.append(error)
 
 
@@ -78,7 +82,9 @@ async def dial(planes: Planes, *first: bytes) -> Stranger:
     return stranger
 
 
-async def dial_as(planes: Planes, role: PeerRole = PeerRole.DATA, secret: bytes = SECRET) -> tuple[AuthenticatedConnection, Peer]:
+async def dial_as(
+    planes: Planes, role: PeerRole = PeerRole.DATA, secret: bytes = SECRET
+) -> tuple[AuthenticatedConnection, Peer]:
     peer = Peer()
     handshake = ClientHandshake(secret, role, fresh_nonce(planes.host))
     _, connection = await planes.host.net.connect(
@@ -104,7 +110,14 @@ def in_virtual_time(main: Callable[[Planes], Awaitable[None]]) -> None:
 
 
 HTTP = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-GARBAGE = [b"\x00" * 4096, HTTP, b"\x16\x03\x01\x02\x00", b"aioF" + bytes(100), b"aioH\x02", b"aioH\x01\x63"]
+GARBAGE = [
+    b"\x00" * 4096,
+    HTTP,
+    b"\x16\x03\x01\x02\x00",
+    b"aioF" + bytes(100),
+    b"aioH\x02",
+    b"aioH\x01\x63",
+]
 
 
 @pytest.mark.parametrize("data", GARBAGE, ids=["zeros", "http", "tls", "frame", "version", "role"])
@@ -172,7 +185,9 @@ def test_a_conversation_that_was_overheard_opens_nothing_when_it_is_played_again
 
 def test_who_sends_its_proof_before_it_was_asked_is_refused() -> None:
     async def main(planes: Planes) -> None:
-        stranger = await dial(planes, ClientHandshake(SECRET, PeerRole.DATA, b"n" * 32).start() + bytes(32))
+        stranger = await dial(
+            planes, ClientHandshake(SECRET, PeerRole.DATA, b"n" * 32).start() + bytes(32)
+        )
         await stranger.ended
         assert stranger.heard == b""
 
@@ -216,7 +231,9 @@ def test_a_server_that_does_not_answer_is_given_up_by_the_client() -> None:
         listener = await host.net.listen(Stranger, ADDRESS, 0)
         peer = Peer()
         handshake = ClientHandshake(SECRET, PeerRole.DATA, b"n" * 32)
-        _, connection = await host.net.connect(lambda: AuthenticatedConnection(handshake, DATA_PLANE, peer), ADDRESS, listener.port)
+        _, connection = await host.net.connect(
+            lambda: AuthenticatedConnection(handshake, DATA_PLANE, peer), ADDRESS, listener.port
+        )
         await connection.closed
         assert "did not finish the handshake within 5 s" in str(peer.lost[0])
         listener.close()
@@ -250,7 +267,9 @@ def test_a_flood_of_strangers_does_not_flood_the_log(caplog: pytest.LogCaptureFi
 
     with caplog.at_level(logging.INFO):
         on_sockets(main)
-    own = [record for record in caplog.records if record.name.startswith("aioflow")]  # asyncio's debug mode logs too.
+    own = [
+        record for record in caplog.records if record.name.startswith("aioflow")
+    ]  # asyncio's debug mode logs too.
     first, rest = [record.message for record in own]
     assert re.match(r"the data plane refused a connection from 127.0.0.1:\d+: .+", first)
     assert rest == "the data plane refused 24 more connections, 25 in all"
@@ -319,8 +338,14 @@ def test_frames_of_another_plane_end_the_connection() -> None:
 
 @pytest.mark.parametrize(
     "frames",
-    [[(FrameType.HEARTBEAT, b"")], [(FrameType.HELLO, b"")], [(FrameType.HELLO, b"../x")], [(FrameType.HELLO, b"a" * 65)],
-     [(FrameType.HELLO, b"\xff")], [(FrameType.HELLO, b"a1"), (FrameType.HELLO, b"a1")]],
+    [
+        [(FrameType.HEARTBEAT, b"")],
+        [(FrameType.HELLO, b"")],
+        [(FrameType.HELLO, b"../x")],
+        [(FrameType.HELLO, b"a" * 65)],
+        [(FrameType.HELLO, b"\xff")],
+        [(FrameType.HELLO, b"a1"), (FrameType.HELLO, b"a1")],
+    ],
     ids=["none", "empty", "path", "long", "not-ascii", "twice"],
 )
 def test_a_wrong_hello_ends_the_connection(frames: list[tuple[FrameType, bytes]]) -> None:
@@ -362,10 +387,16 @@ def test_closing_waits_for_what_was_written_but_not_for_a_peer_that_never_reads(
 
         far, near = Peer(), Peer()
         listener = await host.net.listen(
-            lambda: Deaf(ServerHandshake(SECRET, b"m" * 32, frozenset([PeerRole.DATA])), CONTROL_PLANE, far), ADDRESS, 0
+            lambda: Deaf(
+                ServerHandshake(SECRET, b"m" * 32, frozenset([PeerRole.DATA])), CONTROL_PLANE, far
+            ),
+            ADDRESS,
+            0,
         )
         handshake = ClientHandshake(SECRET, PeerRole.DATA, b"n" * 32)
-        _, connection = await host.net.connect(lambda: AuthenticatedConnection(handshake, CONTROL_PLANE, near), ADDRESS, listener.port)
+        _, connection = await host.net.connect(
+            lambda: AuthenticatedConnection(handshake, CONTROL_PLANE, near), ADDRESS, listener.port
+        )
         await until(lambda: far.connected == 1)
         assert connection.encoder is not None
         for _ in range(3):
@@ -381,8 +412,12 @@ def test_closing_waits_for_what_was_written_but_not_for_a_peer_that_never_reads(
 
 
 def test_addresses_of_this_machine_are_told_from_others() -> None:
-    assert [is_loopback(a) for a in ("localhost", "::1", ("127.0.0.1", 1), ("127.8.0.1", 1))] == [True] * 4
-    assert [is_loopback(a) for a in ("10.0.0.1", ("192.168.0.1", 1), None, ("::2", 1))] == [False] * 4
+    assert [is_loopback(a) for a in ("localhost", "::1", ("127.0.0.1", 1), ("127.8.0.1", 1))] == [
+        True
+    ] * 4
+    assert [is_loopback(a) for a in ("10.0.0.1", ("192.168.0.1", 1), None, ("::2", 1))] == [
+        False
+    ] * 4
 
 
 def test_a_link_cannot_be_made_with_a_stranger_that_took_the_port() -> None:
@@ -402,11 +437,17 @@ def test_a_link_cannot_be_made_with_a_stranger_that_took_the_port() -> None:
 
 
 @pytest.mark.parametrize(("client", "gives_up_ms"), [("127.0.0.1", 0), ("127.0.0.2", SILENCE_MS)])
-async def test_tcp_waits_for_a_program_of_this_machine_that_does_not_read(client: str, gives_up_ms: int) -> None:
-    """What is not acknowledged over a network has been lost; on one machine it waits for a program that holds its loop."""
+async def test_tcp_waits_for_a_program_of_this_machine_that_does_not_read(
+    client: str, gives_up_ms: int
+) -> None:
+    """What is not acknowledged over a network has been lost; on one machine it waits for a
+    program that holds its loop.
+    """
 
     class Owner:
-        def on_connection_lost(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
+        def on_connection_lost(
+            self, connection: AuthenticatedConnection, error: Exception | None
+        ) -> None:
             ended.set()
 
     ended = asyncio.Event()
@@ -416,7 +457,14 @@ async def test_tcp_waits_for_a_program_of_this_machine_that_does_not_read(client
         address = server.sockets[0].getsockname()
         handshake = ClientHandshake(SECRET, PeerRole.TASKMANAGER, bytes(32))
         connection = AuthenticatedConnection(handshake, DATA_PLANE, cast(ConnectionOwner, Owner()))
-        transport, _ = await loop.create_connection(lambda: connection, *address, local_addr=(client, 0))
-        assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == gives_up_ms
+        transport, _ = await loop.create_connection(
+            lambda: connection, *address, local_addr=(client, 0)
+        )
+        assert (
+            transport.get_extra_info("socket").getsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+            )
+            == gives_up_ms
+        )
         transport.abort()
         await ended.wait()

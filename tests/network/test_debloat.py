@@ -1,4 +1,6 @@
-"""The size of batches that a gate asks for: what is on the way takes its task about a second, whatever a record costs."""
+"""The size of batches that a gate asks for: what is on the way takes its task about a second,
+whatever a record costs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from aioflow.network.partition import ResultPartition
 
 
 class Task:
-    """Takes batches of a debloater at a speed that the test sets; `announced` are the sizes with their times."""
+    """Takes batches of a debloater at a speed that the test sets; `announced` are the sizes with
+    their times.
+    """
 
     def __init__(self, channels: int = 1, records_max: int = 1024) -> None:
         self.debloater = BufferDebloater(channels, records_max)
@@ -59,7 +63,9 @@ def test_a_change_below_the_threshold_is_not_announced() -> None:
     assert task.announced == announced
 
 
-def test_a_slow_task_gets_small_batches_after_its_first_one_and_large_ones_when_it_is_fast_again() -> None:
+def test_a_slow_task_gets_small_batches_after_its_first_one_and_large_ones_when_it_is_fast_again() -> (
+    None
+):
     task = Task()
     task.work(100, for_s=12)
     assert task.announced[0] == (10.24, 100 // BATCHES_PER_CHANNEL)
@@ -69,9 +75,17 @@ def test_a_slow_task_gets_small_batches_after_its_first_one_and_large_ones_when_
 
 @pytest.mark.parametrize(
     ("channels", "per_s", "records"),
-    [(4, 10.0, RECORDS_MIN), (1, 10.0, 2), (1, 1e7, 1024), (1, 256.0, 256 // BATCHES_PER_CHANNEL), (4, 1024.0, 256 // BATCHES_PER_CHANNEL)],
+    [
+        (4, 10.0, RECORDS_MIN),
+        (1, 10.0, 2),
+        (1, 1e7, 1024),
+        (1, 256.0, 256 // BATCHES_PER_CHANNEL),
+        (4, 1024.0, 256 // BATCHES_PER_CHANNEL),
+    ],
 )
-def test_the_size_stays_within_its_bounds_and_is_shared_by_the_channels(channels: int, per_s: float, records: int) -> None:
+def test_the_size_stays_within_its_bounds_and_is_shared_by_the_channels(
+    channels: int, per_s: float, records: int
+) -> None:
     task = Task(channels)
     task.work(per_s, for_s=200)
     assert task.debloater.records == pytest.approx(records, rel=0.01)
@@ -106,19 +120,28 @@ def test_time_without_anything_to_take_does_not_count() -> None:
 
 
 class World:
-    """Two gates of one task, each with a partition of its own; virtual time passes where the test says so."""
+    """Two gates of one task, each with a partition of its own; virtual time passes where the
+    test says so.
+    """
 
     def __init__(self, records_max: int = 1024, asks_max: int | None = None) -> None:
         self.now_s = 0.0
         pool = NetworkBufferPool(64)
-        self.partitions = [ResultPartition(name, 1, pool.create_buffer_pool(2, 2), records_max) for name in "ab"]
-        self.gates = [InputGate([LocalInputChannel(0, lambda p=p: p.subpartitions[0])]) for p in self.partitions]  # type: ignore[misc]
+        self.partitions = [
+            ResultPartition(name, 1, pool.create_buffer_pool(2, 2), records_max) for name in "ab"
+        ]
+        self.gates = [
+            InputGate([LocalInputChannel(0, lambda p=p: p.subpartitions[0])])
+            for p in self.partitions
+        ]  # type: ignore[misc]
         for gate in self.gates:
             gate.debloat(records_max if asks_max is None else asks_max, lambda: self.now_s)
         self.next = 0
 
     def fill(self, index: int, count: int | None = None) -> None:
-        """Records as far as there is room, in batches of the size that was asked for; or `count` of them."""
+        """Records as far as there is room, in batches of the size that was asked for; or `count`
+        of them.
+        """
         partition = self.partitions[index]
         subpartition = partition.subpartitions[0]
         while partition.availability.is_available and (count is None or count > 0):
@@ -139,8 +162,12 @@ class World:
         return polled[1].values
 
 
-def test_a_task_that_takes_rows_of_columns_has_a_second_of_them_before_it_whatever_a_batch_of_rows_may_hold() -> None:
-    """Six thousand rows a second are more than four full batches of rows, and far less than four of columns."""
+def test_a_task_that_takes_rows_of_columns_has_a_second_of_them_before_it_whatever_a_batch_of_rows_may_hold() -> (
+    None
+):
+    """Six thousand rows a second are more than four full batches of rows, and far less than four
+    of columns.
+    """
     records_max = 1024 * COLUMN_RECORDS_PER_ROW
     world = World(1024, asks_max=records_max)
     subpartition = world.partitions[0].subpartitions[0]
@@ -169,7 +196,9 @@ def test_a_slow_gate_shrinks_the_batches_of_its_producer_and_loses_nothing() -> 
     assert len(world.take(0, 0.01)) == 100 // BATCHES_PER_CHANNEL
 
 
-def test_the_output_of_one_record_that_is_larger_than_a_shrunk_batch_arrives_whole_and_in_order() -> None:
+def test_the_output_of_one_record_that_is_larger_than_a_shrunk_batch_arrives_whole_and_in_order() -> (
+    None
+):
     """D6.2"""
     world = World()
     subpartition = world.partitions[0].subpartitions[0]
@@ -187,8 +216,12 @@ def test_the_output_of_one_record_that_is_larger_than_a_shrunk_batch_arrives_who
     assert max(sizes) == 16
 
 
-def test_two_inputs_of_which_one_has_a_hundred_times_more_share_the_task_by_what_they_have() -> None:
-    """D6.3: the slow one keeps its minimum and is never behind, the fast one nine tenths of what the task can do and more."""
+def test_two_inputs_of_which_one_has_a_hundred_times_more_share_the_task_by_what_they_have() -> (
+    None
+):
+    """D6.3: the slow one keeps its minimum and is never behind, the fast one nine tenths of what
+    the task can do and more.
+    """
     world = World()
     cost_s = 0.000_1
     counts = [0, 0]
@@ -221,7 +254,9 @@ def test_what_a_consumer_asks_for_never_exceeds_what_the_producer_was_made_for()
 
 
 def test_the_size_that_is_told_is_one_that_batches_may_have() -> None:
-    """A producer takes what is asked for as far as a batch of rows can hold it; one of columns holds all of it."""
+    """A producer takes what is asked for as far as a batch of rows can hold it; one of columns
+    holds all of it.
+    """
     world = World(records_max=100)
     columns: Any = ColumnBatch({"n": ObjectColumn([1, 2])}, 2)
     gate, subpartition = world.gates[0], world.partitions[0].subpartitions[0]

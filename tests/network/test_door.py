@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from aioflow.network.door import CHECK_S, GRACE_S, INPUT_BYTES, PIPELINED_MAX, SILENCE_S, UNREAD_BYTES_MAX, Door
+from aioflow.network.door import (
+    CHECK_S,
+    GRACE_S,
+    INPUT_BYTES,
+    PIPELINED_MAX,
+    SILENCE_S,
+    UNREAD_BYTES_MAX,
+    Door,
+)
 from tests.mailbox.conftest import VirtualLoop
 
 
@@ -199,7 +207,10 @@ def test_a_flood_is_logged_at_once_and_then_each_minute(caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO, "aioflow"):
         on_street(99, scene)
     told = [record.message for record in caplog.records if record.name.startswith("aioflow")]
-    reason = "the server refused a connection from 10.0.0.1:5000: clients left more than 16777216 bytes unread"
+    reason = (
+        "the server refused a connection from 10.0.0.1:5000: clients left more than 16777216 "
+        "bytes unread"
+    )
     assert told[0] == reason
     assert "more were refused since the last line" in told[1]
     assert len(told) == 3

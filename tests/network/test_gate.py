@@ -1,4 +1,6 @@
-"""The gate: fair, each channel at most once in line, and available exactly when there is a reason to look."""
+"""The gate: fair, each channel at most once in line, and available exactly when there is a
+reason to look.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Inputs:
 
     def __init__(self, count: int, availability: SharedAvailability | None = None) -> None:
         self.pool = NetworkBufferPool(10_000)
-        self.producers = [ResultPartition(f"p{i}", 1, self.pool.create_buffer_pool(1, 64)) for i in range(count)]
+        self.producers = [
+            ResultPartition(f"p{i}", 1, self.pool.create_buffer_pool(1, 64)) for i in range(count)
+        ]
         self.gate = InputGate(
             [LocalInputChannel(i, self.provider(i)) for i in range(count)],
             availability,
@@ -45,14 +49,18 @@ class Inputs:
         for value in values:
             self.producers[index].add_batch(0, RecordBatch([value]))
 
-    def event(self, index: int, event: object, blocking: bool = False, priority: bool = False) -> None:
+    def event(
+        self, index: int, event: object, blocking: bool = False, priority: bool = False
+    ) -> None:
         self.producers[index].add_event(0, event, blocking, priority)  # type: ignore[arg-type]
 
     def read(self) -> list[tuple[int, object]]:
         elements: list[tuple[int, object]] = []
         while (polled := self.gate.poll()) is not None:
             index, element = polled
-            elements.append((index, element.values[0] if isinstance(element, RecordBatch) else element))
+            elements.append(
+                (index, element.values[0] if isinstance(element, RecordBatch) else element)
+            )
         return elements
 
 
@@ -153,7 +161,9 @@ def test_a_gate_without_channels_is_finished() -> None:
         ([], EndOfDataStatus.NOT_REACHED),
     ],
 )
-def test_a_gate_drains_only_if_every_channel_does(drains: list[bool], status: EndOfDataStatus) -> None:
+def test_a_gate_drains_only_if_every_channel_does(
+    drains: list[bool], status: EndOfDataStatus
+) -> None:
     """C10.5"""
     inputs = Inputs(3)
     for index, drain in enumerate(drains):
@@ -281,7 +291,15 @@ def test_a_priority_event_goes_before_everything_and_in_order_of_arrival() -> No
     inputs.event(3, BARRIER, priority=True)
     inputs.gate.block(1)
     inputs.gate.resume(1)
-    assert inputs.read() == [(2, BARRIER), (3, BARRIER), (1, BARRIER), (0, 0), (2, 2), (3, 3), (1, 1)]
+    assert inputs.read() == [
+        (2, BARRIER),
+        (3, BARRIER),
+        (1, BARRIER),
+        (0, 0),
+        (2, 2),
+        (3, 3),
+        (1, 1),
+    ]
 
 
 def test_several_priority_events_of_one_channel_go_before_other_channels() -> None:
@@ -358,7 +376,20 @@ def test_closing_one_of_several_gates_frees_whoever_waits() -> None:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["write", "write", "poll", "poll", "block", "resume", "barrier", "priority", "finish", "all"]),
+        st.sampled_from(
+            [
+                "write",
+                "write",
+                "poll",
+                "poll",
+                "block",
+                "resume",
+                "barrier",
+                "priority",
+                "finish",
+                "all",
+            ]
+        ),
         st.integers(0, 3),
     ),
     max_size=120,
@@ -366,7 +397,9 @@ steps = st.lists(
 
 
 @given(steps)
-def test_over_any_operations_nothing_is_lost_and_availability_is_never_down_in_vain(todo: list[tuple[str, int]]) -> None:
+def test_over_any_operations_nothing_is_lost_and_availability_is_never_down_in_vain(
+    todo: list[tuple[str, int]],
+) -> None:
     inputs = Inputs(4)
     gate = inputs.gate
     written: list[list[object]] = [[] for _ in range(4)]
@@ -428,10 +461,14 @@ def test_over_any_operations_nothing_is_lost_and_availability_is_never_down_in_v
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=8), st.data())
-def test_between_two_turns_of_a_channel_every_other_one_with_data_had_its_own(counts: list[int], data: st.DataObject) -> None:
+def test_between_two_turns_of_a_channel_every_other_one_with_data_had_its_own(
+    counts: list[int], data: st.DataObject
+) -> None:
     """Fairness for any amounts and any order of arrival."""
     inputs = Inputs(len(counts))
-    arrivals = data.draw(st.permutations([i for i, count in enumerate(counts) for _ in range(count)]))
+    arrivals = data.draw(
+        st.permutations([i for i, count in enumerate(counts) for _ in range(count)])
+    )
     for index in arrivals:
         inputs.write(index, 0)
     left = list(counts)

@@ -1,4 +1,6 @@
-"""Links outlive their connections: resets, cuts, silence and changed bytes cost no record, and what is not used is forgotten."""
+"""Links outlive their connections: resets, cuts, silence and changed bytes cost no record, and
+what is not used is forgotten.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class TwoMachines:
         await self.planes.consumer.close()
 
 
-def on_two_machines(main: Callable[[TwoMachines], Awaitable[None]], seed: int = 1, **options: Any) -> None:
+def on_two_machines(
+    main: Callable[[TwoMachines], Awaitable[None]], seed: int = 1, **options: Any
+) -> None:
     async def run(host: SimulatedHost) -> None:
         async with TwoMachines(host) as machines:
             await main(machines)
@@ -72,7 +76,10 @@ def on_two_machines(main: Callable[[TwoMachines], Awaitable[None]], seed: int = 
 
 
 async def feed(partition: ResultPartition, count: int, size: int = 10, index: int = 0) -> None:
-    """`count` batches of `size` numbers that go on counting, then the end. As a task: only while the pool has room."""
+    """`count` batches of `size` numbers that go on counting, then the end.
+
+    As a task: only while the pool has room.
+    """
     for first in range(0, count * size, size):
         if not partition.availability.is_available:
             await partition.availability.get_available_future()
@@ -98,7 +105,9 @@ def test_a_hundred_resets_under_load_cost_no_record_and_none_comes_twice(batch_b
                     number += 1
                 await asyncio.sleep(0)
             last = len(reader.records)
-            if planes.link.connection is not None and last % 3 == 0 and last < number:  # With something on its way.
+            if (
+                planes.link.connection is not None and last % 3 == 0 and last < number
+            ):  # With something on its way.
                 proxy.reset()
                 resets += 1
                 await until(lambda: planes.link.resets == resets)  # noqa: B023
@@ -138,14 +147,18 @@ def test_a_thousand_real_resets_under_load_cost_no_record() -> None:
 
 
 def test_a_thousand_resets_in_virtual_time_cost_no_record_on_any_channel() -> None:
-    """Three channels at once, resets at any moment: in handshakes, in the middle of frames, before the first answer."""
+    """Three channels at once, resets at any moment: in handshakes, in the middle of frames,
+    before the first answer.
+    """
 
     async def main(machines: TwoMachines) -> None:
         planes = machines.planes
         partition = planes.partition(subpartitions=3, permits=12)
         readers = [Reader(planes.channel(subpartition=i, index=i)) for i in range(3)]
         link = planes.link
-        feeding = [asyncio.ensure_future(feed(partition, 12_000, size=2, index=i)) for i in range(3)]
+        feeding = [
+            asyncio.ensure_future(feed(partition, 12_000, size=2, index=i)) for i in range(3)
+        ]
         rng = machines.loop.stream("resets")  # type: ignore[attr-defined]
         while link.resets < 1000:
             machines.sim.network.reset("main", "far")
@@ -168,7 +181,9 @@ def test_a_connection_that_is_aborted_by_its_own_side_in_the_middle_of_load_goes
         reader = Reader(planes.channel())
         feeding = asyncio.ensure_future(feed(partition, 400))
         for number in range(40):
-            await until(lambda: len(reader.records) > number * 50 and planes.link.connection is not None)  # noqa: B023
+            await until(
+                lambda: len(reader.records) > number * 50 and planes.link.connection is not None  # noqa: B023
+            )
             victim = planes.link if number % 2 else planes.producer.links[0]
             if victim.connection is not None:
                 victim.connection.abort()
@@ -197,8 +212,12 @@ def test_a_connection_cut_in_the_middle_of_a_frame_goes_on() -> None:
     on_sockets(main)
 
 
-def test_changed_bytes_end_the_connection_and_the_channel_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    """In virtual time: a length that was changed makes a decoder wait for bytes that never come, until the heartbeats are missed."""
+def test_changed_bytes_end_the_connection_and_the_channel_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In virtual time: a length that was changed makes a decoder wait for bytes that never come,
+    until the heartbeats are missed.
+    """
 
     async def run(host: SimulatedHost) -> None:
         async with Planes(host) as planes, FaultProxy(host, ADDRESS, planes.own_port) as proxy:
@@ -271,7 +290,9 @@ def test_silence_is_noticed_by_heartbeats_and_the_channel_goes_on_elsewhere() ->
 
 
 def test_an_idle_channel_notices_that_the_power_of_its_producer_is_gone() -> None:
-    """E5.5: nothing is sent that could be missed; the time is that of the heartbeats, and then of giving up."""
+    """E5.5: nothing is sent that could be missed; the time is that of the heartbeats, and then
+    of giving up.
+    """
 
     async def main(machines: TwoMachines) -> None:
         planes = machines.planes
@@ -286,7 +307,10 @@ def test_an_idle_channel_notices_that_the_power_of_its_producer_is_gone() -> Non
         await until(lambda: reader.error is not None, 0.1)
         assert isinstance(reader.error, Broken)
         assert f"cannot be reached for {GIVE_UP_S:g} s" in str(reader.error)
-        assert machines.loop.time() - start <= HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1) + GIVE_UP_S + 6
+        assert (
+            machines.loop.time() - start
+            <= HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1) + GIVE_UP_S + 6
+        )
         late = Reader(planes.channel())
         assert late.channel.request(lambda priority: None)
         for channel in (reader.channel, late.channel):
@@ -311,7 +335,9 @@ def test_a_channel_that_comes_to_a_link_after_it_has_failed_fails_too() -> None:
 
 
 def test_a_producer_gives_up_a_consumer_that_does_not_come_back() -> None:
-    """Its partition is released: who would read it can not be reached, and the job hears of it elsewhere."""
+    """Its partition is released: who would read it can not be reached, and the job hears of it
+    elsewhere.
+    """
 
     async def main(machines: TwoMachines) -> None:
         planes = machines.planes
@@ -345,8 +371,12 @@ def cut(machines: TwoMachines, direction: str) -> None:
 
 
 @pytest.mark.parametrize("direction", ["both ways", "to the consumer", "to the producer"])
-def test_after_outages_around_the_limit_all_is_read_or_the_consumer_has_given_up(direction: str) -> None:
-    """It alone decides: the producer never forgets a consumer that goes on, and no consumer hears of a failure that is none."""
+def test_after_outages_around_the_limit_all_is_read_or_the_consumer_has_given_up(
+    direction: str,
+) -> None:
+    """It alone decides: the producer never forgets a consumer that goes on, and no consumer
+    hears of a failure that is none.
+    """
     ends = set()
     for seed in range(16):
 
@@ -389,7 +419,9 @@ def test_a_consumer_that_comes_back_after_its_producer_has_forgotten_it_fails() 
         planes.producer._give_up(far)
         await until(lambda: reader.error is not None, 0.01)
         assert type(reader.error) is Broken
-        assert "cannot go on at element 1: its producer has given up this consumer" in str(reader.error)
+        assert "cannot go on at element 1: its producer has given up this consumer" in str(
+            reader.error
+        )
         reader.channel.release()
 
     on_two_machines(main)
@@ -428,7 +460,9 @@ def test_a_process_that_stands_still_longer_than_the_heartbeats_goes_on() -> Non
         await until(lambda: len(planes.producer.links) == 1, 0.01)
         machines.sim.pause("far")
         await asyncio.sleep(HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1) + 5)
-        assert planes.link.resets >= 1, "its machine acknowledges all the while: only the heartbeats tell"
+        assert planes.link.resets >= 1, (
+            "its machine acknowledges all the while: only the heartbeats tell"
+        )
         machines.sim.resume("far")
         partition.add_batch(0, RecordBatch([1]))
         await until(lambda: reader.records == [1], 0.1)
@@ -504,7 +538,9 @@ def test_a_last_acknowledgement_that_is_lost_leaves_nothing_at_the_producer() ->
 
 
 def test_closing_in_the_middle_of_everything_leaves_nothing_open() -> None:
-    """Connecting, in the handshake, connected, waiting for a retry: the fixtures look for what is left."""
+    """Connecting, in the handshake, connected, waiting for a retry: the fixtures look for what
+    is left.
+    """
 
     async def main(planes: Planes, proxy: FaultProxy) -> None:
         host = planes.host
@@ -535,7 +571,9 @@ def test_closing_in_the_middle_of_everything_leaves_nothing_open() -> None:
     on_sockets(main)
 
 
-def test_a_mistake_of_this_side_fails_the_link_and_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_this_side_fails_the_link_and_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def mistaken(self: ConsumerExchange) -> list[bytes | memoryview]:
         raise LocalProtocolError("a frame was sent that must not be")
 

@@ -13,7 +13,9 @@ BARRIER = CheckpointBarrier(1, 0)
 
 
 def partition(consumers: int, budget: int = 4, **bounds: int) -> ResultPartition:
-    return ResultPartition("p", consumers, NetworkBufferPool(64).create_buffer_pool(budget, budget, **bounds))
+    return ResultPartition(
+        "p", consumers, NetworkBufferPool(64).create_buffer_pool(budget, budget, **bounds)
+    )
 
 
 def test_the_partition_is_unavailable_while_the_queued_batches_reach_the_budget() -> None:
@@ -70,7 +72,9 @@ def test_a_broadcast_event_reaches_every_queue_and_takes_no_permit() -> None:
 
 def test_a_broadcast_event_comes_last_behind_open_batches() -> None:
     """C6.2: half a batch, more than one, exactly one, over four consumers, then the event."""
-    output = ResultPartition("p", 4, NetworkBufferPool(64).create_buffer_pool(16), batch_records_max=4)
+    output = ResultPartition(
+        "p", 4, NetworkBufferPool(64).create_buffer_pool(16), batch_records_max=4
+    )
     for index, records in enumerate((2, 6, 4, 0)):
         for record in range(records):
             builder = output.subpartitions[index].builder

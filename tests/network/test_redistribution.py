@@ -48,7 +48,9 @@ pool_bounds = st.tuples(st.integers(0, 20), st.none() | st.integers(0, 40)).map(
 
 
 @given(st.lists(pool_bounds, max_size=8), st.integers(0, 200))
-def test_every_size_is_within_bounds_and_nothing_is_left_over(bounds: list[tuple[int, int | None]], spare: int) -> None:
+def test_every_size_is_within_bounds_and_nothing_is_left_over(
+    bounds: list[tuple[int, int | None]], spare: int
+) -> None:
     total = sum(low for low, _ in bounds) + spare
     sizes = redistribute(total, bounds)
     for (low, high), size in zip(bounds, sizes, strict=True):
@@ -59,6 +61,8 @@ def test_every_size_is_within_bounds_and_nothing_is_left_over(bounds: list[tuple
 
 
 @given(pool_bounds, st.integers(1, 8), st.integers(0, 200))
-def test_pools_with_equal_bounds_differ_by_at_most_one(bounds: tuple[int, int | None], count: int, spare: int) -> None:
+def test_pools_with_equal_bounds_differ_by_at_most_one(
+    bounds: tuple[int, int | None], count: int, spare: int
+) -> None:
     sizes = redistribute(bounds[0] * count + spare, [bounds] * count)
     assert max(sizes) - min(sizes) <= 1

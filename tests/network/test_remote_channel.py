@@ -1,4 +1,6 @@
-"""What only a remote channel does: asks again for what is not there yet, decodes when polled, and tells what cannot travel."""
+"""What only a remote channel does: asks again for what is not there yet, decodes when polled,
+and tells what cannot travel.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ class CannotTravel:
 def test_a_value_that_cannot_travel_fails_its_consumer_and_names_the_operator() -> None:
     async def main(planes: Planes) -> None:
         partition = planes.partition(subpartitions=2)
-        reader, other = Reader(planes.channel(subpartition=0)), Reader(planes.channel(subpartition=1))
+        reader, other = (
+            Reader(planes.channel(subpartition=0)),
+            Reader(planes.channel(subpartition=1)),
+        )
         partition.add_batch(0, RecordBatch([1]))
         partition.add_batch(0, RecordBatch([CannotTravel()]))
         partition.add_batch(0, RecordBatch([2]))
@@ -86,7 +91,9 @@ def test_a_partition_that_never_comes_is_given_up_after_the_last_delay() -> None
         reader = Reader(planes.channel("never"))
         await until(lambda: reader.error is not None, 0.01)
         assert isinstance(reader.error, PartitionNotFound)
-        assert asyncio.get_running_loop().time() - start == pytest.approx(sum(REQUEST_BACKOFF_MS) / 1000, abs=0.3)
+        assert asyncio.get_running_loop().time() - start == pytest.approx(
+            sum(REQUEST_BACKOFF_MS) / 1000, abs=0.3
+        )
         reader.channel.release()
 
     in_virtual_time(main)
@@ -154,7 +161,10 @@ def test_a_gap_in_the_sequence_is_reordering_for_that_channel() -> None:
 
     async def main(planes: Planes) -> None:
         partition = planes.partition(subpartitions=2)
-        reader, other = Reader(planes.channel(subpartition=0)), Reader(planes.channel(subpartition=1))
+        reader, other = (
+            Reader(planes.channel(subpartition=0)),
+            Reader(planes.channel(subpartition=1)),
+        )
         partition.add_batch(0, RecordBatch([1]))
         await until(lambda: reader.records == [1])
         await say(planes, FrameType.BUFFER_RESPONSE, 3, b"x")
@@ -176,7 +186,10 @@ def test_an_event_of_a_newer_release_fails_its_channel_alone() -> None:
 
     async def main(planes: Planes) -> None:
         partition = planes.partition(subpartitions=2)
-        reader, other = Reader(planes.channel(subpartition=0)), Reader(planes.channel(subpartition=1))
+        reader, other = (
+            Reader(planes.channel(subpartition=0)),
+            Reader(planes.channel(subpartition=1)),
+        )
         await planes.settle()
         await say(planes, FrameType.EVENT_RESPONSE, 0, b"\x91\x63")
         await until(lambda: reader.error is not None)
@@ -205,7 +218,9 @@ def test_a_batch_that_cannot_be_decoded_fails_the_poll_and_holds_no_permit() -> 
 
 
 def test_each_of_two_barriers_that_wait_has_overtaken_all_that_waits() -> None:
-    """F6: a task that is held up finds several; the first may be of a checkpoint that is given up by then."""
+    """F6: a task that is held up finds several; the first may be of a checkpoint that is given
+    up by then.
+    """
 
     async def main(planes: Planes) -> None:
         partition = planes.partition()
@@ -225,7 +240,10 @@ def test_each_of_two_barriers_that_wait_has_overtaken_all_that_waits() -> None:
             polled = channel.poll()
             assert polled is not None
             assert polled[0] == barrier
-            assert [decode_batch(content, planes.codec, "a test").values for content in channel.overtaken()] == overtaken
+            assert [
+                decode_batch(content, planes.codec, "a test").values
+                for content in channel.overtaken()
+            ] == overtaken
         reader.read()
         assert reader.records == [1, 2]
         channel.release()
@@ -234,7 +252,9 @@ def test_each_of_two_barriers_that_wait_has_overtaken_all_that_waits() -> None:
 
 
 def test_a_consumer_that_does_not_read_gets_its_window_and_no_more() -> None:
-    """E1.1, E4: what it was granted waits here, the rest as permits of the producer, whose pool then is used up."""
+    """E1.1, E4: what it was granted waits here, the rest as permits of the producer, whose pool
+    then is used up.
+    """
 
     async def main(planes: Planes) -> None:
         permits = EXCLUSIVE_BUFFERS + 2
@@ -249,7 +269,9 @@ def test_a_consumer_that_does_not_read_gets_its_window_and_no_more() -> None:
         assert written <= permits + 1
         assert reader.channel.queued_batches == EXCLUSIVE_BUFFERS
         reader.read(EXCLUSIVE_BUFFERS // 2)
-        await until(lambda: reader.channel.queued_batches == written - EXCLUSIVE_BUFFERS // 2)  # Those that had to wait have come.
+        await until(
+            lambda: reader.channel.queued_batches == written - EXCLUSIVE_BUFFERS // 2
+        )  # Those that had to wait have come.
         assert partition.availability.is_available
         reader.paused = False
         reader.read()
@@ -332,7 +354,9 @@ def test_a_batch_larger_than_the_window_arrives_whole() -> None:
 
 
 def test_batches_that_were_taken_over_are_told_long_before_half_of_the_window_is() -> None:
-    """A producer has permits for fewer batches than the window has segments: it must not wait until all that it has sent were read."""
+    """A producer has permits for fewer batches than the window has segments: it must not wait
+    until all that it has sent were read.
+    """
 
     async def main(planes: Planes) -> None:
         partition = planes.partition(permits=4)

@@ -46,22 +46,38 @@ def test_all_three_files_or_none() -> None:
         (("", "k", "a"), ": --tls-cert is missing"),
     ],
 )
-def test_a_configuration_by_halves_is_refused_and_names_what_is_missing(given: tuple[str | None, ...], missing: str) -> None:
+def test_a_configuration_by_halves_is_refused_and_names_what_is_missing(
+    given: tuple[str | None, ...], missing: str
+) -> None:
     with pytest.raises(NotAuthenticated, match="TLS is configured by halves") as refused:
         TlsFiles.of(*given, NAMES)
     assert missing in str(refused.value)
 
 
-def test_files_that_cannot_be_used_are_named_with_the_reason(authority: Authority, tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_are_named_with_the_reason(
+    authority: Authority, tmp_path: Path
+) -> None:
     good, other = authority.issue("one"), authority.issue("two")
     locked = authority.issue("locked", password=b"secret")
     junk = tmp_path / "junk"
     junk.write_text("no certificate")
     cases = [
-        (TlsFiles(certificate="absent", key=good.key, authority=good.authority), "certificate absent with key .*no such file"),
-        (TlsFiles(certificate=good.certificate, key=good.key, authority=str(junk)), f"authority {junk}"),
-        (TlsFiles(certificate=good.certificate, key=other.key, authority=good.authority), "key values mismatch"),
-        (TlsFiles(certificate=str(junk), key=good.key, authority=good.authority), f"certificate {junk}"),
+        (
+            TlsFiles(certificate="absent", key=good.key, authority=good.authority),
+            "certificate absent with key .*no such file",
+        ),
+        (
+            TlsFiles(certificate=good.certificate, key=good.key, authority=str(junk)),
+            f"authority {junk}",
+        ),
+        (
+            TlsFiles(certificate=good.certificate, key=other.key, authority=good.authority),
+            "key values mismatch",
+        ),
+        (
+            TlsFiles(certificate=str(junk), key=good.key, authority=good.authority),
+            f"certificate {junk}",
+        ),
         (locked, "the key is encrypted"),
     ]
     for files, message in cases:
@@ -77,16 +93,30 @@ def test_both_sides_demand_a_certificate_and_the_newest_protocol(authority: Auth
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "192.0.2.7", "::", "example.org", ""])
-async def test_nobody_listens_off_loopback_in_plain_text_unless_that_is_allowed(address: str) -> None:
+async def test_nobody_listens_off_loopback_in_plain_text_unless_that_is_allowed(
+    address: str,
+) -> None:
     host = SystemHost()
-    server = RpcServer(host, SECRET, Codec(), frozenset([PeerRole.SUBMITTER]), lambda peer: {}, lambda peer: None)
-    for listening in (DataPlane(host, SECRET, Codec(), Registry()).listen(address), server.listen(address)):
-        with pytest.raises(NotAuthenticated, match=r"in plain text: configure TLS .*--allow-plaintext"):
+    server = RpcServer(
+        host, SECRET, Codec(), frozenset([PeerRole.SUBMITTER]), lambda peer: {}, lambda peer: None
+    )
+    for listening in (
+        DataPlane(host, SECRET, Codec(), Registry()).listen(address),
+        server.listen(address),
+    ):
+        with pytest.raises(
+            NotAuthenticated, match=r"in plain text: configure TLS .*--allow-plaintext"
+        ):
             await listening
 
 
-async def test_plain_text_that_is_allowed_and_tls_both_listen_everywhere(authority: Authority) -> None:
-    for host in (SecuredHost(SystemHost(), Security(allow_plaintext=True)), secured(authority.issue("one"))):
+async def test_plain_text_that_is_allowed_and_tls_both_listen_everywhere(
+    authority: Authority,
+) -> None:
+    for host in (
+        SecuredHost(SystemHost(), Security(allow_plaintext=True)),
+        secured(authority.issue("one")),
+    ):
         plane = DataPlane(host, SECRET, Codec(), Registry())
         assert await plane.listen("0.0.0.0") > 0
         await plane.close()
@@ -122,11 +152,23 @@ def test_records_cross_over_tls_without_a_mac_of_their_own(authority: Authority)
 
 def test_rpc_crosses_over_tls(authority: Authority) -> None:
     async def main() -> None:
-        server_host, client_host = secured(authority.issue("server")), secured(authority.issue("client"))
+        server_host, client_host = (
+            secured(authority.issue("server")),
+            secured(authority.issue("client")),
+        )
         roles = frozenset([PeerRole.SUBMITTER])
-        server = RpcServer(server_host, SECRET, Codec(), roles, lambda peer: {"double": lambda n: 2 * n}, lambda peer: None)
+        server = RpcServer(
+            server_host,
+            SECRET,
+            Codec(),
+            roles,
+            lambda peer: {"double": lambda n: 2 * n},
+            lambda peer: None,
+        )
         port = await server.listen()
-        peer = await connect_rpc(client_host, SECRET, Codec(), PeerRole.SUBMITTER, (ADDRESS, port), {}, lambda peer: None)
+        peer = await connect_rpc(
+            client_host, SECRET, Codec(), PeerRole.SUBMITTER, (ADDRESS, port), {}, lambda peer: None
+        )
         assert await peer.call("double", 21) == 42
         await peer.close()
         await server.close()
@@ -150,7 +192,9 @@ def without_certificate(files: TlsFiles) -> TlsContexts:
 
 
 @pytest.mark.expects_asyncio_errors
-@pytest.mark.parametrize("stranger", ["plain", "of another authority", "old protocol", "without certificate"])
+@pytest.mark.parametrize(
+    "stranger", ["plain", "of another authority", "old protocol", "without certificate"]
+)
 def test_who_cannot_prove_itself_by_tls_gets_nowhere_although_it_knows_the_secret(
     authority: Authority, tmp_path: Path, stranger: str
 ) -> None:
@@ -182,7 +226,9 @@ def test_who_cannot_prove_itself_by_tls_gets_nowhere_although_it_knows_the_secre
 
 
 @pytest.mark.expects_asyncio_errors
-def test_a_server_of_another_authority_is_refused_by_who_dials(authority: Authority, tmp_path: Path) -> None:
+def test_a_server_of_another_authority_is_refused_by_who_dials(
+    authority: Authority, tmp_path: Path
+) -> None:
     (tmp_path / "other").mkdir()
     impostor = Authority(tmp_path / "other", "other").issue("impostor")
 

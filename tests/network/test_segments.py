@@ -35,7 +35,12 @@ def test_access_after_free_and_a_second_free_are_errors() -> None:
     segment = MemorySegment(8)
     segment.free()
     assert segment.is_freed
-    for use in (lambda: segment.get(0, 1), lambda: segment.put(0, b"x"), lambda: segment.view(), segment.free):
+    for use in (
+        lambda: segment.get(0, 1),
+        lambda: segment.put(0, b"x"),
+        lambda: segment.view(),
+        segment.free,
+    ):
         with pytest.raises(Closed):
             use()
 

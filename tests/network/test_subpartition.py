@@ -1,4 +1,6 @@
-"""The queue of one consumer: order, backlog, blocking, notification, and permits that always come back."""
+"""The queue of one consumer: order, backlog, blocking, notification, and permits that always
+come back.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def test_after_finish_everything_is_refused_and_no_permit_is_taken(
     assert contents(subpartition) == [EndOfPartition()]
 
 
-def test_a_second_reader_is_refused(subpartition: PipelinedSubpartition, notices: list[bool]) -> None:
+def test_a_second_reader_is_refused(
+    subpartition: PipelinedSubpartition, notices: list[bool]
+) -> None:
     """C8.7"""
     with pytest.raises(Closed, match="subpartition 0 has a reader already"):
         subpartition.create_read_view(lambda priority: None)
@@ -179,7 +183,9 @@ def test_what_is_flushed_behind_a_sealed_batch_grows_until_the_reader_comes_to_i
     assert pool.in_use == 0
 
 
-def test_what_is_on_its_way_to_a_consumer_elsewhere_lets_the_open_batch_grow_too(subpartition: PipelinedSubpartition) -> None:
+def test_what_is_on_its_way_to_a_consumer_elsewhere_lets_the_open_batch_grow_too(
+    subpartition: PipelinedSubpartition,
+) -> None:
     told: list[bool] = []
     subpartition.create_read_view(told.append, acknowledges=True)
     subpartition.add(batch(1))
@@ -208,7 +214,9 @@ def test_a_batch_that_is_full_is_queued_whatever_is_on_its_way(pool: LocalBuffer
     assert contents(subpartition) == [[2, 3]]
 
 
-def test_a_batch_that_is_handed_over_whole_comes_behind_what_was_flushed(subpartition: PipelinedSubpartition) -> None:
+def test_a_batch_that_is_handed_over_whole_comes_behind_what_was_flushed(
+    subpartition: PipelinedSubpartition,
+) -> None:
     subpartition.add(batch(1))
     subpartition.builder.append(2)
     subpartition.flush()
@@ -229,7 +237,9 @@ def test_what_is_flushed_behind_a_blocking_event_comes_when_the_reader_resumes(
     assert contents(subpartition) == [[1]]
 
 
-def test_a_watermark_flushed_behind_a_sealed_batch_comes_after_it(subpartition: PipelinedSubpartition) -> None:
+def test_a_watermark_flushed_behind_a_sealed_batch_comes_after_it(
+    subpartition: PipelinedSubpartition,
+) -> None:
     subpartition.add(batch(1))
     subpartition.builder.advance_watermark(5)
     subpartition.flush()
@@ -246,7 +256,9 @@ def test_a_watermark_without_records_goes_as_an_event_and_takes_no_permit(
     assert contents(subpartition) == [Watermark(5)]
 
 
-def test_an_event_never_overtakes_records_that_were_written_before_it(subpartition: PipelinedSubpartition) -> None:
+def test_an_event_never_overtakes_records_that_were_written_before_it(
+    subpartition: PipelinedSubpartition,
+) -> None:
     subpartition.builder.append(1)
     subpartition.add_event(EndOfData())
     subpartition.builder.append(2)
@@ -295,7 +307,9 @@ def test_a_blocking_event_stops_the_reader_and_hides_the_backlog(
     assert contents(subpartition) == [[1]]
 
 
-def test_nothing_that_arrives_while_blocked_notifies(subpartition: PipelinedSubpartition, notices: list[bool]) -> None:
+def test_nothing_that_arrives_while_blocked_notifies(
+    subpartition: PipelinedSubpartition, notices: list[bool]
+) -> None:
     subpartition.add_event(BARRIER, blocking=True)
     subpartition.poll()
     subpartition.add(batch(1))
@@ -318,7 +332,9 @@ def test_resuming_an_empty_or_unblocked_queue_is_silent(
     assert len(notices) == 2
 
 
-def test_priority_events_keep_their_order_before_everything_else(subpartition: PipelinedSubpartition) -> None:
+def test_priority_events_keep_their_order_before_everything_else(
+    subpartition: PipelinedSubpartition,
+) -> None:
     first, second = CheckpointBarrier(1, 0), CheckpointBarrier(2, 0)
     subpartition.add(batch(1))
     subpartition.add_event(first, priority=True)
@@ -328,7 +344,9 @@ def test_priority_events_keep_their_order_before_everything_else(subpartition: P
     assert not subpartition.has_priority_event
 
 
-def test_a_priority_event_does_not_flush_the_open_batch(subpartition: PipelinedSubpartition) -> None:
+def test_a_priority_event_does_not_flush_the_open_batch(
+    subpartition: PipelinedSubpartition,
+) -> None:
     subpartition.builder.append(1)
     subpartition.add_event(BARRIER, priority=True)
     assert contents(subpartition) == [BARRIER]
@@ -397,12 +415,18 @@ def test_the_first_batches_are_small_and_grow_when_the_consumer_is_through_with_
     assert subpartition.builder.batch_records_max == 5, "the consumer has said what it wants"
 
 
-def test_batches_of_large_records_have_fewer_and_grow_again_when_records_are_small(pool: LocalBufferPool) -> None:
+def test_batches_of_large_records_have_fewer_and_grow_again_when_records_are_small(
+    pool: LocalBufferPool,
+) -> None:
     subpartition = PipelinedSubpartition(0, pool, batch_records_max=64)
     subpartition.fit(RecordBatch([0] * 64), BATCH_BYTES)
     assert not subpartition.is_bounded_by_bytes
     subpartition.fit(RecordBatch([0] * 64), 8 * BATCH_BYTES)
-    assert (subpartition.is_bounded_by_bytes, subpartition.builder.batch_records_max, subpartition.batch_records_max) == (True, 8, 8)
+    assert (
+        subpartition.is_bounded_by_bytes,
+        subpartition.builder.batch_records_max,
+        subpartition.batch_records_max,
+    ) == (True, 8, 8)
     subpartition.fit(RecordBatch([0]), 1 + BATCH_BYTES)
     assert subpartition.builder.batch_records_max == 1, "one record is never too much"
     sizes = []
@@ -424,7 +448,9 @@ def test_what_the_consumer_wants_holds_beside_what_fits(pool: LocalBufferPool) -
     assert subpartition.builder.batch_records_max == 50
 
 
-def test_the_first_batches_of_large_records_are_no_larger_than_any_first_ones(pool: LocalBufferPool) -> None:
+def test_the_first_batches_of_large_records_are_no_larger_than_any_first_ones(
+    pool: LocalBufferPool,
+) -> None:
     subpartition = PipelinedSubpartition(0, pool, batch_records_max=64)
     subpartition.start_small()
     subpartition.fit(RecordBatch([0] * 16), 2 * BATCH_BYTES)

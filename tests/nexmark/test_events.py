@@ -1,21 +1,38 @@
-"""The events of Nexmark: their proportions, that any can be made alone, and that what they name exists or soon will."""
+"""The events of Nexmark: their proportions, that any can be made alone, and that what they name
+exists or soon will.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from benchmarks.nexmark.events import ACTIVE_PEOPLE, AUCTIONS_IN_FLIGHT, HOT_GROUP, LEAD, Auction, Bid, Nexmark, Person
+from benchmarks.nexmark.events import (
+    ACTIVE_PEOPLE,
+    AUCTIONS_IN_FLIGHT,
+    HOT_GROUP,
+    LEAD,
+    Auction,
+    Bid,
+    Nexmark,
+    Person,
+)
 
 COUNT = 5_000
 
 
 def test_of_fifty_events_one_is_a_person_three_are_auctions_and_the_rest_bids() -> None:
     nexmark = Nexmark()
-    assert Counter(type(nexmark(index)) for index in range(COUNT)) == {Person: COUNT // 50, Auction: COUNT // 50 * 3, Bid: COUNT // 50 * 46}
+    assert Counter(type(nexmark(index)) for index in range(COUNT)) == {
+        Person: COUNT // 50,
+        Auction: COUNT // 50 * 3,
+        Bid: COUNT // 50 * 46,
+    }
 
 
 def test_an_event_follows_from_seed_and_index_alone() -> None:
-    assert [Nexmark()(index) for index in (4321, 50, 1, 7)] == list(map(Nexmark(), (4321, 50, 1, 7)))
+    assert [Nexmark()(index) for index in (4321, 50, 1, 7)] == list(
+        map(Nexmark(), (4321, 50, 1, 7))
+    )
     assert Nexmark(seed=8)(4321) != Nexmark(seed=7)(4321)
 
 
@@ -38,7 +55,11 @@ def test_who_and_what_is_named_exists_or_is_about_to() -> None:
                 assert event.date_time < event.expires
             case Bid():
                 assert 0 <= event.bidder - 1000 < people + LEAD
-                assert auctions - 1 - max(AUCTIONS_IN_FLIGHT, HOT_GROUP) <= event.auction - 1000 < auctions + LEAD
+                assert (
+                    auctions - 1 - max(AUCTIONS_IN_FLIGHT, HOT_GROUP)
+                    <= event.auction - 1000
+                    < auctions + LEAD
+                )
 
 
 def test_half_of_the_bids_are_for_a_hot_auction_and_three_quarters_of_a_hot_bidder() -> None:

@@ -33,7 +33,9 @@ def hours() -> Iterator[Judge]:
 
 
 @pytest.mark.parametrize("name", QUERIES)
-async def test_a_query_over_three_subtasks_gives_what_duckdb_gives(name: str, seconds: Judge) -> None:
+async def test_a_query_over_three_subtasks_gives_what_duckdb_gives(
+    name: str, seconds: Judge
+) -> None:
     verdict = await seconds.judge(QUERIES[name], parallelism=3)
     assert not verdict.difference
 
@@ -45,26 +47,42 @@ async def test_a_query_on_columns_gives_what_duckdb_gives(name: str, seconds: Ju
 
 
 @pytest.mark.parametrize("name", QUERIES)
-async def test_a_query_on_columns_over_days_out_of_order_gives_what_duckdb_gives(name: str, hours: Judge) -> None:
+async def test_a_query_on_columns_over_days_out_of_order_gives_what_duckdb_gives(
+    name: str, hours: Judge
+) -> None:
     verdict = await hours.judge(QUERIES[name], columns=True)
     assert not verdict.difference
 
 
 @pytest.mark.parametrize("name", QUERIES)
-async def test_a_query_over_days_out_of_order_gives_what_duckdb_gives(name: str, hours: Judge) -> None:
+async def test_a_query_over_days_out_of_order_gives_what_duckdb_gives(
+    name: str, hours: Judge
+) -> None:
     verdict = await hours.judge(QUERIES[name])
     assert not verdict.difference
 
 
-def test_no_answer_is_empty_so_that_each_comparison_says_something(seconds: Judge, hours: Judge) -> None:
+def test_no_answer_is_empty_so_that_each_comparison_says_something(
+    seconds: Judge, hours: Judge
+) -> None:
     for name, query in QUERIES.items():
         assert seconds.expected(query) or hours.expected(query), name
     assert len({day for day, *_ in hours.expected(QUERIES["q15"])}) == 2
-    assert {row[3] for row in hours.expected(QUERIES["q14"])} == {"dayTime", "nightTime", "otherTime"}
+    assert {row[3] for row in hours.expected(QUERIES["q14"])} == {
+        "dayTime",
+        "nightTime",
+        "otherTime",
+    }
     assert len({start for *_, start in seconds.expected(QUERIES["q12"])}) == PARTS
 
 
 def test_a_difference_is_said_with_an_example_of_each_side() -> None:
     assert difference([(1,), (2,)], [(2,), (1,)]) == ""
-    assert difference([(1,), (1,)], [(1,)]) == "1 rows of 2 are the flow's alone, 0 of 1 DuckDB's alone; for example (1,)"
-    assert difference([(1,)], [(3,)]) == "1 rows of 1 are the flow's alone, 1 of 1 DuckDB's alone; for example (1,); for example (3,)"
+    assert (
+        difference([(1,), (1,)], [(1,)])
+        == "1 rows of 2 are the flow's alone, 0 of 1 DuckDB's alone; for example (1,)"
+    )
+    assert difference([(1,)], [(3,)]) == (
+        "1 rows of 1 are the flow's alone, 1 of 1 DuckDB's alone; for example (1,); for "
+        "example (3,)"
+    )

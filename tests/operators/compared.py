@@ -1,4 +1,6 @@
-"""Numbers that count how often one is compared with another: a measure of work that no clock disturbs."""
+"""Numbers that count how often one is compared with another: a measure of work that no clock
+disturbs.
+"""
 
 from __future__ import annotations
 

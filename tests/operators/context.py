@@ -1,4 +1,6 @@
-"""A context for one operator in a test: real state and timers, a clock that the test moves, and what left the operator."""
+"""A context for one operator in a test: real state and timers, a clock that the test moves, and
+what left the operator.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,10 @@ class Runtime:
 
 
 class Context:
-    """What an operator is handed. `side` and `emitted` hold what left it outside of `process_batch`."""
+    """What an operator is handed.
+
+    `side` and `emitted` hold what left it outside of `process_batch`.
+    """
 
     def __init__(
         self,
@@ -85,14 +90,22 @@ class Context:
     def processing_time(self) -> int:
         return self.now_ms
 
-    def timer_service(self, name: str, on_event_time: Any, on_processing_time: Any) -> InternalTimerService:
+    def timer_service(
+        self, name: str, on_event_time: Any, on_processing_time: Any
+    ) -> InternalTimerService:
         service = InternalTimerService(
-            name, self.keyed_state, on_event_time, on_processing_time, self.register_processing_timer
+            name,
+            self.keyed_state,
+            on_event_time,
+            on_processing_time,
+            self.register_processing_timer,
         )
         self.timers[name] = service
         return service
 
-    def register_processing_timer(self, timestamp_ms: int, callback: Callable[[int], None]) -> Physical:
+    def register_processing_timer(
+        self, timestamp_ms: int, callback: Callable[[int], None]
+    ) -> Physical:
         timer = Physical(timestamp_ms, callback)
         self._physical.append(timer)
         return timer
@@ -127,8 +140,12 @@ async def opened(operator: Any, context: Context | None = None) -> Any:
     return operator
 
 
-def cut(records: Sequence[tuple[Any, Any, int, int]], final: int, sizes: Iterable[int]) -> list[RecordBatch]:
-    """(key, value, timestamp, watermark before) as batches of `sizes`, repeated; `final` is in force at the end."""
+def cut(
+    records: Sequence[tuple[Any, Any, int, int]], final: int, sizes: Iterable[int]
+) -> list[RecordBatch]:
+    """(key, value, timestamp, watermark before) as batches of `sizes`, repeated; `final` is in
+    force at the end.
+    """
     batches, position, cuts = [], 0, list(sizes) or [len(records) or 1]
     while position < len(records):
         part = records[position : position + cuts[len(batches) % len(cuts)]]
@@ -144,8 +161,12 @@ def untimed(key: Any, *values: Any) -> RecordBatch:
     return RecordBatch(list(values), None, [key] * len(values))
 
 
-def drive(operator: Any, batches: Iterable[RecordBatch], resume: int = 1_000) -> list[tuple[Any, int, int]]:
-    """Push `batches`; gives (value, timestamp, watermark in force before) of each result, and checks every output."""
+def drive(
+    operator: Any, batches: Iterable[RecordBatch], resume: int = 1_000
+) -> list[tuple[Any, int, int]]:
+    """Push `batches`; gives (value, timestamp, watermark in force before) of each result, and
+    checks every output.
+    """
     return drive_inputs(operator, ((0, batch) for batch in batches), resume)
 
 
@@ -156,10 +177,17 @@ def drive_inputs(
     rows: list[tuple[Any, int, int]] = []
     current = MIN_WATERMARK
     for index, batch in batches:
-        out = operator.process_batch(batch) if operator.inputs == 1 else operator.process_input(index, batch)
+        out = (
+            operator.process_batch(batch)
+            if operator.inputs == 1
+            else operator.process_input(index, batch)
+        )
         while True:
             count = len(out.values)
-            watermarks, timestamps = out.watermarks or [current] * count, out.timestamps or [None] * count
+            watermarks, timestamps = (
+                out.watermarks or [current] * count,
+                out.timestamps or [None] * count,
+            )
             assert len(timestamps) == len(watermarks) == count
             for value, timestamp, watermark in zip(out.values, timestamps, watermarks, strict=True):
                 assert watermark >= current, "the watermark of the output fell"

@@ -1,4 +1,6 @@
-"""A context for one operator with the real keyed state and timers, mail that the test runs, and clocks that the test moves."""
+"""A context for one operator with the real keyed state and timers, mail that the test runs, and
+clocks that the test moves.
+"""
 
 from __future__ import annotations
 
@@ -72,9 +74,14 @@ class PhysicalTimer:
 
 
 class Context:
-    """What an operator is handed. `side` and `emitted` hold what left it outside of `process_batch`."""
+    """What an operator is handed.
 
-    def __init__(self, *, keyed: bool = True, has_event_time: bool = True, debug: bool = False) -> None:
+    `side` and `emitted` hold what left it outside of `process_batch`.
+    """
+
+    def __init__(
+        self, *, keyed: bool = True, has_event_time: bool = True, debug: bool = False
+    ) -> None:
         self.name = "alerts"
         self.uid = "alerts-uid"
         self.host = Host()
@@ -82,7 +89,9 @@ class Context:
         self.keyed_state: HeapKeyedStateBackend | None = None
         if keyed:
             self.keyed_state = HeapKeyedStateBackend(
-                max_parallelism=128, key_group_range=KeyGroupRange(0, 127), now_ms=self.clock.wall_ms
+                max_parallelism=128,
+                key_group_range=KeyGroupRange(0, 127),
+                now_ms=self.clock.wall_ms,
             )
         self.operator_state = HeapOperatorStateBackend()
         self.runtime = Runtime(self)
@@ -97,14 +106,22 @@ class Context:
         self._physical: list[tuple[int, int, PhysicalTimer]] = []
         self._is_working = False
 
-    def timer_service(self, name: str, on_event_time: Any, on_processing_time: Any) -> InternalTimerService:
+    def timer_service(
+        self, name: str, on_event_time: Any, on_processing_time: Any
+    ) -> InternalTimerService:
         assert self.keyed_state is not None
         self.timers = InternalTimerService(
-            name, self.keyed_state, on_event_time, on_processing_time, self.register_processing_timer
+            name,
+            self.keyed_state,
+            on_event_time,
+            on_processing_time,
+            self.register_processing_timer,
         )
         return self.timers
 
-    def register_processing_timer(self, timestamp_ms: int, callback: Callable[[int], None]) -> PhysicalTimer:
+    def register_processing_timer(
+        self, timestamp_ms: int, callback: Callable[[int], None]
+    ) -> PhysicalTimer:
         timer = PhysicalTimer(timestamp_ms, callback)
         heapq.heappush(self._physical, (timestamp_ms, len(self._physical), timer))
         return timer
@@ -117,7 +134,10 @@ class Context:
         return self.clock.now_ms
 
     def advance(self, now_ms: int) -> None:
-        """Move the wall clock. What is due is called at once, or by mail while mail is being worked off."""
+        """Move the wall clock.
+
+        What is due is called at once, or by mail while mail is being worked off.
+        """
         self.clock.now_ms = now_ms
         while self._physical and self._physical[0][0] < now_ms:
             timer = heapq.heappop(self._physical)[2]
@@ -147,7 +167,9 @@ class Context:
         return count
 
     async def work(self) -> None:
-        """Run mail until there is none; what an action returns to be awaited is awaited before the next."""
+        """Run mail until there is none; what an action returns to be awaited is awaited before
+        the next.
+        """
         self._is_working = True
         while self.mail:
             action, args = self.mail.popleft()
@@ -223,7 +245,9 @@ def keyed_batch(
     )
 
 
-def push(operator: Any, batch: RecordBatch, index: int = 0, resume: int = 1_000) -> list[RecordBatch]:
+def push(
+    operator: Any, batch: RecordBatch, index: int = 0, resume: int = 1_000
+) -> list[RecordBatch]:
     """Everything that `batch` gives, with the resumes that the chain would make."""
     outputs = [operator.process_input(index, batch)]
     while operator.has_pending:
@@ -231,8 +255,12 @@ def push(operator: Any, batch: RecordBatch, index: int = 0, resume: int = 1_000)
     return outputs
 
 
-def rows(outputs: Iterable[RecordBatch], before: int = MIN_WATERMARK) -> list[tuple[Any, int | None, int]]:
-    """(value, timestamp, watermark in force before it) of each record; checks what every batch promises."""
+def rows(
+    outputs: Iterable[RecordBatch], before: int = MIN_WATERMARK
+) -> list[tuple[Any, int | None, int]]:
+    """(value, timestamp, watermark in force before it) of each record; checks what every batch
+    promises.
+    """
     found: list[tuple[Any, int | None, int]] = []
     current = before
     for batch in outputs:
@@ -243,7 +271,9 @@ def rows(outputs: Iterable[RecordBatch], before: int = MIN_WATERMARK) -> list[tu
             if batch.watermarks is not None:
                 assert batch.watermarks[i] >= current, "the watermark of the output fell"
                 current = batch.watermarks[i]
-            found.append((value, None if batch.timestamps is None else batch.timestamps[i], current))
+            found.append(
+                (value, None if batch.timestamps is None else batch.timestamps[i], current)
+            )
         assert batch.watermark == MIN_WATERMARK or batch.watermark >= current
         current = max(current, batch.watermark)
     return found

@@ -1,7 +1,9 @@
-"""Windows and joins by the textbook: one record at a time, one list of elements a key and window, no cleverness.
+"""Windows and joins by the textbook: one record at a time, one list of elements a key and window,
+no cleverness.
 
-Each function takes records in order of arrival, each with the watermark in force before it, and gives what must be
-emitted. What is compared with it was written against the same definitions, but shares no code with it.
+Each function takes records in order of arrival, each with the watermark in force before it, and
+gives what must be emitted. What is compared with it was written against the same definitions, but
+shares no code with it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Row(NamedTuple):
 def windows_of(timestamp: int, size: int, slide: int, offset: int) -> list[tuple[int, int]]:
     """All windows that hold `timestamp`, found by trying every start near it."""
     starts = range(timestamp - size - slide, timestamp + slide + 1)
-    return [(s, s + size) for s in starts if (s - offset) % slide == 0 and s <= timestamp < s + size]
+    return [
+        (s, s + size) for s in starts if (s - offset) % slide == 0 and s <= timestamp < s + size
+    ]
 
 
 def sliding_windows(
@@ -45,7 +49,10 @@ def sliding_windows(
     lateness: int = 0,
     fold: Callable[[list[Any]], Any] = list,
 ) -> tuple[list[Row], list[Any]]:
-    """(results in order, dropped values in order). Windows that are due together fire by end; keys of one window in any order."""
+    """(results in order, dropped values in order).
+
+    Windows that are due together fire by end; keys of one window in any order.
+    """
     contents: dict[tuple[int, int, Any], list[Any]] = {}
     fired: set[tuple[int, int, Any]] = set()
     rows: list[Row] = []
@@ -58,7 +65,16 @@ def sliding_windows(
         for start, end, key in sorted(contents, key=lambda w: w[1]):
             if end - 1 <= watermark and (start, end, key) not in fired:
                 fired.add((start, end, key))
-                rows.append(Row(key, start, end, fold(contents[start, end, key]), end - 1, max(end - 2, before)))
+                rows.append(
+                    Row(
+                        key,
+                        start,
+                        end,
+                        fold(contents[start, end, key]),
+                        end - 1,
+                        max(end - 2, before),
+                    )
+                )
         for window in [w for w in contents if w[1] - 1 + lateness <= watermark]:
             del contents[window]
         current = max(current, watermark)
@@ -81,7 +97,10 @@ def sliding_windows(
 def session_windows(
     records: Iterable[Record], final: int, gap: int, lateness: int = 0
 ) -> tuple[list[Row], list[Any]]:
-    """Sessions of fixed `gap`: (results in order of firing, dropped values). Values of a result in any order."""
+    """Sessions of fixed `gap`: (results in order of firing, dropped values).
+
+    Values of a result in any order.
+    """
     rows: list[Row] = []
     late: list[Any] = []
     sessions: list[dict[str, Any]] = []
@@ -103,7 +122,13 @@ def session_windows(
 
     for key, value, timestamp, watermark in records:
         advance(watermark)
-        grown = {"key": key, "start": timestamp, "end": timestamp + gap, "values": [value], "fired": False}
+        grown = {
+            "key": key,
+            "start": timestamp,
+            "end": timestamp + gap,
+            "values": [value],
+            "fired": False,
+        }
         for session in [s for s in sessions if s["key"] == key]:
             if session["start"] <= timestamp + gap and timestamp <= session["end"]:
                 grown["start"] = min(grown["start"], session["start"])
@@ -134,7 +159,9 @@ class Sided(NamedTuple):
 def co_groups(
     records: Iterable[Sided], final: int, size: int, slide: int, offset: int = 0
 ) -> list[tuple[Any, int, int, list[Any], list[Any]]]:
-    """(key, start, end, lefts, rights) of each window that fires, without lateness, in order of end."""
+    """(key, start, end, lefts, rights) of each window that fires, without lateness, in order of
+    end.
+    """
     contents: dict[tuple[int, int, Any], tuple[list[Any], list[Any]]] = {}
     rows: list[tuple[Any, int, int, list[Any], list[Any]]] = []
 
@@ -152,8 +179,12 @@ def co_groups(
     return rows
 
 
-def interval_pairs(records: Iterable[Sided], lower: int, upper: int) -> tuple[list[tuple[Any, Any, int]], int]:
-    """((left, right, timestamp) in order of the second of them, then of the partner's time and arrival; number of late)."""
+def interval_pairs(
+    records: Iterable[Sided], lower: int, upper: int
+) -> tuple[list[tuple[Any, Any, int]], int]:
+    """((left, right, timestamp) in order of the second of them, then of the partner's time and
+    arrival; number of late).
+    """
     kept: list[Sided] = []
     rows: list[tuple[Any, Any, int]] = []
     late = 0
@@ -161,7 +192,10 @@ def interval_pairs(records: Iterable[Sided], lower: int, upper: int) -> tuple[li
         if record.timestamp <= record.watermark:
             late += 1
             continue
-        for other in sorted((o for o in kept if o.side != record.side and o.key == record.key), key=lambda o: o.timestamp):
+        for other in sorted(
+            (o for o in kept if o.side != record.side and o.key == record.key),
+            key=lambda o: o.timestamp,
+        ):
             left, right = (record, other) if record.side == 0 else (other, record)
             if left.timestamp + lower <= right.timestamp <= left.timestamp + upper:
                 rows.append((left.value, right.value, max(left.timestamp, right.timestamp)))

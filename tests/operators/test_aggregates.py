@@ -1,4 +1,6 @@
-"""Aggregates against naive readings: bulk, one by one, running, merged, in any split of the input."""
+"""Aggregates against naive readings: bulk, one by one, running, merged, in any split of the
+input.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,20 @@ def distinct_of(values: list[Any]) -> int:
 
 
 # Name, aggregate of (fn, where), its meaning over the rows that count.
-BUILT_INS: list[tuple[str, Callable[..., FoldingAggregate], Callable[[list[dict[str, Any]]], Any]]] = [
+BUILT_INS: list[
+    tuple[str, Callable[..., FoldingAggregate], Callable[[list[dict[str, Any]]], Any]]
+] = [
     ("count", lambda fn, **w: af.count(**w), len),
     ("sum", af.sum, lambda rows: sum(present(rows))),
     ("min", af.min, lambda rows: min(present(rows), key=rank, default=None)),
     ("max", af.max, lambda rows: max(present(rows), key=rank, default=None)),
     ("mean", af.mean, lambda rows: mean_of(present(rows))),
     ("collect", af.collect, lambda rows: [row["x"] for row in rows]),
-    ("top", lambda fn, **w: af.top(3, by=fn, **w), lambda rows: sorted(scored(rows), key=lambda r: rank(r["x"]), reverse=True)[:3]),
+    (
+        "top",
+        lambda fn, **w: af.top(3, by=fn, **w),
+        lambda rows: sorted(scored(rows), key=lambda r: rank(r["x"]), reverse=True)[:3],
+    ),
     ("min_by", af.min_by, lambda rows: min(scored(rows), key=lambda r: rank(r["x"]), default=None)),
     ("max_by", af.max_by, lambda rows: max(scored(rows), key=lambda r: rank(r["x"]), default=None)),
     ("first", af.first, lambda rows: rows[0]["x"] if rows else None),
@@ -73,18 +81,34 @@ NAN = float("nan")
 # Halves add exactly, so that sums do not depend on the split.
 number = st.one_of(st.none(), st.integers(-4, 4), st.integers(-8, 8).map(lambda i: i / 2))
 ROWS = st.lists(
-    st.fixed_dictionaries({"key": st.sampled_from("abc"), "x": number, "flag": st.booleans(), "id": st.integers(0, 99)}), max_size=10
+    st.fixed_dictionaries(
+        {
+            "key": st.sampled_from("abc"),
+            "x": number,
+            "flag": st.booleans(),
+            "id": st.integers(0, 99),
+        }
+    ),
+    max_size=10,
 )
 WITH_NAN = st.lists(
     st.fixed_dictionaries(
-        {"key": st.sampled_from("ab"), "x": st.one_of(number, st.just(NAN)), "flag": st.booleans(), "id": st.integers(0, 99)}
+        {
+            "key": st.sampled_from("ab"),
+            "x": st.one_of(number, st.just(NAN)),
+            "flag": st.booleans(),
+            "id": st.integers(0, 99),
+        }
     ),
     max_size=8,
 )
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal, with NaN equal to NaN. `1` and `1.0` are told apart only by repr of the whole, which ties make arbitrary."""
+    """Equal, with NaN equal to NaN.
+
+    `1` and `1.0` are told apart only by repr of the whole, which ties make arbitrary.
+    """
     if isinstance(a, float) and isinstance(b, float) and a != a:
         return b != b
     if isinstance(a, list) and isinstance(b, list):
@@ -98,7 +122,9 @@ def keys_of(rows: list[dict[str, Any]]) -> list[str]:
     return [row["key"] for row in rows]
 
 
-def aggregates(spelling: int, filtered: bool) -> dict[str, tuple[FoldingAggregate, Callable[..., Any]]]:
+def aggregates(
+    spelling: int, filtered: bool
+) -> dict[str, tuple[FoldingAggregate, Callable[..., Any]]]:
     fn, where = SPELLINGS[spelling]
     more = {"where": where} if filtered else {}
 
@@ -107,7 +133,13 @@ def aggregates(spelling: int, filtered: bool) -> dict[str, tuple[FoldingAggregat
 
     parts = {name: (make(fn, **more), counting(meaning)) for name, make, meaning in BUILT_INS}
     together = af.agg(**{name: aggregate for name, (aggregate, _) in parts.items()})
-    return {**parts, "agg": (together, lambda rows: {name: meaning(rows) for name, (_, meaning) in parts.items()})}
+    return {
+        **parts,
+        "agg": (
+            together,
+            lambda rows: {name: meaning(rows) for name, (_, meaning) in parts.items()},
+        ),
+    }
 
 
 CHOICES = [(spelling, filtered) for spelling in range(len(SPELLINGS)) for filtered in (False, True)]
@@ -119,13 +151,17 @@ EVERY = pytest.mark.parametrize("name", [*NAMES, "agg"])
 @EVERY
 @FEW
 @given(rows=ROWS, choice=st.sampled_from(CHOICES))
-def test_fold_equals_the_naive_reading_of_each_key(name: str, rows: list[dict[str, Any]], choice: tuple[int, bool]) -> None:
+def test_fold_equals_the_naive_reading_of_each_key(
+    name: str, rows: list[dict[str, Any]], choice: tuple[int, bool]
+) -> None:
     aggregate, meaning = ALL[choice][name]
     table: dict[str, Any] = {}
     aggregate.fold(table, keys_of(rows), rows)
     assert list(table) == list(dict.fromkeys(keys_of(rows)))
     for key, accumulator in table.items():
-        assert same(aggregate.get_result(accumulator), meaning([row for row in rows if row["key"] == key]))
+        assert same(
+            aggregate.get_result(accumulator), meaning([row for row in rows if row["key"] == key])
+        )
 
 
 @EVERY
@@ -153,14 +189,19 @@ def test_running_gives_the_result_after_each_record(
     table: dict[str, Any] = {}
     results = aggregate.running(table, keys_of(rows[:cut]), rows[:cut])
     results += aggregate.running(table, keys_of(rows[cut:]), rows[cut:])
-    expected = [(row["key"], meaning([r for r in rows[: i + 1] if r["key"] == row["key"]])) for i, row in enumerate(rows)]
+    expected = [
+        (row["key"], meaning([r for r in rows[: i + 1] if r["key"] == row["key"]]))
+        for i, row in enumerate(rows)
+    ]
     assert same(results, expected)
 
 
 @EVERY
 @FEW
 @given(rows=ROWS, choice=st.sampled_from(CHOICES))
-def test_add_one_by_one_equals_fold(name: str, rows: list[dict[str, Any]], choice: tuple[int, bool]) -> None:
+def test_add_one_by_one_equals_fold(
+    name: str, rows: list[dict[str, Any]], choice: tuple[int, bool]
+) -> None:
     aggregate, meaning = ALL[choice][name]
     accumulator = aggregate.create_accumulator()
     for row in rows:
@@ -192,7 +233,9 @@ def test_tables_merged_in_one_loop_are_merged_key_by_key(
     assert list(merged) == list(dict.fromkeys([*tables[0], *tables[1]]))
     for key, held in merged.items():
         alone = [copy.deepcopy(table[key]) for table in tables if key in table]
-        assert same(aggregate.get_result(held), aggregate.get_result(reduce(aggregate.merge, alone)))
+        assert same(
+            aggregate.get_result(held), aggregate.get_result(reduce(aggregate.merge, alone))
+        )
     assert same(tables, before), "no accumulator of theirs is changed"
 
 
@@ -214,7 +257,9 @@ def test_merge_is_associative_in_the_order_of_arrival(
     left = aggregate.merge(aggregate.merge(folded(a), folded(b)), folded(c))
     kept = folded(b)
     untouched = copy.deepcopy(kept)
-    right = aggregate.merge(folded(a), aggregate.merge(aggregate.merge(aggregate.create_accumulator(), kept), folded(c)))
+    right = aggregate.merge(
+        folded(a), aggregate.merge(aggregate.merge(aggregate.create_accumulator(), kept), folded(c))
+    )
     assert same(aggregate.get_result(left), whole)
     assert same(aggregate.get_result(right), whole)
     assert kept == untouched, "merge changed its second argument"
@@ -226,7 +271,12 @@ def test_nothing_gives_the_neutral_result_and_merges_as_such(name: str) -> None:
     row = {"key": "a", "x": 3, "flag": True, "id": 1}
     assert same(aggregate.get_result(aggregate.create_accumulator()), meaning([]))
     for a, b in [([row], []), ([], [row])]:
-        accumulators = [aggregate.add(r[0], aggregate.create_accumulator()) if r else aggregate.create_accumulator() for r in (a, b)]
+        accumulators = [
+            aggregate.add(r[0], aggregate.create_accumulator())
+            if r
+            else aggregate.create_accumulator()
+            for r in (a, b)
+        ]
         assert same(aggregate.get_result(aggregate.merge(*accumulators)), meaning([row]))
 
 
@@ -262,7 +312,10 @@ def test_mapping_that_writes_through_hears_of_every_change(
     written = WriteThrough()
     aggregate.fold(plain, keys_of(rows), rows)
     aggregate.fold(written, keys_of(rows), rows)
-    assert same({k: aggregate.get_result(v) for k, v in plain.items()}, {k: aggregate.get_result(v) for k, v in written.items()})
+    assert same(
+        {k: aggregate.get_result(v) for k, v in plain.items()},
+        {k: aggregate.get_result(v) for k, v in written.items()},
+    )
 
 
 @pytest.mark.parametrize("name", ["collect", "top", "agg"])
@@ -277,13 +330,29 @@ def test_result_shares_nothing_with_the_accumulator(name: str) -> None:
 
 
 def test_element_itself_is_aggregated_without_a_function() -> None:
-    aggregate = af.agg(n=af.count(), total=af.sum(), low=af.min(), high=af.max(), all=af.collect(), best=af.top(2), kinds=af.distinct())
+    aggregate = af.agg(
+        n=af.count(),
+        total=af.sum(),
+        low=af.min(),
+        high=af.max(),
+        all=af.collect(),
+        best=af.top(2),
+        kinds=af.distinct(),
+    )
     table: dict[str, Any] = {}
     aggregate.fold(table, ["k"] * 4, [3, 1, 4, 1])
     assert aggregate.get_result(table["k"]) == {
         "n": 4, "total": 9, "low": 1, "high": 4, "all": [3, 1, 4, 1], "best": [4, 3], "kinds": 3,
     }  # fmt: skip
-    assert list(aggregate.get_result(table["k"])) == ["n", "total", "low", "high", "all", "best", "kinds"]
+    assert list(aggregate.get_result(table["k"])) == [
+        "n",
+        "total",
+        "low",
+        "high",
+        "all",
+        "best",
+        "kinds",
+    ]
 
 
 def test_top_is_best_first_with_ties_by_arrival() -> None:
@@ -291,7 +360,10 @@ def test_top_is_best_first_with_ties_by_arrival() -> None:
     top = af.top(3, by=lambda r: r[1])
     table: dict[int, Any] = {}
     assert top.running(table, [0] * 5, rows)[-1] == (0, [("b", 2), ("d", 2), ("e", 2)])
-    assert af.top(4, by=col[1]).running({}, [0] * 5, rows)[-1] == (0, [("b", 2), ("d", 2), ("e", 2), ("a", 1)])
+    assert af.top(4, by=col[1]).running({}, [0] * 5, rows)[-1] == (
+        0,
+        [("b", 2), ("d", 2), ("e", 2), ("a", 1)],
+    )
 
 
 def test_sum_of_floats_is_plain_addition_from_left_to_right() -> None:
@@ -318,19 +390,27 @@ def test_rows_of_mixed_kinds_are_added_each_in_their_way() -> None:
     rows = [{"cents": 1, "items": 1}, Trade(2, 2), Quote(3, 3)]
     for order in (rows, rows[1:] + rows[:1], rows[::-1]):
         # A dict has an attribute `items`: it must not be taken for the field.
-        aggregate = af.agg(n=af.count(where=col.cents > 1), total=af.sum(col.cents), units=af.sum(col.items))
+        aggregate = af.agg(
+            n=af.count(where=col.cents > 1), total=af.sum(col.cents), units=af.sum(col.items)
+        )
         assert aggregate.running({}, [0, 0, 0], order)[-1] == (0, {"n": 2, "total": 6, "units": 6})
 
 
 def test_missing_field_in_an_aggregate_is_named() -> None:
-    with pytest.raises(MissingFieldError, match=r"no field 'cent' in a Trade with cents, items; read by the expression col.cent \+ 1"):
+    with pytest.raises(
+        MissingFieldError,
+        match=r"no field 'cent' in a Trade with cents, items; read by the expression col.cent \+ 1",
+    ):
         af.sum(col.cent + 1).fold({}, ["a"], [Trade(1, 1)])
     with pytest.raises(MissingFieldError, match="no field 'flag'"):
         af.count(where=col.flag == 1).fold({}, ["a"], [{"x": 1}])
 
 
 def test_where_that_is_none_does_not_count() -> None:
-    assert af.count(where=col.x > 1).running({}, [0] * 3, [{"x": 2}, {"x": None}, {"x": 0}]) == [(0, 1)] * 3
+    assert (
+        af.count(where=col.x > 1).running({}, [0] * 3, [{"x": 2}, {"x": None}, {"x": 0}])
+        == [(0, 1)] * 3
+    )
 
 
 class Vwap(AggregateFunction[dict[str, Any], list[float], float | None]):
@@ -371,12 +451,22 @@ def test_aggregate_of_a_user_has_the_same_bulk_form() -> None:
         vwap.fold(table, ["b"], rows[:1])
         assert {key: vwap.get_result(acc) for key, acc in table.items()} == {"a": 17.5, "b": 10.0}
         both = af.agg(n=af.count(), vwap=given_as, nested=af.agg(n=af.count()))
-        assert both.running({}, ["a", "a"], rows)[-1] == ("a", {"n": 2, "vwap": 17.5, "nested": {"n": 2}})
-        merged = both.merge(both.add(rows[0], both.create_accumulator()), both.add(rows[1], both.create_accumulator()))
+        assert both.running({}, ["a", "a"], rows)[-1] == (
+            "a",
+            {"n": 2, "vwap": 17.5, "nested": {"n": 2}},
+        )
+        merged = both.merge(
+            both.add(rows[0], both.create_accumulator()),
+            both.add(rows[1], both.create_accumulator()),
+        )
         assert both.get_result(merged) == {"n": 2, "vwap": 17.5, "nested": {"n": 2}}
     none = af.resolve_aggregate(Unmergeable)
     assert none.running({}, [0, 1, 0], [1, 2, 3]) == [(0, 1), (1, 2), (0, 4)]
-    assert af.agg(s=none).running({}, [0, 1, 0], [1, 2, 3]) == [(0, {"s": 1}), (1, {"s": 2}), (0, {"s": 4})]
+    assert af.agg(s=none).running({}, [0, 1, 0], [1, 2, 3]) == [
+        (0, {"s": 1}),
+        (1, {"s": 2}),
+        (0, {"s": 4}),
+    ]
 
 
 def test_add_that_forgets_to_return_is_named() -> None:
@@ -409,7 +499,10 @@ def test_aggregate_travels_before_and_after_it_was_used(name: str) -> None:
 
 
 def test_repr_names_the_expression() -> None:
-    assert repr(af.agg(n=af.count(), t=af.top(3, by=col.x, where=col.y > 1))) == "agg(n=count(), t=top(3, col.x, where=col.y > 1))"
+    assert (
+        repr(af.agg(n=af.count(), t=af.top(3, by=col.x, where=col.y > 1)))
+        == "agg(n=count(), t=top(3, col.x, where=col.y > 1))"
+    )
 
 
 async def _fetch(row: Any) -> Any:

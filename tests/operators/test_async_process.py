@@ -1,4 +1,6 @@
-"""Stateful coroutines: one element at a time, nothing else meanwhile, and the same answers as a plain function gives."""
+"""Stateful coroutines: one element at a time, nothing else meanwhile, and the same answers as a
+plain function gives.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,12 @@ class AsyncAlerts(AlertWhenSilent):
         return list(super().on_timer(timestamp, ctx))
 
 
-async def feed(operator: Any, context: Context, batches: Sequence[RecordBatch], index: int = 0) -> list[RecordBatch]:
-    """What `batches` give, taken as the chain takes them: as much as there is room, the rest when there is again."""
+async def feed(
+    operator: Any, context: Context, batches: Sequence[RecordBatch], index: int = 0
+) -> list[RecordBatch]:
+    """What `batches` give, taken as the chain takes them: as much as there is room, the rest
+    when there is again.
+    """
     outputs: list[RecordBatch] = []
     for batch in batches:
         start = 0
@@ -110,7 +116,12 @@ async def test_while_an_element_awaits_nothing_else_of_the_subtask_runs_and_the_
     working = asyncio.create_task(context.work())
     for _ in range(3):
         await asyncio.sleep(0)
-    assert (operator.room(), operator.busy, operator.has_pending, operator.availability.is_available) == (0, True, False, False)
+    assert (
+        operator.room(),
+        operator.busy,
+        operator.has_pending,
+        operator.availability.is_available,
+    ) == (0, True, False, False)
     context.execute(lambda: log.append("checkpoint"), "checkpoint")
     context.advance(20)  # The timer of the first element is due while it awaits.
     for _ in range(3):
@@ -152,7 +163,9 @@ async def test_an_element_that_was_taken_and_not_begun_is_in_the_checkpoint() ->
 
 
 async def test_an_element_with_a_key_that_nobody_needs_is_in_the_checkpoint_too() -> None:
-    """One side of connected streams has keys, the other has none: the operator has no keyed state to put the element into."""
+    """One side of connected streams has keys, the other has none: the operator has no keyed
+    state to put the element into.
+    """
 
     class Passes(ProcessFunction[int, Any]):
         async def process_element(self, value: int, ctx: ProcessContext) -> list[Any]:
@@ -162,7 +175,9 @@ async def test_an_element_with_a_key_that_nobody_needs_is_in_the_checkpoint_too(
     operator = await opened(AsyncProcessOperator(Passes()), context)
     operator.process_batch(keyed_batch("k", [7], [70]))
     operator.snapshot_state(1)
-    assert [one[:3] for one in context.operator_state.get_list_state(PENDING_UNKEYED).get()] == [(0, 7, 70)]
+    assert [one[:3] for one in context.operator_state.get_list_state(PENDING_UNKEYED).get()] == [
+        (0, 7, 70)
+    ]
     await context.work()
     assert context.emitted_values == [7]
 
@@ -300,7 +315,10 @@ async def test_an_error_names_operator_subtask_and_record_or_timer() -> None:
         async def on_timer(self, timestamp: int, ctx: ProcessContext) -> str:
             return "not a list"
 
-    for value, error, place in ((0, ZeroDivisionError, "record 0"), (5, TypeError, "the timer 5 of key 'a'")):
+    for value, error, place in (
+        (0, ZeroDivisionError, "record 0"),
+        (5, TypeError, "the timer 5 of key 'a'"),
+    ):
         context = Context()
         operator = await opened(AsyncProcessOperator(Fails(), keyed=True), context)
         operator.process_batch(keyed_batch("a", [value], [1], None, 6))
@@ -322,7 +340,9 @@ async def test_without_a_key_elements_go_one_by_one_and_watermarks_pass() -> Non
 
     context = Context(keyed=False)
     operator = await opened(AsyncProcessOperator(process), context)
-    outputs = await feed(operator, context, [RecordBatch([1, 2], [10, 11], None, [3, 4], 6), empty_batch(8)])
+    outputs = await feed(
+        operator, context, [RecordBatch([1, 2], [10, 11], None, [3, 4], 6), empty_batch(8)]
+    )
     assert rows(outputs) == [((1, 3), 10, 3), ((2, 4), 11, 4)]
     assert outputs[-1].watermark == 8
     assert not context.mail
@@ -337,13 +357,17 @@ async def test_broadcast_state_is_written_on_its_side_only() -> None:
                 ctx.get_broadcast_state(rules).put("limit", 0)
             return [ctx.get_broadcast_state(rules).get("limit")]
 
-        async def process_broadcast_element(self, value: tuple[str, int], ctx: ProcessContext) -> None:
+        async def process_broadcast_element(
+            self, value: tuple[str, int], ctx: ProcessContext
+        ) -> None:
             ctx.get_broadcast_state(rules).put(*value)
 
     context = Context()
     operator = await opened(AsyncBroadcastProcessOperator(Limits(), keyed=True), context)
     await feed(operator, context, [RecordBatch([("limit", 7)])], 1)
-    assert rows(await feed(operator, context, [keyed_batch("a", [1])])) == [(7, None, MIN_WATERMARK)]
+    assert rows(await feed(operator, context, [keyed_batch("a", [1])])) == [
+        (7, None, MIN_WATERMARK)
+    ]
     with pytest.raises(StateError, match="read-only"):
         await feed(operator, context, [keyed_batch("a", ["write"])])
 

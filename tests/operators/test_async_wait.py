@@ -1,4 +1,6 @@
-"""Async calls: at most so many at once, results in order or within their epoch, every element accounted for whatever its call does."""
+"""Async calls: at most so many at once, results in order or within their epoch, every element
+accounted for whatever its call does.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,23 @@ class Calls:
             self.open.pop(value, None)
 
 
-def batch(values: Sequence[Any], marks: Sequence[int] | None = None, watermark: int = MIN_WATERMARK) -> RecordBatch:
+def batch(
+    values: Sequence[Any], marks: Sequence[int] | None = None, watermark: int = MIN_WATERMARK
+) -> RecordBatch:
     """Element v has timestamp 100 + v."""
-    return RecordBatch(list(values), [100 + v for v in values], None, None if marks is None else list(marks), watermark)
+    return RecordBatch(
+        list(values),
+        [100 + v for v in values],
+        None,
+        None if marks is None else list(marks),
+        watermark,
+    )
 
 
 @pytest.mark.parametrize(("ordered", "expected"), [(True, [1, 2, 3]), (False, [3, 1, 2])])
-async def test_results_come_in_the_order_of_input_or_of_completion(ordered: bool, expected: list[int]) -> None:
+async def test_results_come_in_the_order_of_input_or_of_completion(
+    ordered: bool, expected: list[int]
+) -> None:
     """J5.3"""
     calls, context = Calls(), Context()
     operator = await opened(AsyncWaitOperator("map", calls, ordered=ordered), context)
@@ -98,7 +110,9 @@ async def test_watermarks_are_never_overtaken_nor_overtake_and_nothing_is_lost(
 ) -> None:
     """J5.3: `steps` are (rise of the watermark before the element, how many results it gives)."""
     calls, context = Calls(), Context()
-    operator = await opened(AsyncWaitOperator("flat_map", calls, concurrency=5, ordered=ordered), context)
+    operator = await opened(
+        AsyncWaitOperator("flat_map", calls, concurrency=5, ordered=ordered), context
+    )
     marks, mark = [], 0
     for rise, _ in steps:
         mark += rise
@@ -120,7 +134,9 @@ async def test_watermarks_are_never_overtaken_nor_overtake_and_nothing_is_lost(
                 await answer()
             stop = min(len(steps), position + min(room, sizes[cut % len(sizes)]))
             after = marks[stop] if stop < len(steps) else marks[-1]
-            collected.append(operator.process_batch(batch(range(position, stop), marks[position:stop], after)))
+            collected.append(
+                operator.process_batch(batch(range(position, stop), marks[position:stop], after))
+            )
             position, cut = stop, cut + 1
         collected.append(operator.process_batch(empty_batch(MAX_WATERMARK)))
         while operator.busy:
@@ -130,7 +146,9 @@ async def test_watermarks_are_never_overtaken_nor_overtake_and_nothing_is_lost(
         await context.close()  # A drawn example may end early.
     found = rows(collected)
     assert calls.most <= 5
-    expected = [((i, n), 100 + i, marks[i]) for i, (_, count) in enumerate(steps) for n in range(count)]
+    expected = [
+        ((i, n), 100 + i, marks[i]) for i, (_, count) in enumerate(steps) for n in range(count)
+    ]
     assert sorted(found) == expected
     assert [mark for _, _, mark in found] == sorted(mark for _, _, mark in found)
     if ordered:
@@ -138,7 +156,9 @@ async def test_watermarks_are_never_overtaken_nor_overtake_and_nothing_is_lost(
     assert max([MIN_WATERMARK] + [out.watermark for out in collected]) == MAX_WATERMARK
 
 
-async def test_at_most_so_many_calls_are_in_flight_and_the_chain_is_told_when_there_is_room() -> None:
+async def test_at_most_so_many_calls_are_in_flight_and_the_chain_is_told_when_there_is_room() -> (
+    None
+):
     """J5.1"""
     calls, context = Calls(), Context()
     operator = await opened(AsyncWaitOperator("map", calls, concurrency=4), context)
@@ -231,7 +251,8 @@ async def test_a_function_class_is_opened_and_closed() -> None:
     assert (context.emitted_values, function.n) == ([2], -1)
 
 
-# --------------------------------------------------------------------------------------------------- errors, time and tries
+# --------------------------------------------------------------------------------------------------
+# errors, time and tries
 
 
 async def test_an_error_fails_the_task_with_a_note_and_only_once() -> None:
@@ -280,7 +301,9 @@ async def test_a_call_that_takes_too_long_is_a_timeout_error() -> None:
 async def test_a_timeout_handler_gives_the_result_instead() -> None:
     """J5.4"""
     calls, context = Calls(), Context()
-    operator = await opened(AsyncWaitOperator("map", calls, timeout_s=0.001, on_timeout=lambda value: -value), context)
+    operator = await opened(
+        AsyncWaitOperator("map", calls, timeout_s=0.001, on_timeout=lambda value: -value), context
+    )
     operator.process_batch(batch([1, 2]))
     await wait_until(context, lambda: not operator.busy)
     assert context.emitted_values == [-1, -2]
@@ -297,7 +320,10 @@ async def test_a_result_that_comes_after_the_timeout_is_ignored() -> None:
         return "late"
 
     context = Context()
-    operator = await opened(AsyncWaitOperator("map", stubborn, timeout_s=0.001, on_timeout=lambda value: "handled"), context)
+    operator = await opened(
+        AsyncWaitOperator("map", stubborn, timeout_s=0.001, on_timeout=lambda value: "handled"),
+        context,
+    )
     operator.process_batch(batch([1]))
     await wait_until(context, lambda: not operator.busy)
     assert context.emitted_values == ["handled"]
@@ -309,14 +335,19 @@ async def test_a_timeout_of_the_function_itself_is_an_error_like_any_other() -> 
 
     context = Context()
     operator = await opened(
-        AsyncWaitOperator("map", impatient, timeout_s=60, on_timeout=lambda value: "handled", on_error=BAD), context
+        AsyncWaitOperator(
+            "map", impatient, timeout_s=60, on_timeout=lambda value: "handled", on_error=BAD
+        ),
+        context,
     )
     operator.process_batch(batch([1]))
     await context.settle()
     assert [failure.error for _, failure, _, _ in context.side] == ["of my own"]
 
 
-async def test_a_function_that_awaits_something_cancelled_is_an_error_and_not_a_lost_element() -> None:
+async def test_a_function_that_awaits_something_cancelled_is_an_error_and_not_a_lost_element() -> (
+    None
+):
     async def awaits(value: int) -> None:
         future = asyncio.get_running_loop().create_future()
         future.cancel()
@@ -348,7 +379,9 @@ async def test_a_call_is_tried_again_after_the_errors_that_are_worth_it() -> Non
 
 
 @pytest.mark.parametrize(("error", "tries"), [(ConnectionError("x"), 2), (ValueError("x"), 1)])
-async def test_tries_end_with_the_last_error_or_with_one_that_is_not_worth_it(error: Exception, tries: int) -> None:
+async def test_tries_end_with_the_last_error_or_with_one_that_is_not_worth_it(
+    error: Exception, tries: int
+) -> None:
     count = 0
 
     async def fail(value: int) -> None:
@@ -358,7 +391,10 @@ async def test_tries_end_with_the_last_error_or_with_one_that_is_not_worth_it(er
 
     context = Context()
     operator = await opened(
-        AsyncWaitOperator("map", fail, retry=Retry(2, backoff="0ms", on=ConnectionError), on_error=BAD), context
+        AsyncWaitOperator(
+            "map", fail, retry=Retry(2, backoff="0ms", on=ConnectionError), on_error=BAD
+        ),
+        context,
     )
     operator.process_batch(batch([1]))
     await wait_until(context, lambda: not operator.busy)
@@ -371,7 +407,9 @@ async def test_the_timeout_bounds_all_tries_together() -> None:
 
     context = Context()
     retry = Retry(1_000_000, backoff="10ms", multiplier=1)
-    operator = await opened(AsyncWaitOperator("map", fail, retry=retry, timeout_s=0.015, on_error=BAD), context)
+    operator = await opened(
+        AsyncWaitOperator("map", fail, retry=retry, timeout_s=0.015, on_error=BAD), context
+    )
     operator.process_batch(batch([1]))
     await wait_until(context, lambda: not operator.busy)
     assert context.side[0][1].error_type == "TimeoutError"
@@ -380,7 +418,9 @@ async def test_the_timeout_bounds_all_tries_together() -> None:
 async def test_a_try_that_the_timeout_cancels_is_the_last() -> None:
     calls, context = Calls(), Context()
     retry = Retry(5, backoff="0ms")
-    operator = await opened(AsyncWaitOperator("map", calls, retry=retry, timeout_s=0.001, on_error=BAD), context)
+    operator = await opened(
+        AsyncWaitOperator("map", calls, retry=retry, timeout_s=0.001, on_error=BAD), context
+    )
     operator.process_batch(batch([1]))
     await wait_until(context, lambda: context.side)
     assert context.side[0][1].error_type == "TimeoutError"
@@ -389,7 +429,13 @@ async def test_a_try_that_the_timeout_cancels_is_the_last() -> None:
 
 def test_pauses_between_tries_grow_up_to_their_limit() -> None:
     retry = Retry(9, backoff="100ms", multiplier=3, max_backoff="1s")
-    assert [retry.delay_s(tries) for tries in (1, 2, 3, 4, 5_000)] == [0.1, 0.30000000000000004, 0.9, 1.0, 1.0]
+    assert [retry.delay_s(tries) for tries in (1, 2, 3, 4, 5_000)] == [
+        0.1,
+        0.30000000000000004,
+        0.9,
+        1.0,
+        1.0,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -412,7 +458,8 @@ def test_arguments_that_make_no_sense_are_refused_where_they_are_written(make: A
         make()
 
 
-# ---------------------------------------------------------------------------------------------- blocking, restore, guarded
+# ----------------------------------------------------------------------------------------------
+# blocking, restore, guarded
 
 
 async def test_blocking_functions_run_elsewhere_a_generator_too() -> None:
@@ -455,7 +502,11 @@ async def test_what_is_in_flight_is_in_the_checkpoint_and_called_again_after_a_r
                 future.set_result("result")
         await restored.settle()
     assert calls.started == [2, 3, 4]
-    assert [(value, stamp) for value, stamp, _ in rows(restored.emitted)] == [("result", 102), ("result", 103), ("result", 104)]
+    assert [(value, stamp) for value, stamp, _ in rows(restored.emitted)] == [
+        ("result", 102),
+        ("result", 103),
+        ("result", 104),
+    ]
 
 
 async def test_a_plain_function_with_on_error_diverts_what_fails() -> None:
@@ -475,12 +526,22 @@ async def test_a_plain_function_with_on_error_diverts_what_fails() -> None:
         operator = await opened(GuardedRowsOperator(kind, function, BAD), context)
         out = operator.process_batch(batch([2, 0, 5], [1, 2, 3], 9))
         assert out.values == expected
-        assert [mark for _, _, mark in rows([out])] == [1, 3] if len(expected) == 2 else [1, 1, 3, 3]
-        assert [(f.value, f.error_type, f.timestamp, mark) for _, f, _, mark in context.side] == [(0, "ZeroDivisionError", 100, 2)]
+        assert (
+            [mark for _, _, mark in rows([out])] == [1, 3] if len(expected) == 2 else [1, 1, 3, 3]
+        )
+        assert [(f.value, f.error_type, f.timestamp, mark) for _, f, _, mark in context.side] == [
+            (0, "ZeroDivisionError", 100, 2)
+        ]
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.booleans(), st.randoms(use_true_random=False))
-def test_the_queues_keep_their_order_whatever_completes_when(rises: list[int], ordered: bool, chance: Any) -> None:
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_the_queues_keep_their_order_whatever_completes_when(
+    rises: list[int], ordered: bool, chance: Any
+) -> None:
     queue = OrderedQueue() if ordered else UnorderedQueue()
     mark, entries = 0, []
     for number, rise in enumerate(rises):
@@ -514,7 +575,9 @@ async def wait_until(context: Context, condition: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["map", "filter", "flat_map"])
-async def test_a_plain_function_that_gives_a_coroutine_is_never_taken_for_its_result(kind: str) -> None:
+async def test_a_plain_function_that_gives_a_coroutine_is_never_taken_for_its_result(
+    kind: str,
+) -> None:
     async def double(value: int) -> int:
         return value * 2
 
@@ -522,8 +585,13 @@ async def test_a_plain_function_that_gives_a_coroutine_is_never_taken_for_its_re
     guarded = await opened(GuardedRowsOperator(kind, lambda value: double(value), BAD), context)
     assert guarded.process_batch(batch([1])).values == []
     ((_, failure, _, _),) = context.side
-    assert (failure.error_type, "declare the function itself as `async def`" in failure.error) == ("TypeError", True)
-    threaded = await opened(AsyncWaitOperator(kind, lambda value: double(value), blocking=True), context)
+    assert (failure.error_type, "declare the function itself as `async def`" in failure.error) == (
+        "TypeError",
+        True,
+    )
+    threaded = await opened(
+        AsyncWaitOperator(kind, lambda value: double(value), blocking=True), context
+    )
     threaded.process_batch(batch([1]))
     with pytest.raises(TypeError, match="returned coroutine, which nobody awaits"):
         await context.settle()

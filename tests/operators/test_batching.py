@@ -1,4 +1,6 @@
-"""Batches of elements for one call, and elements let through by time: bounded, in order, with the watermark behind them."""
+"""Batches of elements for one call, and elements let through by time: bounded, in order, with
+the watermark behind them.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,11 @@ async def test_a_full_list_is_called_at_once_and_the_rest_after_the_wait() -> No
     context.advance(20)
     assert context.emitted == []
     context.advance(21)
-    assert (rows(context.emitted, 4), context.emitted[0].watermark, operator.busy) == ([(16, 40, 4)], 5, False)
+    assert (rows(context.emitted, 4), context.emitted[0].watermark, operator.busy) == (
+        [(16, 40, 4)],
+        5,
+        False,
+    )
     assert function.calls == [[1, 2, 3], [4]]
 
 
@@ -70,7 +76,9 @@ async def test_the_wait_is_that_of_the_first_element() -> None:
     assert context.physical_timers == [41]
 
 
-async def test_the_end_waits_for_nothing_and_what_is_still_to_come_then_is_not_gathered_either() -> None:
+async def test_the_end_waits_for_nothing_and_what_is_still_to_come_then_is_not_gathered_either() -> (
+    None
+):
     function, context = Batches(), Context()
     operator = await opened(MapBatchesOperator(function, 100, "1h"), context)
     operator.process_batch(RecordBatch([1, 2], None, None, None, 5))
@@ -78,7 +86,10 @@ async def test_the_end_waits_for_nothing_and_what_is_still_to_come_then_is_not_g
     assert operator.has_pending
     context.emit(operator.resume(1))
     assert not operator.has_pending
-    assert (rows(context.emitted), context.emitted[-1].watermark) == ([(1, None, MIN_WATERMARK), (4, None, MIN_WATERMARK)], 5)
+    assert (rows(context.emitted), context.emitted[-1].watermark) == (
+        [(1, None, MIN_WATERMARK), (4, None, MIN_WATERMARK)],
+        5,
+    )
     assert (operator.busy, context.physical_timers) == (False, [])
     assert operator.process_batch(RecordBatch([3])).values == [9]
     assert not operator.busy
@@ -97,7 +108,10 @@ async def test_of_an_async_function_one_call_is_under_way_while_the_next_list_is
     assert operator.room() == 2
     assert operator.process_batch(RecordBatch([1, 2], None, None, [3, 4], 5)).watermark == 3
     assert operator.room() == 2
-    assert operator.process_batch(RecordBatch([3, 4], None, None, [6, 7], 8)).watermark == MIN_WATERMARK
+    assert (
+        operator.process_batch(RecordBatch([3, 4], None, None, [6, 7], 8)).watermark
+        == MIN_WATERMARK
+    )
     assert operator.room() == 0
     woken: list[int] = []
     operator.availability.on_available(lambda: woken.append(operator.room()))
@@ -110,7 +124,11 @@ async def test_of_an_async_function_one_call_is_under_way_while_the_next_list_is
     function.gates[1].set_result(None)
     await context.settle()
     assert rows(context.emitted, 3) == [(1, None, 3), (4, None, 4), (9, None, 6), (16, None, 7)]
-    assert (context.emitted[1].watermark, operator.busy, operator.availability.is_available) == (8, False, True)
+    assert (context.emitted[1].watermark, operator.busy, operator.availability.is_available) == (
+        8,
+        False,
+        True,
+    )
 
 
 async def test_blocking_functions_run_elsewhere_a_generator_too() -> None:
@@ -139,7 +157,9 @@ async def test_anything_but_one_result_for_each_element_is_an_error(result: Any,
     with pytest.raises((ValueError, TypeError), match="map_batches returned") as caught:
         operator.process_batch(RecordBatch([5, 6]))
         await context.settle()
-    assert caught.value.__notes__ == ["aioflow: in operator 'alerts', subtask 2/4, at the 2 records from 5 to 6"]
+    assert caught.value.__notes__ == [
+        "aioflow: in operator 'alerts', subtask 2/4, at the 2 records from 5 to 6"
+    ]
 
 
 @given(
@@ -162,7 +182,9 @@ async def test_results_and_watermarks_are_those_of_a_map(
 
     calls: list[int] = []
     context = Context()
-    operator = await opened(MapBatchesOperator(asynchronous if is_async else plain, max_size, wait), context)
+    operator = await opened(
+        MapBatchesOperator(asynchronous if is_async else plain, max_size, wait), context
+    )
     marks = [sum(rises[: i + 1]) for i in range(len(rises))]
     collected: list[RecordBatch] = []
     position, cut = 0, 0
@@ -176,7 +198,9 @@ async def test_results_and_watermarks_are_those_of_a_map(
         numbers = list(range(position, stop))
         collected += context.emitted
         context.emitted.clear()
-        collected.append(operator.process_batch(RecordBatch(numbers, numbers, None, marks[position:stop], after)))
+        collected.append(
+            operator.process_batch(RecordBatch(numbers, numbers, None, marks[position:stop], after))
+        )
         context.advance(context.clock.now_ms + 3)
         position, cut = stop, cut + 1
     collected += context.emitted
@@ -209,7 +233,11 @@ async def test_what_is_held_is_in_the_checkpoint_and_called_again_after_a_restor
     assert operator.busy
     restored.run_mail()
     assert (function.calls, operator.busy) == ([[1, 2], [3]], False)
-    assert rows(restored.emitted) == [(1, 10, MIN_WATERMARK), (4, 20, MIN_WATERMARK), (9, 30, MIN_WATERMARK)]
+    assert rows(restored.emitted) == [
+        (1, 10, MIN_WATERMARK),
+        (4, 20, MIN_WATERMARK),
+        (9, 30, MIN_WATERMARK),
+    ]
 
 
 async def test_a_throttle_lets_at_most_n_pass_in_any_stretch_of_time() -> None:

@@ -1,4 +1,6 @@
-"""Windows of processing time in slices: against the operator of all windows on one clock, and across restores."""
+"""Windows of processing time in slices: against the operator of all windows on one clock, and
+across restores.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from .test_slice_window import Collect
 class Clock(Context):
     """A timer for a millisecond fires when that is over, as that of a task does."""
 
-    def register_processing_timer(self, timestamp_ms: int, callback: Callable[[int], None]) -> Physical:
+    def register_processing_timer(
+        self, timestamp_ms: int, callback: Callable[[int], None]
+    ) -> Physical:
         return super().register_processing_timer(timestamp_ms + 1, lambda _: callback(timestamp_ms))
 
 
@@ -35,7 +39,9 @@ SLIDING = sliding("10s", "5s", time="processing")
 
 
 async def opened(assigner: Any, ctx: Context, aggregate: Any = None, **options: Any) -> Any:
-    return await context.opened(ClockWindowOperator(assigner, aggregate or Collect(), **options), ctx)
+    return await context.opened(
+        ClockWindowOperator(assigner, aggregate or Collect(), **options), ctx
+    )
 
 
 def drained(operator: Any, out: Any) -> list[Any]:
@@ -56,8 +62,14 @@ def passed(operator: Any, ms: int) -> list[Any]:
     return values
 
 
-@given(st.lists(st.tuples(st.integers(0, 12), st.lists(st.sampled_from("abc"), max_size=4)), max_size=25),
-       st.sampled_from([(7, 7), (10, 5), (9, 6), (4, 1)]), st.integers(0, 3), st.booleans())
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 12), st.lists(st.sampled_from("abc"), max_size=4)), max_size=25
+    ),
+    st.sampled_from([(7, 7), (10, 5), (9, 6), (4, 1)]),
+    st.integers(0, 3),
+    st.booleans(),
+)
 @settings(max_examples=200, deadline=None)
 async def test_slices_of_the_clock_give_what_the_operator_of_all_windows_gives(
     steps: Any, shape: tuple[int, int], offset: int, ends: bool
@@ -68,7 +80,9 @@ async def test_slices_of_the_clock_give_what_the_operator_of_all_windows_gives(
         assigner: Any = TumblingWindows(size, offset, False)
     else:
         assigner = SlidingWindows(size, slide, offset % slide, False)
-    general = await context.opened(WindowOperator(assigner, aggregate=Collect()), Clock(has_event_time=False))
+    general = await context.opened(
+        WindowOperator(assigner, aggregate=Collect()), Clock(has_event_time=False)
+    )
     sliced = await opened(assigner, Clock(has_event_time=False))
     given_out: list[list[Any]] = []
     for operator in (general, sliced):
@@ -89,13 +103,19 @@ async def test_the_clock_alone_decides_and_one_timer_stands_for_all_keys() -> No
     ctx = Clock(now_ms=1_000)
     operator = await opened(TEN, ctx, aggregates.sum())
     # Timestamps and watermarks of the records mean nothing to the windows, and pass.
-    out = operator.process_batch(RecordBatch([1, 2, 3], [5, 99_999, 7], ["k", "k", "j"], [0, 50_000, 50_000], 100_000))
+    out = operator.process_batch(
+        RecordBatch([1, 2, 3], [5, 99_999, 7], ["k", "k", "j"], [0, 50_000, 50_000], 100_000)
+    )
     assert (out.values, out.watermark) == ([], 100_000)
     assert len(ctx._physical) == 1
     assert ctx.advance(8_999) == []
     assert ctx.advance(1) == [WindowResult("k", 0, 10_000, 3), WindowResult("j", 0, 10_000, 3)]
     (batch,) = ctx.emitted
-    assert (batch.timestamps, batch.watermarks, batch.watermark) == ([9_999, 9_999], [100_000, 100_000], 100_000)
+    assert (batch.timestamps, batch.watermarks, batch.watermark) == (
+        [9_999, 9_999],
+        [100_000, 100_000],
+        100_000,
+    )
     assert ctx._physical == []
     assert ctx.advance(100_000) == []
 
@@ -138,8 +158,12 @@ async def test_windows_that_ended_while_nothing_ran_fire_at_once_after_a_restore
 
 @pytest.mark.parametrize("fired", [True, False], ids=["a window has fired", "none has"])
 @pytest.mark.parametrize("years", [1, 10])
-async def test_windows_continue_after_a_restore_though_the_clock_had_been_years_ahead(years: int, fired: bool) -> None:
-    """Records of a job that is restored on a clock that is right again wait for their own window, and not for years."""
+async def test_windows_continue_after_a_restore_though_the_clock_had_been_years_ahead(
+    years: int, fired: bool
+) -> None:
+    """Records of a job that is restored on a clock that is right again wait for their own
+    window, and not for years.
+    """
     wrong = years * 365 * 86_400_000
     ctx = Clock(has_event_time=False, now_ms=wrong)
     operator = await opened(TEN, ctx, aggregates.count())
@@ -158,8 +182,13 @@ async def test_windows_continue_after_a_restore_though_the_clock_had_been_years_
 
 
 @pytest.mark.parametrize("later", [0, 3_000, 60_000])
-async def test_key_groups_that_had_got_further_before_a_rescaled_restore_do_not_fire_again(later: int) -> None:
-    ranges = [KeyGroupRange(0, 30), KeyGroupRange(31, 127)]  # Key a is in the first, b is in the second.
+async def test_key_groups_that_had_got_further_before_a_rescaled_restore_do_not_fire_again(
+    later: int,
+) -> None:
+    ranges = [
+        KeyGroupRange(0, 30),
+        KeyGroupRange(31, 127),
+    ]  # Key a is in the first, b is in the second.
     former = []
     for key, groups, now in (("a", ranges[0], 5_000), ("b", ranges[1], 4_999)):
         assert key_group(key, 128) in groups
@@ -172,7 +201,11 @@ async def test_key_groups_that_had_got_further_before_a_rescaled_restore_do_not_
         former.append(ctx)
     merged = Clock(*former, has_event_time=False, now_ms=5_000 + later)
     operator = await opened(SLIDING, merged, aggregates.count())
-    rows = [WindowResult("b", -5_000, 5_000, 1), WindowResult("a", 0, 10_000, 1), WindowResult("b", 0, 10_000, 1)]
+    rows = [
+        WindowResult("b", -5_000, 5_000, 1),
+        WindowResult("a", 0, 10_000, 1),
+        WindowResult("b", 0, 10_000, 1),
+    ]
     assert sorted(merged.advance(20_000), key=lambda row: (row.end, row.key)) == rows
 
 
@@ -182,14 +215,18 @@ async def test_windows_that_are_open_at_the_end_fire_then() -> None:
     operator.process_batch(untimed("a", 1))
     operator.process_batch(untimed("b", 2))
     values = drained(operator, operator.finish())
-    assert values == [WindowResult(key, start, start + 10_000, 1) for start in (-5_000, 0) for key in "ab"]
+    assert values == [
+        WindowResult(key, start, start + 10_000, 1) for start in (-5_000, 0) for key in "ab"
+    ]
     await operator.close()
     assert ctx.advance(100_000) == []
 
 
 async def test_a_window_fn_makes_the_rows_and_a_batch_without_keys_is_refused() -> None:
     ctx = Clock(has_event_time=False)
-    operator = await opened(TEN, ctx, aggregates.count(), window_fn=lambda key, window, n: (key, window.end, n))
+    operator = await opened(
+        TEN, ctx, aggregates.count(), window_fn=lambda key, window, n: (key, window.end, n)
+    )
     operator.process_batch(untimed("k", 1, 2))
     assert ctx.advance(10_000) == [("k", 10_000, 2)]
     with pytest.raises(StateError, match="put key_by directly before window"):

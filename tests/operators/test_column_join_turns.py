@@ -1,4 +1,6 @@
-"""Joins of windows on columns take turns: what may happen between two pieces, and how much is done in one."""
+"""Joins of windows on columns take turns: what may happen between two pieces, and how much is
+done in one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ from .test_column_joins import as_columns
 
 def some(count: int, time: int, keys: list[Any] | None = None) -> RecordBatch:
     """Columns of `count` records at `time`, of as many keys."""
-    return as_columns(RecordBatch(list(range(count)), [time] * count, keys or list(range(count)), [MIN_WATERMARK] * count))
+    return as_columns(
+        RecordBatch(
+            list(range(count)), [time] * count, keys or list(range(count)), [MIN_WATERMARK] * count
+        )
+    )
 
 
 def until(watermark: int) -> RecordBatch:
@@ -71,13 +77,16 @@ async def test_a_join_keeps_nothing_of_windows_that_are_over() -> None:
 
 
 @pytest.mark.parametrize("assigner", [TumblingWindows(10), SlidingWindows(100, 10)])
-async def test_keys_are_encoded_once_however_many_are_alive(assigner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_are_encoded_once_however_many_are_alive(
+    assigner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(join_sides, "KEYS_MIN", 100)
     operator = await opened(WindowJoinOperator(assigner, Pair))
     begun = []
     texts = [f"k{key}" for key in range(150)]
     for number in range(40):
-        # Each batch has a few of the texts, and the list of all of them, as batches of a channel do.
+        # Each batch has a few of the texts, and the list of all of them, as batches of a channel
+        # do.
         batch = some(20, 5 * number)
         batch.keys = CodedColumn(np.arange(20, dtype=np.int32) * 7 + number % 7, texts)
         drive_inputs(operator, [(number % 2, batch), (0, until(5 * number - 1))])
@@ -87,7 +96,9 @@ async def test_keys_are_encoded_once_however_many_are_alive(assigner: Any, monke
     assert len(begun) <= 2
 
 
-async def test_codes_of_keys_live_as_long_as_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_codes_of_keys_live_as_long_as_what_is_pending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(join_sides, "KEYS_MIN", 100)
     operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
     keys = [f"k{number}" for number in range(150)]
@@ -95,7 +106,9 @@ async def test_codes_of_keys_live_as_long_as_what_is_pending(monkeypatch: pytest
 
     pairs = [row[0] for row in drive_inputs(operator, [(0, until(9))])]
 
-    assert [(pair.left["id"], pair.right["id"]) for pair in pairs] == [(number, 149 - number) for number in range(150)]
+    assert [(pair.left["id"], pair.right["id"]) for pair in pairs] == [
+        (number, 149 - number) for number in range(150)
+    ]
 
 
 async def test_keys_that_are_gone_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +155,9 @@ async def test_a_batch_of_many_slices_is_added_by_turns() -> None:
 
 
 class Walked(dict[Any, Any]):
-    """A space of which the operator may walk the items, and nothing else: all else costs RocksDB a walk or more."""
+    """A space of which the operator may walk the items, and nothing else: all else costs RocksDB
+    a walk or more.
+    """
 
     def __len__(self) -> int:
         raise AssertionError("its length was asked for")
@@ -172,8 +187,12 @@ async def test_columns_become_rows_by_turns() -> None:
     operator = await opened(WindowJoinOperator(SlidingWindows(40, 10), Pair))
     drive_inputs(operator, [(side, some(20_000, 5, ["hot"] * 20_000)) for side in (0, 1)])
 
-    # 4,096 records made rows are a turn, and 1,024 that are added to windows, of which each is in four.
-    assert turns(operator, RecordBatch([{"id": 1}], [6], ["hot"], [MIN_WATERMARK])) >= 40_000 // 4_096 + 4 * 40_000 // 1_024
+    # 4,096 records made rows are a turn, and 1,024 that are added to windows, of which each is in
+    # four.
+    assert (
+        turns(operator, RecordBatch([{"id": 1}], [6], ["hot"], [MIN_WATERMARK]))
+        >= 40_000 // 4_096 + 4 * 40_000 // 1_024
+    )
 
 
 async def test_a_snapshot_settles_many_slices_by_turns() -> None:
@@ -204,17 +223,30 @@ async def test_chunks_of_a_hot_key_are_read_by_turns() -> None:
         drive_inputs(operator, [(0, some(32_768, 5, ["hot"] * 32_768))])
     drive_inputs(operator, [(1, some(1, 5, ["cold"]))])
 
-    # 131,072 records are a turn, so are putting a side of many together and its runs, and there are no pairs.
+    # 131,072 records are a turn, so are putting a side of many together and its runs, and there are
+    # no pairs.
     assert turns(operator, until(9)) == 8 * 32_768 // 131_072 + 2 + 1 + 1
 
 
 @pytest.mark.parametrize(("time", "warnings"), [(1_900, 0), (500_000, 1)])
-async def test_a_row_far_ahead_is_named_once(time: int, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_row_far_ahead_is_named_once(
+    time: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
     operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
     drive_inputs(operator, [(0, until(1_000)), (0, some(1, 1_005))])
 
-    drive_inputs(operator, [(1, RecordBatch([{"id": 1}], [time + more], ["k"], [1_000])) for more in (0, 100)])
+    drive_inputs(
+        operator,
+        [(1, RecordBatch([{"id": 1}], [time + more], ["k"], [1_000])) for more in (0, 100)],
+    )
 
-    found = [record.getMessage() for record in caplog.records if record.name == "aioflow.operators.window_join"]
+    found = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "aioflow.operators.window_join"
+    ]
     assert len(found) == warnings
-    assert all("join 'window'" in message and "at 500000 ms" in message and "watermark 1000 ms" in message for message in found)
+    assert all(
+        "join 'window'" in message and "at 500000 ms" in message and "watermark 1000 ms" in message
+        for message in found
+    )

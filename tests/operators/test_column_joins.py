@@ -1,4 +1,6 @@
-"""Joins of windows on columns: the pairs, order and late records of rows, whatever comes as columns and wherever it is restored."""
+"""Joins of windows on columns: the pairs, order and late records of rows, whatever comes as
+columns and wherever it is restored.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,15 @@ from .test_joins import batches, two_streams
 SPELLED = st.sampled_from([[1, 2, 3, -4], ["a", "b", "c", "d"], [1, "a", 2**70, 2.5]])
 """Keys as columns have them, and such that only rows know."""
 STEPS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(-12, 12)), max_size=60)
-WINDOWS = st.sampled_from([TumblingWindows(5), TumblingWindows(7, 3), SlidingWindows(6, 2), SlidingWindows(9, 6, 1), SlidingWindows(8, 8)])
+WINDOWS = st.sampled_from(
+    [
+        TumblingWindows(5),
+        TumblingWindows(7, 3),
+        SlidingWindows(6, 2),
+        SlidingWindows(9, 6, 1),
+        SlidingWindows(8, 8),
+    ]
+)
 KINDS = st.lists(st.booleans(), min_size=1, max_size=8)
 
 
@@ -46,38 +56,73 @@ def as_columns(batch: RecordBatch) -> RecordBatch:
     kinds = set(map(type, batch.keys or []))
     rows = batch_of_rows([{"id": value, "name": f"n{value % 3}"} for value in batch.values])
     keys = column_of(list(batch.keys or [])) if len(kinds) == 1 else batch.keys
-    times, watermarks = column_of(list(batch.timestamps or [])), column_of(list(batch.watermarks or []))
-    return RecordBatch(rows, times, keys, watermarks, batch.watermark)  # type: ignore[arg-type]  # They read like lists.
+    times, watermarks = (
+        column_of(list(batch.timestamps or [])),
+        column_of(list(batch.watermarks or [])),
+    )
+    # They read like lists.
+    return RecordBatch(rows, times, keys, watermarks, batch.watermark)  # type: ignore[arg-type]
 
 
 def as_rows(batch: RecordBatch) -> RecordBatch:
     made = as_columns(batch)
-    return RecordBatch(list(made.values), batch.timestamps, batch.keys, batch.watermarks, batch.watermark)
+    return RecordBatch(
+        list(made.values), batch.timestamps, batch.keys, batch.watermarks, batch.watermark
+    )
 
 
-def in_kinds(given_batches: list[tuple[int, RecordBatch]], kinds: list[bool]) -> list[tuple[int, RecordBatch]]:
+def in_kinds(
+    given_batches: list[tuple[int, RecordBatch]], kinds: list[bool]
+) -> list[tuple[int, RecordBatch]]:
     """Some of the batches as columns, in the pattern of `kinds`."""
     return [
-        (side, as_columns(batch) if kinds[number % len(kinds)] else as_rows(batch)) for number, (side, batch) in enumerate(given_batches)
+        (side, as_columns(batch) if kinds[number % len(kinds)] else as_rows(batch))
+        for number, (side, batch) in enumerate(given_batches)
     ]
 
 
-def of_range(given_batches: list[tuple[int, RecordBatch]], groups: Any) -> list[tuple[int, RecordBatch]]:
+def of_range(
+    given_batches: list[tuple[int, RecordBatch]], groups: Any
+) -> list[tuple[int, RecordBatch]]:
     """What the subtask of these key groups is sent."""
     return [
-        (side, batch.pick([i for i, key in enumerate(batch.keys or []) if key_group(key, 128) in groups])) for side, batch in given_batches
+        (
+            side,
+            batch.pick(
+                [i for i, key in enumerate(batch.keys or []) if key_group(key, 128) in groups]
+            ),
+        )
+        for side, batch in given_batches
     ]
 
 
-async def run(assigner: Any, given_batches: list[tuple[int, RecordBatch]], resume: int) -> tuple[Any, int]:
+async def run(
+    assigner: Any, given_batches: list[tuple[int, RecordBatch]], resume: int
+) -> tuple[Any, int]:
     operator = await opened(WindowJoinOperator(assigner, Pair))
     return drive_inputs(operator, given_batches, resume), operator.ctx.dropped()
 
 
-@given(STEPS, SPELLED, st.integers(0, 15), st.integers(-40, 40), WINDOWS, st.sampled_from([1, 7, 1024, 3]), KINDS, st.data())
+@given(
+    STEPS,
+    SPELLED,
+    st.integers(0, 15),
+    st.integers(-40, 40),
+    WINDOWS,
+    st.sampled_from([1, 7, 1024, 3]),
+    KINDS,
+    st.data(),
+)
 @settings(max_examples=300, deadline=None)
 async def test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records(
-    steps: Any, keys: list[Any], delay: int, origin: int, assigner: Any, cut: int, kinds: list[bool], data: Any
+    steps: Any,
+    keys: list[Any],
+    delay: int,
+    origin: int,
+    assigner: Any,
+    cut: int,
+    kinds: list[bool],
+    data: Any,
 ) -> None:
     whole = batches(streams(steps, keys, delay, origin), MAX_WATERMARK, cut)
     resume = data.draw(st.integers(1, 3))
@@ -93,7 +138,9 @@ async def test_a_record_is_in_no_window_that_was_over_when_it_came() -> None:
     operator = await opened(WindowJoinOperator(SlidingWindows(6, 2), Pair))
     drive_inputs(operator, [(0, RecordBatch([], None, None, None, 3))])
 
-    rows = drive_inputs(operator, [(side, as_columns(RecordBatch([side], [3], ["k"], [3]))) for side in (0, 1)])
+    rows = drive_inputs(
+        operator, [(side, as_columns(RecordBatch([side], [3], ["k"], [3]))) for side in (0, 1)]
+    )
     rows += drive_inputs(operator, [(0, RecordBatch([], None, None, None, 20))])
 
     assert [row[1] for row in rows] == [5, 7]
@@ -106,7 +153,9 @@ async def test_a_restore_in_the_middle_changes_nothing(
     steps: Any, keys: list[Any], delay: int, assigner: Any, kinds: list[bool], data: Any
 ) -> None:
     whole = batches(streams(steps, keys, delay, 0), MAX_WATERMARK, 3)
-    early, late = sorted(data.draw(st.tuples(st.integers(0, len(whole)), st.integers(0, len(whole)))))
+    early, late = sorted(
+        data.draw(st.tuples(st.integers(0, len(whole)), st.integers(0, len(whole))))
+    )
     expected, dropped = await run(assigner, in_kinds(whole, [False]), 2)
 
     parts = in_kinds(whole, kinds)
@@ -117,7 +166,8 @@ async def test_a_restore_in_the_middle_changes_nothing(
         operator.snapshot_state(1)
         contexts.append(Context(operator.ctx))
 
-    # The order of arrival goes with the records; the watermark in force before the first of the rest does not.
+    # The order of arrival goes with the records; the watermark in force before the first of the
+    # rest does not.
     assert [row[:2] for row in rows] == [row[:2] for row in expected]
     assert sum(context.dropped() for context in contexts) == dropped
     assert contexts[-1].keyed_state.table(COLUMNS).namespaces() == []
@@ -126,7 +176,9 @@ async def test_a_restore_in_the_middle_changes_nothing(
 
 @given(STEPS, SPELLED, st.integers(0, 15), WINDOWS, KINDS, st.data())
 @settings(max_examples=200, deadline=None)
-async def test_rescaling_gives_the_same_pairs(steps: Any, keys: list[Any], delay: int, assigner: Any, kinds: list[bool], data: Any) -> None:
+async def test_rescaling_gives_the_same_pairs(
+    steps: Any, keys: list[Any], delay: int, assigner: Any, kinds: list[bool], data: Any
+) -> None:
     """1 -> 3 -> 2, where subtasks may have got differently far: a barrier need not be aligned."""
     whole = batches(streams(steps, keys, delay, 0), MAX_WATERMARK, 3)
     cuts = sorted(data.draw(st.tuples(st.integers(0, len(whole)), st.integers(0, len(whole)))))
@@ -134,7 +186,11 @@ async def test_rescaling_gives_the_same_pairs(steps: Any, keys: list[Any], delay
 
     rows: list[Any] = []
     former: list[Context] = []
-    for parallelism, part in ((1, whole[: cuts[0]]), (3, whole[cuts[0] : cuts[1]]), (2, whole[cuts[1] :])):
+    for parallelism, part in (
+        (1, whole[: cuts[0]]),
+        (3, whole[cuts[0] : cuts[1]]),
+        (2, whole[cuts[1] :]),
+    ):
         contexts = []
         for index in range(parallelism):
             groups = range_for_subtask(index, parallelism, 128)
@@ -150,14 +206,21 @@ async def test_rescaling_gives_the_same_pairs(steps: Any, keys: list[Any], delay
 
 @pytest.mark.parametrize("assigner", [TumblingWindows(10), SlidingWindows(10, 5)])
 async def test_subtasks_that_were_differently_far_are_restored_as_one(assigner: Any) -> None:
-    """One has fired the window that another still fills: what the other holds is not lost, and nothing comes twice."""
-    keys = [next(n for n in range(99) if key_group(n, 128) in range_for_subtask(index, 2, 128)) for index in (0, 1)]
+    """One has fired the window that another still fills: what the other holds is not lost, and
+    nothing comes twice.
+    """
+    keys = [
+        next(n for n in range(99) if key_group(n, 128) in range_for_subtask(index, 2, 128))
+        for index in (0, 1)
+    ]
     contexts, rows = [], []
     for index, watermark in ((0, 9), (1, 4)):
         context = Context(groups=range_for_subtask(index, 2, 128))
         operator = await opened(WindowJoinOperator(assigner, Pair), context)
         sides = [RecordBatch([index], [7], [keys[index]], [MIN_WATERMARK]) for _ in (0, 1)]
-        rows += drive_inputs(operator, [(side, as_columns(batch)) for side, batch in enumerate(sides)])
+        rows += drive_inputs(
+            operator, [(side, as_columns(batch)) for side, batch in enumerate(sides)]
+        )
         rows += drive_inputs(operator, [(0, RecordBatch([], None, None, None, watermark))])
         operator.snapshot_state(1)
         contexts.append(context)
@@ -166,15 +229,23 @@ async def test_subtasks_that_were_differently_far_are_restored_as_one(assigner: 
     rows += drive_inputs(operator, [(0, RecordBatch([], None, None, None, MAX_WATERMARK))])
 
     ends = [10] if assigner == TumblingWindows(10) else [10, 15]
-    assert sorted((row[0].left["id"], row[1]) for row in rows) == [(index, end - 1) for index in (0, 1) for end in ends]
+    assert sorted((row[0].left["id"], row[1]) for row in rows) == [
+        (index, end - 1) for index in (0, 1) for end in ends
+    ]
 
 
-@pytest.mark.parametrize("assigner", [TumblingWindows(10), TumblingWindows(20), SlidingWindows(15, 5)])
+@pytest.mark.parametrize(
+    "assigner", [TumblingWindows(10), TumblingWindows(20), SlidingWindows(15, 5)]
+)
 @pytest.mark.parametrize("function", [lambda left, right: (left["id"], right["id"]), Pair])
-async def test_columns_of_a_savepoint_go_on_as_rows_of_the_windows_that_they_were_taken_for(assigner: Any, function: Any) -> None:
+async def test_columns_of_a_savepoint_go_on_as_rows_of_the_windows_that_they_were_taken_for(
+    assigner: Any, function: Any
+) -> None:
     first = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
     for side in (0, 1):
-        drive_inputs(first, [(side, as_columns(RecordBatch([side + 5], [3], ["k"], [MIN_WATERMARK])))])
+        drive_inputs(
+            first, [(side, as_columns(RecordBatch([side + 5], [3], ["k"], [MIN_WATERMARK])))]
+        )
     first.snapshot_state(1)
     assert first.ctx.keyed_state.table("window-contents").namespaces() == []
 
@@ -183,19 +254,28 @@ async def test_columns_of_a_savepoint_go_on_as_rows_of_the_windows_that_they_wer
     assert bool(second.ctx.keyed_state.table(COLUMNS).namespaces()) is on_columns
     rows = drive_inputs(second, [(0, RecordBatch([], None, None, None, MAX_WATERMARK))])
 
-    expected = Pair({"id": 5, "name": "n2"}, {"id": 6, "name": "n0"}) if function is Pair else (5, 6)
+    expected = (
+        Pair({"id": 5, "name": "n2"}, {"id": 6, "name": "n0"}) if function is Pair else (5, 6)
+    )
     assert [row[:2] for row in rows] == [(expected, 9)]
 
 
 async def test_a_co_group_goes_on_with_what_a_join_held_on_columns() -> None:
     first = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
-    drive_inputs(first, [(1, as_columns(RecordBatch([4, 5], [3, 4], ["k", "k"], [MIN_WATERMARK] * 2)))])
+    drive_inputs(
+        first, [(1, as_columns(RecordBatch([4, 5], [3, 4], ["k", "k"], [MIN_WATERMARK] * 2)))]
+    )
     first.snapshot_state(1)
 
-    second = await opened(CoGroupOperator(TumblingWindows(10), lambda key, lefts, rights: [(key, lefts, rights)]), Context(first.ctx))
+    second = await opened(
+        CoGroupOperator(TumblingWindows(10), lambda key, lefts, rights: [(key, lefts, rights)]),
+        Context(first.ctx),
+    )
     rows = drive_inputs(second, [(0, RecordBatch([], None, None, None, MAX_WATERMARK))])
 
-    assert [row[:2] for row in rows] == [(("k", [], [{"id": 4, "name": "n1"}, {"id": 5, "name": "n2"}]), 9)]
+    assert [row[:2] for row in rows] == [
+        (("k", [], [{"id": 4, "name": "n1"}, {"id": 5, "name": "n2"}]), 9)
+    ]
 
 
 @pytest.mark.parametrize("last", [3, 2**40])
@@ -206,14 +286,20 @@ def test_pairs_come_in_the_order_of_arrival_however_far_apart_that_was(last: int
 
     pairs = Pairing(Runs(left), Runs(right))
 
-    assert [(pair.left["n"], pair.right["n"]) for pair in pairs.part(0, len(pairs))] == [(0, 5), (last, 5), (1, 2)]
+    assert [(pair.left["n"], pair.right["n"]) for pair in pairs.part(0, len(pairs))] == [
+        (0, 5),
+        (last, 5),
+        (1, 2),
+    ]
 
 
 async def test_a_hot_key_makes_its_pairs_a_piece_at_a_time() -> None:
     operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
     count = 1_100
     for side in (0, 1):
-        batch = RecordBatch(list(range(count)), [1] * count, ["hot"] * count, [MIN_WATERMARK] * count)
+        batch = RecordBatch(
+            list(range(count)), [1] * count, ["hot"] * count, [MIN_WATERMARK] * count
+        )
         drive_inputs(operator, [(side, as_columns(batch))])
 
     out = operator.process_input(0, RecordBatch([], None, None, None, 9))
@@ -224,14 +310,18 @@ async def test_a_hot_key_makes_its_pairs_a_piece_at_a_time() -> None:
     assert max(len(piece.values) for piece in pieces) <= 65_536
     assert sum(len(piece.values) for piece in pieces) == count * count > 1_000_000
     assert all(isinstance(piece.values, ColumnBatch) for piece in pieces if len(piece.values))
-    found = [pair.left["id"] * count + pair.right["id"] for piece in pieces for pair in piece.values]
+    found = [
+        pair.left["id"] * count + pair.right["id"] for piece in pieces for pair in piece.values
+    ]
     assert found == list(range(count * count))
 
 
 async def test_little_is_left_for_a_snapshot_to_bring_into_the_state() -> None:
     operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
     for number in range(20):
-        batch = RecordBatch(list(range(5_000)), [1] * 5_000, [number] * 5_000, [MIN_WATERMARK] * 5_000)
+        batch = RecordBatch(
+            list(range(5_000)), [1] * 5_000, [number] * 5_000, [MIN_WATERMARK] * 5_000
+        )
         drive_inputs(operator, [(0, as_columns(batch))])
         assert operator._sides._pending_count < 32_768
     table = operator.ctx.keyed_state.table(COLUMNS)
@@ -250,7 +340,10 @@ async def test_little_is_left_for_a_snapshot_to_bring_into_the_state() -> None:
 async def test_a_chunk_stands_in_the_key_group_of_its_records() -> None:
     operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
     keys = [f"k{number}" for number in range(500)]
-    drive_inputs(operator, [(1, as_columns(RecordBatch(list(range(500)), [1] * 500, keys, [MIN_WATERMARK] * 500)))])
+    drive_inputs(
+        operator,
+        [(1, as_columns(RecordBatch(list(range(500)), [1] * 500, keys, [MIN_WATERMARK] * 500)))],
+    )
     operator.snapshot_state(1)
 
     (namespace,) = operator.ctx.keyed_state.table(COLUMNS).namespaces()
@@ -270,21 +363,32 @@ async def test_a_reader_of_state_sees_no_chunks() -> None:
 
     state = operator.ctx.keyed_state
     assert any(state.table(name).namespaces() for name in state.names())
-    assert not any(state.table(name).namespaces() for name in state.names() if not name.startswith(INTERNAL_PREFIX))
+    assert not any(
+        state.table(name).namespaces()
+        for name in state.names()
+        if not name.startswith(INTERNAL_PREFIX)
+    )
 
 
 async def test_chunks_of_one_window_over_several_restores_stand_beside_each_other() -> None:
     context = Context()
     for number, side in enumerate((0, 0, 1, 1)):
         operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair), context)
-        drive_inputs(operator, [(side, as_columns(RecordBatch([number], [5], ["k"], [MIN_WATERMARK])))])
+        drive_inputs(
+            operator, [(side, as_columns(RecordBatch([number], [5], ["k"], [MIN_WATERMARK])))]
+        )
         operator.snapshot_state(1)
         context = Context(operator.ctx)
     operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair), context)
 
     rows = drive_inputs(operator, [(0, RecordBatch([], None, None, None, 9))])
 
-    assert [(row[0].left["id"], row[0].right["id"]) for row in rows] == [(0, 2), (0, 3), (1, 2), (1, 3)]
+    assert [(row[0].left["id"], row[0].right["id"]) for row in rows] == [
+        (0, 2),
+        (0, 3),
+        (1, 2),
+        (1, 3),
+    ]
 
 
 @pytest.mark.parametrize("form", [as_columns, as_rows])
@@ -293,7 +397,10 @@ async def test_a_join_of_sessions_refuses_the_state_of_other_windows(form: Any) 
     drive_inputs(first, [(0, form(RecordBatch([1], [3], ["k"], [MIN_WATERMARK])))])
     first.snapshot_state(1)
 
-    with pytest.raises(StateError, match=r"windows that are no sessions, .* give it another uid, or the windows that it had"):
+    with pytest.raises(
+        StateError,
+        match=r"windows that are no sessions, .* give it another uid, or the windows that it had",
+    ):
         await opened(WindowJoinOperator(SessionWindows(5), Pair), Context(first.ctx))
 
 
@@ -303,5 +410,8 @@ async def test_state_of_columns_is_refused_without_numpy(monkeypatch: pytest.Mon
     first.snapshot_state(1)
     monkeypatch.setattr("aioflow.operators.joins.find_spec", lambda name: None)
 
-    with pytest.raises(StateError, match=r"holds columns, and numpy is not installed here: pip install 'aioflow\[columns\]'"):
+    with pytest.raises(
+        StateError,
+        match=r"holds columns, and numpy is not installed here: pip install 'aioflow\[columns\]'",
+    ):
         await opened(WindowJoinOperator(TumblingWindows(10), Pair), Context(first.ctx))

@@ -1,4 +1,6 @@
-"""Windows on columns take turns: how much is done in one, what may happen between two, and what many keys cost."""
+"""Windows on columns take turns: how much is done in one, what may happen between two, and what
+many keys cost.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def some(keys: Any, time: int) -> RecordBatch:
     column = keys if isinstance(keys, CodedColumn) else NumberColumn(np.asarray(keys, np.int64))
     count = len(column)
     values = ColumnBatch({"x": NumberColumn(np.arange(count))}, count)
-    return RecordBatch(values, NumberColumn(np.full(count, time)), column)  # type: ignore[arg-type]  # Columns read like lists.
+    # Columns read like lists.
+    return RecordBatch(values, NumberColumn(np.full(count, time)), column)  # type: ignore[arg-type]
 
 
 def until(watermark: int) -> RecordBatch:
@@ -45,11 +48,15 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The keys that encoders have looked up one by one."""
     found: list[Any] = []
     of_list = KeyEncoder._of_list
-    monkeypatch.setattr(KeyEncoder, "_of_list", lambda self, keys: found.extend(keys) or of_list(self, keys))
+    monkeypatch.setattr(
+        KeyEncoder, "_of_list", lambda self, keys: found.extend(keys) or of_list(self, keys)
+    )
     return found
 
 
-async def test_keys_are_encoded_once_however_many_a_channel_lists(monkeypatch: pytest.MonkeyPatch, looked_up: list[Any]) -> None:
+async def test_keys_are_encoded_once_however_many_a_channel_lists(
+    monkeypatch: pytest.MonkeyPatch, looked_up: list[Any]
+) -> None:
     monkeypatch.setattr(slices, "KEYS_MIN", 100)
     operator = await opened(counting(TumblingWindows(10)))
     texts = GrowingList(f"k{key}" for key in range(1_000))
@@ -67,7 +74,13 @@ async def test_the_first_keys_of_a_slice_keep_the_codes_that_the_slice_before_ga
     operator = await opened(counting(TumblingWindows(10)))
     texts = GrowingList(f"k{key}" for key in range(150))
     for number in range(40):
-        drive(operator, [some(CodedColumn(np.arange(number % 5, 150, 5, np.int32), texts), 2 * number), until(2 * number)])
+        drive(
+            operator,
+            [
+                some(CodedColumn(np.arange(number % 5, 150, 5, np.int32), texts), 2 * number),
+                until(2 * number),
+            ],
+        )
 
     assert len(looked_up) == 150
 
@@ -120,7 +133,9 @@ SOME = [some(range(700), 1), some(range(400, 1_000), 6), some(range(0, 1_000, 3)
 
 @pytest.mark.usefixtures("in_small_parts")
 @pytest.mark.parametrize("assigner", [TumblingWindows(10), SlidingWindows(10, 5)])
-async def test_a_firing_leaves_in_pieces_between_which_state_may_be_looked_at(assigner: Any) -> None:
+async def test_a_firing_leaves_in_pieces_between_which_state_may_be_looked_at(
+    assigner: Any,
+) -> None:
     operator, rows = await opened(counting(assigner)), await opened(counting(assigner))
     drive(operator, SOME)
     expected = drive(rows, [*map(as_rows, SOME), until(14)])
@@ -165,7 +180,10 @@ async def test_a_snapshot_writes_a_large_slice_by_turns() -> None:
 @pytest.mark.usefixtures("in_small_parts")
 async def test_a_snapshot_that_was_given_up_in_its_midst_leaves_nothing_out_of_the_next() -> None:
     """Which two subtasks go on with, in the order in which keys came."""
-    operator, rows = await opened(counting(TumblingWindows(10))), await opened(counting(TumblingWindows(10)))
+    operator, rows = (
+        await opened(counting(TumblingWindows(10))),
+        await opened(counting(TumblingWindows(10))),
+    )
     drive(operator, SOME[:1])
     given_up = asyncio.create_task(operator.snapshot_state(1), name="snapshot")
     await asyncio.sleep(0)
@@ -183,7 +201,10 @@ async def test_a_snapshot_that_was_given_up_in_its_midst_leaves_nothing_out_of_t
 
 @pytest.mark.usefixtures("in_small_parts")
 async def test_columns_of_a_slice_become_rows_by_turns() -> None:
-    operator, rows = await opened(counting(TumblingWindows(10))), await opened(counting(TumblingWindows(10)))
+    operator, rows = (
+        await opened(counting(TumblingWindows(10))),
+        await opened(counting(TumblingWindows(10))),
+    )
     drive(operator, SOME)
     late = as_rows(some([3, 2_000], 8))
 
@@ -221,13 +242,21 @@ async def test_keys_that_are_many_are_given_up_by_turns(monkeypatch: pytest.Monk
 async def test_a_job_stopped_in_the_midst_of_a_firing_goes_on_where_it_was(
     before: int, after: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in ((slices, "COLUMN_RECORDS_MAX"), (slices, "WRITTEN_MAX"), (cells, "WRITTEN_MAX")):
+    for module, name in (
+        (slices, "COLUMN_RECORDS_MAX"),
+        (slices, "WRITTEN_MAX"),
+        (cells, "WRITTEN_MAX"),
+    ):
         monkeypatch.setattr(module, name, 2)
     store, fired, given = f"file://{tmp_path}", asyncio.Event(), asyncio.Event()
     found: list[Any] = []
 
     def counted(stream: Any) -> Any:
-        return stream.key_by(af.col.k).window(af.sliding("400ms", "200ms")).aggregate(af.agg(n=af.count(), x=af.sum(af.col.x)))
+        return (
+            stream.key_by(af.col.k)
+            .window(af.sliding("400ms", "200ms"))
+            .aggregate(af.agg(n=af.count(), x=af.sum(af.col.x)))
+        )
 
     def put(result: Any) -> None:
         found.append(result)
@@ -235,7 +264,9 @@ async def test_a_job_stopped_in_the_midst_of_a_firing_goes_on_where_it_was(
 
     def flow(until: int, parallelism: int) -> af.Flow:
         flow = af.Flow("pieces", parallelism=parallelism)
-        counted(flow.source(Held("columns", until, given), uid="in", watermarks=TIMES)).sink(put, uid="out")
+        counted(flow.source(Held("columns", until, given), uid="in", watermarks=TIMES)).sink(
+            put, uid="out"
+        )
         return flow
 
     async with flow(3_300, before).run(checkpoints=store, every="1h", state=state) as job:

@@ -1,4 +1,6 @@
-"""What is inlined gives what the function gives, error and frame included; what could give something else is called."""
+"""What is inlined gives what the function gives, error and frame included; what could give
+something else is called.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,9 @@ def test_a_debugger_sees_each_call() -> None:
 
 
 @pytest.mark.parametrize("tool", [None, "coverage"])
-def test_a_tool_that_monitors_sees_each_call(monkeypatch: pytest.MonkeyPatch, tool: str | None) -> None:
+def test_a_tool_that_monitors_sees_each_call(
+    monkeypatch: pytest.MonkeyPatch, tool: str | None
+) -> None:
     """As Python has it from 3.12 on."""
     monitoring = SimpleNamespace(get_tool=lambda number: tool if number == 1 else None)
     monkeypatch.setattr(sys, "monitoring", monitoring, raising=False)
@@ -128,7 +132,9 @@ LEAVES = ["x", "2", "-3", "1.5", "True"]
 def larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     pairs = st.tuples(inner, inner)
     return st.one_of(
-        st.tuples(inner, st.sampled_from(OPERATORS), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
+        st.tuples(inner, st.sampled_from(OPERATORS), inner).map(
+            lambda t: f"({t[0]} {t[1]} {t[2]})"
+        ),
         inner.map(lambda text: f"(-{text})"),
         inner.map(lambda text: f"(not {text})"),
         pairs.map(lambda t: f"({t[0]}, {t[1]})[1]"),
@@ -136,7 +142,10 @@ def larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     )
 
 
-@given(st.recursive(st.sampled_from(LEAVES), larger, max_leaves=12), st.integers(-5, 5) | st.floats(-5, 5) | st.booleans())
+@given(
+    st.recursive(st.sampled_from(LEAVES), larger, max_leaves=12),
+    st.integers(-5, 5) | st.floats(-5, 5) | st.booleans(),
+)
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 def test_an_inlined_body_gives_what_its_function_gives(source: str, value: Any) -> None:
     function = eval(f"lambda x: {source}")
@@ -150,7 +159,9 @@ def test_an_inlined_body_gives_what_its_function_gives(source: str, value: Any) 
         except Exception as error:
             return repr(error)
 
-    assert outcome(lambda: eval(body.over("given"), {"given": value})) == outcome(lambda: function(value))
+    assert outcome(lambda: eval(body.over("given"), {"given": value})) == outcome(
+        lambda: function(value)
+    )
 
 
 @pytest.mark.parametrize(("function", "getter"), [
@@ -162,14 +173,18 @@ def test_a_function_that_takes_a_field_becomes_a_getter(function: Any, getter: t
     assert type(as_getter(function)) is getter
 
 
-@pytest.mark.parametrize("function", [lambda x: x, lambda x: x + 1, lambda x: x[0][1], int, looked_up])
+@pytest.mark.parametrize(
+    "function", [lambda x: x, lambda x: x + 1, lambda x: x[0][1], int, looked_up]
+)
 def test_other_functions_stay_what_they_are(function: Any) -> None:
     assert as_getter(function) is function
 
 
 @pytest.mark.parametrize("kind", StatelessKind)
 @pytest.mark.parametrize("timed", [False, True])
-async def test_an_error_of_an_inlined_function_has_its_frame_and_names_its_record(kind: StatelessKind, timed: bool) -> None:
+async def test_an_error_of_an_inlined_function_has_its_frame_and_names_its_record(
+    kind: StatelessKind, timed: bool
+) -> None:
     same = StatelessStep(StatelessKind.MAP, lambda x: x)
     steps = [same, StatelessStep(kind, lambda x: [10 // x] * (x // 1)), same]
     operator = await opened(StatelessOperator(steps), Context(keyed=False))
@@ -181,7 +196,9 @@ async def test_an_error_of_an_inlined_function_has_its_frame_and_names_its_recor
     assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
 
 
-async def test_a_body_that_asks_for_membership_in_no_container_is_not_taken_for_a_bad_result() -> None:
+async def test_a_body_that_asks_for_membership_in_no_container_is_not_taken_for_a_bad_result() -> (
+    None
+):
     steps = [StatelessStep(StatelessKind.FLAT_MAP, lambda x: (x, 3 in x))]
     operator = await opened(StatelessOperator(steps), Context(keyed=False))
     operator.process_batch(RecordBatch([[3]]))

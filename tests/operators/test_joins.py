@@ -20,7 +20,9 @@ from .reference import Sided, co_groups, interval_pairs
 
 START = MIN_WATERMARK
 SIZES = st.sampled_from([1, 7, 1024, 3])
-STEPS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.integers(-12, 12)), max_size=60)
+STEPS = st.lists(
+    st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.integers(-12, 12)), max_size=60
+)
 
 
 def two_streams(steps: list[tuple[int, str, int]], delay: int, origin: int) -> list[Sided]:
@@ -29,7 +31,9 @@ def two_streams(steps: list[tuple[int, str, int]], delay: int, origin: int) -> l
     highest: list[int | None] = [None, None]
     for i, (side, key, jitter) in enumerate(steps):
         timestamp = origin + i // 2 + jitter
-        watermark = START if None in highest else min(h for h in highest if h is not None) - delay - 1
+        watermark = (
+            START if None in highest else min(h for h in highest if h is not None) - delay - 1
+        )
         records.append(Sided(side, key, i, timestamp, watermark))
         before = highest[side]
         highest[side] = timestamp if before is None else max(before, timestamp)
@@ -46,20 +50,40 @@ def batches(records: list[Sided], final: int, size: int) -> list[tuple[int, Reco
             end += 1
         part = records[position:end]
         after = records[end].watermark if end < len(records) else final
-        cut.append((side, RecordBatch([r.value for r in part], [r.timestamp for r in part], [r.key for r in part],
-                                      [r.watermark for r in part], after)))
+        cut.append(
+            (
+                side,
+                RecordBatch(
+                    [r.value for r in part],
+                    [r.timestamp for r in part],
+                    [r.key for r in part],
+                    [r.watermark for r in part],
+                    after,
+                ),
+            )
+        )
         position = end
     return [*cut, (0, RecordBatch([], None, None, None, final))]
 
 
-@given(STEPS, st.integers(0, 15), st.integers(-40, 40), st.integers(1, 12), st.integers(1, 12), SIZES, st.integers(1, 3))
+@given(
+    STEPS,
+    st.integers(0, 15),
+    st.integers(-40, 40),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    SIZES,
+    st.integers(1, 3),
+)
 @settings(max_examples=200, deadline=None)
 async def test_co_group_gives_the_groups_of_the_textbook_for_every_cut(
     steps: Any, delay: int, origin: int, size: int, slide: int, cut: int, resume: int
 ) -> None:
     records = two_streams(steps, delay, origin)
     assigner = SlidingWindows(size, slide) if size != slide else TumblingWindows(size)
-    operator = await opened(CoGroupOperator(assigner, lambda key, lefts, rights: [(key, lefts, rights)]))
+    operator = await opened(
+        CoGroupOperator(assigner, lambda key, lefts, rights: [(key, lefts, rights)])
+    )
 
     rows = drive_inputs(operator, batches(records, MAX_WATERMARK, cut), resume)
 
@@ -69,13 +93,17 @@ async def test_co_group_gives_the_groups_of_the_textbook_for_every_cut(
     ]
 
 
-@given(STEPS, st.integers(0, 15), st.integers(-40, 40), st.integers(1, 12), SIZES, st.integers(1, 3))
+@given(
+    STEPS, st.integers(0, 15), st.integers(-40, 40), st.integers(1, 12), SIZES, st.integers(1, 3)
+)
 @settings(max_examples=200, deadline=None)
 async def test_a_window_join_gives_one_row_for_each_pair(
     steps: Any, delay: int, origin: int, size: int, cut: int, resume: int
 ) -> None:
     records = two_streams(steps, delay, origin)
-    operator = await opened(WindowJoinOperator(TumblingWindows(size), lambda left, right: (left, right)))
+    operator = await opened(
+        WindowJoinOperator(TumblingWindows(size), lambda left, right: (left, right))
+    )
 
     rows = drive_inputs(operator, batches(records, MAX_WATERMARK, cut), resume)
 
@@ -87,13 +115,23 @@ async def test_a_window_join_gives_one_row_for_each_pair(
     ]
 
 
-@given(STEPS, st.integers(0, 15), st.integers(-40, 40), st.integers(-8, 8), st.integers(0, 8), SIZES, st.integers(1, 3))
+@given(
+    STEPS,
+    st.integers(0, 15),
+    st.integers(-40, 40),
+    st.integers(-8, 8),
+    st.integers(0, 8),
+    SIZES,
+    st.integers(1, 3),
+)
 @settings(max_examples=300, deadline=None)
 async def test_an_interval_join_gives_the_pairs_of_the_textbook_for_every_cut(
     steps: Any, delay: int, origin: int, lower: int, length: int, cut: int, resume: int
 ) -> None:
     records = two_streams(steps, delay, origin)
-    operator = await opened(IntervalJoinOperator(lambda left, right, ctx: [(left, right)], lower, lower + length))
+    operator = await opened(
+        IntervalJoinOperator(lambda left, right, ctx: [(left, right)], lower, lower + length)
+    )
 
     rows = drive_inputs(operator, batches(records, MAX_WATERMARK, cut), resume)
 
@@ -114,7 +152,10 @@ async def test_both_bounds_of_an_interval_are_included() -> None:
 
 async def test_elements_are_kept_as_long_as_a_partner_may_come_and_no_longer() -> None:
     operator = await opened(IntervalJoinOperator(lambda left, right, ctx: [], -2, 3))
-    held = [operator.ctx.keyed_state.table(name).of(None) for name in ("interval-join-left", "interval-join-right")]
+    held = [
+        operator.ctx.keyed_state.table(name).of(None)
+        for name in ("interval-join-left", "interval-join-right")
+    ]
     drive_inputs(operator, batches([Sided(0, "k", "L", 10, 0), Sided(1, "k", "R", 10, 0)], 11, 1))
     assert [dict(table) for table in held] == [{"k": ([10], ["L"])}, {"k": ([10], ["R"])}]
     drive_inputs(operator, batches([], 12, 1))
@@ -127,7 +168,16 @@ async def test_the_function_of_an_interval_join_sees_both_times_and_side_outputs
     tag: OutputTag[Any] = OutputTag("seen")
 
     def pair(left: str, right: str, ctx: Any) -> Any:
-        ctx.output(tag, (ctx.left_timestamp, ctx.right_timestamp, ctx.timestamp, ctx.current_key, ctx.current_watermark))
+        ctx.output(
+            tag,
+            (
+                ctx.left_timestamp,
+                ctx.right_timestamp,
+                ctx.timestamp,
+                ctx.current_key,
+                ctx.current_watermark,
+            ),
+        )
         yield left + right
 
     operator = await opened(IntervalJoinOperator(pair, 0, 10))
@@ -137,7 +187,9 @@ async def test_the_function_of_an_interval_join_sees_both_times_and_side_outputs
 
 
 async def test_late_elements_of_a_window_join_are_counted_and_not_kept() -> None:
-    operator = await opened(CoGroupOperator(tumbling("10ms"), lambda key, lefts, rights: [(lefts, rights)]))
+    operator = await opened(
+        CoGroupOperator(tumbling("10ms"), lambda key, lefts, rights: [(lefts, rights)])
+    )
     records = [Sided(0, "k", "a", 1, START), Sided(1, "k", "late", 2, 9), Sided(1, "k", "b", 12, 9)]
     assert values_of(drive_inputs(operator, batches(records, 30, 1))) == [(["a"], []), ([], ["b"])]
     assert operator.ctx.dropped() == 1
@@ -145,7 +197,9 @@ async def test_late_elements_of_a_window_join_are_counted_and_not_kept() -> None
 
 
 async def test_a_session_gap_function_of_a_join_gets_the_element_of_either_side() -> None:
-    operator = await opened(CoGroupOperator(session(lambda value: value), lambda key, lefts, rights: [(lefts, rights)]))
+    operator = await opened(
+        CoGroupOperator(session(lambda value: value), lambda key, lefts, rights: [(lefts, rights)])
+    )
     records = [Sided(0, "k", 5, 0, START), Sided(1, "k", 20, 4, START), Sided(0, "k", 1, 23, START)]
     assert values_of(drive_inputs(operator, batches(records, 30, 1))) == [([5, 1], [20])]
 
@@ -165,7 +219,9 @@ async def test_what_one_side_holds_survives_a_restore() -> None:
 
 async def test_an_interval_join_without_event_time_says_what_is_missing() -> None:
     with pytest.raises(StateError, match="watermark strategy"):
-        await opened(IntervalJoinOperator(lambda left, right, ctx: [], 0, 1), Context(has_event_time=False))
+        await opened(
+            IntervalJoinOperator(lambda left, right, ctx: [], 0, 1), Context(has_event_time=False)
+        )
 
 
 def test_bounds_in_the_wrong_order_are_a_build_error() -> None:

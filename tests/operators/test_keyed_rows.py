@@ -1,4 +1,6 @@
-"""map, filter and flat_map with keyed state: the key of each record is set, and only while its function runs."""
+"""map, filter and flat_map with keyed state: the key of each record is set, and only while its
+function runs.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Repeats(Numbers, FlatMapFunction[int, int]):
         ("flat_map", Repeats, [1, 2, 3, 3], [10, 20, 30, 30]),
     ],
 )
-async def test_each_record_sees_the_state_of_its_key(kind: str, function: Any, values: list[Any], stamps: list[int]) -> None:
+async def test_each_record_sees_the_state_of_its_key(
+    kind: str, function: Any, values: list[Any], stamps: list[int]
+) -> None:
     context = Context()
     operator = await opened(KeyedRowsOperator(kind, function()), context)
     out = operator.process_batch(keyed_batch("aba", [1, 2, 3], [10, 20, 30], [5, 6, 7], 9))
@@ -68,7 +72,9 @@ async def test_an_error_names_the_record_and_its_key(kind: str) -> None:
     operator = await opened(KeyedRowsOperator(kind, lambda value: [1 / value]), Context())
     with pytest.raises(ZeroDivisionError) as caught:
         operator.process_batch(keyed_batch("abc", [1, 0, 2]))
-    assert caught.value.__notes__ == ["aioflow: in operator 'alerts', subtask 2/4, at record 0 of key 'b'"]
+    assert caught.value.__notes__ == [
+        "aioflow: in operator 'alerts', subtask 2/4, at record 0 of key 'b'"
+    ]
 
 
 async def test_text_out_of_flat_map_is_refused() -> None:

@@ -1,4 +1,6 @@
-"""What stands for the records of a batch gives the same results, in the same order, and stands for none that somebody would miss."""
+"""What stands for the records of a batch gives the same results, in the same order, and stands
+for none that somebody would miss.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,15 @@ CONSUMERS = 2
 
 @st.composite
 def inputs(draw: st.DrawFn) -> list[RecordBatch]:
-    """Batches of one sender: records out of order, some of them late, under watermarks that move within a batch."""
+    """Batches of one sender: records out of order, some of them late, under watermarks that move
+    within a batch.
+    """
     at, batches = 0, []
     for count in draw(st.lists(st.integers(1, 8), min_size=1, max_size=6)):
         watermarks = []
-        for step in draw(st.lists(st.sampled_from([0, 0, 0, 1, 4]), min_size=count, max_size=count)):
+        for step in draw(
+            st.lists(st.sampled_from([0, 0, 0, 1, 4]), min_size=count, max_size=count)
+        ):
             at += step
             watermarks.append(at)
         rows = [(draw(st.sampled_from("abc")), draw(SCORES), number) for number in range(count)]
@@ -57,13 +63,26 @@ def dealing(aggregate: Any, grid: SliceGrid | None, function: Any = key) -> Part
     """Deals records out for a window of `aggregate`; with `grid` it folds them before."""
     local = None if grid is None else local_aggregate(resolve_aggregate(aggregate), grid)
     partitioning = Partitioning(ShipStrategy.HASH, function, local=local)
-    return create_partitioner(partitioning, CONSUMERS, max_parallelism=128, subtask_index=0, rng=random.Random(0), place="'producer'")
+    return create_partitioner(
+        partitioning,
+        CONSUMERS,
+        max_parallelism=128,
+        subtask_index=0,
+        rng=random.Random(0),
+        place="'producer'",
+    )
 
 
-async def results_of(aggregate: Any, assigner: Any, batches: list[RecordBatch], partitioner: Partitioner) -> tuple[str, list[int]]:
-    """All that comes out of the windows of each consumer, and how many records each dropped as late."""
+async def results_of(
+    aggregate: Any, assigner: Any, batches: list[RecordBatch], partitioner: Partitioner
+) -> tuple[str, list[int]]:
+    """All that comes out of the windows of each consumer, and how many records each dropped as
+    late.
+    """
     shown, dropped = [], []
-    operators = [await context.opened(SliceWindowOperator(assigner, aggregate)) for _ in range(CONSUMERS)]
+    operators = [
+        await context.opened(SliceWindowOperator(assigner, aggregate)) for _ in range(CONSUMERS)
+    ]
     inputs: list[list[RecordBatch]] = [[] for _ in operators]
     for batch in batches:
         parts = dict(partitioner.split(batch))
@@ -76,10 +95,14 @@ async def results_of(aggregate: Any, assigner: Any, batches: list[RecordBatch], 
     return repr(shown), dropped
 
 
-@pytest.mark.parametrize("assigner", [tumbling("8ms"), sliding("8ms", "4ms")], ids=["tumbling", "sliding"])
+@pytest.mark.parametrize(
+    "assigner", [tumbling("8ms"), sliding("8ms", "4ms")], ids=["tumbling", "sliding"]
+)
 @pytest.mark.parametrize("name", AGGREGATES)
 @given(batches=inputs())
-async def test_results_are_those_of_all_records(name: str, assigner: Any, batches: list[RecordBatch]) -> None:
+async def test_results_are_those_of_all_records(
+    name: str, assigner: Any, batches: list[RecordBatch]
+) -> None:
     aggregate = AGGREGATES[name]
     grid = SliceWindowOperator(assigner, aggregate).grid
     expected = await results_of(aggregate, assigner, batches, dealing(aggregate, None))
@@ -91,7 +114,9 @@ async def test_results_are_those_of_all_records(name: str, assigner: Any, batche
 GRID = SliceGrid(1_000, 1_000)
 
 
-def a_batch(rows: list[Any], *, times: list[int] | None = None, watermarks: list[int] | None = None) -> RecordBatch:
+def a_batch(
+    rows: list[Any], *, times: list[int] | None = None, watermarks: list[int] | None = None
+) -> RecordBatch:
     return RecordBatch(rows, times or [5] * len(rows), None, watermarks, 900)
 
 
@@ -99,7 +124,11 @@ def test_one_record_goes_for_each_key_in_the_order_of_their_first() -> None:
     rows = [("b", 1), *[("a", i) for i in range(40)], *[("b", i) for i in range(30)]]
     parts = dealing(AGGREGATES["max_by"], GRID).split(a_batch(rows, watermarks=[3] * 20 + [4] * 51))
     sent = [
-        row for _, part in parts for row in zip(part.keys or [], part.values, part.timestamps or [], part.watermarks or [], strict=True)
+        row
+        for _, part in parts
+        for row in zip(
+            part.keys or [], part.values, part.timestamps or [], part.watermarks or [], strict=True
+        )
     ]
     assert sorted(sent) == [("a", ("a", 39), 5, 3), ("b", ("b", 29), 5, 3)]
     local = local_aggregate(resolve_aggregate(AGGREGATES["max"]), GRID)
@@ -113,9 +142,15 @@ UNFOLDED: dict[str, tuple[str, RecordBatch]] = {
     "of many keys": ("max_by", a_batch([(i, i) for i in range(100)])),
     "few": ("max_by", a_batch([("a", i) for i in range(module.SAMPLE)])),
     "of two slices": ("max_by", a_batch([("a", 1)] * 50, times=[999] * 49 + [1_000])),
-    "within which a window may end": ("max_by", a_batch([("a", 1)] * 50, watermarks=[3] * 49 + [999])),
+    "within which a window may end": (
+        "max_by",
+        a_batch([("a", 1)] * 50, watermarks=[3] * 49 + [999]),
+    ),
     "of which none is the best": ("max_by", a_batch([("a", None)] * 50)),
-    "of which none is the greater for certain": ("max_by", a_batch([("a", (float("nan"), 1))] * 50)),
+    "of which none is the greater for certain": (
+        "max_by",
+        a_batch([("a", (float("nan"), 1))] * 50),
+    ),
     "of sets, which are ordered in part": ("max", a_batch([("a", frozenset([1]))] * 50)),
     "that the aggregate fails at": ("max_by", a_batch([("a", 1)] * 49 + [("a", "x")])),
     "without times": ("max_by", RecordBatch([("a", 1)] * 50)),
@@ -127,7 +162,9 @@ def test_these_go_as_they_are(records: str) -> None:
     name, batch = UNFOLDED[records]
     plain = dealing(AGGREGATES[name], None).split(batch)
     sent = dealing(AGGREGATES[name], GRID).split(batch)
-    assert [(i, part.values, part.keys, part.taken) for i, part in sent] == [(i, part.values, part.keys, part.taken) for i, part in plain]
+    assert [(i, part.values, part.keys, part.taken) for i, part in sent] == [
+        (i, part.values, part.keys, part.taken) for i, part in plain
+    ]
 
 
 def test_records_whose_times_are_a_column_are_folded() -> None:
@@ -138,7 +175,9 @@ def test_records_whose_times_are_a_column_are_folded() -> None:
 
     times = NumberColumn(np.arange(50))
     watermarks = NumberColumn(np.zeros(50, np.int64))
-    ((_, part),) = dealing(AGGREGATES["max_by"], GRID).split(RecordBatch([("a", i) for i in range(50)], times, None, watermarks, 0))  # type: ignore[arg-type]
+    ((_, part),) = dealing(AGGREGATES["max_by"], GRID).split(
+        RecordBatch([("a", i) for i in range(50)], times, None, watermarks, 0)
+    )  # type: ignore[arg-type]
     assert (part.values, part.timestamps, part.watermarks) == ([("a", 49)], [0], [0])
 
 
@@ -159,7 +198,11 @@ async def test_a_running_flow_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     for source in (rows, af.io.arrow(arrow.Table.from_pylist(rows))):
         flow = af.Flow("folded", parallelism=2)
         prices = flow.source(source, watermarks=times).map(lambda row: (row["user"], row["price"]))
-        best = prices.key_by(lambda row: row[0]).window(tumbling("1s")).aggregate(af.max_by(lambda row: row[1]))
+        best = (
+            prices.key_by(lambda row: row[0])
+            .window(tumbling("1s"))
+            .aggregate(af.max_by(lambda row: row[1]))
+        )
         assert [result.value for result in await best.collect()] == [("a", 4_999)]
         assert sum(sent) < 5_000
         sent.clear()
@@ -172,7 +215,9 @@ def test_a_key_function_that_is_not_known_is_called_once_a_record() -> None:
         called.append(row)
         return row[0]
 
-    ((_, part),) = dealing(AGGREGATES["max_by"], GRID, heard).split(a_batch([("a", i) for i in range(50)]))
+    ((_, part),) = dealing(AGGREGATES["max_by"], GRID, heard).split(
+        a_batch([("a", i) for i in range(50)])
+    )
     assert (len(called), len(part.values)) == (50, 50)
 
 
@@ -201,7 +246,10 @@ def test_for_other_aggregates_all_records_go(aggregate: Any) -> None:
 
 
 def test_where_each_late_record_gives_a_result_all_records_go() -> None:
-    assert local_aggregate(resolve_aggregate(AGGREGATES["max_by"]), SliceGrid(10, 10, lateness=5)) is None
+    assert (
+        local_aggregate(resolve_aggregate(AGGREGATES["max_by"]), SliceGrid(10, 10, lateness=5))
+        is None
+    )
 
 
 def test_functions_that_may_do_more_than_compute_get_all_records() -> None:

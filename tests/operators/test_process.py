@@ -1,4 +1,6 @@
-"""Process functions: times exact to the record, timers between the records where the watermark passes them, errors that say where."""
+"""Process functions: times exact to the record, timers between the records where the watermark
+passes them, errors that say where.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ from aioflow.core.functions import (
 from aioflow.core.injection import resource, use
 from aioflow.core.state_descriptors import MapStateDescriptor, ValueStateDescriptor
 from aioflow.operators.async_process import AsyncProcessOperator
-from aioflow.operators.process import BroadcastProcessOperator, CoProcessOperator, KeyedProcessOperator, ProcessOperator
+from aioflow.operators.process import (
+    BroadcastProcessOperator,
+    CoProcessOperator,
+    KeyedProcessOperator,
+    ProcessOperator,
+)
 
 from .process_context import Context, keyed_batch, opened, push, rows
 
@@ -33,7 +40,9 @@ SILENCE_MS = 10
 
 
 class AlertWhenSilent(KeyedProcessFunction[str, int, Any]):
-    """Tells, for each key, when nothing came for `SILENCE_MS`: each record deletes the timer and sets it anew."""
+    """Tells, for each key, when nothing came for `SILENCE_MS`: each record deletes the timer and
+    sets it anew.
+    """
 
     def open(self, ctx: RuntimeContext) -> None:
         self.armed = ctx.get_state(ValueStateDescriptor("armed"))
@@ -53,7 +62,9 @@ class AlertWhenSilent(KeyedProcessFunction[str, int, Any]):
     def on_timer(self, timestamp: int, ctx: ProcessContext) -> Iterator[Any]:
         yield ("silent", ctx.current_key, timestamp, self.seen.value(), ctx.current_watermark)
         self.armed.clear()
-        if self.seen.value() % 3 == 0:  # A chain of timers: due in the same advance when the watermark jumped.
+        if (
+            self.seen.value() % 3 == 0
+        ):  # A chain of timers: due in the same advance when the watermark jumped.
             self.seen.update(self.seen.value() + 1)
             self.armed.update(timestamp + 1)
             ctx.timer_service.register_event_time_timer(timestamp + 1)
@@ -67,7 +78,9 @@ class Event(NamedTuple):
 
 
 def silent_alerts(events: Sequence[Event], final: int) -> list[tuple[Any, int, int]]:
-    """The program above, one record at a time over a list of timers: (value, timestamp, watermark in force before)."""
+    """The program above, one record at a time over a list of timers: (value, timestamp,
+    watermark in force before).
+    """
     timers: dict[tuple[int, str], None] = {}
     armed: dict[str, int] = {}
     seen: dict[str, int] = {}
@@ -77,9 +90,14 @@ def silent_alerts(events: Sequence[Event], final: int) -> list[tuple[Any, int, i
     def advance(watermark: int) -> None:
         nonlocal current, mark
         while due := [timer for timer in timers if timer[0] <= max(watermark, current)]:
-            timestamp, key = min(due, key=lambda timer: timer[0])  # The first registered among equals.
+            timestamp, key = min(
+                due, key=lambda timer: timer[0]
+            )  # The first registered among equals.
             del timers[timestamp, key]
-            current, mark = max(current, watermark if watermark == MAX_WATERMARK else timestamp), max(mark, timestamp - 1)
+            current, mark = (
+                max(current, watermark if watermark == MAX_WATERMARK else timestamp),
+                max(mark, timestamp - 1),
+            )
             found.append((("silent", key, timestamp, seen[key], current), timestamp, mark))
             armed.pop(key)
             if seen[key] % 3 == 0:
@@ -104,18 +122,32 @@ def silent_alerts(events: Sequence[Event], final: int) -> list[tuple[Any, int, i
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[Event], int]:
-    """Records somewhat out of order, with a watermark that rises by any step, also far, also not at all."""
+    """Records somewhat out of order, with a watermark that rises by any step, also far, also not
+    at all.
+    """
     events, watermark, time = [], MIN_WATERMARK, 0
     for _ in range(draw(st.integers(0, 30))):
         time += draw(st.sampled_from([0, 1, 2, 5, 11, 40]))
-        events.append(Event(draw(st.sampled_from("abc")), draw(st.integers(0, 9)), time - draw(st.integers(0, 4)), watermark))
+        events.append(
+            Event(
+                draw(st.sampled_from("abc")),
+                draw(st.integers(0, 9)),
+                time - draw(st.integers(0, 4)),
+                watermark,
+            )
+        )
         if draw(st.booleans()):
             watermark = max(watermark, time - draw(st.integers(0, 6)))
     return events, draw(st.sampled_from([watermark, max(watermark, time + 7), MAX_WATERMARK]))
 
 
-def cut(events: Sequence[Event], final: int, sizes: Sequence[int], sparse: bool) -> list[RecordBatch]:
-    """`events` as batches of `sizes`, repeated. `sparse` leaves out the watermarks of batches in which they do not move."""
+def cut(
+    events: Sequence[Event], final: int, sizes: Sequence[int], sparse: bool
+) -> list[RecordBatch]:
+    """`events` as batches of `sizes`, repeated.
+
+    `sparse` leaves out the watermarks of batches in which they do not move.
+    """
     batches, position, in_force = [], 0, MIN_WATERMARK
     while position < len(events):
         part = events[position : position + sizes[len(batches) % len(sizes)]]
@@ -125,13 +157,24 @@ def cut(events: Sequence[Event], final: int, sizes: Sequence[int], sparse: bool)
         if sparse and watermarks and watermarks[0] == watermarks[-1] == in_force:
             watermarks = None
         batches.append(
-            keyed_batch([e.key for e in part], [e.value for e in part], [e.timestamp for e in part], watermarks, after)
+            keyed_batch(
+                [e.key for e in part],
+                [e.value for e in part],
+                [e.timestamp for e in part],
+                watermarks,
+                after,
+            )
         )
         in_force = after
     return [*batches, empty_batch(final)]
 
 
-@given(histories(), st.lists(st.integers(1, 9), min_size=1, max_size=4), st.booleans(), st.sampled_from([1, 3, 1024]))
+@given(
+    histories(),
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.booleans(),
+    st.sampled_from([1, 3, 1024]),
+)
 async def test_timers_fire_as_one_record_at_a_time_however_the_input_was_cut(
     history: tuple[list[Event], int], sizes: list[int], sparse: bool, resume: int
 ) -> None:
@@ -140,7 +183,11 @@ async def test_timers_fire_as_one_record_at_a_time_however_the_input_was_cut(
     context = Context()
     context.clock.perf_step_ns = 1_000_000  # Every second timer ends a slice.
     operator = await opened(KeyedProcessOperator(AlertWhenSilent()), context)
-    outputs = [out for batch in cut(events, final, sizes, sparse) for out in push(operator, batch, resume=resume)]
+    outputs = [
+        out
+        for batch in cut(events, final, sizes, sparse)
+        for out in push(operator, batch, resume=resume)
+    ]
     assert rows(outputs) == silent_alerts(events, final)
     assert context.timers is not None
     assert context.timers.current_watermark == final
@@ -156,9 +203,15 @@ class Timers(KeyedProcessFunction[str, Any, Any]):
         service = ctx.timer_service
         for timestamp in value:
             if self.processing:
-                register, delete = service.register_processing_time_timer, service.delete_processing_time_timer
+                register, delete = (
+                    service.register_processing_time_timer,
+                    service.delete_processing_time_timer,
+                )
             else:
-                register, delete = service.register_event_time_timer, service.delete_event_time_timer
+                register, delete = (
+                    service.register_event_time_timer,
+                    service.delete_event_time_timer,
+                )
             (register if timestamp >= 0 else delete)(abs(timestamp))
 
     def on_timer(self, timestamp: int, ctx: ProcessContext) -> list[Any]:
@@ -184,7 +237,9 @@ async def test_timers_fire_in_order_of_time_each_with_its_key_and_only_what_is_d
 async def test_a_deleted_timer_does_not_fire_and_deleting_none_is_no_error() -> None:
     """G5.5"""
     operator = await opened(KeyedProcessOperator(Timers()), Context())
-    assert rows(push(operator, keyed_batch("aab", [[5], [-5, -7], [-5, 6]], [1, 1, 1], None, 20))) == [(("b", 6), 6, 5)]
+    assert rows(
+        push(operator, keyed_batch("aab", [[5], [-5, -7], [-5, 6]], [1, 1, 1], None, 20))
+    ) == [(("b", 6), 6, 5)]
 
 
 async def test_a_timer_in_the_past_fires_right_after_the_record_that_registered_it() -> None:
@@ -211,7 +266,9 @@ async def test_one_physical_timer_moves_to_the_earliest() -> None:
         hash(context.keyed_state.current_key)
 
 
-async def test_processing_time_timers_that_wait_fire_at_the_end_of_the_input_and_cannot_be_set_anew() -> None:
+async def test_processing_time_timers_that_wait_fire_at_the_end_of_the_input_and_cannot_be_set_anew() -> (
+    None
+):
     class Again(Timers):
         def on_timer(self, timestamp: int, ctx: ProcessContext) -> list[Any]:
             ctx.timer_service.register_processing_time_timer(timestamp + 1)
@@ -229,7 +286,12 @@ async def test_processing_time_timers_that_wait_fire_at_the_end_of_the_input_and
     outputs = [operator.finish()]
     while operator.has_pending:
         outputs.append(operator.resume(1))
-    assert [value for out in outputs for value in out.values] == [("a", 90), ("b", 200), ("c", 300), "end"]
+    assert [value for out in outputs for value in out.values] == [
+        ("a", 90),
+        ("b", 200),
+        ("c", 300),
+        "end",
+    ]
     assert len(outputs) > 1
 
 
@@ -245,7 +307,9 @@ async def test_a_long_drain_gives_the_loop_back_and_sends_the_watermark_on_meanw
     found = rows(outputs)
     assert [value[1] for value, _, _ in found] == [10 * i for i in range(count)]
     for out, following in pairwise(outputs):
-        assert all(out.watermark < timestamp for _, timestamp in following.values), "a result that follows would be late"
+        assert all(out.watermark < timestamp for _, timestamp in following.values), (
+            "a result that follows would be late"
+        )
         assert out.watermark >= out.values[-1][1] - 1
     assert outputs[-1].watermark == 10 * count
 
@@ -269,7 +333,9 @@ async def test_after_a_restore_event_time_goes_on_where_the_timers_were(asynchro
             return [(value, ctx.current_watermark)]
 
     context = Context()
-    operator = AsyncProcessOperator(Sees(), keyed=True) if asynchronous else KeyedProcessOperator(Sees())
+    operator = (
+        AsyncProcessOperator(Sees(), keyed=True) if asynchronous else KeyedProcessOperator(Sees())
+    )
     operator.setup(context)
     operator.initialize_state()
     assert context.timers is not None
@@ -280,7 +346,11 @@ async def test_after_a_restore_event_time_goes_on_where_the_timers_were(asynchro
     for value, mark, after in ((1, 5, 40), (2, 55, 70)):
         outputs.append(operator.process_batch(keyed_batch("a", [value], [mark], [mark], after)))
         await context.work()
-    assert rows(outputs + context.emitted, 50) == [((1, 50), 5, 50), ((2, 55), 55, 55), (("k", 60), 60, 59)]
+    assert rows(outputs + context.emitted, 50) == [
+        ((1, 50), 5, 50),
+        ((2, 55), 55, 55),
+        (("k", 60), 60, 59),
+    ]
 
 
 async def test_watermarks_are_none_before_the_first_and_max_at_the_end() -> None:
@@ -293,11 +363,19 @@ async def test_watermarks_are_none_before_the_first_and_max_at_the_end() -> None
             return [(ctx.current_watermark, ctx.timer_service.current_watermark, ctx.timestamp)]
 
     operator = await opened(KeyedProcessOperator(Sees()), Context())
-    outputs = push(operator, keyed_batch("aa", [1, 2], [5, 6], [MIN_WATERMARK, 3], 4)) + push(operator, empty_batch(MAX_WATERMARK))
-    assert [value for out in outputs for value in out.values] == [(None, None, 5), (3, 3, 6), (MAX_WATERMARK,) * 3]
+    outputs = push(operator, keyed_batch("aa", [1, 2], [5, 6], [MIN_WATERMARK, 3], 4)) + push(
+        operator, empty_batch(MAX_WATERMARK)
+    )
+    assert [value for out in outputs for value in out.values] == [
+        (None, None, 5),
+        (3, 3, 6),
+        (MAX_WATERMARK,) * 3,
+    ]
 
 
-async def test_without_event_time_there_is_no_timestamp_and_an_event_time_timer_is_refused_when_registered() -> None:
+async def test_without_event_time_there_is_no_timestamp_and_an_event_time_timer_is_refused_when_registered() -> (
+    None
+):
     context = Context(has_event_time=False)
     operator = await opened(KeyedProcessOperator(Timers(processing=True)), context)
     assert rows(push(operator, keyed_batch("a", [[5]]))) == []
@@ -316,7 +394,9 @@ async def test_timers_and_keys_without_key_by_are_refused() -> None:
     operator = await opened(ProcessOperator(Timers()), Context(keyed=False))
     with pytest.raises(StateError, match="key_by"):
         operator.process_batch(RecordBatch([[5]]))
-    operator = await opened(ProcessOperator(lambda value, ctx: [ctx.current_key]), Context(keyed=False))
+    operator = await opened(
+        ProcessOperator(lambda value, ctx: [ctx.current_key]), Context(keyed=False)
+    )
     with pytest.raises(StateError, match="key_by"):
         operator.process_batch(RecordBatch([5]))
 
@@ -332,12 +412,16 @@ async def test_a_timestamp_that_is_none_is_refused_when_registered(timestamp: An
 
 
 async def test_a_plain_function_that_set_a_timer_is_told_that_it_has_no_on_timer() -> None:
-    operator = await opened(KeyedProcessOperator(lambda value, ctx: ctx.timer_service.register_event_time_timer(3)), Context())
+    operator = await opened(
+        KeyedProcessOperator(lambda value, ctx: ctx.timer_service.register_event_time_timer(3)),
+        Context(),
+    )
     with pytest.raises(TypeError, match="KeyedProcessFunction"):
         operator.process_batch(keyed_batch("a", [1], [1], None, 5))
 
 
-# -------------------------------------------------------------------------------------------------------- results, errors
+# --------------------------------------------------------------------------------------------------
+# results, errors
 
 
 @pytest.mark.parametrize("keyed", [False, True])
@@ -349,7 +433,10 @@ async def test_results_may_be_none_a_list_any_iterable_or_a_generator(keyed: boo
     operator = await opened(ProcessOperator(lambda value, ctx: forms[value]), Context(keyed=keyed))
     out = operator.process_batch(keyed_batch([0] * 6, range(6), range(10, 16), range(6), 99))
     assert out.values == ["one", "a", "b", 0, 1, 2, "7", "s"]
-    assert (out.timestamps, out.watermarks) == ([11, 12, 12, 13, 13, 13, 14, 15], [1, 2, 2, 3, 3, 3, 4, 5])
+    assert (out.timestamps, out.watermarks) == (
+        [11, 12, 12, 13, 13, 13, 14, 15],
+        [1, 2, 2, 3, 3, 3, 4, 5],
+    )
     assert (out.watermark, out.keys) == (99, None)
     operator = await opened(ProcessOperator(generate), Context(keyed=keyed))
     out = operator.process_batch(keyed_batch([0] * 3, [2, 0, 1], [10, 11, 12]))
@@ -397,7 +484,9 @@ async def test_an_error_in_a_timer_names_the_timer_and_its_key() -> None:
     operator = await opened(KeyedProcessOperator(Fails()), Context())
     with pytest.raises(LookupError) as caught:
         operator.process_batch(keyed_batch("ab", [[5], []], [1, 1], [MIN_WATERMARK, 7], 7))
-    assert caught.value.__notes__ == ["aioflow: in operator 'alerts', subtask 2/4, at the timer 5 of key 'a'"]
+    assert caught.value.__notes__ == [
+        "aioflow: in operator 'alerts', subtask 2/4, at the timer 5 of key 'a'"
+    ]
 
 
 async def test_side_outputs_carry_the_time_of_their_element() -> None:
@@ -414,13 +503,25 @@ async def test_side_outputs_carry_the_time_of_their_element() -> None:
     context = Context()
     operator = await opened(KeyedProcessOperator(Splits()), context)
     push(operator, keyed_batch("ab", [15, 30], [10, 20], [MIN_WATERMARK, 18], 19))
-    assert context.side == [("odd", 15, 10, MIN_WATERMARK), ("odd", "timer", 15, 14), ("odd", 30, 20, 18)]
+    assert context.side == [
+        ("odd", 15, 10, MIN_WATERMARK),
+        ("odd", "timer", 15, 14),
+        ("odd", 30, 20, 18),
+    ]
 
 
 async def test_functions_are_told_where_they_run() -> None:
-    operator = await opened(ProcessOperator(lambda value, ctx: [dict(ctx.metadata)]), Context(keyed=False))
+    operator = await opened(
+        ProcessOperator(lambda value, ctx: [dict(ctx.metadata)]), Context(keyed=False)
+    )
     assert operator.process_batch(RecordBatch([1])).values == [
-        {"operator": "alerts", "uid": "alerts-uid", "subtask_index": 1, "parallelism": 4, "attempt": 0}
+        {
+            "operator": "alerts",
+            "uid": "alerts-uid",
+            "subtask_index": 1,
+            "parallelism": 4,
+            "attempt": 0,
+        }
     ]
 
 
@@ -430,7 +531,9 @@ async def test_resources_are_passed_to_every_method() -> None:
     there = resource(make)
 
     class Uses(KeyedProcessFunction[str, int, Any]):
-        def process_element(self, value: int, ctx: ProcessContext, got: Any = use(there)) -> list[Any]:
+        def process_element(
+            self, value: int, ctx: ProcessContext, got: Any = use(there)
+        ) -> list[Any]:
             ctx.timer_service.register_event_time_timer(5)
             return [got]
 
@@ -440,10 +543,15 @@ async def test_resources_are_passed_to_every_method() -> None:
     context = Context()
     context.resources[there] = "opened"
     operator = await opened(KeyedProcessOperator(Uses()), context)
-    assert operator.process_batch(keyed_batch("a", [1], [1], None, 9)).values == ["opened", "opened", 5]
+    assert operator.process_batch(keyed_batch("a", [1], [1], None, 9)).values == [
+        "opened",
+        "opened",
+        5,
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------------- life cycle
+# --------------------------------------------------------------------------------------------------
+# life cycle
 
 
 async def test_state_is_initialised_before_open_and_finish_before_close() -> None:
@@ -476,7 +584,15 @@ async def test_state_is_initialised_before_open_and_finish_before_close() -> Non
     assert operator.finish().values == ["last words"]
     await operator.close()
     await operator.close()
-    assert log == ["initialize True", "open", "element 1", "element 2", "snapshot", "finish", "close"]
+    assert log == [
+        "initialize True",
+        "open",
+        "element 1",
+        "element 2",
+        "snapshot",
+        "finish",
+        "close",
+    ]
 
 
 async def test_a_function_whose_open_failed_is_closed_once() -> None:
@@ -533,7 +649,8 @@ async def test_state_has_no_current_key_between_batches() -> None:
         function.state.value()
 
 
-# ------------------------------------------------------------------------------------------------------------- two inputs
+# --------------------------------------------------------------------------------------------------
+# two inputs
 
 
 async def test_two_inputs_share_the_state_and_timers_of_their_key() -> None:
@@ -557,7 +674,11 @@ async def test_two_inputs_share_the_state_and_timers_of_their_key() -> None:
     assert operator.inputs == 2
     out = push(operator, keyed_batch("ab", [1, 2], [10, 11]), 0)
     out += push(operator, keyed_batch("ab", ["x", "y"], [12, 13], [MIN_WATERMARK, 15], 15), 1)
-    assert rows(out) == [(("a", 1, "x"), 12, MIN_WATERMARK), (("expired", "a"), 15, 14), (("b", 2, "y"), 13, 15)]
+    assert rows(out) == [
+        (("a", 1, "x"), 12, MIN_WATERMARK),
+        (("expired", "a"), 15, 14),
+        (("b", 2, "y"), 13, 15),
+    ]
 
 
 async def test_two_inputs_without_keys_each_have_their_method() -> None:
@@ -583,7 +704,9 @@ class Limits(KeyedBroadcastProcessFunction[str, int, tuple[str, int], Any]):
             rules.put("limit", 0)
         yield (value, rules.get("limit", "none"), rules.contains("limit"), list(rules.items()))
 
-    def process_broadcast_element(self, value: tuple[str, int], ctx: ProcessContext) -> Iterator[Any]:
+    def process_broadcast_element(
+        self, value: tuple[str, int], ctx: ProcessContext
+    ) -> Iterator[Any]:
         ctx.get_broadcast_state(RULES).put(*value)
         yield ("changed", ctx.current_watermark)
 
@@ -592,13 +715,18 @@ class Limits(KeyedBroadcastProcessFunction[str, int, tuple[str, int], Any]):
 async def test_broadcast_state_is_read_on_one_side_and_written_on_the_other(keyed: bool) -> None:
     operator = await opened(BroadcastProcessOperator(Limits()), Context(keyed=keyed))
     assert operator.process_input(0, keyed_batch("a", [1])).values == [(1, "none", False, [])]
-    assert operator.process_input(1, RecordBatch([("limit", 7)], None, None, [3], 3)).values == [("changed", 3)]
+    assert operator.process_input(1, RecordBatch([("limit", 7)], None, None, [3], 3)).values == [
+        ("changed", 3)
+    ]
     assert operator.process_input(0, keyed_batch("a", [2])).values == [(2, 7, True, [("limit", 7)])]
     with pytest.raises(StateError, match="process_broadcast_element"):
         operator.process_input(0, keyed_batch("a", ["write"]))
 
 
-@pytest.mark.parametrize("use", [lambda ctx: ctx.current_key, lambda ctx: ctx.timer_service.register_processing_time_timer(5)])
+@pytest.mark.parametrize(
+    "use",
+    [lambda ctx: ctx.current_key, lambda ctx: ctx.timer_service.register_processing_time_timer(5)],
+)
 async def test_a_broadcast_element_has_no_key_and_no_timers(use: Any) -> None:
     class Uses(KeyedBroadcastProcessFunction[str, int, int, Any]):
         def process_element(self, value: int, ctx: ProcessContext) -> None: ...
@@ -612,7 +740,9 @@ async def test_a_broadcast_element_has_no_key_and_no_timers(use: Any) -> None:
         operator.process_input(1, RecordBatch([1]))
 
 
-async def test_a_timer_that_fires_on_the_way_of_a_broadcast_element_cannot_write_broadcast_state() -> None:
+async def test_a_timer_that_fires_on_the_way_of_a_broadcast_element_cannot_write_broadcast_state() -> (
+    None
+):
     class Writes(KeyedBroadcastProcessFunction[str, int, int, Any]):
         def process_element(self, value: int, ctx: ProcessContext) -> None:
             ctx.timer_service.register_event_time_timer(5)

@@ -24,7 +24,9 @@ class SumOf:
     def __init__(self, fn: Any = lambda value: value) -> None:
         self._fn = fn
 
-    def running(self, table: Any, keys: Sequence[Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
+    def running(
+        self, table: Any, keys: Sequence[Any], values: Sequence[Any]
+    ) -> list[tuple[Any, Any]]:
         out = []
         for key, value in zip(keys, values, strict=True):
             table[key] = table.get(key, 0) + self._fn(value)
@@ -51,10 +53,18 @@ async def test_times_and_watermarks_follow_their_elements_and_keys_end() -> None
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(-9, 9)), min_size=1, max_size=40), st.integers(1, 7), st.booleans()
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(-9, 9)), min_size=1, max_size=40),
+    st.integers(1, 7),
+    st.booleans(),
 )
-async def test_results_do_not_depend_on_the_cut(records: list[tuple[str, int]], size: int, reduce: bool) -> None:
-    make = (lambda: RunningReduceOperator(lambda a, b: a + b)) if reduce else (lambda: RunningAggregateOperator(SumOf()))
+async def test_results_do_not_depend_on_the_cut(
+    records: list[tuple[str, int]], size: int, reduce: bool
+) -> None:
+    make = (
+        (lambda: RunningReduceOperator(lambda a, b: a + b))
+        if reduce
+        else (lambda: RunningAggregateOperator(SumOf()))
+    )
     totals: dict[str, int] = {}
     expected: list[Any] = []
     for key, value in records:
@@ -64,13 +74,17 @@ async def test_results_do_not_depend_on_the_cut(records: list[tuple[str, int]], 
     found: list[Any] = []
     for start in range(0, len(records), size):
         part = records[start : start + size]
-        found += operator.process_batch(keyed_batch([k for k, _ in part], [v for _, v in part])).values
+        found += operator.process_batch(
+            keyed_batch([k for k, _ in part], [v for _, v in part])
+        ).values
     assert found == expected
 
 
 async def test_reduce_emits_the_first_element_as_it_is() -> None:
     calls: list[Any] = []
-    operator = await opened(RunningReduceOperator(lambda a, b: calls.append((a, b)) or max(a, b)), Context())
+    operator = await opened(
+        RunningReduceOperator(lambda a, b: calls.append((a, b)) or max(a, b)), Context()
+    )
     assert operator.process_batch(keyed_batch("aaba", [3, 1, 7, 5])).values == [3, 3, 7, 5]
     assert calls == [(3, 1), (3, 5)]
 
@@ -85,19 +99,25 @@ async def test_an_error_of_reduce_names_operator_subtask_record_and_key() -> Non
     operator = await opened(RunningReduceOperator(lambda a, b: a / b), Context())
     with pytest.raises(ZeroDivisionError) as caught:
         operator.process_batch(keyed_batch("aba", [1, 2, 0]))
-    assert caught.value.__notes__ == ["aioflow: in operator 'alerts', subtask 2/4, at record 0 of key 'a'"]
+    assert caught.value.__notes__ == [
+        "aioflow: in operator 'alerts', subtask 2/4, at record 0 of key 'a'"
+    ]
 
 
 async def test_an_error_of_an_aggregate_names_the_record() -> None:
     operator = await opened(RunningAggregateOperator(SumOf(lambda value: 1 // value)), Context())
     with pytest.raises(ZeroDivisionError) as caught:
         operator.process_batch(keyed_batch("abc", [1, 0, 2]))
-    assert caught.value.__notes__ == ["aioflow: in operator 'alerts', subtask 2/4, at record 0 of key 'b'"]
+    assert caught.value.__notes__ == [
+        "aioflow: in operator 'alerts', subtask 2/4, at record 0 of key 'b'"
+    ]
 
 
 async def test_an_error_that_needs_the_accumulator_is_framed_by_its_batch() -> None:
     class Refuses(SumOf):
-        def running(self, table: Any, keys: Sequence[Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
+        def running(
+            self, table: Any, keys: Sequence[Any], values: Sequence[Any]
+        ) -> list[tuple[Any, Any]]:
             if len(table) + len(keys) > 2:
                 raise OverflowError("too many keys")
             return super().running(table, keys, values)
@@ -105,7 +125,9 @@ async def test_an_error_that_needs_the_accumulator_is_framed_by_its_batch() -> N
     operator = await opened(RunningAggregateOperator(Refuses()), Context())
     with pytest.raises(OverflowError) as caught:
         operator.process_batch(keyed_batch("abc", [1, 2, 3]))
-    assert caught.value.__notes__ == ["aioflow: in operator 'alerts', subtask 2/4, between records 1 and 3"]
+    assert caught.value.__notes__ == [
+        "aioflow: in operator 'alerts', subtask 2/4, between records 1 and 3"
+    ]
 
 
 async def test_the_first_spelling_of_a_key_is_the_one_shown() -> None:

@@ -1,4 +1,6 @@
-"""Sessions a batch at a time: against the textbook and the operator of all windows, and what they leave behind."""
+"""Sessions a batch at a time: against the textbook and the operator of all windows, and what
+they leave behind.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,30 @@ LATE: OutputTag[Any] = OutputTag("late")
 START = MIN_WATERMARK
 
 
-async def opened(gap: int, aggregate: Any = None, ctx: Context | None = None, **options: Any) -> Any:
-    operator = SessionWindowOperator(SessionWindows(gap), aggregate or Collect(), late_tag=LATE, **options)
+async def opened(
+    gap: int, aggregate: Any = None, ctx: Context | None = None, **options: Any
+) -> Any:
+    operator = SessionWindowOperator(
+        SessionWindows(gap), aggregate or Collect(), late_tag=LATE, **options
+    )
     return await context.opened(operator, ctx)
 
 
 def left_behind(operator: Any) -> tuple[Any, Any]:
-    return operator.ctx.keyed_state.items("sessions"), operator.ctx.timers["window-timers"].event_time_timers()
+    return operator.ctx.keyed_state.items("sessions"), operator.ctx.timers[
+        "window-timers"
+    ].event_time_timers()
 
 
-@given(STEPS, st.integers(0, 15), st.integers(-40, 40), st.integers(1, 8), SIZES, st.booleans(), st.integers(1, 3))
+@given(
+    STEPS,
+    st.integers(0, 15),
+    st.integers(-40, 40),
+    st.integers(1, 8),
+    SIZES,
+    st.booleans(),
+    st.integers(1, 3),
+)
 @settings(max_examples=300, deadline=None)
 async def test_sessions_give_the_rows_of_the_textbook_for_every_cut(
     steps: Any, delay: int, origin: int, gap: int, sizes: Any, ends: bool, resume: int
@@ -62,16 +78,23 @@ async def test_the_order_of_elements_in_a_session_is_that_of_the_operator_of_all
     steps: Any, delay: int, gap: int, sizes: Any
 ) -> None:
     records, _ = out_of_order(steps, delay, 0)
-    one = await context.opened(WindowOperator(SessionWindows(gap), aggregate=Collect(), late_tag=LATE))
+    one = await context.opened(
+        WindowOperator(SessionWindows(gap), aggregate=Collect(), late_tag=LATE)
+    )
     other = await opened(gap)
-    rows = [sorted(drive(operator, cut(records, MAX_WATERMARK, cuts)), key=repr) for operator, cuts in ((one, [1]), (other, sizes))]
+    rows = [
+        sorted(drive(operator, cut(records, MAX_WATERMARK, cuts)), key=repr)
+        for operator, cuts in ((one, [1]), (other, sizes))
+    ]
     assert rows[0] == rows[1]
     assert one.ctx.side == other.ctx.side
 
 
 @given(STEPS, st.integers(0, 15), st.integers(1, 8), SIZES)
 @settings(max_examples=100, deadline=None)
-async def test_the_sequence_does_not_depend_on_where_batches_are_cut(steps: Any, delay: int, gap: int, sizes: Any) -> None:
+async def test_the_sequence_does_not_depend_on_where_batches_are_cut(
+    steps: Any, delay: int, gap: int, sizes: Any
+) -> None:
     records, _ = out_of_order(steps, delay, 0)
     runs = []
     for cuts in ([1024], sizes):
@@ -82,7 +105,9 @@ async def test_the_sequence_does_not_depend_on_where_batches_are_cut(steps: Any,
 
 @given(STEPS, st.integers(1, 60), st.integers(1, 8))
 @settings(max_examples=100, deadline=None)
-async def test_a_restored_operator_goes_on_as_if_nothing_had_happened(steps: Any, at: int, gap: int) -> None:
+async def test_a_restored_operator_goes_on_as_if_nothing_had_happened(
+    steps: Any, at: int, gap: int
+) -> None:
     records, _ = out_of_order(steps, 3, 0)
     whole = await opened(gap)
     expected = drive(whole, cut(records, MAX_WATERMARK, [1]))
@@ -91,11 +116,15 @@ async def test_a_restored_operator_goes_on_as_if_nothing_had_happened(steps: Any
     reached = records[at].watermark if at < len(records) else MAX_WATERMARK
     before = drive(first, cut(records[:at], reached, [1]))
     second = await opened(gap, ctx=Context(first.ctx))
-    replayed = [r._replace(watermark=MIN_WATERMARK) if r.watermark <= reached else r for r in records[at:]]
+    replayed = [
+        r._replace(watermark=MIN_WATERMARK) if r.watermark <= reached else r for r in records[at:]
+    ]
     after = drive(second, cut(replayed, MAX_WATERMARK, [7]))
 
     assert values_of(before + after) == values_of(expected)
-    assert [value for _, value, _, _ in first.ctx.side + second.ctx.side] == [value for _, value, _, _ in whole.ctx.side]
+    assert [value for _, value, _, _ in first.ctx.side + second.ctx.side] == [
+        value for _, value, _, _ in whole.ctx.side
+    ]
 
 
 @pytest.mark.parametrize(
@@ -119,13 +148,17 @@ async def test_a_session_that_goes_on_has_one_timer_whatever_the_number_of_its_e
     records = [("k", t, t, START) for t in range(1_000)]
     assert drive(operator, cut(records, START, [100])) == []
     assert operator.ctx.timers["window-timers"].event_time_timers() == [(9, "k", None)]
-    assert values_of(drive(operator, cut([], MAX_WATERMARK, [1]))) == [WindowResult("k", 0, 1_009, list(range(1_000)))]
+    assert values_of(drive(operator, cut([], MAX_WATERMARK, [1]))) == [
+        WindowResult("k", 0, 1_009, list(range(1_000)))
+    ]
 
 
 async def test_what_is_late_for_a_session_of_its_own_still_joins_one_that_is_open() -> None:
     operator = await opened(10)
     records = [("k", "open", 20, 0), ("k", "joins", 11, 25), ("j", "late", 11, 25)]
-    assert values_of(drive(operator, cut(records, MAX_WATERMARK, [3]))) == [WindowResult("k", 11, 30, ["open", "joins"])]
+    assert values_of(drive(operator, cut(records, MAX_WATERMARK, [3]))) == [
+        WindowResult("k", 11, 30, ["open", "joins"])
+    ]
     assert operator.ctx.side == [("late", "late", 11, 25)]
 
 
@@ -146,13 +179,18 @@ async def test_open_sessions_that_state_of_before_holds_in_any_order_go_on() -> 
     table.of(None, ["k"])["k"] = [[20, 25, [0]], [0, 5, [1]], [10, 15, [2]]]
     second = await opened(5, ctx=Context(first.ctx))
     rows = drive(second, cut([("k", 3, 13, START), ("k", 4, 17, START)], MAX_WATERMARK, [2]))
-    assert values_of(rows) == [WindowResult("k", 0, 5, [1]), WindowResult("k", 10, 25, [2, 3, 0, 4])]
+    assert values_of(rows) == [
+        WindowResult("k", 0, 5, [1]),
+        WindowResult("k", 10, 25, [2, 3, 0, 4]),
+    ]
     assert left_behind(second) == ([], [])
 
 
 async def test_queries_show_the_open_sessions_of_a_key() -> None:
     operator = await opened(5, aggregates.count())
-    drive(operator, cut([("k", "a", 0, START), ("k", "b", 20, START), ("k", "c", 21, START)], 0, [3]))
+    drive(
+        operator, cut([("k", "a", 0, START), ("k", "b", 20, START), ("k", "c", 21, START)], 0, [3])
+    )
     assert operator.ctx.keyed_state.query("sessions", "k") == [(0, 5, 1), (20, 26, 2)]
 
 
@@ -162,7 +200,10 @@ async def test_a_window_fn_makes_the_rows() -> None:
         yield "again"
 
     operator = await opened(5, window_fn=rows_of)
-    assert drive(operator, cut([("k", 1, 1, START)], 5, [1])) == [(("k", 1, 6, 1), 5, 4), ("again", 5, 4)]
+    assert drive(operator, cut([("k", 1, 1, START)], 5, [1])) == [
+        (("k", 1, 6, 1), 5, 4),
+        ("again", 5, 4),
+    ]
 
 
 async def test_a_long_firing_is_resumed_in_pieces_of_the_asked_size() -> None:
@@ -177,7 +218,9 @@ async def test_a_long_firing_is_resumed_in_pieces_of_the_asked_size() -> None:
 
 
 async def test_an_error_of_user_code_names_the_record_or_the_window() -> None:
-    operator = await opened(10, aggregates.sum(lambda v: 1 // v), window_fn=lambda key, window, total: 1 // total)
+    operator = await opened(
+        10, aggregates.sum(lambda v: 1 // v), window_fn=lambda key, window, total: 1 // total
+    )
     with pytest.raises(ZeroDivisionError) as adding:
         drive(operator, cut([("k", 1, 1, START), ("j", 0, 2, START)], 0, [2]))
     assert adding.value.__notes__[0].endswith("at record 0 of key 'j'")

@@ -1,4 +1,6 @@
-"""Windows that are due at once and give nothing: the loop is given back between them as it is between results."""
+"""Windows that are due at once and give nothing: the loop is given back between them as it is
+between results.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,27 @@ def nothing(*args: Any) -> Iterator[Any]:
 SILENT: dict[str, Callable[[], Operator]] = {
     "process": lambda: WindowOperator(tumbling("10ms"), process=nothing),
     "process of sessions": lambda: WindowOperator(session("10ms"), process=nothing),
-    "window function of slices": lambda: SliceWindowOperator(tumbling("10ms"), aggregates.count(), window_fn=nothing),
-    "window function of sessions": lambda: SessionWindowOperator(session("10ms"), aggregates.count(), window_fn=nothing),
+    "window function of slices": lambda: SliceWindowOperator(
+        tumbling("10ms"), aggregates.count(), window_fn=nothing
+    ),
+    "window function of sessions": lambda: SessionWindowOperator(
+        session("10ms"), aggregates.count(), window_fn=nothing
+    ),
     "co-group": lambda: CoGroupOperator(tumbling("10ms"), nothing),
     "interval join": lambda: IntervalJoinOperator(nothing, -10, 10),
 }
 
 
 def pushed(operator: Operator, batch: RecordBatch) -> RecordBatch:
-    return operator.process_batch(batch) if operator.inputs == 1 else operator.process_input(0, batch)
+    return (
+        operator.process_batch(batch) if operator.inputs == 1 else operator.process_input(0, batch)
+    )
 
 
 def pieces(operator: Operator, batch: RecordBatch, size: int) -> int:
-    """In how many pieces the work of `batch` is done, the first of which is as long as the operator has it."""
+    """In how many pieces the work of `batch` is done, the first of which is as long as the
+    operator has it.
+    """
     pushed(operator, batch)
     found = 1
     while operator.has_pending:
@@ -56,7 +66,10 @@ async def test_work_that_gives_nothing_is_done_in_pieces_too(silent: str) -> Non
     keys = list(range(KEYS))
     assert pieces(operator, RecordBatch(keys, [1] * KEYS, keys), KEYS) == 1
     assert pieces(operator, empty_batch(MAX_WATERMARK), 700) >= (KEYS - RESULTS_MAX) // 700
-    assert not any(operator.ctx.keyed_state.table(name).namespaces() for name in ("window-contents", "sessions", "interval-join-left"))
+    assert not any(
+        operator.ctx.keyed_state.table(name).namespaces()
+        for name in ("window-contents", "sessions", "interval-join-left")
+    )
 
 
 async def test_pairs_without_a_result_are_tried_in_pieces() -> None:

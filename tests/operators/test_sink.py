@@ -1,4 +1,6 @@
-"""The two phases of a sink under checkpoints: what is committed when, what the state holds meanwhile, and what a restore does."""
+"""The two phases of a sink under checkpoints: what is committed when, what the state holds
+meanwhile, and what a restore does.
+"""
 
 from __future__ import annotations
 
@@ -110,10 +112,14 @@ async def opened(sink: Any, ctx: SinkContext, retry: Retry = SOON) -> SinkOperat
     return operator
 
 
-def after(ctx: SinkContext, *former: SinkContext, parallelism: int = 1, index: int = 0) -> SinkContext:
+def after(
+    ctx: SinkContext, *former: SinkContext, parallelism: int = 1, index: int = 0
+) -> SinkContext:
     """The context of an attempt that was restored from what `former` subtasks had snapshot last."""
     state = HeapOperatorStateBackend()
-    state.restore(redistribute([one.operator_state.snapshot() for one in former], parallelism)[index])
+    state.restore(
+        redistribute([one.operator_state.snapshot() for one in former], parallelism)[index]
+    )
     return SinkContext(ctx.host, operator_state=state)
 
 
@@ -135,8 +141,12 @@ async def test_nothing_is_committed_before_its_checkpoint_is_complete(ctx: SinkC
     await operator.close()
 
 
-async def test_a_completed_checkpoint_commits_everything_prepared_up_to_it_in_order(ctx: SinkContext) -> None:
-    """Rule 1 of RELIABILITY section 2: the metadata of 1 was never written, 2 is complete: 1 is part of it."""
+async def test_a_completed_checkpoint_commits_everything_prepared_up_to_it_in_order(
+    ctx: SinkContext,
+) -> None:
+    """Rule 1 of RELIABILITY section 2: the metadata of 1 was never written, 2 is complete: 1 is
+    part of it.
+    """
     ledger = Ledger()
     operator = await opened(ledger, ctx)
     await take(operator, 1, 1)
@@ -165,7 +175,9 @@ async def test_a_repeated_or_late_notification_commits_nothing_twice(ctx: SinkCo
     await operator.close()
 
 
-async def test_what_is_confirmed_while_a_commit_runs_is_committed_after_it(ctx: SinkContext) -> None:
+async def test_what_is_confirmed_while_a_commit_runs_is_committed_after_it(
+    ctx: SinkContext,
+) -> None:
     ledger = Ledger()
     ledger.gate = asyncio.Event()
     operator = await opened(ledger, ctx)
@@ -232,8 +244,12 @@ async def test_the_state_holds_what_is_not_confirmed_and_nothing_else(ctx: SinkC
     await operator.close()
 
 
-async def test_restored_committables_are_committed_before_the_writer_opens(ctx: SinkContext) -> None:
-    """Row 22: the notification was lost with the process; the restored checkpoint is complete all the same."""
+async def test_restored_committables_are_committed_before_the_writer_opens(
+    ctx: SinkContext,
+) -> None:
+    """Row 22: the notification was lost with the process; the restored checkpoint is complete
+    all the same.
+    """
     ledger = Ledger()
     operator = await opened(ledger, ctx)
     await take(operator, 1, 1)
@@ -261,8 +277,12 @@ async def test_restoring_twice_commits_once(ctx: SinkContext) -> None:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
-async def test_committables_survive_a_change_of_parallelism(ctx: SinkContext, parallelism: int) -> None:
-    """H7: each is committed by exactly one new subtask, and all know which checkpoint was restored."""
+async def test_committables_survive_a_change_of_parallelism(
+    ctx: SinkContext, parallelism: int
+) -> None:
+    """H7: each is committed by exactly one new subtask, and all know which checkpoint was
+    restored.
+    """
     ledger = Ledger()
     former = [SinkContext(ctx.host) for _ in range(3)]
     for i, one in enumerate(former):
@@ -272,13 +292,17 @@ async def test_committables_survive_a_change_of_parallelism(ctx: SinkContext, pa
         await operator.close()
     ledger.log.clear()
     for index in range(parallelism):
-        await (await opened(ledger, after(ctx, *former, parallelism=parallelism, index=index))).close()
+        await (
+            await opened(ledger, after(ctx, *former, parallelism=parallelism, index=index))
+        ).close()
     assert sorted(ledger.values) == [0, 1, 10, 11, 20, 21]
     assert ledger.log.count(("restored", 2)) == parallelism
     await ctx.settled()
 
 
-async def test_a_commit_that_fails_is_tried_again(ctx: SinkContext, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_commit_that_fails_is_tried_again(
+    ctx: SinkContext, caplog: pytest.LogCaptureFixture
+) -> None:
     ledger = Ledger()
     ledger.errors = [OSError("unreachable"), OSError("unreachable")]
     operator = await opened(ledger, ctx)
@@ -291,9 +315,13 @@ async def test_a_commit_that_fails_is_tried_again(ctx: SinkContext, caplog: pyte
 
 
 @pytest.mark.parametrize(
-    "errors", [[OSError("unreachable")] * 3, [StateError("rows are gone")]], ids=["after the last try", "at once where it is no use"]
+    "errors",
+    [[OSError("unreachable")] * 3, [StateError("rows are gone")]],
+    ids=["after the last try", "at once where it is no use"],
 )
-async def test_a_commit_that_does_not_succeed_fails_the_task_and_stays_in_the_state(ctx: SinkContext, errors: list[Exception]) -> None:
+async def test_a_commit_that_does_not_succeed_fails_the_task_and_stays_in_the_state(
+    ctx: SinkContext, errors: list[Exception]
+) -> None:
     ledger = Ledger()
     ledger.errors = list(errors)
     operator = await opened(ledger, ctx)
@@ -366,7 +394,9 @@ async def test_without_checkpoints_the_end_commits(ctx: SinkContext) -> None:
     await operator.close()
 
 
-async def test_a_sink_that_commits_nothing_is_flushed_at_the_barrier_and_keeps_no_state(ctx: SinkContext) -> None:
+async def test_a_sink_that_commits_nothing_is_flushed_at_the_barrier_and_keeps_no_state(
+    ctx: SinkContext,
+) -> None:
     sink = OnlyFlushes()
     operator = await opened(sink, ctx)
     await take(operator, 1, 1)
@@ -378,11 +408,15 @@ async def test_a_sink_that_commits_nothing_is_flushed_at_the_barrier_and_keeps_n
     await operator.close()
 
 
-async def test_prepared_writes_are_not_dropped_by_a_sink_that_cannot_commit_them(ctx: SinkContext) -> None:
+async def test_prepared_writes_are_not_dropped_by_a_sink_that_cannot_commit_them(
+    ctx: SinkContext,
+) -> None:
     operator = await opened(Ledger(), ctx)
     await take(operator, 1, 1)
     await operator.close()
-    with pytest.raises(RestoreError, match=r"'operator' commits nothing, but its restored state holds 1 prepared"):
+    with pytest.raises(
+        RestoreError, match=r"'operator' commits nothing, but its restored state holds 1 prepared"
+    ):
         await opened(OnlyFlushes(), after(ctx, ctx))
 
 

@@ -8,13 +8,24 @@ from typing import Any
 import pytest
 
 from aioflow.operators import aggregates as af
-from aioflow.operators.slice_runs import COPIED_AT_ONCE, LOOP_MERGES_AT_ONCE, MERGES_AT_ONCE, SliceRuns, merge_tables
+from aioflow.operators.slice_runs import (
+    COPIED_AT_ONCE,
+    LOOP_MERGES_AT_ONCE,
+    MERGES_AT_ONCE,
+    SliceRuns,
+    merge_tables,
+)
 
 
 @pytest.mark.parametrize("keys", [1, 100, MERGES_AT_ONCE])
 def test_many_slices_are_merged_in_pieces_however_small_they_are(keys: int) -> None:
     slices: list[dict[int, Any]] = [dict.fromkeys(range(keys), 1) for _ in range(256)]
-    runs = SliceRuns(af.resolve_aggregate(af.count()), False, lambda number: slices[number], lambda first, stop: True)
+    runs = SliceRuns(
+        af.resolve_aggregate(af.count()),
+        False,
+        lambda number: slices[number],
+        lambda first, stop: True,
+    )
     covering, pauses = runs.cover(0, 256), 0
     while True:
         try:
@@ -24,7 +35,8 @@ def test_many_slices_are_merged_in_pieces_however_small_they_are(keys: int) -> N
             break
         pauses += 1
     assert tables == [dict.fromkeys(range(keys), 256)]
-    # Each but one of the slices is merged into another table, and so are runs: as many merges as there are slices.
+    # Each but one of the slices is merged into another table, and so are runs: as many merges as
+    # there are slices.
     assert pauses >= 255 * keys // (2 * MERGES_AT_ONCE)
 
 
@@ -57,6 +69,12 @@ def test_tables_of_many_keys_are_merged_in_pieces(kind: type[dict[int, int]]) ->
             merged = done.value
             break
         pauses += 1
-    assert list(merged.items()) == [(0, 1), (1, 2), *((key, 3) for key in range(2, keys)), (keys, 2), (keys + 1, 1)]
+    assert list(merged.items()) == [
+        (0, 1),
+        (1, 2),
+        *((key, 3) for key in range(2, keys)),
+        (keys, 2),
+        (keys + 1, 1),
+    ]
     assert tables[0] == dict.fromkeys(range(keys), 1)
     assert pauses >= 2 * 3

@@ -1,4 +1,6 @@
-"""The fast path of windows against the textbook: the same rows in the same order, however the input was cut."""
+"""The fast path of windows against the textbook: the same rows in the same order, however the
+input was cut.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ SIZES = st.sampled_from([[1], [7], [1024], [3, 1, 5, 2]])
 
 
 class Collect(AggregateFunction[Any, list[Any], list[Any]]):
-    """Keeps every value, so that a lost, doubled or displaced record shows. `merge` changes what it is given."""
+    """Keeps every value, so that a lost, doubled or displaced record shows.
+
+    `merge` changes what it is given.
+    """
 
     def create_accumulator(self) -> list[Any]:
         return []
@@ -48,11 +53,15 @@ class Collect(AggregateFunction[Any, list[Any], list[Any]]):
 
 
 async def opened(assigner: Any, lateness: int = 0, ctx: Context | None = None) -> Any:
-    return await context.opened(SliceWindowOperator(assigner, Collect(), lateness_ms=lateness, late_tag=LATE), ctx)
+    return await context.opened(
+        SliceWindowOperator(assigner, Collect(), lateness_ms=lateness, late_tag=LATE), ctx
+    )
 
 
 def out_of_order(steps: list[tuple[str, int]], delay: int, origin: int) -> tuple[list[Record], int]:
-    """Records at `origin` plus random jitter; the watermark is the running maximum minus `delay` minus 1."""
+    """Records at `origin` plus random jitter; the watermark is the running maximum minus `delay`
+    minus 1.
+    """
     records, highest = [], None
     for i, (key, jitter) in enumerate(steps):
         timestamp = origin + i // 2 + jitter
@@ -65,16 +74,36 @@ def out_of_order(steps: list[tuple[str, int]], delay: int, origin: int) -> tuple
 STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(-12, 12)), max_size=60)
 
 
-@given(STEPS, st.integers(0, 15), st.integers(-40, 40), st.integers(1, 12), st.integers(1, 12), st.integers(-11, 11),
-       st.integers(0, 9), SIZES, st.booleans(), st.integers(1, 3))
+@given(
+    STEPS,
+    st.integers(0, 15),
+    st.integers(-40, 40),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.integers(-11, 11),
+    st.integers(0, 9),
+    SIZES,
+    st.booleans(),
+    st.integers(1, 3),
+)
 @settings(max_examples=300, deadline=None)
 async def test_slices_give_the_rows_of_the_textbook_for_every_cut(
-    steps: Any, delay: int, origin: int, size: int, slide: int, offset: int, lateness: int, sizes: Any, ends: bool,
+    steps: Any,
+    delay: int,
+    origin: int,
+    size: int,
+    slide: int,
+    offset: int,
+    lateness: int,
+    sizes: Any,
+    ends: bool,
     resume: int,
 ) -> None:
     size, slide = max(size, slide), min(size, slide)
     offset = offset % slide
-    assigner = SlidingWindows(size, slide, offset) if slide < size else TumblingWindows(size, offset)
+    assigner = (
+        SlidingWindows(size, slide, offset) if slide < size else TumblingWindows(size, offset)
+    )
     records, final = out_of_order(steps, delay, origin)
     final = MAX_WATERMARK if ends else final
     operator = await opened(assigner, lateness)
@@ -88,15 +117,22 @@ async def test_slices_give_the_rows_of_the_textbook_for_every_cut(
         return end, watermark, timestamp, start, key, sorted(values)
 
     got = [(*row, timestamp, watermark) for row, timestamp, watermark in rows]
-    # Between firings the order is fixed; of one window that fires, the keys are compared as a set here.
+    # Between firings the order is fixed; of one window that fires, the keys are compared as a set
+    # here.
     assert sorted(map(normal, got)) == sorted(map(normal, expected))
     assert [(row[1], row[2]) for row, *_ in rows] == [(row.start, row.end) for row in expected]
     assert [value for _, value, _, _ in operator.ctx.side] == late
     assert operator.ctx.dropped() == len(late)
 
 
-@given(STEPS, st.integers(0, 15), st.integers(-40, 40), st.sampled_from([(10, 10), (10, 5), (6, 4), (7, 3)]),
-       st.integers(0, 5), SIZES)
+@given(
+    STEPS,
+    st.integers(0, 15),
+    st.integers(-40, 40),
+    st.sampled_from([(10, 10), (10, 5), (6, 4), (7, 3)]),
+    st.integers(0, 5),
+    SIZES,
+)
 @settings(max_examples=100, deadline=None)
 async def test_the_sequence_does_not_depend_on_where_batches_are_cut(
     steps: Any, delay: int, origin: int, shape: tuple[int, int], lateness: int, sizes: Any
@@ -149,7 +185,9 @@ async def test_slices_survive_a_merge_that_gives_back_what_it_was_given() -> Non
 
 
 @pytest.mark.parametrize("shape", [(30, 10), (320, 10)])
-async def test_slices_survive_merges_of_accumulators_that_change_in_place(shape: tuple[int, int]) -> None:
+async def test_slices_survive_merges_of_accumulators_that_change_in_place(
+    shape: tuple[int, int],
+) -> None:
     aggregate = aggregates.agg(n=aggregates.count(), mean=aggregates.mean())
     operator = await context.opened(SliceWindowOperator(SlidingWindows(*shape), aggregate))
     records = [Record("k", t % 7, t, t - 1) for t in range(0, 700, 5)]
@@ -158,7 +196,9 @@ async def test_slices_survive_merges_of_accumulators_that_change_in_place(shape:
     def fold(values: list[int]) -> dict[str, Any]:
         return {"n": len(values), "mean": sum(values) / len(values)}
 
-    assert rows == [tuple(row) for row in sliding_windows(records, MAX_WATERMARK, *shape, fold=fold)[0]]
+    assert rows == [
+        tuple(row) for row in sliding_windows(records, MAX_WATERMARK, *shape, fold=fold)[0]
+    ]
 
 
 async def test_a_window_fn_makes_the_rows_of_slices_too() -> None:
@@ -166,7 +206,9 @@ async def test_a_window_fn_makes_the_rows_of_slices_too() -> None:
         yield key, window.end, len(value)
         yield "again"
 
-    operator = await context.opened(SliceWindowOperator(tumbling("10ms"), Collect(), window_fn=rows_of))
+    operator = await context.opened(
+        SliceWindowOperator(tumbling("10ms"), Collect(), window_fn=rows_of)
+    )
     records = [("k", t, t, MIN_WATERMARK) for t in (5, 6)]
     assert drive(operator, cut(records, 9, [2])) == [(("k", 10, 2), 9, 8), ("again", 9, 8)]
 
@@ -205,11 +247,26 @@ async def test_a_long_firing_is_resumed_in_pieces_of_the_asked_size() -> None:
     assert set(pieces[5:-2]) == {700}
 
 
-@given(STEPS, st.integers(0, 15), st.integers(-40, 40), st.sampled_from([(16, 1), (24, 2), (40, 3), (30, 2)]),
-       st.integers(-2, 2), st.integers(0, 9), SIZES, st.integers(1, 3))
+@given(
+    STEPS,
+    st.integers(0, 15),
+    st.integers(-40, 40),
+    st.sampled_from([(16, 1), (24, 2), (40, 3), (30, 2)]),
+    st.integers(-2, 2),
+    st.integers(0, 9),
+    SIZES,
+    st.integers(1, 3),
+)
 @settings(max_examples=300, deadline=None)
 async def test_windows_of_many_slices_give_the_rows_of_the_textbook_for_every_cut(
-    steps: Any, delay: int, origin: int, shape: tuple[int, int], offset: int, lateness: int, sizes: Any, resume: int
+    steps: Any,
+    delay: int,
+    origin: int,
+    shape: tuple[int, int],
+    offset: int,
+    lateness: int,
+    sizes: Any,
+    resume: int,
 ) -> None:
     records, _ = out_of_order(steps, delay, origin)
     offset = max(-shape[1] + 1, min(offset, shape[1] - 1))
@@ -244,22 +301,34 @@ async def test_a_window_of_many_slices_merges_each_accumulator_a_few_times() -> 
     records = [("k", t, t, t - 1) for t in range(count)]
     rows = values_of(drive(operator, cut(records, count - 1, [100])))
     assert [row.value for row in rows[500:502]] == [list(range(437, 501)), list(range(438, 502))]
-    # A run has two halves, merged into a new accumulator; a window is covered by at most 2 * log2(64) runs. All slices: 64.
+    # A run has two halves, merged into a new accumulator; a window is covered by at most 2 *
+    # log2(64) runs. All slices: 64.
     assert merges / count <= 2 + 12
 
 
-@given(STEPS, st.integers(0, 15), st.integers(-40, 40), st.sampled_from([(6, 2), (10, 2), (14, 2), (10, 4)]), st.integers(0, 9), SIZES)
+@given(
+    STEPS,
+    st.integers(0, 15),
+    st.integers(-40, 40),
+    st.sampled_from([(6, 2), (10, 2), (14, 2), (10, 4)]),
+    st.integers(0, 9),
+    SIZES,
+)
 @settings(max_examples=200, deadline=None)
 async def test_counts_of_windows_of_few_slices_are_those_of_the_textbook_for_every_cut(
     steps: Any, delay: int, origin: int, shape: tuple[int, int], lateness: int, sizes: Any
 ) -> None:
     records, _ = out_of_order(steps, delay, origin)
-    operator = await context.opened(SliceWindowOperator(SlidingWindows(*shape), aggregates.count(), lateness_ms=lateness))
+    operator = await context.opened(
+        SliceWindowOperator(SlidingWindows(*shape), aggregates.count(), lateness_ms=lateness)
+    )
 
     rows = values_of(drive(operator, cut(records, MAX_WATERMARK, sizes)))
 
     expected, _ = sliding_windows(records, MAX_WATERMARK, *shape, 0, lateness)
-    assert sorted((row.end, row.key, row.value) for row in rows) == sorted((row.end, row.key, len(row.value)) for row in expected)
+    assert sorted((row.end, row.key, row.value) for row in rows) == sorted(
+        (row.end, row.key, len(row.value)) for row in expected
+    )
     assert operator._slices.runs._runs == {}
 
 
@@ -286,7 +355,9 @@ class CountingMerges(aggregates.Count):
 
 
 @pytest.mark.parametrize(("regroups", "merges"), [(True, 9 / 4), (False, 4)])
-async def test_windows_of_few_slices_share_merges_where_any_grouping_gives_the_same(*, regroups: bool, merges: float) -> None:
+async def test_windows_of_few_slices_share_merges_where_any_grouping_gives_the_same(
+    *, regroups: bool, merges: float
+) -> None:
     count = CountingMerges(regroups=regroups)
     operator = await context.opened(SliceWindowOperator(SlidingWindows(10, 2), count))
     slices = 400
@@ -299,7 +370,9 @@ async def test_windows_of_few_slices_share_merges_where_any_grouping_gives_the_s
 def test_only_what_does_not_round_says_that_any_grouping_gives_the_same() -> None:
     parts = {"n": aggregates.count(), "first": aggregates.first(), "last": aggregates.last()}
     assert aggregates.resolve_aggregate(aggregates.agg(**parts)).regroups
-    assert not aggregates.resolve_aggregate(aggregates.agg(**parts, mean=aggregates.mean())).regroups
+    assert not aggregates.resolve_aggregate(
+        aggregates.agg(**parts, mean=aggregates.mean())
+    ).regroups
     assert not aggregates.resolve_aggregate(aggregates.sum()).regroups
     assert not aggregates.resolve_aggregate(Collect()).regroups
 
@@ -323,13 +396,19 @@ async def test_a_restored_operator_goes_on_as_if_nothing_had_happened(
     second = await opened(SlidingWindows(*shape), lateness, Context(first.ctx))
     # The source may need a while to reach again the watermark that it had:
     # nothing fires twice, what was late stays late.
-    replayed = [r._replace(watermark=MIN_WATERMARK) if r.watermark <= reached else r for r in records[at:]]
+    replayed = [
+        r._replace(watermark=MIN_WATERMARK) if r.watermark <= reached else r for r in records[at:]
+    ]
     after = values_of(drive(second, cut(replayed, MAX_WATERMARK, [7])))
 
     # A snapshot keeps the order of keys within a key group only.
-    assert sorted(before + after, key=lambda row: (row.end, row.key)) == sorted(expected, key=lambda row: (row.end, row.key))
+    assert sorted(before + after, key=lambda row: (row.end, row.key)) == sorted(
+        expected, key=lambda row: (row.end, row.key)
+    )
     assert [row.end for row in before + after] == [row.end for row in expected]
-    assert [value for _, value, _, _ in first.ctx.side + second.ctx.side] == [v for _, v, _, _ in whole.ctx.side]
+    assert [value for _, value, _, _ in first.ctx.side + second.ctx.side] == [
+        v for _, v, _, _ in whole.ctx.side
+    ]
 
 
 @given(STEPS, STEPS, SHAPES, st.integers(0, 5), st.integers(0, 30), SIZES)
@@ -337,9 +416,15 @@ async def test_a_restored_operator_goes_on_as_if_nothing_had_happened(
 async def test_key_groups_that_had_got_further_before_a_rescaled_restore_do_not_fire_again(
     steps: Any, more: Any, shape: tuple[int, int], lateness: int, gap: int, sizes: Any
 ) -> None:
-    ranges = [KeyGroupRange(0, 30), KeyGroupRange(31, 127)]  # Key a is in the first, b and c are in the second.
+    ranges = [
+        KeyGroupRange(0, 30),
+        KeyGroupRange(31, 127),
+    ]  # Key a is in the first, b and c are in the second.
     records, reached = out_of_order(steps, 3, 0)
-    later = [Record(key, 1_000 + i, 30 + i // 2 + jitter, reached) for i, (key, jitter) in enumerate(more)]
+    later = [
+        Record(key, 1_000 + i, 30 + i // 2 + jitter, reached)
+        for i, (key, jitter) in enumerate(more)
+    ]
     former, before, expected = [], [], []
     for groups, ahead in zip(ranges, (0, gap), strict=True):
         mine = [record for record in records if key_group(record.key, 128) in groups]
@@ -352,7 +437,9 @@ async def test_key_groups_that_had_got_further_before_a_rescaled_restore_do_not_
         alone = await opened(SlidingWindows(*shape), lateness, Context(operator.ctx, groups=groups))
         expected += values_of(drive(alone, cut(own, MAX_WATERMARK, sizes)))
 
-    merged = await opened(SlidingWindows(*shape), lateness, Context(*(operator.ctx for operator in former)))
+    merged = await opened(
+        SlidingWindows(*shape), lateness, Context(*(operator.ctx for operator in former))
+    )
     rows = values_of(drive(merged, cut(later, MAX_WATERMARK, sizes)))
 
     def normal(row: Any) -> Any:
@@ -361,8 +448,14 @@ async def test_key_groups_that_had_got_further_before_a_rescaled_restore_do_not_
     assert sorted(map(normal, rows)) == sorted(map(normal, expected))
 
 
-@given(st.integers(1, 30), st.integers(1, 30), st.integers(-30, 30), st.integers(-100, 100), st.integers(-100, 100),
-       st.integers(0, 20))
+@given(
+    st.integers(1, 30),
+    st.integers(1, 30),
+    st.integers(-30, 30),
+    st.integers(-100, 100),
+    st.integers(-100, 100),
+    st.integers(0, 20),
+)
 def test_the_grid_agrees_with_windows_found_one_by_one(
     size: int, slide: int, offset: int, timestamp: int, watermark: int, lateness: int
 ) -> None:
@@ -382,7 +475,9 @@ def test_the_grid_agrees_with_windows_found_one_by_one(
 
 
 async def test_an_error_of_the_aggregate_names_the_record_that_caused_it() -> None:
-    operator = await context.opened(SliceWindowOperator(tumbling("10ms"), aggregates.sum(lambda v: 1 // v)))
+    operator = await context.opened(
+        SliceWindowOperator(tumbling("10ms"), aggregates.sum(lambda v: 1 // v))
+    )
     with pytest.raises(ZeroDivisionError) as caught:
         drive(operator, cut([("k", 1, 1, MIN_WATERMARK), ("j", 0, 2, MIN_WATERMARK)], 0, [2]))
     assert "window" in caught.value.__notes__[0]
@@ -390,10 +485,15 @@ async def test_an_error_of_the_aggregate_names_the_record_that_caused_it() -> No
 
 
 async def test_an_error_of_the_window_function_names_the_window_and_its_key() -> None:
-    by_total = SliceWindowOperator(tumbling("10ms"), aggregates.sum(), window_fn=lambda key, window, total: 1 // total)
+    by_total = SliceWindowOperator(
+        tumbling("10ms"), aggregates.sum(), window_fn=lambda key, window, total: 1 // total
+    )
     operator = await context.opened(by_total)
     with pytest.raises(ZeroDivisionError) as caught:
-        drive(operator, cut([("k", 1, 1, MIN_WATERMARK), ("j", 0, 2, MIN_WATERMARK)], MAX_WATERMARK, [2]))
+        drive(
+            operator,
+            cut([("k", 1, 1, MIN_WATERMARK), ("j", 0, 2, MIN_WATERMARK)], MAX_WATERMARK, [2]),
+        )
     assert caught.value.__notes__[0].endswith("window (0, 10) of key 'j'")
 
 

@@ -1,4 +1,6 @@
-"""Fused loops give what map, filter and flat_map give one after the other; times follow their records; errors say which."""
+"""Fused loops give what map, filter and flat_map give one after the other; times follow their
+records; errors say which.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def named(name: str) -> Context:
 
 async def fused(steps: list[StatelessStep]) -> StatelessOperator:
     """Each step an operator of its own, all in one loop."""
-    operators = [await opened(StatelessOperator([step]), named(f"step {i}")) for i, step in enumerate(steps)]
+    operators = [
+        await opened(StatelessOperator([step]), named(f"step {i}")) for i, step in enumerate(steps)
+    ]
     return StatelessOperator.fuse(operators)
 
 
@@ -66,27 +70,47 @@ async def test_a_fused_loop_is_its_steps_one_after_the_other(
     names: list[str], records: list[tuple[int, int]], timed: bool, marked: bool, together: bool
 ) -> None:
     steps = [STEPS[name] for name in names]
-    operator = await opened(StatelessOperator(steps), Context(keyed=False)) if together else await fused(steps)
+    operator = (
+        await opened(StatelessOperator(steps), Context(keyed=False))
+        if together
+        else await fused(steps)
+    )
     values = [value for value, _ in records]
     marks = [sum(rise for _, rise in records[: i + 1]) for i in range(len(records))]
     stamps = [100 + i for i in range(len(records))]
-    batch = RecordBatch(list(values), stamps if timed else None, None, marks if marked else None, 99 if marked else MIN_WATERMARK)
+    batch = RecordBatch(
+        list(values),
+        stamps if timed else None,
+        None,
+        marks if marked else None,
+        99 if marked else MIN_WATERMARK,
+    )
     out = operator.process_batch(batch)
     expected: list[tuple[Any, int | None, int]] = []
     for i, value in enumerate(values):
         results = [value]
         for step in steps:
             results = applied(step, results)
-        expected += [(result, stamps[i] if timed else None, marks[i] if marked else MIN_WATERMARK) for result in results]
+        expected += [
+            (result, stamps[i] if timed else None, marks[i] if marked else MIN_WATERMARK)
+            for result in results
+        ]
     assert rows([out]) == expected
     assert out.watermark == batch.watermark
-    assert (out.timestamps is not None, out.watermarks is not None) == (timed and bool(values), marked and bool(values))
+    assert (out.timestamps is not None, out.watermarks is not None) == (
+        timed and bool(values),
+        marked and bool(values),
+    )
     assert batch.values == values, "the input belongs to others too"
 
 
 @given(st.lists(st.sampled_from(sorted(STEPS)), max_size=4), st.data())
-async def test_an_error_names_the_operator_the_subtask_and_the_record(names: list[str], data: st.DataObject) -> None:
-    """The step that fails stands anywhere among the others, and fails at any record that reaches it."""
+async def test_an_error_names_the_operator_the_subtask_and_the_record(
+    names: list[str], data: st.DataObject
+) -> None:
+    """The step that fails stands anywhere among the others, and fails at any record that reaches
+    it.
+    """
     before = data.draw(st.integers(0, len(names)))
     kind = data.draw(st.sampled_from(list(StatelessKind)))
     values = data.draw(st.lists(st.integers(-9, 9), min_size=1, max_size=8))
@@ -115,7 +139,9 @@ async def test_an_error_names_the_operator_the_subtask_and_the_record(names: lis
     with pytest.raises(LookupError, match="as planned") as caught:
         operator.process_batch(RecordBatch(values, [0] * len(values) if timed else None))
     record = values[reached[fails_at]]
-    assert caught.value.__notes__ == [f"aioflow: in operator 'step {before}', subtask 2/4, at record {record}"]
+    assert caught.value.__notes__ == [
+        f"aioflow: in operator 'step {before}', subtask 2/4, at record {record}"
+    ]
 
 
 async def test_an_error_of_a_generator_after_its_first_result_is_found_too() -> None:
@@ -123,7 +149,9 @@ async def test_an_error_of_a_generator_after_its_first_result_is_found_too() -> 
         yield value
         yield 1 / value
 
-    operator = await opened(StatelessOperator([StatelessStep(StatelessKind.FLAT_MAP, halves)]), named("halves"))
+    operator = await opened(
+        StatelessOperator([StatelessStep(StatelessKind.FLAT_MAP, halves)]), named("halves")
+    )
     with pytest.raises(ZeroDivisionError) as caught:
         operator.process_batch(RecordBatch([2, 1, 0, 4]))
     assert caught.value.__notes__ == ["aioflow: in operator 'halves', subtask 2/4, at record 0"]
@@ -139,11 +167,22 @@ async def twice(value: int) -> int:
 async def test_a_plain_function_that_gives_a_coroutine_is_refused_at_its_first_result(
     kind: StatelessKind, after: list[str], timed: bool
 ) -> None:
-    """Nobody would await it: it would go downstream as a value. That it is closed is told by the absence of a warning."""
+    """Nobody would await it: it would go downstream as a value.
+
+    That it is closed is told by the absence of a warning.
+    """
     steps = [*(STEPS[name] for name in after), StatelessStep(kind, lambda value: twice(value))]
     operator = await fused(steps)
-    operator.process_batch(RecordBatch([1, 3]) if after else RecordBatch([]))  # Dropped before: nothing was seen yet.
-    with pytest.raises(TypeError, match=rf"^operator 'step {len(after)}': the function of {kind.value} returned coroutine.* `async def`"):
+    operator.process_batch(
+        RecordBatch([1, 3]) if after else RecordBatch([])
+    )  # Dropped before: nothing was seen yet.
+    with pytest.raises(
+        TypeError,
+        match=(
+            rf"^operator 'step {len(after)}': the function of {kind.value} returned coroutine.* "
+            r"`async def`"
+        ),
+    ):
         operator.process_batch(RecordBatch([2, 4], [0, 0] if timed else None))
 
 
@@ -157,17 +196,30 @@ async def test_a_flat_map_that_gives_no_iterable_is_told_what_was_expected(
     def few(value: int) -> Any:
         return [value] if value < 9 else result
 
-    operator = await fused([*(STEPS[name] for name in after), StatelessStep(StatelessKind.FLAT_MAP, few)])
+    operator = await fused(
+        [*(STEPS[name] for name in after), StatelessStep(StatelessKind.FLAT_MAP, few)]
+    )
     values = [9] if first else [1, 9, 2]
-    expected = rf"^operator 'step {len(after)}': the function of flat_map gave what is no iterable \('{type(result).__name__}' .*\[\]"
+    expected = (
+        rf"^operator 'step {len(after)}': the function of flat_map gave what is no iterable "
+        rf"\('{type(result).__name__}' .*\[\]"
+    )
     with pytest.raises(TypeError, match=expected) as caught:
         operator.process_batch(RecordBatch(values, [0] * len(values) if timed else None))
-    assert caught.value.__notes__ == [f"aioflow: in operator 'step {len(after)}', subtask 2/4, at record 9"]
+    assert caught.value.__notes__ == [
+        f"aioflow: in operator 'step {len(after)}', subtask 2/4, at record 9"
+    ]
 
 
-@pytest.mark.parametrize("function", [list, lambda value: list(value), lambda value: (n for n in value)])
-async def test_a_type_error_of_the_function_itself_stays_as_it_is(function: Callable[[Any], Any]) -> None:
-    operator = await opened(StatelessOperator([StatelessStep(StatelessKind.FLAT_MAP, function)]), named("each"))
+@pytest.mark.parametrize(
+    "function", [list, lambda value: list(value), lambda value: (n for n in value)]
+)
+async def test_a_type_error_of_the_function_itself_stays_as_it_is(
+    function: Callable[[Any], Any],
+) -> None:
+    operator = await opened(
+        StatelessOperator([StatelessStep(StatelessKind.FLAT_MAP, function)]), named("each")
+    )
     with pytest.raises(TypeError, match=r"^'int' object is not iterable"):
         operator.process_batch(RecordBatch([[1], 7]))
 
@@ -232,10 +284,19 @@ async def test_function_classes_are_opened_in_order_and_closed_in_reverse_once()
     assert operator.process_batch(RecordBatch([1, 2, 3])).values == [3, 3, 4, 4]
     await operator.close()
     await operator.close()
-    assert log == ["open map in 1", "open filter in 1", "open flat_map in 1", "close flat_map", "close filter", "close map"]
+    assert log == [
+        "open map in 1",
+        "open filter in 1",
+        "open flat_map in 1",
+        "close flat_map",
+        "close filter",
+        "close map",
+    ]
 
 
-async def test_a_function_that_failed_to_open_is_closed_and_those_after_it_were_never_opened() -> None:
+async def test_a_function_that_failed_to_open_is_closed_and_those_after_it_were_never_opened() -> (
+    None
+):
     """B5.2"""
     log: list[str] = []
 
@@ -244,7 +305,10 @@ async def test_a_function_that_failed_to_open_is_closed_and_those_after_it_were_
             super().open(ctx)
             raise OSError("no route")
 
-    steps = [StatelessStep(StatelessKind.MAP, make) for make in (Maps(log, "a"), Fails(log, "b"), Maps(log, "c"))]
+    steps = [
+        StatelessStep(StatelessKind.MAP, make)
+        for make in (Maps(log, "a"), Fails(log, "b"), Maps(log, "c"))
+    ]
     operator = StatelessOperator(steps)
     with pytest.raises(OSError, match="no route"):
         await opened(operator, Context(keyed=False))
@@ -264,7 +328,9 @@ async def test_a_plain_object_with_open_and_close_is_left_alone() -> None:
 
         close = open
 
-    operator = await opened(StatelessOperator([StatelessStep(StatelessKind.MAP, Plain())]), Context(keyed=False))
+    operator = await opened(
+        StatelessOperator([StatelessStep(StatelessKind.MAP, Plain())]), Context(keyed=False)
+    )
     assert operator.process_batch(RecordBatch([1])).values == [2]
     await operator.close()
 
@@ -285,6 +351,8 @@ async def test_a_resource_is_passed_to_the_function_that_asks() -> None:
 
 @pytest.mark.parametrize("function", [7, None, "text"])
 def test_what_is_no_function_is_refused(function: Any) -> None:
-    make: Callable[[], StatelessOperator] = lambda: StatelessOperator([StatelessStep(StatelessKind.MAP, function)])
+    make: Callable[[], StatelessOperator] = lambda: StatelessOperator(
+        [StatelessStep(StatelessKind.MAP, function)]
+    )
     with pytest.raises(TypeError, match="expected a function for map"):
         make()

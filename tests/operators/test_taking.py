@@ -1,4 +1,6 @@
-"""What an aggregate takes of elements, in their place: the same results as of whole elements, and whole elements where it must be."""
+"""What an aggregate takes of elements, in their place: the same results as of whole elements,
+and whole elements where it must be.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ from . import context
 value: Callable[[Any], Any] = lambda row: row[1]
 AGGREGATES = {
     "count": af.count(),
-    "several of one": af.agg(n=af.count(), total=af.sum(value), low=af.min(lambda row: row[1]), high=af.max(itemgetter(1))),
+    "several of one": af.agg(
+        n=af.count(),
+        total=af.sum(value),
+        low=af.min(lambda row: row[1]),
+        high=af.max(itemgetter(1)),
+    ),
     "mean": af.mean(value),
     "first and last": af.agg(first=af.first(value), last=af.last(value)),
     "all": af.agg(all=af.collect(value), different=af.distinct(value)),
@@ -34,7 +41,9 @@ NUMBERS = st.none() | st.integers(-5, 5) | st.floats(-2, 2) | st.just(float("nan
 
 @pytest.mark.parametrize("name", AGGREGATES)
 @given(rows=st.lists(st.tuples(st.sampled_from("ab"), NUMBERS), max_size=12))
-def test_what_is_taken_gives_the_same_results_and_accumulators(name: str, rows: list[tuple[str, Any]]) -> None:
+def test_what_is_taken_gives_the_same_results_and_accumulators(
+    name: str, rows: list[tuple[str, Any]]
+) -> None:
     aggregate = resolve_aggregate(AGGREGATES[name])
     taken = taken_by(aggregate)
     assert taken is not None
@@ -60,9 +69,21 @@ def test_what_is_taken_gives_the_same_results_and_accumulators(name: str, rows: 
         af.sum(lambda row: float(row[1])),
         af.sum(lambda row: next(iter(row))),
     ],
-    ids=["two fields", "a sum of some", "a count of some", "max_by", "top", "elements", "an expression", "a call", "another call"],
+    ids=[
+        "two fields",
+        "a sum of some",
+        "a count of some",
+        "max_by",
+        "top",
+        "elements",
+        "an expression",
+        "a call",
+        "another call",
+    ],
 )
-def test_who_reads_more_than_one_thing_or_calls_what_is_not_known_gets_whole_elements(aggregate: Any) -> None:
+def test_who_reads_more_than_one_thing_or_calls_what_is_not_known_gets_whole_elements(
+    aggregate: Any,
+) -> None:
     assert taken_by(resolve_aggregate(aggregate)) is None
 
 
@@ -70,9 +91,13 @@ def test_what_is_no_aggregate_of_ours_gets_whole_elements() -> None:
     assert taken_by(object()) is None
 
 
-async def test_a_window_adds_up_both_kinds_of_batches_and_gives_no_part_of_an_element_out_as_late() -> None:
+async def test_a_window_adds_up_both_kinds_of_batches_and_gives_no_part_of_an_element_out_as_late() -> (
+    None
+):
     late: OutputTag[Any] = OutputTag("late")
-    operator = await context.opened(SliceWindowOperator(tumbling("10ms"), af.sum(value), late_tag=late))
+    operator = await context.opened(
+        SliceWindowOperator(tumbling("10ms"), af.sum(value), late_tag=late)
+    )
     operator.process_batch(RecordBatch([5], [1], ["k"], None, 3, taken=True))
     operator.process_batch(RecordBatch([("x", 7)], [2], ["k"], None, 4))
     out = operator.process_batch(RecordBatch([9], [3], ["k"], None, 9, taken=True))
@@ -119,10 +144,17 @@ async def test_what_adds_up_alone_is_framed_by_the_first_and_the_last() -> None:
     [af.sum(value, where=lambda row: row[0] == "x"), af.sum(lambda row: row[2])],
     ids=["of some only", "of another field"],
 )
-async def test_what_was_taken_before_the_code_was_changed_counts_as_it_was_taken(changed: Any) -> None:
-    """Data in flight of an unaligned checkpoint: an aligned one would have it in the sum already."""
+async def test_what_was_taken_before_the_code_was_changed_counts_as_it_was_taken(
+    changed: Any,
+) -> None:
+    """Data in flight of an unaligned checkpoint: an aligned one would have it in the sum
+    already.
+    """
     running = await context.opened(RunningAggregateOperator(resolve_aggregate(changed)))
-    assert running.process_batch(RecordBatch([5, 6], None, ["k", "k"], taken=True)).values == [("k", 5), ("k", 11)]
+    assert running.process_batch(RecordBatch([5, 6], None, ["k", "k"], taken=True)).values == [
+        ("k", 5),
+        ("k", 11),
+    ]
     window = await context.opened(SliceWindowOperator(tumbling("10ms"), changed))
     window.process_batch(RecordBatch([5, 6], [1, 2], ["k", "k"], taken=True))
     window.process_batch(RecordBatch([("y", 7, 0)], [3], ["k"]))

@@ -16,15 +16,18 @@ S = 1_700_000_000
 TOLD: dict[str, tuple[int, str]] = {
     "seconds": (
         S,
-        "in the year 1970, in seconds it is in 2023; event time is milliseconds since the epoch, so give what timestamp= gives * 1000",
+        "in the year 1970, in seconds it is in 2023; event time is milliseconds since the epoch, "
+        "so give what timestamp= gives * 1000",
     ),
     "microseconds": (
         S * 1_000_000,
-        "in microseconds it is in 2023; event time is milliseconds since the epoch, so give what timestamp= gives // 1000",
+        "in microseconds it is in 2023; event time is milliseconds since the epoch, so give what "
+        "timestamp= gives // 1000",
     ),
     "nanoseconds": (
         S * 1_000_000_000,
-        "in nanoseconds it is in 2023; event time is milliseconds since the epoch, so give what timestamp= gives // 1_000_000",
+        "in nanoseconds it is in 2023; event time is milliseconds since the epoch, so give what "
+        "timestamp= gives // 1_000_000",
     ),
 }
 
@@ -44,10 +47,14 @@ def in_mid_stream(flow: af.Flow, values: list[Any], strategy: Any) -> Any:
 def of_columns(flow: af.Flow, values: list[Any], strategy: Any) -> Any:
     import pyarrow as pa
 
-    return flow.source(af.io.arrow(pa.Table.from_pylist(values)), name="trades", watermarks=strategy)
+    return flow.source(
+        af.io.arrow(pa.Table.from_pylist(values)), name="trades", watermarks=strategy
+    )
 
 
-async def warnings(place: Callable[..., Any], times: list[int], timestamp: Any, caplog: pytest.LogCaptureFixture) -> list[str]:
+async def warnings(
+    place: Callable[..., Any], times: list[int], timestamp: Any, caplog: pytest.LogCaptureFixture
+) -> list[str]:
     """What is logged of a stream of these `times`."""
     strategy = af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=timestamp)
     stream = place(af.Flow("units"), [{"t": time} for time in times], strategy)
@@ -58,10 +65,14 @@ async def warnings(place: Callable[..., Any], times: list[int], timestamp: Any, 
 
 @pytest.mark.parametrize("place", [at_source, in_mid_stream, of_columns])
 @pytest.mark.parametrize("unit", TOLD)
-async def test_times_of_another_unit_are_warned_of_once(unit: str, place: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+async def test_times_of_another_unit_are_warned_of_once(
+    unit: str, place: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     first, told = TOLD[unit]
     (warned,) = await warnings(place, [first] * 5_000, af.col.t, caplog)
-    assert warned.startswith(f"the first timestamp of operator 'trades' is {first}: in milliseconds that is in the year ")
+    assert warned.startswith(
+        f"the first timestamp of operator 'trades' is {first}: in milliseconds that is in the year "
+    )
     assert warned.endswith(told)
 
 
@@ -70,7 +81,9 @@ async def test_a_function_is_told_as_an_expression_is(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("place", [at_source, in_mid_stream, of_columns])
-@pytest.mark.parametrize("first", [0, 5, -S, 60_000, 999_999_999, 2_500_000_000, S * 1000, 4 * S * 1000, 10**14, 10**17])
+@pytest.mark.parametrize(
+    "first", [0, 5, -S, 60_000, 999_999_999, 2_500_000_000, S * 1000, 4 * S * 1000, 10**14, 10**17]
+)
 async def test_milliseconds_of_any_time_that_anybody_uses_are_no_news(
     first: int, place: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -80,10 +93,18 @@ async def test_milliseconds_of_any_time_that_anybody_uses_are_no_news(
 
 @pytest.mark.parametrize(
     ("timestamp", "told"),
-    [(af.col.t, "use col.t.cast(int) if it is a number, or parse it first"), (by_function, "parse it first")],
+    [
+        (af.col.t, "use col.t.cast(int) if it is a number, or parse it first"),
+        (by_function, "parse it first"),
+    ],
 )
-async def test_a_time_that_is_text_is_told_how_it_becomes_a_number(timestamp: Any, told: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_time_that_is_text_is_told_how_it_becomes_a_number(
+    timestamp: Any, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
     texts: list[Any] = ["5"]
     with pytest.raises(TypeError) as caught:
         await warnings(at_source, texts, timestamp, caplog)
-    assert str(caught.value) == f"timestamp is '5' of type str, expected int milliseconds since the epoch; {told}"
+    assert (
+        str(caught.value)
+        == f"timestamp is '5' of type str, expected int milliseconds since the epoch; {told}"
+    )

@@ -1,4 +1,6 @@
-"""Work that is due at once is done in turns: how much of it one turn does, counted by what it gives and by what it looks at."""
+"""Work that is due at once is done in turns: how much of it one turn does, counted by what it
+gives and by what it looks at.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,12 @@ SIDE = 100
 """Elements of each side of a join: their pairs are many pieces."""
 
 
-def turns(operator: Any, first: RecordBatch, each: Callable[[], int] = lambda: 0) -> list[tuple[list[Any], int]]:
-    """What each turn gave, beginning with `first`, and what `each` says after it, a count that was 0."""
+def turns(
+    operator: Any, first: RecordBatch, each: Callable[[], int] = lambda: 0
+) -> list[tuple[list[Any], int]]:
+    """What each turn gave, beginning with `first`, and what `each` says after it, a count that
+    was 0.
+    """
     done = [(first.values, each())]
     while operator.has_pending:
         done.append((operator.resume(PIECE).values, each()))
@@ -58,12 +64,17 @@ def nothing(*args: Any) -> Iterator[Any]:
     yield from ()
 
 
-# ----------------------------------------------------------------------------------------------------- processing time
+# --------------------------------------------------------------------------------------------------
+# processing time
 
 
 @pytest.mark.parametrize("silent", [False, True])
-@pytest.mark.parametrize("assigner", [tumbling("10s", time="processing"), session("10s", time="processing")], ids=str)
-async def test_windows_of_the_clock_that_are_open_at_the_end_fire_in_turns(assigner: Any, silent: bool) -> None:
+@pytest.mark.parametrize(
+    "assigner", [tumbling("10s", time="processing"), session("10s", time="processing")], ids=str
+)
+async def test_windows_of_the_clock_that_are_open_at_the_end_fire_in_turns(
+    assigner: Any, silent: bool
+) -> None:
     keys, called = 5_000, Called(silent=silent)
     ctx = Context(has_event_time=False)
     operator = await opened(WindowOperator(assigner, process=called), ctx)
@@ -79,7 +90,9 @@ async def test_windows_of_the_clock_that_are_open_at_the_end_fire_in_turns(assig
 async def test_a_timer_waits_in_the_queue_until_it_is_its_turn_at_the_end() -> None:
     keys = 3_000
     ctx = Context(has_event_time=False)
-    operator = await opened(WindowOperator(tumbling("10s", time="processing"), process=Called()), ctx)
+    operator = await opened(
+        WindowOperator(tumbling("10s", time="processing"), process=Called()), ctx
+    )
     operator.process_batch(RecordBatch([0] * keys, None, list(range(keys))))
     given = len(operator.finish().values)
     while operator.has_pending:
@@ -107,7 +120,11 @@ async def test_a_mail_that_leaves_windows_to_fire_has_the_chain_go_on(silent: bo
     keys = 3_000
     operators: list[Operator] = [
         WindowOperator(tumbling("10s", time="processing"), process=nothing if silent else Called()),
-        ClockWindowOperator(tumbling("10s", time="processing"), aggregates.count(), window_fn=nothing if silent else None),
+        ClockWindowOperator(
+            tumbling("10s", time="processing"),
+            aggregates.count(),
+            window_fn=nothing if silent else None,
+        ),
     ]
     for operator in operators:
         ctx = Context(has_event_time=False)
@@ -118,13 +135,16 @@ async def test_a_mail_that_leaves_windows_to_fire_has_the_chain_go_on(silent: bo
         assert ctx.emitted
 
 
-# -------------------------------------------------------------------------------------------------------- one window
+# --------------------------------------------------------------------------------------------------
+# one window
 
 
 def side_by_side(operator: Any, count: int = SIDE) -> None:
     for index in (0, 1):
         times = [1] * count
-        operator.process_input(index, RecordBatch(list(range(count)), times, ["k"] * count, [START] * count, START))
+        operator.process_input(
+            index, RecordBatch(list(range(count)), times, ["k"] * count, [START] * count, START)
+        )
 
 
 PAIRS = [(left, right) for left in range(SIDE) for right in range(SIDE)]
@@ -159,7 +179,10 @@ async def test_what_a_co_group_gives_of_one_key_leaves_in_turns() -> None:
 
 async def test_the_pairs_of_a_join_that_the_clock_fires_leave_in_turns() -> None:
     ctx = Context(has_event_time=False)
-    operator = await opened(WindowJoinOperator(tumbling("10s", time="processing"), lambda left, right: (left, right)), ctx)
+    operator = await opened(
+        WindowJoinOperator(tumbling("10s", time="processing"), lambda left, right: (left, right)),
+        ctx,
+    )
     for index in (0, 1):
         operator.process_input(index, untimed("k", *range(SIDE)))
         operator.process_input(index, untimed("j", *range(3)))
@@ -172,7 +195,11 @@ async def test_the_pairs_of_a_join_that_the_clock_fires_leave_in_turns() -> None
 async def test_what_an_element_fires_is_before_what_comes_of_the_next_one() -> None:
     count = 2_000
     operator = await opened(
-        WindowOperator(global_window(), trigger=purging(on_count(1)), process=lambda key, ctx, elements: elements * count)
+        WindowOperator(
+            global_window(),
+            trigger=purging(on_count(1)),
+            process=lambda key, ctx, elements: elements * count,
+        )
     )
     done = turns(operator, operator.process_batch(untimed("k", "a", "b")))
     assert [row for values, _ in done for row in values] == ["a"] * count + ["b"] * count
@@ -184,7 +211,10 @@ async def test_an_evictor_drops_behind_the_last_result() -> None:
     count = 1_500
     operator = await opened(
         WindowOperator(
-            global_window(), trigger=on_count(1), evictor=keep_last(1), process=lambda key, ctx, elements: [*elements] * count
+            global_window(),
+            trigger=on_count(1),
+            evictor=keep_last(1),
+            process=lambda key, ctx, elements: [*elements] * count,
         )
     )
     done = turns(operator, operator.process_batch(untimed("k", "a", "b")))
@@ -211,12 +241,15 @@ async def test_a_function_that_is_left_in_the_midst_finds_its_window_and_key_aga
     records = [(key, 0, start, START) for key in "ab" for start in (0, 10)]
     (batch, _) = cut(records, MAX_WATERMARK, [4])
     done = turns(operator, operator.process_batch(batch))
-    expected = [(key, start, number) for start in (0, 10) for key in "ab" for number in range(1, 1_001)]
+    expected = [
+        (key, start, number) for start in (0, 10) for key in "ab" for number in range(1, 1_001)
+    ]
     assert [row for values, _ in done for row in values] == expected
     assert not operator.ctx.keyed_state.items("given", namespace=(0, 10))
 
 
-# ------------------------------------------------------------------------------------------------------ what it costs
+# --------------------------------------------------------------------------------------------------
+# what it costs
 
 
 async def test_pieces_are_as_large_as_their_cost_allows() -> None:
@@ -228,7 +261,8 @@ async def test_pieces_are_as_large_as_their_cost_allows() -> None:
     for step_ns, count in ((0, 3), (8_000_000, 4), (3_000_000, 2), (0, 3)):
         clock.step_ns = step_ns
         sizes += [len(operator.resume(2_048).values) for _ in range(count)]
-    # Doubled while they are cheap, cut to a slice of 2 ms when they took 8, left alone at 3, doubled again.
+    # Doubled while they are cheap, cut to a slice of 2 ms when they took 8, left alone at 3,
+    # doubled again.
     assert sizes == [32, 64, 128, 256, 512, 128, 32, 8, 2, 2, 2, 4, 8]
 
 
@@ -240,11 +274,15 @@ async def test_one_result_is_given_however_long_it_takes() -> None:
     assert [len(operator.resume(2_048).values) for _ in range(3)] == [1, 1, 1]
 
 
-# ---------------------------------------------------------------------------------------------------- one hot key
+# --------------------------------------------------------------------------------------------------
+# one hot key
 
 
 async def test_what_an_interval_join_forgets_of_a_key_costs_the_same_for_each_element() -> None:
-    operator, count = await opened(IntervalJoinOperator(lambda left, right, ctx: (), -10, 10)), 2_000
+    operator, count = (
+        await opened(IntervalJoinOperator(lambda left, right, ctx: (), -10, 10)),
+        2_000,
+    )
     times = list(range(count))
     operator.process_input(0, RecordBatch(times, times, ["k"] * count, [START] * count, START))
     table = operator.ctx.keyed_state.table("interval-join-left")

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, Watermark, WatermarkStatus, empty_batch
+from aioflow.core.elements import (
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    RecordBatch,
+    Watermark,
+    WatermarkStatus,
+    empty_batch,
+)
 from aioflow.operators.valve import CombinedWatermark, MultiInputWatermarks, StatusWatermarkValve
 
 IDLE, ACTIVE = WatermarkStatus(True), WatermarkStatus(False)
@@ -179,7 +186,12 @@ def test_batch_that_others_hold_back_carries_no_list() -> None:
     fed(valve, [(5, 0), (5, 1)])
     given_batch = batch([6, 7, 8], 9)
     out = valve.input_batch(0, given_batch)
-    assert (out.watermarks, out.watermark, out.values, out.timestamps) == (None, 5, [0, 1, 2], [0, 1, 2])
+    assert (out.watermarks, out.watermark, out.values, out.timestamps) == (
+        None,
+        5,
+        [0, 1, 2],
+        [0, 1, 2],
+    )
     assert given_batch.watermarks == [6, 7, 8], "an emitted batch is never mutated"
 
 
@@ -218,7 +230,11 @@ class NaiveValve:
         self.last, self.idle = MIN_WATERMARK, False
 
     def derive(self) -> list[Any]:
-        aligned = [c["wm"] for c in self.channels if c["aligned"] and not c["idle"] and c["wm"] != MAX_WATERMARK]
+        aligned = [
+            c["wm"]
+            for c in self.channels
+            if c["aligned"] and not c["idle"] and c["wm"] != MAX_WATERMARK
+        ]
         if all(c["wm"] == MAX_WATERMARK for c in self.channels):
             aligned = [MAX_WATERMARK]
         if aligned and min(aligned) > self.last:
@@ -264,14 +280,18 @@ INPUT = st.tuples(
         st.sampled_from([MAX_WATERMARK]),
         st.integers(0, 20),
         st.lists(st.integers(0, 20), min_size=2, max_size=5).map(sorted),
-        st.lists(st.integers(0, 20), min_size=2, max_size=5).map(lambda wms: [*sorted(wms), MAX_WATERMARK]),
+        st.lists(st.integers(0, 20), min_size=2, max_size=5).map(
+            lambda wms: [*sorted(wms), MAX_WATERMARK]
+        ),
     ),
 )
 
 
 @settings(max_examples=300)
 @given(n=st.integers(1, 3), inputs=st.lists(INPUT, max_size=40))
-def test_valve_agrees_with_a_naive_one_record_by_record(n: int, inputs: list[tuple[int, Any]]) -> None:
+def test_valve_agrees_with_a_naive_one_record_by_record(
+    n: int, inputs: list[tuple[int, Any]]
+) -> None:
     """G2, G3: watermarks one at a time, and the same ones as lists of batches."""
     valve, naive = StatusWatermarkValve(n), NaiveValve(n)
     for channel, what in inputs:
@@ -365,7 +385,10 @@ def test_split_cannot_be_added_twice() -> None:
         combined.add("a")
 
 
-SPLIT_INPUT = st.tuples(st.integers(0, 2), st.one_of(st.booleans(), st.lists(st.integers(0, 20), min_size=1, max_size=4).map(sorted)))
+SPLIT_INPUT = st.tuples(
+    st.integers(0, 2),
+    st.one_of(st.booleans(), st.lists(st.integers(0, 20), min_size=1, max_size=4).map(sorted)),
+)
 
 
 @settings(max_examples=200)

@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.expression_roots import col
-from aioflow.operators.watermarks import IdlenessTimer, TimestampsAndWatermarksOperator, WatermarkStrategy
+from aioflow.operators.watermarks import (
+    IdlenessTimer,
+    TimestampsAndWatermarksOperator,
+    WatermarkStrategy,
+)
 from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute
 
 Strategy = WatermarkStrategy[Any]
@@ -62,14 +66,20 @@ def test_watermark_before_the_first_record_is_min_and_stays_so_without_strategy(
 
 def test_list_holds_the_watermark_in_force_before_each_record() -> None:
     generator = WatermarkStrategy[Any].bounded_out_of_orderness("1ms").create()
-    assert generator.apply([0, 0, 0, 0], [10, 20, 15, 30]) == ([10, 20, 15, 30], [MIN_WATERMARK, 8, 18, 18], 28)
+    assert generator.apply([0, 0, 0, 0], [10, 20, 15, 30]) == (
+        [10, 20, 15, 30],
+        [MIN_WATERMARK, 8, 18, 18],
+        28,
+    )
 
 
 def test_list_is_none_when_the_watermark_does_not_move_among_the_records() -> None:
     generator = WatermarkStrategy[Any].monotonous_timestamps().create()
     assert generator.apply([0], [10]) == ([10], None, 9)
     assert generator.apply([0, 0], [3, 10]) == ([3, 10], None, 9)
-    assert generator.apply([0, 0], [3, 11]) == ([3, 11], None, 10), "it moves after the last one only"
+    assert generator.apply([0, 0], [3, 11]) == ([3, 11], None, 10), (
+        "it moves after the last one only"
+    )
     assert generator.apply([], []) == ([], None, 10)
 
 
@@ -94,7 +104,9 @@ def test_what_is_no_timestamp_is_refused_naming_it(bad: Any, message: str) -> No
     for strategy in (
         WatermarkStrategy[Any].monotonous_timestamps(timestamp=lambda value: value),
         WatermarkStrategy[Any].no_watermarks(timestamp=lambda value: value),
-        WatermarkStrategy[Any].punctuated(lambda value, timestamp: None, timestamp=lambda value: value),
+        WatermarkStrategy[Any].punctuated(
+            lambda value, timestamp: None, timestamp=lambda value: value
+        ),
     ):
         generator = strategy.create()
         with pytest.raises(TypeError, match=message):
@@ -106,7 +118,9 @@ def test_a_datetime_given_by_an_expression_is_refused_with_the_expression_to_wri
     generator = WatermarkStrategy[Any].monotonous_timestamps(timestamp=col.at).create()
     with pytest.raises(TypeError, match=r"datetime.*; use col\.at\.dt\.epoch_ms\(\)$"):
         generator.apply([{"at": datetime(2024, 1, 1, tzinfo=UTC)}], None)
-    generator = WatermarkStrategy[Any].monotonous_timestamps(timestamp=col.at.dt.epoch_ms()).create()
+    generator = (
+        WatermarkStrategy[Any].monotonous_timestamps(timestamp=col.at.dt.epoch_ms()).create()
+    )
     assert generator.apply([{"at": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}], None)[0] == [1000]
 
 
@@ -130,7 +144,9 @@ def test_error_of_the_timestamp_function_is_its_own() -> None:
 
 def test_a_stop_iteration_of_the_timestamp_function_is_an_error_at_its_record() -> None:
     """`map` would take it for its own end, and the records behind it would have no timestamps."""
-    generator = WatermarkStrategy[Any].monotonous_timestamps(timestamp=lambda e: next(iter(e))).create()
+    generator = (
+        WatermarkStrategy[Any].monotonous_timestamps(timestamp=lambda e: next(iter(e))).create()
+    )
     with pytest.raises(RuntimeError, match="the timestamp function raised StopIteration"):
         generator.apply([[1], [], [3]], None)
     assert generator.failed_at == 1
@@ -141,13 +157,27 @@ def test_a_stop_iteration_of_the_timestamp_function_is_an_error_at_its_record() 
     [
         (lambda: WatermarkStrategy.bounded_out_of_orderness("-1s"), ValueError, "delay is '-1s'"),
         (lambda: WatermarkStrategy.bounded_out_of_orderness(5), TypeError, "delay is 5"),
-        (lambda: WatermarkStrategy.monotonous_timestamps(idle_after="0s"), ValueError, "idle_after is '0s'"),
-        (lambda: WatermarkStrategy.monotonous_timestamps(timestamp="ts").create(), TypeError, "timestamp= is 'ts'"),
+        (
+            lambda: WatermarkStrategy.monotonous_timestamps(idle_after="0s"),
+            ValueError,
+            "idle_after is '0s'",
+        ),
+        (
+            lambda: WatermarkStrategy.monotonous_timestamps(timestamp="ts").create(),
+            TypeError,
+            "timestamp= is 'ts'",
+        ),
         (lambda: WatermarkStrategy.ingestion_time().create(), TypeError, "needs a clock"),
-        (lambda: WatermarkStrategy.custom(dict).create(), TypeError, "expected an object with on_event"),
+        (
+            lambda: WatermarkStrategy.custom(dict).create(),
+            TypeError,
+            "expected an object with on_event",
+        ),
     ],
 )
-def test_wrong_strategy_is_refused_with_what_was_expected(make: Callable[[], object], error: type[Exception], message: str) -> None:
+def test_wrong_strategy_is_refused_with_what_was_expected(
+    make: Callable[[], object], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         make()
 
@@ -156,7 +186,9 @@ def test_wrong_strategy_is_refused_with_what_was_expected(make: Callable[[], obj
 
 
 def test_punctuated_asks_after_each_record_and_never_falls() -> None:
-    strategy: Strategy = WatermarkStrategy.punctuated(lambda value, timestamp: timestamp if value == "mark" else None)
+    strategy: Strategy = WatermarkStrategy.punctuated(
+        lambda value, timestamp: timestamp if value == "mark" else None
+    )
     generator = strategy.create()
     out = generator.apply(["x", "mark", "y", "mark", "z"], [1, 5, 6, 3, 7])
     assert out == ([1, 5, 6, 3, 7], [MIN_WATERMARK, MIN_WATERMARK, 5, 5, 5], 5)
@@ -164,7 +196,11 @@ def test_punctuated_asks_after_each_record_and_never_falls() -> None:
 
 
 def test_punctuated_takes_a_function_of_the_element_alone() -> None:
-    generator = WatermarkStrategy[Any].punctuated(lambda value: value["wm"], timestamp=lambda value: 0).create()
+    generator = (
+        WatermarkStrategy[Any]
+        .punctuated(lambda value: value["wm"], timestamp=lambda value: 0)
+        .create()
+    )
     assert generator.apply([{"wm": 3}, {"wm": None}], None) == ([0, 0], [MIN_WATERMARK, 3], 3)
 
 
@@ -205,7 +241,9 @@ def test_ingestion_time_is_the_clock_at_arrival_and_never_falls() -> None:
 
 
 def test_strategy_is_data_that_can_travel() -> None:
-    strategy: Strategy = WatermarkStrategy.bounded_out_of_orderness("5s", timestamp=identity).with_idleness("30s")
+    strategy: Strategy = WatermarkStrategy.bounded_out_of_orderness(
+        "5s", timestamp=identity
+    ).with_idleness("30s")
     copy = pickle.loads(pickle.dumps(strategy))
     assert copy == strategy
     assert (copy.delay_ms, copy.idle_after_ms, copy.emits_watermarks) == (5_000, 30_000, True)
@@ -231,11 +269,15 @@ def in_force(strategy: Strategy, batches: list[list[int]]) -> list[tuple[int, in
     delay=st.integers(0, 20),
 )
 @pytest.mark.parametrize("kind", ["bounded", "punctuated", "custom"])
-def test_watermarks_do_not_depend_on_where_batches_are_cut(kind: str, timestamps: list[int], cuts: list[int], delay: int) -> None:
+def test_watermarks_do_not_depend_on_where_batches_are_cut(
+    kind: str, timestamps: list[int], cuts: list[int], delay: int
+) -> None:
     """G1, and the promise of event time: the same sequence of (record, watermark in force)."""
     strategies: dict[str, Strategy] = {
         "bounded": WatermarkStrategy.bounded_out_of_orderness(f"{delay}ms"),
-        "punctuated": WatermarkStrategy.punctuated(lambda value, timestamp: timestamp if timestamp % 3 == 0 else None),
+        "punctuated": WatermarkStrategy.punctuated(
+            lambda value, timestamp: timestamp if timestamp % 3 == 0 else None
+        ),
         "custom": WatermarkStrategy.custom(EverySecond),
     }
     bounds = [0, *sorted(min(cut, len(timestamps)) for cut in cuts), len(timestamps)]
@@ -246,10 +288,14 @@ def test_watermarks_do_not_depend_on_where_batches_are_cut(kind: str, timestamps
 
 
 @given(timestamps=st.lists(st.integers(-50, 50), min_size=1, max_size=30), delay=st.integers(0, 20))
-def test_bounded_watermark_is_the_maximum_so_far_less_delay_and_one(timestamps: list[int], delay: int) -> None:
+def test_bounded_watermark_is_the_maximum_so_far_less_delay_and_one(
+    timestamps: list[int], delay: int
+) -> None:
     """G1"""
     seen = in_force(WatermarkStrategy.bounded_out_of_orderness(f"{delay}ms"), [timestamps])
-    expected = [MIN_WATERMARK] + [max(timestamps[: n + 1]) - delay - 1 for n in range(len(timestamps))]
+    expected = [MIN_WATERMARK] + [
+        max(timestamps[: n + 1]) - delay - 1 for n in range(len(timestamps))
+    ]
     assert [watermark for _, watermark in seen] == expected
 
 
@@ -315,7 +361,9 @@ class Context:
         self.now = now
 
 
-async def opened(strategy: Strategy, ctx: Context | None = None) -> tuple[TimestampsAndWatermarksOperator, Context]:
+async def opened(
+    strategy: Strategy, ctx: Context | None = None
+) -> tuple[TimestampsAndWatermarksOperator, Context]:
     operator, ctx = TimestampsAndWatermarksOperator(strategy), ctx or Context()
     operator.setup(ctx)  # type: ignore[arg-type]  # The part of a context that this operator uses.
     operator.initialize_state()
@@ -327,14 +375,22 @@ async def test_operator_replaces_the_watermarks_from_upstream_but_for_the_end() 
     """G1.4"""
     operator, _ = await opened(WatermarkStrategy.monotonous_timestamps(timestamp=identity))
     out = operator.process_batch(RecordBatch([5, 7], [1, 1], ["k", "l"], [0, 3], 900))
-    assert (out.values, out.timestamps, out.keys, out.watermarks, out.watermark) == ([5, 7], [5, 7], ["k", "l"], [MIN_WATERMARK, 4], 6)
+    assert (out.values, out.timestamps, out.keys, out.watermarks, out.watermark) == (
+        [5, 7],
+        [5, 7],
+        ["k", "l"],
+        [MIN_WATERMARK, 4],
+        6,
+    )
     assert operator.process_batch(empty_batch(950)).watermark == 6
     assert operator.process_batch(empty_batch(MAX_WATERMARK)).watermark == MAX_WATERMARK
 
 
 async def test_operator_says_idle_after_silence_and_active_before_the_next_record() -> None:
     """G3.6"""
-    strategy: Strategy = WatermarkStrategy.monotonous_timestamps(timestamp=identity, idle_after="1s")
+    strategy: Strategy = WatermarkStrategy.monotonous_timestamps(
+        timestamp=identity, idle_after="1s"
+    )
     operator, ctx = await opened(strategy)
     ctx.advance(1_900)
     operator.process_batch(RecordBatch([1]))
@@ -347,7 +403,9 @@ async def test_operator_says_idle_after_silence_and_active_before_the_next_recor
     operator.process_batch(empty_batch())
     assert ctx.sent == [True]
     operator.process_batch(RecordBatch([2]))
-    assert ctx.sent == [True, False], "said while the batch is processed: it goes out before what is returned"
+    assert ctx.sent == [True, False], (
+        "said while the batch is processed: it goes out before what is returned"
+    )
     ctx.advance(61_000)
     assert ctx.sent == [True, False, True]
 
@@ -369,7 +427,9 @@ async def test_operator_without_idleness_registers_no_timer_and_close_cancels_it
 
 
 @pytest.mark.parametrize(("parallelism", "expected"), [(2, [99, 49]), (3, [49, 49, 49])])
-async def test_watermark_reached_is_restored_so_that_late_stays_late(parallelism: int, expected: list[int]) -> None:
+async def test_watermark_reached_is_restored_so_that_late_stays_late(
+    parallelism: int, expected: list[int]
+) -> None:
     """H6: own where the subtasks are the same, the slowest of before where they are not."""
     strategy: Strategy = WatermarkStrategy.monotonous_timestamps(timestamp=identity)
     snapshots = []

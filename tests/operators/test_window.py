@@ -1,4 +1,6 @@
-"""Windows of any assigner, trigger and evictor: against the textbook for every cut of the input, and case by case."""
+"""Windows of any assigner, trigger and evictor: against the textbook for every cut of the input,
+and case by case.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ from aioflow.operators import key_spelling
 from aioflow.operators.key_spelling import KeySpelling
 from aioflow.operators.session_window import SessionWindowOperator
 from aioflow.operators.slice_window import SliceWindowOperator
-from aioflow.operators.triggers import Trigger, continuous, early, on_count, on_processing_time, purging
+from aioflow.operators.triggers import (
+    Trigger,
+    continuous,
+    early,
+    on_count,
+    on_processing_time,
+    purging,
+)
 from aioflow.operators.window import WindowOperator
 from aioflow.operators.windowing import (
     Evictor,
@@ -74,14 +83,36 @@ async def window(assigner: Any, context: Context | None = None, **options: Any) 
     return await opened(WindowOperator(assigner, late_tag=LATE, **options), context)
 
 
-@given(STEPS, st.integers(0, 15), st.integers(-40, 40), st.integers(1, 12), st.integers(1, 12), st.integers(-5, 5),
-       st.integers(0, 9), SIZES, st.booleans(), st.integers(1, 3), st.booleans())
+@given(
+    STEPS,
+    st.integers(0, 15),
+    st.integers(-40, 40),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.integers(-5, 5),
+    st.integers(0, 9),
+    SIZES,
+    st.booleans(),
+    st.integers(1, 3),
+    st.booleans(),
+)
 @settings(max_examples=300, deadline=None)
 async def test_time_windows_give_the_rows_of_the_textbook_for_every_cut(
-    steps: Any, delay: int, origin: int, size: int, slide: int, offset: int, lateness: int, sizes: Any, ends: bool,
-    resume: int, elements: bool,
+    steps: Any,
+    delay: int,
+    origin: int,
+    size: int,
+    slide: int,
+    offset: int,
+    lateness: int,
+    sizes: Any,
+    ends: bool,
+    resume: int,
+    elements: bool,
 ) -> None:
-    assigner = TumblingWindows(size, offset) if size == slide else SlidingWindows(size, slide, offset)
+    assigner = (
+        TumblingWindows(size, offset) if size == slide else SlidingWindows(size, slide, offset)
+    )
     records, final = out_of_order(steps, delay, origin)
     final = MAX_WATERMARK if ends else final
     options: Any = {"process": Elements()} if elements else {"aggregate": Collect()}
@@ -91,17 +122,37 @@ async def test_time_windows_give_the_rows_of_the_textbook_for_every_cut(
 
     expected, late = sliding_windows(records, final, size, slide, offset, lateness)
     # Also the order of keys: those of one window fire in the order in which they first came.
-    assert [(*row, timestamp, watermark) for row, timestamp, watermark in rows] == [tuple(row) for row in expected]
-    # The textbook counts what is late for its windows; a gap between windows swallows an element unless it is late, too.
+    assert [(*row, timestamp, watermark) for row, timestamp, watermark in rows] == [
+        tuple(row) for row in expected
+    ]
+    # The textbook counts what is late for its windows; a gap between windows swallows an element
+    # unless it is late, too.
     assert [value for _, value, _, _ in operator.ctx.side][: len(late)] == late or slide > size
     assert operator.ctx.dropped() == len(operator.ctx.side)
 
 
-@given(STEPS, st.integers(0, 15), st.integers(-40, 40), st.integers(1, 8), st.integers(0, 9), SIZES, st.booleans(),
-       st.integers(1, 3), st.booleans())
+@given(
+    STEPS,
+    st.integers(0, 15),
+    st.integers(-40, 40),
+    st.integers(1, 8),
+    st.integers(0, 9),
+    SIZES,
+    st.booleans(),
+    st.integers(1, 3),
+    st.booleans(),
+)
 @settings(max_examples=300, deadline=None)
 async def test_sessions_give_the_rows_of_the_textbook_for_every_cut(
-    steps: Any, delay: int, origin: int, gap: int, lateness: int, sizes: Any, ends: bool, resume: int, elements: bool
+    steps: Any,
+    delay: int,
+    origin: int,
+    gap: int,
+    lateness: int,
+    sizes: Any,
+    ends: bool,
+    resume: int,
+    elements: bool,
 ) -> None:
     records, final = out_of_order(steps, delay, origin)
     final = MAX_WATERMARK if ends else final
@@ -121,9 +172,15 @@ async def test_sessions_give_the_rows_of_the_textbook_for_every_cut(
         assert operator.ctx.timers["window-timers"].event_time_timers() == []
 
 
-@given(STEPS, st.integers(1, 60), st.sampled_from([TumblingWindows(7), SlidingWindows(9, 4), SessionWindows(5)]))
+@given(
+    STEPS,
+    st.integers(1, 60),
+    st.sampled_from([TumblingWindows(7), SlidingWindows(9, 4), SessionWindows(5)]),
+)
 @settings(max_examples=60, deadline=None)
-async def test_a_restored_operator_goes_on_as_if_nothing_had_happened(steps: Any, at: int, assigner: Any) -> None:
+async def test_a_restored_operator_goes_on_as_if_nothing_had_happened(
+    steps: Any, at: int, assigner: Any
+) -> None:
     records, _ = out_of_order(steps, 3, 0)
     whole = await window(assigner, aggregate=Collect(), lateness_ms=4)
     expected = drive(whole, cut(records, MAX_WATERMARK, [1]))
@@ -145,7 +202,9 @@ KINDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("before", "now"), [(before, now) for before in KINDS for now in KINDS if before != now])
+@pytest.mark.parametrize(
+    ("before", "now"), [(before, now) for before in KINDS for now in KINDS if before != now]
+)
 async def test_state_of_windows_of_another_kind_is_refused(before: str, now: str) -> None:
     first = await opened(KINDS[before]())
     drive(first, cut([("k", 1, 3, START)], 4, [1]))
@@ -153,7 +212,13 @@ async def test_state_of_windows_of_another_kind_is_refused(before: str, now: str
     restored = Context(first.ctx)
 
     if {before, now} == {"tumbling", "session"}:
-        with pytest.raises(StateError, match=r"its state is of .*, which .* cannot go on with: give it another uid, or the windows that"):
+        with pytest.raises(
+            StateError,
+            match=(
+                r"its state is of .*, which .* cannot go on with: give it another uid, or the "
+                r"windows that"
+            ),
+        ):
             await opened(KINDS[now](), restored)
     else:  # The task refuses what nobody has asked for.
         await opened(KINDS[now](), restored)
@@ -166,7 +231,9 @@ async def test_windows_of_another_kind_go_on_where_no_window_is_open(before: str
     drive(first, cut([("k", 1, 3, START)], 20, [1]))
     first.snapshot_state(1)
     operator = await opened(KINDS[now](), Context(first.ctx))
-    assert [row[3] for row in values_of(drive(operator, cut([("k", 2, 30, 20)], MAX_WATERMARK, [1])))] == [[2]]
+    assert [
+        row[3] for row in values_of(drive(operator, cut([("k", 2, 30, 20)], MAX_WATERMARK, [1])))
+    ] == [[2]]
 
 
 async def test_late_elements_fire_again_within_the_lateness_and_are_dropped_after() -> None:
@@ -184,8 +251,16 @@ async def test_late_elements_fire_again_within_the_lateness_and_are_dropped_afte
 
 async def test_sessions_that_touch_merge_and_keep_all_elements() -> None:
     operator = await window(session("5ms"))
-    records = [("k", "a", 0, START), ("k", "c", 10, START), ("k", "b", 5, START), ("k", "d", 16, START)]
-    assert values_of(drive(operator, cut(records, 30, [1]))) == [("k", 0, 15, ["a", "c", "b"]), ("k", 16, 21, ["d"])]
+    records = [
+        ("k", "a", 0, START),
+        ("k", "c", 10, START),
+        ("k", "b", 5, START),
+        ("k", "d", 16, START),
+    ]
+    assert values_of(drive(operator, cut(records, 30, [1]))) == [
+        ("k", 0, 15, ["a", "c", "b"]),
+        ("k", 16, 21, ["d"]),
+    ]
 
 
 async def test_windows_that_merge_leave_no_timers_and_no_trigger_state_behind() -> None:
@@ -212,7 +287,10 @@ async def test_a_window_that_is_over_leaves_no_trigger_state_behind() -> None:
 async def test_the_gap_may_be_a_function_of_the_element() -> None:
     operator = await window(session(lambda v: v if isinstance(v, int) else "3ms"))
     records = [("k", 10, 0, START), ("k", "x", 11, START)]
-    assert values_of(drive(operator, cut(records, 30, [1]))) == [("k", 0, 10, [10]), ("k", 11, 14, ["x"])]
+    assert values_of(drive(operator, cut(records, 30, [1]))) == [
+        ("k", 0, 10, [10]),
+        ("k", 11, 14, ["x"]),
+    ]
 
 
 async def test_the_gap_may_be_an_expression_over_the_element() -> None:
@@ -228,7 +306,8 @@ async def test_a_gap_function_that_gives_no_length_is_an_error_naming_it() -> No
         drive(operator, cut([("k", "a", 0, START)], 0, [1]))
 
 
-# ---------------------------------------------------------------------------------------------------------------- triggers
+# --------------------------------------------------------------------------------------------------
+# triggers
 
 
 async def test_purging_drops_the_contents_at_each_firing() -> None:
@@ -246,12 +325,15 @@ async def test_on_count_without_purging_keeps_what_came() -> None:
 async def test_on_count_counts_over_sessions_that_merge() -> None:
     operator = await window(session("5ms"), trigger=on_count(3))
     records = [("k", "a", 0, START), ("k", "b", 9, START), ("k", "c", 5, START)]
-    # Two elements so far in windows of their own; the third joins them, and is the third of what they became.
+    # Two elements so far in windows of their own; the third joins them, and is the third of what
+    # they became.
     assert values_of(drive(operator, cut(records, START, [3]))) == [("k", 0, 14, ["a", "b", "c"])]
 
 
 async def test_a_global_window_at_end_gives_one_result_a_key_at_the_final_watermark() -> None:
-    operator = await window(global_window(at_end=True), Context(has_event_time=False), aggregate=Total())
+    operator = await window(
+        global_window(at_end=True), Context(has_event_time=False), aggregate=Total()
+    )
     operator.process_batch(untimed("a", 1, 2))
     operator.process_batch(untimed("b", 5))
     assert operator.process_batch(empty_batch(10)).values == []
@@ -268,7 +350,9 @@ async def test_continuous_fires_at_each_interval_and_at_the_end() -> None:
 
 async def test_early_fires_by_the_clock_until_the_watermark_then_for_late_elements() -> None:
     context = Context()
-    operator = await window(tumbling("10ms"), context, aggregate=Total(), trigger=early("5s"), lateness_ms=10)
+    operator = await window(
+        tumbling("10ms"), context, aggregate=Total(), trigger=early("5s"), lateness_ms=10
+    )
     assert drive(operator, cut([("k", 1, 1, START)], START, [1])) == []
     assert [r.value for r in context.advance(4_999)] == []
     assert [r.value for r in context.advance(1)] == [1]
@@ -280,9 +364,13 @@ async def test_early_fires_by_the_clock_until_the_watermark_then_for_late_elemen
     assert context.advance(60_000) == []
 
 
-async def test_on_processing_time_fires_a_while_after_the_first_element_since_the_last_firing() -> None:
+async def test_on_processing_time_fires_a_while_after_the_first_element_since_the_last_firing() -> (
+    None
+):
     context = Context(has_event_time=False, now_ms=1_234)
-    operator = await window(global_window(), context, aggregate=Total(), trigger=on_processing_time("5s"))
+    operator = await window(
+        global_window(), context, aggregate=Total(), trigger=on_processing_time("5s")
+    )
     operator.process_batch(untimed("k", 1))
     assert context.advance(3_000) == []
     operator.process_batch(untimed("k", 1))
@@ -312,13 +400,16 @@ async def test_a_trigger_of_the_user_has_state_per_key_and_window() -> None:
     assert [row[:2] for row in rows] == [("k", 0), ("k", 0), ("k", 10), ("k", 10), ("j", 0)]
 
 
-async def test_an_event_time_timer_without_a_watermark_strategy_is_an_error_when_it_is_registered() -> None:
+async def test_an_event_time_timer_without_a_watermark_strategy_is_an_error_when_it_is_registered() -> (
+    None
+):
     operator = await window(tumbling("10ms"), Context(has_event_time=False))
     with pytest.raises(StateError, match="no watermark strategy"):
         drive(operator, cut([("k", 1, 1, START)], START, [1]))
 
 
-# ---------------------------------------------------------------------------------------------------------------- evictors
+# --------------------------------------------------------------------------------------------------
+# evictors
 
 
 async def test_keep_last_drops_older_elements_for_good() -> None:
@@ -339,20 +430,30 @@ async def test_an_evictor_of_the_user_may_drop_after_the_function_has_seen_them(
             return [element for element in elements if element.value % 2]
 
     operator = await window(global_window(), trigger=on_count(2), evictor=Consume())
-    assert [row[3] for row in operator.process_batch(untimed("k", 1, 2, 3, 4)).values] == [[1, 2], [1, 3, 4]]
+    assert [row[3] for row in operator.process_batch(untimed("k", 1, 2, 3, 4)).values] == [
+        [1, 2],
+        [1, 3, 4],
+    ]
 
 
-# --------------------------------------------------------------------------------------------------------------- functions
+# --------------------------------------------------------------------------------------------------
+# functions
 
 
 async def test_window_fn_gets_the_one_result_and_its_window() -> None:
-    operator = await window(tumbling("10ms"), aggregate=Total(), window_fn=lambda key, w, total: (key, w.end, total))
-    assert values_of(drive(operator, cut([("k", 1, 1, START), ("k", 2, 2, START)], 9, [2]))) == [("k", 10, 3)]
+    operator = await window(
+        tumbling("10ms"), aggregate=Total(), window_fn=lambda key, w, total: (key, w.end, total)
+    )
+    assert values_of(drive(operator, cut([("k", 1, 1, START), ("k", 2, 2, START)], 9, [2]))) == [
+        ("k", 10, 3)
+    ]
 
 
 async def test_a_process_window_function_as_window_fn_gets_a_list_of_one() -> None:
     operator = await window(tumbling("10ms"), aggregate=Total(), window_fn=Elements())
-    assert values_of(drive(operator, cut([("k", 1, 1, START), ("k", 2, 2, START)], 9, [2]))) == [("k", 0, 10, [3])]
+    assert values_of(drive(operator, cut([("k", 1, 1, START), ("k", 2, 2, START)], 9, [2]))) == [
+        ("k", 0, 10, [3])
+    ]
 
 
 class Firings(ProcessWindowFunction[Any, Any, Any]):
@@ -385,7 +486,8 @@ async def test_session_windows_have_no_state_of_their_own() -> None:
         drive(operator, cut([("k", 1, 1, START)], 30, [1]))
 
 
-# --------------------------------------------------------------------------------------------------------- processing time
+# --------------------------------------------------------------------------------------------------
+# processing time
 
 
 async def test_processing_time_windows_fire_by_the_clock_only() -> None:
@@ -426,7 +528,9 @@ async def test_windows_of_processing_time_that_are_open_at_the_end_fire_then() -
     assert context.keyed_state.table("window-contents").namespaces() == []
 
 
-@pytest.mark.parametrize("assigner", [tumbling("10ms"), session("10ms")], ids=["tumbling", "session"])
+@pytest.mark.parametrize(
+    "assigner", [tumbling("10ms"), session("10ms")], ids=["tumbling", "session"]
+)
 @pytest.mark.parametrize(
     ("trigger", "results"),
     [
@@ -439,15 +543,24 @@ async def test_windows_of_processing_time_that_are_open_at_the_end_fire_then() -
     ],
     ids=repr,
 )
-async def test_what_the_clock_would_make_of_windows_of_event_time_is_given_at_the_end(assigner: Any, trigger: Any, results: Any) -> None:
+async def test_what_the_clock_would_make_of_windows_of_event_time_is_given_at_the_end(
+    assigner: Any, trigger: Any, results: Any
+) -> None:
     operator = await window(assigner, aggregate=Total(), trigger=trigger)
-    rows = drive(operator, cut([("k", 1, 0, MIN_WATERMARK), ("k", 1, 1, MIN_WATERMARK)], MAX_WATERMARK, [1024]))
-    assert [row.value for row in values_of(rows)] + [row.value for row in operator.finish().values] == results
+    rows = drive(
+        operator,
+        cut([("k", 1, 0, MIN_WATERMARK), ("k", 1, 1, MIN_WATERMARK)], MAX_WATERMARK, [1024]),
+    )
+    assert [row.value for row in values_of(rows)] + [
+        row.value for row in operator.finish().values
+    ] == results
     assert operator.ctx.keyed_state.table("window-contents").namespaces() == []
 
 
 async def test_an_error_of_user_code_names_the_record_or_the_window() -> None:
-    operator = await window(tumbling("10ms"), aggregate=Total(), window_fn=lambda key, w, total: 1 // total)
+    operator = await window(
+        tumbling("10ms"), aggregate=Total(), window_fn=lambda key, w, total: 1 // total
+    )
     with pytest.raises(TypeError) as adding:
         drive(operator, cut([("k", "text", 1, START)], 0, [1]))
     assert adding.value.__notes__[0].endswith("at record 'text' of key 'k'")
@@ -464,7 +577,10 @@ async def test_a_batch_without_keys_names_the_remedy() -> None:
 
 async def test_keys_of_one_window_come_out_in_the_order_of_their_first_arrival() -> None:
     operator = await window(sliding("4ms", "2ms"))
-    records = [Record(key, i, t, START) for i, (key, t) in enumerate([("z", 3), ("a", 1), ("m", 0), ("z", 2)])]
+    records = [
+        Record(key, i, t, START)
+        for i, (key, t) in enumerate([("z", 3), ("a", 1), ("m", 0), ("z", 2)])
+    ]
     rows = values_of(drive(operator, cut(records, 3, [2])))
     assert [(row[0], row[2]) for row in rows] == [("a", 2), ("m", 2), ("z", 4), ("a", 4), ("m", 4)]
 
@@ -484,7 +600,9 @@ SPELLED_ALIKE = [True, 1, 1.0, Decimal(1)]
     ],
 )
 @pytest.mark.parametrize("size", [1, 2, 4])
-async def test_the_first_spelling_of_a_key_is_the_one_shown(assigner: Any, options: Any, size: int) -> None:
+async def test_the_first_spelling_of_a_key_is_the_one_shown(
+    assigner: Any, options: Any, size: int
+) -> None:
     operator = await window(assigner, **options)
     records = [(key, i, 2 * i, START) for i, key in enumerate(SPELLED_ALIKE)]
     found = values_of(drive(operator, cut(records, MAX_WATERMARK, [size] * 4)))
@@ -492,7 +610,9 @@ async def test_the_first_spelling_of_a_key_is_the_one_shown(assigner: Any, optio
     assert {repr(row[0]) for row in found} == {"True"}
 
 
-async def test_spellings_of_keys_without_state_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spellings_of_keys_without_state_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(key_spelling, "REMEMBERED_MAX", 3)
     spelling = KeySpelling()
     for key in range(10):

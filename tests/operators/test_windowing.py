@@ -1,4 +1,6 @@
-"""Assigners, triggers and evictors as data: which windows, which errors, and which operator runs them."""
+"""Assigners, triggers and evictors as data: which windows, which errors, and which operator runs
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,23 @@ from aioflow.operators import aggregates
 from aioflow.operators.merging import MergingWindowSet
 from aioflow.operators.session_window import SessionWindowOperator
 from aioflow.operators.slice_window import SliceWindowOperator
-from aioflow.operators.triggers import Trigger, continuous, early, on_count, on_processing_time, on_watermark, purging
+from aioflow.operators.triggers import (
+    Trigger,
+    continuous,
+    early,
+    on_count,
+    on_processing_time,
+    on_watermark,
+    purging,
+)
 from aioflow.operators.window import WindowOperator
-from aioflow.operators.window_plan import ReduceAggregate, WindowSpec, check_window, count_window, plan_window
+from aioflow.operators.window_plan import (
+    ReduceAggregate,
+    WindowSpec,
+    check_window,
+    count_window,
+    plan_window,
+)
 from aioflow.operators.windowing import (
     GLOBAL,
     SessionWindows,
@@ -54,7 +70,17 @@ def test_sliding_windows_are_all_that_hold_the_instant_earliest_first(
 
 @pytest.mark.parametrize(
     ("timestamp", "offset", "start"),
-    [(0, 0, 0), (-1, 0, -10), (-10, 0, -10), (-11, 0, -20), (3, 5, -5), (5, 5, 5), (-6, -3, -13), (9, 0, 0), (10, 0, 10)],
+    [
+        (0, 0, 0),
+        (-1, 0, -10),
+        (-10, 0, -10),
+        (-11, 0, -20),
+        (3, 5, -5),
+        (5, 5, 5),
+        (-6, -3, -13),
+        (9, 0, 0),
+        (10, 0, 10),
+    ],
 )
 def test_starts_of_windows_floor_also_below_zero(timestamp: int, offset: int, start: int) -> None:
     assert TumblingWindows(10, offset).assign(None, timestamp) == (TimeWindow(start, start + 10),)
@@ -68,7 +94,9 @@ def test_a_window_ends_one_instant_after_its_last() -> None:
 
 def test_durations_are_texts_or_timedeltas() -> None:
     assert tumbling("1m") == tumbling(timedelta(minutes=1)) == TumblingWindows(60_000)
-    assert sliding("10s", "2s", offset="1s", time="processing") == SlidingWindows(10_000, 2_000, 1_000, False)
+    assert sliding("10s", "2s", offset="1s", time="processing") == SlidingWindows(
+        10_000, 2_000, 1_000, False
+    )
     assert session("30s") == SessionWindows(30_000)
     assert tumbling("1h", offset="-15m").offset == -900_000
 
@@ -81,7 +109,10 @@ def test_durations_are_texts_or_timedeltas() -> None:
         (lambda: tumbling(5), "tumbling: size is 5"),
         (lambda: tumbling("soon"), "tumbling: size is 'soon'"),
         (lambda: tumbling("1s", offset="1s"), "expected less than the size '1s'"),
-        (lambda: tumbling("1s", time="wall"), "tumbling: time is 'wall', expected 'event' or 'processing'"),
+        (
+            lambda: tumbling("1s", time="wall"),
+            "tumbling: time is 'wall', expected 'event' or 'processing'",
+        ),
         (lambda: sliding("1s", "0s"), "sliding: slide is '0s', expected more than 0 ms"),
         (lambda: sliding("10s", "1s", offset="1s"), "expected less than the slide '1s'"),
         (lambda: session("0s"), "session: gap is '0s', expected more than 0 ms"),
@@ -96,7 +127,9 @@ def test_durations_are_texts_or_timedeltas() -> None:
         (lambda: count_window(3, -1), "count_window: slide is -1"),
     ],
 )
-def test_wrong_arguments_are_build_errors_that_say_what_was_expected(make: Any, message: str) -> None:
+def test_wrong_arguments_are_build_errors_that_say_what_was_expected(
+    make: Any, message: str
+) -> None:
     with pytest.raises(GraphError, match=message.replace("(", r"\(")):
         make()
 
@@ -111,11 +144,18 @@ def test_purging_turns_each_firing_into_fire_and_purge() -> None:
     assert trigger.on_event_time(3, TimeWindow(0, 10), Clock()) == TriggerResult.CONTINUE  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------------------------------------------------------- sessions
+# --------------------------------------------------------------------------------------------------
+# sessions
 
 
-@given(st.lists(st.tuples(st.integers(-30, 30), st.integers(1, 6), st.booleans()), min_size=1, max_size=20))
-def test_open_sessions_are_the_connected_pieces_and_never_touch(spans: list[tuple[int, int, bool]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(-30, 30), st.integers(1, 6), st.booleans()), min_size=1, max_size=20
+    )
+)
+def test_open_sessions_are_the_connected_pieces_and_never_touch(
+    spans: list[tuple[int, int, bool]],
+) -> None:
     windows = MergingWindowSet(None)
     states: dict[tuple[int, int], list[int]] = {}
     for i, (start, length, again) in enumerate(spans):
@@ -147,7 +187,10 @@ def test_open_sessions_are_the_connected_pieces_and_never_touch(spans: list[tupl
 def test_sessions_that_state_of_before_holds_in_any_order_go_on() -> None:
     windows = MergingWindowSet([((20, 25), (22, 23)), ((0, 5), (0, 5)), ((10, 15), (10, 12))])
     assert windows.stored == ([0, 10, 20], [5, 15, 25], [(0, 5), (10, 12), (22, 23)])
-    assert windows.add(TimeWindow(14, 20)) == ((10, 25), ((10, 25), [(10, 15), (20, 25)], (10, 12), [(22, 23)]))
+    assert windows.add(TimeWindow(14, 20)) == (
+        (10, 25),
+        ((10, 25), [(10, 15), (20, 25)], (10, 12), [(22, 23)]),
+    )
 
 
 def test_among_many_sessions_of_a_key_one_is_found_by_few_comparisons() -> None:
@@ -164,7 +207,8 @@ def test_among_many_sessions_of_a_key_one_is_found_by_few_comparisons() -> None:
     assert compared() < 60 * count
 
 
-# ------------------------------------------------------------------------------------------------------------------- plans
+# --------------------------------------------------------------------------------------------------
+# plans
 
 
 class NoMerge(AggregateFunction[Any, Any, Any]):
@@ -190,16 +234,34 @@ def plan(assigner: Any, aggregate: Any = None, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (plan(tumbling("10s"), aggregates.count()), "slices of 10000 ms, tumbling(10000 ms): each record is added once"),
+        (
+            plan(tumbling("10s"), aggregates.count()),
+            "slices of 10000 ms, tumbling(10000 ms): each record is added once",
+        ),
         (plan(tumbling("10s"), NoMerge), "slices of 10000 ms"),
         (plan(tumbling("10s"), aggregates.last()), "slices of 10000 ms"),
         (plan(sliding("10s", "4s"), aggregates.agg(n=aggregates.count())), "slices of 2000 ms"),
         (plan(sliding("10s", "4s"), ReduceAggregate(max)), "slices of 2000 ms"),
-        (plan(sliding("10s", "2s"), aggregates.count(), trigger=on_watermark()), "slices of 2000 ms"),
-        (plan(tumbling("1s"), aggregates.count(), window_fn=lambda k, w, v: v), "slices of 1000 ms"),
-        (plan(tumbling("10s", time="processing"), aggregates.count()), "slices of 10000 ms, tumbling(10000 ms, processing time)"),
-        (plan(sliding("10s", "2s", time="processing"), aggregates.agg(x=aggregates.first())), "slices of 2000 ms"),
-        (plan(session("10s"), aggregates.count()), "sessions by key, session(10000 ms): each record is added once"),
+        (
+            plan(sliding("10s", "2s"), aggregates.count(), trigger=on_watermark()),
+            "slices of 2000 ms",
+        ),
+        (
+            plan(tumbling("1s"), aggregates.count(), window_fn=lambda k, w, v: v),
+            "slices of 1000 ms",
+        ),
+        (
+            plan(tumbling("10s", time="processing"), aggregates.count()),
+            "slices of 10000 ms, tumbling(10000 ms, processing time)",
+        ),
+        (
+            plan(sliding("10s", "2s", time="processing"), aggregates.agg(x=aggregates.first())),
+            "slices of 2000 ms",
+        ),
+        (
+            plan(session("10s"), aggregates.count()),
+            "sessions by key, session(10000 ms): each record is added once",
+        ),
     ],
 )
 def test_a_batch_is_taken_at_once_where_that_gives_the_same_answer(made: Any, reason: str) -> None:
@@ -212,14 +274,23 @@ def test_a_batch_is_taken_at_once_where_that_gives_the_same_answer(made: Any, re
     ("made", "reason"),
     [
         (plan(tumbling("10s"), aggregates.count(), trigger=on_count(3)), "a trigger of its own"),
-        (plan(tumbling("10s"), aggregates.count(), evictor=keep_last(3)), "an evictor needs the elements"),
+        (
+            plan(tumbling("10s"), aggregates.count(), evictor=keep_last(3)),
+            "an evictor needs the elements",
+        ),
         (plan(tumbling("10s"), process=Contents()), "the function needs the elements"),
         (plan(tumbling("10s"), aggregates.count(), window_fn=Contents), "state per window"),
         (plan(sliding("10s", "2s"), NoMerge()), "cannot be merged"),
         (plan(sliding("10s", "2s"), aggregates.agg(x=aggregates.first())), "order of arrival"),
         (plan(sliding("1s", "2s"), aggregates.count()), "do not overlap"),
-        (plan(session("10s", time="processing"), aggregates.count()), "its sessions are of processing time"),
-        (plan(session("10s"), aggregates.count(), lateness_ms=1), "late elements may open a session again"),
+        (
+            plan(session("10s", time="processing"), aggregates.count()),
+            "its sessions are of processing time",
+        ),
+        (
+            plan(session("10s"), aggregates.count(), lateness_ms=1),
+            "late elements may open a session again",
+        ),
         (plan(session(lambda v: v), aggregates.count()), "its gap depends on the element"),
         (plan(session("10s"), process=Contents()), "the function needs the elements"),
         (plan(global_window(), aggregates.count()), "only tumbling, sliding and session windows"),
@@ -237,13 +308,17 @@ class OwnTrigger(Trigger[Any]):
 
 
 @pytest.mark.parametrize("trigger", [OwnTrigger(), purging(OwnTrigger())])
-def test_a_trigger_without_on_merge_on_session_windows_is_a_build_error(trigger: Trigger[Any]) -> None:
+def test_a_trigger_without_on_merge_on_session_windows_is_a_build_error(
+    trigger: Trigger[Any],
+) -> None:
     with pytest.raises(GraphError, match=r"(OwnTrigger|_Purging) does not define on_merge"):
         plan(session("5s"), aggregates.count(), trigger=trigger)
     assert plan(tumbling("5s"), aggregates.count(), trigger=trigger)
 
 
-@pytest.mark.parametrize("trigger", [on_watermark(), on_count(2), early("1s"), continuous("1s"), purging(on_count(2))])
+@pytest.mark.parametrize(
+    "trigger", [on_watermark(), on_count(2), early("1s"), continuous("1s"), purging(on_count(2))]
+)
 def test_the_triggers_of_the_engine_can_merge(trigger: Trigger[Any]) -> None:
     assert plan(session("5s"), aggregates.count(), trigger=trigger)
 
@@ -274,26 +349,40 @@ def test_every_subtask_gets_function_objects_of_its_own() -> None:
     assert made.factory()._process.function is not made.factory()._process.function
 
 
-# ------------------------------------------------------------------------------------------------- reduce and count windows
+# -------------------------------------------------------------------------------------------------
+# reduce and count windows
 
 
 @pytest.mark.parametrize("assigner", [sliding("10ms", "5ms"), session("6ms"), tumbling("10ms")])
 async def test_reduce_gives_the_reduced_value_of_each_window(assigner: Any) -> None:
     operator = await opened(plan(assigner, ReduceAggregate(lambda a, b: a + b)).factory())
-    records = [("k", 1, 1, MIN_WATERMARK), ("k", 10, 6, MIN_WATERMARK), ("k", 100, 3, MIN_WATERMARK)]
-    rows = {(row.start, row.end): row.value for row in values_of(drive(operator, cut(records, 100, [1])))}
-    assert rows == {
-        sliding("10ms", "5ms"): {(-5, 5): 101, (0, 10): 111, (5, 15): 10},
-        session("6ms"): {(1, 12): 111},
-        tumbling("10ms"): {(0, 10): 111},
-    }[assigner]
+    records = [
+        ("k", 1, 1, MIN_WATERMARK),
+        ("k", 10, 6, MIN_WATERMARK),
+        ("k", 100, 3, MIN_WATERMARK),
+    ]
+    rows = {
+        (row.start, row.end): row.value
+        for row in values_of(drive(operator, cut(records, 100, [1])))
+    }
+    assert (
+        rows
+        == {
+            sliding("10ms", "5ms"): {(-5, 5): 101, (0, 10): 111, (5, 15): 10},
+            session("6ms"): {(1, 12): 111},
+            tumbling("10ms"): {(0, 10): 111},
+        }[assigner]
+    )
 
 
 async def count_windows(size: int, slide: int | None, elements: int) -> list[Any]:
     assigner, trigger, evictor = count_window(size, slide)
     made = plan(assigner, process=Whole(), trigger=trigger, evictor=evictor)
     operator = await opened(made.factory())
-    return operator.process_batch(untimed("k", *range(1, elements + 1))).values + operator.finish().values
+    return (
+        operator.process_batch(untimed("k", *range(1, elements + 1))).values
+        + operator.finish().values
+    )
 
 
 class Whole(ProcessWindowFunction[Any, Any, Any]):
@@ -310,7 +399,9 @@ async def test_sliding_count_windows_fire_from_the_first_slide_on_with_what_is_t
 
 
 def test_an_offset_may_be_milliseconds() -> None:
-    assert repr(af.tumbling("1m", offset=-1000)) == repr(af.tumbling("1m", offset=timedelta(seconds=-1)))
+    assert repr(af.tumbling("1m", offset=-1000)) == repr(
+        af.tumbling("1m", offset=timedelta(seconds=-1))
+    )
     assert repr(af.sliding("1m", "10s", offset=1000)) == repr(af.sliding("1m", "10s", offset="1s"))
     with pytest.raises(af.GraphError, match="size is 1000 of type int, expected a timedelta"):
         af.tumbling(1000)  # type: ignore[arg-type]
@@ -320,6 +411,9 @@ def test_an_offset_may_be_milliseconds() -> None:
 
 def test_the_time_of_a_window_given_beside_it_is_explained() -> None:
     keyed = af.Flow("f").source([1]).key_by(abs)
-    told = r"window\(\) has no argument time=: it belongs to the window: window\(af.session\(\"1s\", time='processing'\)\)"
+    told = (
+        r"window\(\) has no argument time=: it belongs to the window: window\(af.session\(\"1s\", "
+        r"time='processing'\)\)"
+    )
     with pytest.raises(TypeError, match=told):
         keyed.window(af.session("1s"), time="processing")  # type: ignore[call-arg]

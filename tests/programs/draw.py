@@ -1,7 +1,9 @@
-"""A seed becomes a program: data drawn for trouble, and a flow of operators drawn from the public API, as plain data.
+"""A seed becomes a program: data drawn for trouble, and a flow of operators drawn from the public
+API, as plain data.
 
-`draw(seed)` gives a `Program`. Its `text` is a Python program that builds and runs the same flow; it is what is executed, so what is
-printed is what has run. A step is kept only if the model can say what it must give (`model.Undetermined`).
+`draw(seed)` gives a `Program`. Its `text` is a Python program that builds and runs the same flow;
+it is what is executed, so what is printed is what has run. A step is kept only if the model can say
+what it must give (`model.Undetermined`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ TRIES = 60
 
 @dataclass(frozen=True)
 class Step:
-    """One operator: what it is, the numbers of the steps that it reads, and its arguments as plain data."""
+    """One operator: what it is, the numbers of the steps that it reads, and its arguments as
+    plain data.
+    """
 
     kind: str
     inputs: tuple[int, ...] = ()
@@ -41,7 +45,9 @@ class Program:
 
     seed: int
     spread: bool
-    """Whether it may run at any parallelism; otherwise its answers depend on an order that only one subtask keeps."""
+    """Whether it may run at any parallelism; otherwise its answers depend on an order that only
+    one subtask keeps.
+    """
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
 
@@ -52,8 +58,15 @@ class Program:
     @property
     def loose(self) -> bool:
         """Whether one key is spelled in several ways, of which any may be shown."""
-        functions = {key for step in self.steps for key in (step.args.get("key"), step.args.get("right_key")) if isinstance(key, str)}
-        return bool(functions & pieces.Mixed) or any(step.args.get("keys") == "odd" for step in self.steps)
+        functions = {
+            key
+            for step in self.steps
+            for key in (step.args.get("key"), step.args.get("right_key"))
+            if isinstance(key, str)
+        }
+        return bool(functions & pieces.Mixed) or any(
+            step.args.get("keys") == "odd" for step in self.steps
+        )
 
     @property
     def columnar(self) -> bool:
@@ -63,28 +76,43 @@ class Program:
     @property
     def literal(self) -> str:
         """Python text that gives this program."""
-        steps = "".join(f"\n        Step({step.kind!r}, {step.inputs!r}, {literal(step.args)})," for step in self.steps)
-        return f"Program(\n    {self.seed},\n    {self.spread},\n    ({steps}\n    ),\n    {self.outputs!r},\n)"
+        steps = "".join(
+            f"\n        Step({step.kind!r}, {step.inputs!r}, {literal(step.args)}),"
+            for step in self.steps
+        )
+        return (
+            f"Program(\n    {self.seed},\n    {self.spread},\n    ({steps}\n    ),\n    "
+            f"{self.outputs!r},\n)"
+        )
 
     @property
     def text(self) -> str:
-        """The program as a module: `build(parallelism, source)` gives the flow and the streams that are looked at."""
+        """The program as a module: `build(parallelism, source)` gives the flow and the streams
+        that are looked at.
+        """
         lines = [*IMPORTS, "", "import aioflow as af", "from tests.programs.pieces import *", ""]
         for i, step in enumerate(self.steps):
             if step.kind == "source":
                 rows = "".join(f"    {literal(tuple(row))},\n" for row in step.args["rows"])
-                make = {"N": "RecordN", "D": "RecordD", "S": "RecordS", "dict": "record_dict"}[step.args["type"]]
+                make = {"N": "RecordN", "D": "RecordD", "S": "RecordS", "dict": "record_dict"}[
+                    step.args["type"]
+                ]
                 lines += [f"ROWS{i} = [{make}(*row) for row in [\n{rows}]]", ""]
         lines += ["", "def build(parallelism=1, source=lambda rows, i: rows):"]
         lines += [f'    flow = af.Flow("{self.name}", parallelism=parallelism)']
         lines += [f"    s{i} = {TEXTS[step.kind](i, step)}" for i, step in enumerate(self.steps)]
         lines += [f"    return flow, [{', '.join(f's{i}' for i in self.outputs)}]", "", ""]
         lines += ['if __name__ == "__main__":', "    flow, streams = build()"]
-        lines += ["    for rows in asyncio.run(flow.collect(*streams)):", "        print(*rows, sep='\\n')", ""]
+        lines += [
+            "    for rows in asyncio.run(flow.collect(*streams)):",
+            "        print(*rows, sep='\\n')",
+            "",
+        ]
         return "\n".join(lines)
 
 
-# ------------------------------------------------------------------------------------------------------------------------------ text
+# --------------------------------------------------------------------------------------------------
+# text
 
 IMPORTS = (
     "import asyncio",
@@ -103,7 +131,10 @@ def literal(value: Any) -> str:
         return str(value)
     if isinstance(value, datetime):
         zone = ", tzinfo=UTC" if value.tzinfo else ""
-        return f"datetime({', '.join(str(part) for part in value.timetuple()[:6])}, {value.microsecond}{zone})"
+        return (
+            f"datetime({', '.join(str(part) for part in value.timetuple()[:6])}, "
+            f"{value.microsecond}{zone})"
+        )
     if isinstance(value, date):
         return f"date({value.year}, {value.month}, {value.day})"
     if isinstance(value, timedelta):
@@ -191,7 +222,9 @@ KIND_FORMS = {
 
 def options(i: int, step: Step, *, more: str = "") -> str:
     own = f', uid="s{i}"{more}'
-    return own + (f", parallelism={step.args['parallelism']}" if step.args.get("parallelism") else "")
+    return own + (
+        f", parallelism={step.args['parallelism']}" if step.args.get("parallelism") else ""
+    )
 
 
 def keyed(step: Step, stream: str, key: str = "key") -> str:
@@ -199,13 +232,18 @@ def keyed(step: Step, stream: str, key: str = "key") -> str:
 
 
 def strategy(args: dict[str, Any]) -> str:
-    stamp = {"expression": "af.col.ts", "lambda": "lambda row: field_of(row, 'ts')"}.get(args["stamp"], args["stamp"])
+    stamp = {"expression": "af.col.ts", "lambda": "lambda row: field_of(row, 'ts')"}.get(
+        args["stamp"], args["stamp"]
+    )
     delay = args["delay"]
     kind = args["strategy"]
     if kind == "monotonous":
         return f"af.WatermarkStrategy.monotonous_timestamps(timestamp={stamp})"
     if kind == "punctuated":
-        return f"af.WatermarkStrategy.punctuated(lambda value, time: time - {delay + 1}, timestamp={stamp})"
+        return (
+            f"af.WatermarkStrategy.punctuated(lambda value, time: time - {delay + 1}, "
+            f"timestamp={stamp})"
+        )
     if kind == "custom":
         return f"af.WatermarkStrategy.custom(Custom({delay}), timestamp={stamp})"
     return f'af.WatermarkStrategy.bounded_out_of_orderness("{delay}ms", timestamp={stamp})'
@@ -230,7 +268,11 @@ def aggregate_text(spec: Sequence[Sequence[Any]]) -> str:
         given = ["2", *given] if kind == "top" else given
         given += [] if condition is None else [f"where={function(condition)}"]
         parts.append((name, f"af.{kind}({', '.join(given)})"))
-    return parts[0][1] if parts[0][0] == "" else f"af.agg({', '.join(f'{name}={text}' for name, text in parts)})"
+    return (
+        parts[0][1]
+        if parts[0][0] == ""
+        else f"af.agg({', '.join(f'{name}={text}' for name, text in parts)})"
+    )
 
 
 def running_text(i: int, step: Step) -> str:
@@ -277,7 +319,11 @@ def window_text(how: dict[str, Any]) -> str:
         }[kind]
         more += f", trigger={text}"
     if evictor := how.get("evictor"):
-        more += ", evictor=" + (f"af.keep_last({evictor[1]})" if evictor[0] == "last" else f'af.keep_within("{evictor[1]}ms")')
+        more += ", evictor=" + (
+            f"af.keep_last({evictor[1]})"
+            if evictor[0] == "last"
+            else f'af.keep_within("{evictor[1]}ms")'
+        )
     if how.get("lateness"):
         more += f', lateness="{how["lateness"]}ms"'
     return f"window({assigner(how)}{more})"
@@ -307,7 +353,11 @@ def join_text(i: int, step: Step) -> str:
     where = f"where({function(step.args['key'])}).equal_to({function(step.args['right_key'])}).{window_text(step.args['window'])}"
     if step.kind == "co_group":
         return f"s{left}.co_group(s{right}).{where}.apply(grouped{options(i, step)})"
-    end = f"pairs({options(i, step)[2:]})" if step.args["how"] == "pairs" else f"apply(paired{options(i, step)})"
+    end = (
+        f"pairs({options(i, step)[2:]})"
+        if step.args["how"] == "pairs"
+        else f"apply(paired{options(i, step)})"
+    )
     return f"s{left}.join(s{right}).{where}.{end}"
 
 
@@ -315,7 +365,10 @@ def interval_text(i: int, step: Step) -> str:
     left, right = step.inputs
     lower, upper = (f"timedelta(milliseconds={ms})" for ms in step.args["bounds"])
     other = keyed(step, f"s{right}", "right_key")
-    return f"{keyed(step, f's{left}')}.interval_join({other}, {lower}, {upper}).process(paired{options(i, step)})"
+    return (
+        f"{keyed(step, f's{left}')}.interval_join({other}, {lower}, "
+        f"{upper}).process(paired{options(i, step)})"
+    )
 
 
 def connect_text(i: int, step: Step) -> str:
@@ -350,14 +403,24 @@ TEXTS: dict[str, Callable[[int, Step], str]] = {
     "map": stateless_text,
     "filter": stateless_text,
     "flat_map": stateless_text,
-    "guarded": lambda i, s: f's{s.inputs[0]}.map(fragile, on_error=TAG, name="{s.args["name"]}"{options(i, s)})',
-    "side": lambda i, s: f"s{s.inputs[0]}.late" if s.args["tag"] == "late" else f"s{s.inputs[0]}.side(TAG)",
+    "guarded": lambda i, s: (
+        f's{s.inputs[0]}.map(fragile, on_error=TAG, name="{s.args["name"]}"{options(i, s)})'
+    ),
+    "side": lambda i, s: (
+        f"s{s.inputs[0]}.late" if s.args["tag"] == "late" else f"s{s.inputs[0]}.side(TAG)"
+    ),
     "select": select_text,
-    "where": lambda i, s: f"s{s.inputs[0]}.filter({expression(s.args['condition'])}{options(i, s)})",
+    "where": lambda i, s: (
+        f"s{s.inputs[0]}.filter({expression(s.args['condition'])}{options(i, s)})"
+    ),
     "process": lambda i, s: f"s{s.inputs[0]}.process({s.args['fn']}{options(i, s)})",
     "numbered": lambda i, s: f"s{s.inputs[0]}.map(Numbered{options(i, s)})",
-    "batches": lambda i, s: f"s{s.inputs[0]}.map_batches(as_list, max_size={s.args['size']}{options(i, s)})",
-    "union": lambda i, s: f"s{s.inputs[0]}.union({', '.join(f's{other}' for other in s.inputs[1:])})",
+    "batches": lambda i, s: (
+        f"s{s.inputs[0]}.map_batches(as_list, max_size={s.args['size']}{options(i, s)})"
+    ),
+    "union": lambda i, s: (
+        f"s{s.inputs[0]}.union({', '.join(f's{other}' for other in s.inputs[1:])})"
+    ),
     "route": route_text,
     "timestamps": timestamps_text,
     "running": running_text,
@@ -371,7 +434,8 @@ TEXTS: dict[str, Callable[[int, Step], str]] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------------------------------ data
+# --------------------------------------------------------------------------------------------------
+# data
 
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 2**31, 2**63, -(2**70), 0.0, -0.0, float("nan"), float("inf"), 1e-308,
@@ -389,7 +453,9 @@ ODD_KEYS: tuple[Any, ...] = (
 
 
 def draw_times(rng: Random, count: int) -> list[int]:
-    """Event times: steady or with jumps, with duplicates and disorder, near zero, negative or large."""
+    """Event times: steady or with jumps, with duplicates and disorder, near zero, negative or
+    large.
+    """
     at = rng.choice((0, 0, 1_000, -500, 1_700_000_000_000, -(2**40), 2**52))
     step = rng.choice((0, 1, 5, 10, 10, 40))
     jitter = rng.choice((0, 0, 5, 30, 30, 100, 400))
@@ -414,31 +480,76 @@ def draw_source(rng: Random, base: int | None) -> Step:
     rows = []
     for i, time in enumerate(times):
         k = min(rng.randrange(few), rng.randrange(few))  # Skewed.
-        key = {"int": k, "str": f"k{k}", "odd": ODD_KEYS[k % len(ODD_KEYS)], "moving": i // 7 + k % 3}[keys]
-        rows.append((key, rng.choice((rng.randrange(6), rng.randrange(100), -rng.randrange(30), k)), time, rng.choice(xs)))
+        key = {
+            "int": k,
+            "str": f"k{k}",
+            "odd": ODD_KEYS[k % len(ODD_KEYS)],
+            "moving": i // 7 + k % 3,
+        }[keys]
+        rows.append(
+            (
+                key,
+                rng.choice((rng.randrange(6), rng.randrange(100), -rng.randrange(30), k)),
+                time,
+                rng.choice(xs),
+            )
+        )
     delay = rng.choice((0, 0, 10, 40, 40, 1_000, 10_000_000))
     if rng.random() < 0.1:
         delay = None
-    how = rng.choice(("bounded", "bounded", "punctuated", "custom") if delay else ("monotonous", "bounded", "punctuated"))
+    how = rng.choice(
+        ("bounded", "bounded", "punctuated", "custom")
+        if delay
+        else ("monotonous", "bounded", "punctuated")
+    )
     stamp = rng.choice(("expression", "lambda"))
-    args = {"rows": rows, "type": kind, "keys": keys, "delay": delay, "strategy": how, "stamp": stamp, "columnar": columnar}
+    args = {
+        "rows": rows,
+        "type": kind,
+        "keys": keys,
+        "delay": delay,
+        "strategy": how,
+        "stamp": stamp,
+        "columnar": columnar,
+    }
     return Step("source", (), args)
 
 
 def draw_key(rng: Random, stream: model.Stream) -> Any:
     if stream.fields and rng.random() < 0.4:
-        return rng.choice((("col", "key"), ("%", ("col", "n"), ("lit", 4)), ("//", ("col", "n"), ("lit", 10))))
-    return rng.choice(("key_of", "key_of", "first_key", "first_key", "small_key", "const_key", "text_key", "odd_key", "mixed_key"))
+        return rng.choice(
+            (("col", "key"), ("%", ("col", "n"), ("lit", 4)), ("//", ("col", "n"), ("lit", 10)))
+        )
+    return rng.choice(
+        (
+            "key_of",
+            "key_of",
+            "first_key",
+            "first_key",
+            "small_key",
+            "const_key",
+            "text_key",
+            "odd_key",
+            "mixed_key",
+        )
+    )
 
 
 def draw_number(rng: Random, depth: int = 0) -> Any:
     if depth > 2 or rng.random() < 0.4:
-        return rng.choice((("col", "n"), ("col", "n"), ("col", "ts"), ("lit", rng.choice((0, 1, -3, 7, 2**40)))))
+        return rng.choice(
+            (("col", "n"), ("col", "n"), ("col", "ts"), ("lit", rng.choice((0, 1, -3, 7, 2**40))))
+        )
     op = rng.choice(("+", "-", "*", "//", "%", "/", "abs", "when", "fill_null"))
     if op == "abs":
         return (op, draw_number(rng, depth + 1))
     if op == "when":
-        return (op, draw_condition(rng, depth + 1), draw_number(rng, depth + 1), draw_number(rng, depth + 1))
+        return (
+            op,
+            draw_condition(rng, depth + 1),
+            draw_number(rng, depth + 1),
+            draw_number(rng, depth + 1),
+        )
     return (op, draw_number(rng, depth + 1), draw_number(rng, depth + 1))
 
 
@@ -452,10 +563,16 @@ def draw_condition(rng: Random, depth: int = 0) -> Any:
         return (op, ("col", "n"))
     if op == "is_null":
         return (op, rng.choice((("col", "x"), draw_number(rng, depth + 1))))
-    return (op if op in ("<", "<=", ">", ">=", "==", "!=") else "<", draw_number(rng, depth + 1), draw_number(rng, depth + 1))
+    return (
+        op if op in ("<", "<=", ">", ">=", "==", "!=") else "<",
+        draw_number(rng, depth + 1),
+        draw_number(rng, depth + 1),
+    )
 
 
-def draw_spec(rng: Random, stream: model.Stream, *, alone: bool = False) -> list[tuple[str, str, Any, Any]]:
+def draw_spec(
+    rng: Random, stream: model.Stream, *, alone: bool = False
+) -> list[tuple[str, str, Any, Any]]:
     def fn(kind: str) -> Any:
         if kind == "collect":
             return rng.choice(("n_of", "identity"))
@@ -466,7 +583,11 @@ def draw_spec(rng: Random, stream: model.Stream, *, alone: bool = False) -> list
     def condition() -> Any:
         if rng.random() < 0.75:
             return None
-        return (">", ("col", "n"), ("lit", 3)) if stream.fields and rng.random() < 0.5 else rng.choice(("even", "third", "none_of"))
+        return (
+            (">", ("col", "n"), ("lit", 3))
+            if stream.fields and rng.random() < 0.5
+            else rng.choice(("even", "third", "none_of"))
+        )
 
     kinds = ("count", "sum", "min", "max", "mean", "distinct")
     if stream.ordered:
@@ -474,7 +595,11 @@ def draw_spec(rng: Random, stream: model.Stream, *, alone: bool = False) -> list
     if alone or rng.random() < 0.5:
         kind = rng.choice(kinds)
         return [("", kind, fn(kind), condition())]
-    return [(name, kind, fn(kind), condition()) for name in "abc"[: rng.randint(1, 3)] for kind in [rng.choice(kinds)]]
+    return [
+        (name, kind, fn(kind), condition())
+        for name in "abc"[: rng.randint(1, 3)]
+        for kind in [rng.choice(kinds)]
+    ]
 
 
 def draw_window(rng: Random, stream: model.Stream, *, join: bool = False) -> dict[str, Any]:
@@ -496,7 +621,13 @@ def draw_window(rng: Random, stream: model.Stream, *, join: bool = False) -> dic
         return how
     how["size"] = rng.choice((1, 10, 50, 100, 1_000))
     if kind == "sliding":
-        how["slide"] = rng.choice([slide for slide in (1, 5, 7, 10, 25, 50, 100, 400) if slide <= how["size"] <= 20 * slide])
+        how["slide"] = rng.choice(
+            [
+                slide
+                for slide in (1, 5, 7, 10, 25, 50, 100, 400)
+                if slide <= how["size"] <= 20 * slide
+            ]
+        )
     if kind == "session":
         how["gap"] = rng.choice((1, 7, 33, 120, 0))
         del how["size"]
@@ -508,7 +639,14 @@ def draw_window(rng: Random, stream: model.Stream, *, join: bool = False) -> dic
         how["lateness"] = rng.choice((1, 20, 100, 1_000))
     if stream.ordered and rng.random() < 0.3 and kind != "session":
         how["trigger"] = rng.choice(
-            (("count", 2), ("purging_count", 3), ("purging_watermark", 0), ("continuous", 10), ("early", 0), ("watermark", 0))
+            (
+                ("count", 2),
+                ("purging_count", 3),
+                ("purging_watermark", 0),
+                ("continuous", 10),
+                ("early", 0),
+                ("watermark", 0),
+            )
         )
     if stream.ordered and rng.random() < 0.2:
         how["evictor"] = rng.choice((("last", 1), ("last", 3), ("within", 10), ("within", 1)))
@@ -525,7 +663,8 @@ def draw_result(rng: Random, stream: model.Stream) -> dict[str, Any]:
     return how
 
 
-# ----------------------------------------------------------------------------------------------------------------------------- steps
+# --------------------------------------------------------------------------------------------------
+# steps
 
 WEIGHTS = {
     "map": 8, "filter": 4, "flat_map": 5, "guarded": 3, "select": 5, "where": 4, "process": 4, "numbered": 4, "batches": 2, "union": 5,
@@ -557,7 +696,9 @@ def draw_step(rng: Random, streams: Sequence[model.Stream], spread: bool) -> Ste
         if args["form"] in AWAITED and rng.random() < 0.4:
             args["ordered"] = False
         if rng.random() < 0.15:
-            args["chain"] = rng.choice((".start_new_chain()", ".disable_chaining()", '.slot_sharing_group("other")'))
+            args["chain"] = rng.choice(
+                (".start_new_chain()", ".disable_chaining()", '.slot_sharing_group("other")')
+            )
     elif kind == "guarded":
         args["name"] = f"guarded {count}"
     elif kind == "select":
@@ -576,28 +717,64 @@ def draw_step(rng: Random, streams: Sequence[model.Stream], spread: bool) -> Ste
     elif kind == "batches":
         args["size"] = rng.choice((1, 2, 7, 256))
     elif kind == "union":
-        inputs = tuple(rng.sample(range(count), rng.randint(2, min(3, count)))) if count > 1 else (0, 0)
+        inputs = (
+            tuple(rng.sample(range(count), rng.randint(2, min(3, count)))) if count > 1 else (0, 0)
+        )
     elif kind == "numbered":
         pass
     elif kind == "route":
-        args = {"how": rng.choice(("rebalance", "rescale", "shuffle", "global_", "broadcast", "partition_custom"))}
+        args = {
+            "how": rng.choice(
+                ("rebalance", "rescale", "shuffle", "global_", "broadcast", "partition_custom")
+            )
+        }
     elif kind == "timestamps":
-        args |= {"delay": rng.choice((0, 30, 10_000)), "strategy": "bounded", "times": rng.choice((1, 10))}
+        args |= {
+            "delay": rng.choice((0, 30, 10_000)),
+            "strategy": "bounded",
+            "times": rng.choice((1, 10)),
+        }
     elif kind == "running":
-        agg = rng.choice(("count", "count", "sum", "min", "max", "reduce", "aggregate", "aggregate"))
+        agg = rng.choice(
+            ("count", "count", "sum", "min", "max", "reduce", "aggregate", "aggregate")
+        )
         args |= {"agg": agg, "key": draw_key(rng, stream), "key_form": rng.choice(PLAIN)}
         if agg == "aggregate":
             args["spec"] = draw_spec(rng, stream)
         elif agg in ("sum", "min", "max"):
             args["spec"] = [("", agg, rng.choice(("n_of", "maybe_n", "float_of")), None)]
     elif kind == "keyed_process":
-        cls = rng.choice(("Totals", "AwaitedTotals", "Once", "Digits", "Chunks", "Sums", "Buckets", "Buckets", "Silence", "AtEnd"))
-        init: dict[str, Any] = {"ms": rng.choice((1, 10, 50, 300))} if cls in ("Buckets", "Silence") else {}
+        cls = rng.choice(
+            (
+                "Totals",
+                "AwaitedTotals",
+                "Once",
+                "Digits",
+                "Chunks",
+                "Sums",
+                "Buckets",
+                "Buckets",
+                "Silence",
+                "AtEnd",
+            )
+        )
+        init: dict[str, Any] = (
+            {"ms": rng.choice((1, 10, 50, 300))} if cls in ("Buckets", "Silence") else {}
+        )
         if rng.random() < 0.2:
             init["ttl"] = "10d"
-        args |= {"cls": cls, "init": init, "key": draw_key(rng, stream), "key_form": rng.choice(PLAIN)}
+        args |= {
+            "cls": cls,
+            "init": init,
+            "key": draw_key(rng, stream),
+            "key_form": rng.choice(PLAIN),
+        }
     elif kind == "window":
-        args |= {"key": draw_key(rng, stream), "key_form": rng.choice(PLAIN), "window": draw_window(rng, stream)}
+        args |= {
+            "key": draw_key(rng, stream),
+            "key_form": rng.choice(PLAIN),
+            "window": draw_window(rng, stream),
+        }
         args["result"] = draw_result(rng, stream)
     else:
         other = one()
@@ -617,7 +794,10 @@ def draw(seed: int) -> Program:
     rng = Random(f"program {seed}")
     spread = rng.random() < 0.5
     base = rng.randrange(1_000)
-    steps: list[Step] = [draw_source(rng, base if rng.random() < 0.7 else None) for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))]
+    steps: list[Step] = [
+        draw_source(rng, base if rng.random() < 0.7 else None)
+        for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))
+    ]
     program = Program(seed, spread, tuple(steps), ())
     streams = [model.compute(program, step, []) for step in steps]
     wanted = len(steps) + rng.randint(1, STEPS_MAX)
@@ -629,7 +809,10 @@ def draw(seed: int) -> Program:
             stream = model.compute(program, step, streams)
         except model.Undetermined:
             continue
-        if len(stream.items) > ITEMS_MAX or sum(len(pieces.plain(v)) for v in stream.values[-20:]) > 10_000:
+        if (
+            len(stream.items) > ITEMS_MAX
+            or sum(len(pieces.plain(v)) for v in stream.values[-20:]) > 10_000
+        ):
             continue
         steps.append(step)
         streams.append(stream)
@@ -640,5 +823,9 @@ def draw(seed: int) -> Program:
                 break
     read = {i for step in steps for i in step.inputs}
     leaves = [i for i, step in enumerate(steps) if i not in read]
-    inner = [i for i, step in enumerate(steps) if i in read and step.kind != "source" and rng.random() < 0.15]
+    inner = [
+        i
+        for i, step in enumerate(steps)
+        if i in read and step.kind != "source" and rng.random() < 0.15
+    ]
     return Program(seed, spread, tuple(steps), tuple(sorted([*leaves, *inner])))

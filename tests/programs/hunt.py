@@ -3,10 +3,11 @@
     python -m tests.programs.hunt --seeds 0:10000 --jobs 2 --ledger
     python -m tests.programs.hunt --seeds 17:18 --ways restored --shrink
 
-Each program runs plainly, in another form, and simulated, restarted or restored; on columns where its sources can be tables. Every 50th
-runs over worker processes too; with `--spark` every 20th that ends is a job of Spark. A difference is printed with its seed, its way and
-the command that repeats it; `--shrink` prints the smallest program that still differs. With `--ledger` what was run is added to
-`ledger.jsonl`.
+Each program runs plainly, in another form, and simulated, restarted or restored; on columns where
+its sources can be tables. Every 50th runs over worker processes too; with `--spark` every 20th that
+ends is a job of Spark. A difference is printed with its seed, its way and the command that repeats
+it; `--shrink` prints the smallest program that still differs. With `--ledger` what was run is added
+to `ledger.jsonl`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def spark_bridge() -> Any:
     return bridge
 
 
-# -------------------------------------------------------------------------------------------------------------------------- shrink
+# --------------------------------------------------------------------------------------------------
+# shrink
 
 
 def shrunk(program: Program, way: str, *, tries: int = 400) -> Program:
@@ -114,8 +116,12 @@ def smaller_programs(program: Program) -> Iterator[Program]:
             rows = step.args["rows"]
             for size in (len(rows) // 2, len(rows) // 8, 1):
                 for begin in range(0, len(rows), size) if size else ():
-                    less = Step("source", (), {**step.args, "rows": rows[:begin] + rows[begin + size :]})
-                    yield replace(program, steps=(*program.steps[:i], less, *program.steps[i + 1 :]))
+                    less = Step(
+                        "source", (), {**step.args, "rows": rows[:begin] + rows[begin + size :]}
+                    )
+                    yield replace(
+                        program, steps=(*program.steps[:i], less, *program.steps[i + 1 :])
+                    )
         elif step.kind != "side":
             yield pruned(bypassed(program, i))
 
@@ -123,8 +129,17 @@ def smaller_programs(program: Program) -> Iterator[Program]:
 def bypassed(program: Program, i: int) -> Program:
     """What read step `i` reads what that read."""
     (other, *_) = program.steps[i].inputs
-    steps = [replace(step, inputs=tuple(other if j == i and step.kind != "side" else j for j in step.inputs)) for step in program.steps]
-    return replace(program, steps=tuple(steps), outputs=tuple(dict.fromkeys(other if j == i else j for j in program.outputs)))
+    steps = [
+        replace(
+            step, inputs=tuple(other if j == i and step.kind != "side" else j for j in step.inputs)
+        )
+        for step in program.steps
+    ]
+    return replace(
+        program,
+        steps=tuple(steps),
+        outputs=tuple(dict.fromkeys(other if j == i else j for j in program.outputs)),
+    )
 
 
 def pruned(program: Program) -> Program:
@@ -137,14 +152,20 @@ def pruned(program: Program) -> Program:
             kept.add(i)
             left += program.steps[i].inputs
     number = {old: new for new, old in enumerate(sorted(kept))}
-    steps = tuple(replace(program.steps[i], inputs=tuple(number[j] for j in program.steps[i].inputs)) for i in sorted(kept))
+    steps = tuple(
+        replace(program.steps[i], inputs=tuple(number[j] for j in program.steps[i].inputs))
+        for i in sorted(kept)
+    )
     return replace(program, steps=steps, outputs=tuple(number[i] for i in program.outputs))
 
 
-# -------------------------------------------------------------------------------------------------------------------------- command
+# --------------------------------------------------------------------------------------------------
+# command
 
 
-def results(seeds: Sequence[int], ways: Sequence[str], spark: bool, jobs: int) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
+def results(
+    seeds: Sequence[int], ways: Sequence[str], spark: bool, jobs: int
+) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
     one = partial(run_seed, ways=ways, spark=spark)
     if jobs == 1:
         yield from map(one, seeds)
@@ -159,14 +180,21 @@ def parse_seeds(text: str) -> range:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.programs.hunt", description="Draw programs and compare them with the model.")
-    parser.add_argument("--seeds", type=parse_seeds, default=range(1000), help="FIRST:END, or how many from 0")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.programs.hunt",
+        description="Draw programs and compare them with the model.",
+    )
+    parser.add_argument(
+        "--seeds", type=parse_seeds, default=range(1000), help="FIRST:END, or how many from 0"
+    )
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=[], help="only these ways")
     parser.add_argument("--spark", action="store_true", help="some of them as jobs of Spark, too")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--until-found", action="store_true", help="stop at the first difference")
-    parser.add_argument("--shrink", action="store_true", help="print the smallest program that still differs")
+    parser.add_argument(
+        "--shrink", action="store_true", help="print the smallest program that still differs"
+    )
     parser.add_argument("--ledger", action="store_true", help="add the result to ledger.jsonl")
     given = parser.parse_args(argv)
     at, begun = commit(), time.monotonic()
@@ -180,7 +208,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for way, error in wrong:
             failed[way] += 1
             print(f"program {seed} at commit {at}, {way}: {error[:2_000]}")
-            print(f"  repeat it: python -m tests.programs.hunt --seeds {seed}:{seed + 1} --jobs 1 --ways {way} --shrink", flush=True)
+            print(
+                f"  repeat it: python -m tests.programs.hunt --seeds {seed}:{seed + 1} --jobs 1 "
+                f"--ways {way} --shrink",
+                flush=True,
+            )
             if given.shrink:
                 small = shrunk(draw(seed), way)
                 print(small.text, f"to keep it: {small.literal}", sep="\n", flush=True)
@@ -191,9 +223,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     spent = time.monotonic() - begun
     ways = ", ".join(f"{way} {count}" for way, count in failed.items())
     pace = f"{spent:.1f} s, {len(seeds) / spent * 60:.0f} a minute"
-    print(f"{len(seeds)} programs at commit {at}, {runs} runs, {len(wrong_seeds)} differ ({ways or 'none'}), {pace}")
+    print(
+        f"{len(seeds)} programs at commit {at}, {runs} runs, {len(wrong_seeds)} differ "
+        f"({ways or 'none'}), {pace}"
+    )
     if given.ledger and seeds:
-        entry: dict[str, Any] = {"commit": at, "first": min(seeds), "count": len(seeds), "runs": runs, "failed": sorted(wrong_seeds)}
+        entry: dict[str, Any] = {
+            "commit": at,
+            "first": min(seeds),
+            "count": len(seeds),
+            "runs": runs,
+            "failed": sorted(wrong_seeds),
+        }
         with LEDGER.open("a", encoding="utf-8") as ledger:
             ledger.write(json.dumps(entry) + "\n")
     return 1 if wrong_seeds else 0

@@ -1,14 +1,18 @@
-"""What a drawn program must give: each operator written plainly from the documents, one element at a time, without the engine.
+"""What a drawn program must give: each operator written plainly from the documents, one element at
+a time, without the engine.
 
-A stream is a list of elements, each with its event time and the watermark in force before it. What the documents leave open is never
-judged: where an answer would depend on it, `evaluate` raises `Undetermined`, and the program is drawn otherwise. So each rule here says
-when an answer is determined:
+A stream is a list of elements, each with its event time and the watermark in force before it. What
+the documents leave open is never judged: where an answer would depend on it, `evaluate` raises
+`Undetermined`, and the program is drawn otherwise. So each rule here says when an answer is
+determined:
 
-* One split, read by one subtask, has an order and watermarks of its own. They hold as long as operators have one subtask. The first
-  keyed operator behind it sees them too at any parallelism, as each key has one sender.
-* Streams that are united or dealt out have no order any more, and their watermarks merge as they may. An element that is not late in its
-  own stream is never late behind a merge, as a merged watermark is the lowest. So without late elements, windows, joins and timers that
-  do not look at the order are determined, and nothing else.
+* One split, read by one subtask, has an order and watermarks of its own. They hold as long as
+  operators have one subtask. The first keyed operator behind it sees them too at any parallelism,
+  as each key has one sender.
+* Streams that are united or dealt out have no order any more, and their watermarks merge as they
+  may. An element that is not late in its own stream is never late behind a merge, as a merged
+  watermark is the lowest. So without late elements, windows, joins and timers that do not look at
+  the order are determined, and nothing else.
 """
 
 from __future__ import annotations
@@ -53,7 +57,10 @@ class Stream:
 
     items: tuple[Item, ...]
     ordered: bool = True
-    """Whether order and watermarks are determined. Otherwise every watermark stands for the lowest that may be."""
+    """Whether order and watermarks are determined.
+
+    Otherwise every watermark stands for the lowest that may be.
+    """
     on_time: bool = True
     """Whether no element is late in its own stream."""
     timed: bool = False
@@ -95,7 +102,8 @@ def compute(program: Program, step: Step, before: Sequence[Stream]) -> Stream:
     return STEPS[step.kind](program, step, *inputs)
 
 
-# -------------------------------------------------------------------------------------------------------------- element by element
+# --------------------------------------------------------------------------------------------------
+# element by element
 
 
 def source(program: Program, step: Step) -> Stream:
@@ -104,7 +112,11 @@ def source(program: Program, step: Step) -> Stream:
     delay = step.args["delay"]
     if delay is None:
         return Stream(tuple(Item(row, None, FIRST) for row in rows), fields=True)
-    return stamped([(row, given[2]) for row, given in zip(rows, step.args["rows"], strict=True)], delay, fields=True)
+    return stamped(
+        [(row, given[2]) for row, given in zip(rows, step.args["rows"], strict=True)],
+        delay,
+        fields=True,
+    )
 
 
 def stamped(rows: list[tuple[Any, int]], delay: int, *, fields: bool) -> Stream:
@@ -113,7 +125,9 @@ def stamped(rows: list[tuple[Any, int]], delay: int, *, fields: bool) -> Stream:
     for value, time in rows:
         items.append(Item(value, time, mark))
         mark = max(mark, time - delay - 1)
-    return Stream(tuple(items), True, all(item.time > item.mark for item in items), True, fields=fields)  # type: ignore[operator]
+    return Stream(
+        tuple(items), True, all(item.time > item.mark for item in items), True, fields=fields
+    )  # type: ignore[operator]
 
 
 def keeps_order(program: Program, step: Step, stream: Stream) -> bool:
@@ -131,9 +145,15 @@ def rows_of(kind: str, function: Callable[[Any], Any], value: Any) -> Iterable[A
 
 def stateless(program: Program, step: Step, stream: Stream) -> Stream:
     function = getattr(pieces, step.args["fn"])
-    items = [item._replace(value=v) for item in stream.items for v in rows_of(step.kind, function, item.value)]
+    items = [
+        item._replace(value=v)
+        for item in stream.items
+        for v in rows_of(step.kind, function, item.value)
+    ]
     ordered = keeps_order(program, step, stream) and step.args.get("ordered", True)
-    fields = (stream.fields and (step.kind == "filter" or step.args["fn"] in ("identity", "twice"))) or step.args["fn"] == "record_of"
+    fields = (
+        stream.fields and (step.kind == "filter" or step.args["fn"] in ("identity", "twice"))
+    ) or step.args["fn"] == "record_of"
     return made(items, stream, ordered=ordered, fields=fields)
 
 
@@ -143,7 +163,13 @@ def guarded(program: Program, step: Step, stream: Stream) -> Stream:
         try:
             good.append(item._replace(value=pieces.fragile(item.value)))
         except ValueError as error:
-            failed = af.Failed(item.value, str(error), "ValueError", step.args["name"], item.time if stream.timed else None)
+            failed = af.Failed(
+                item.value,
+                str(error),
+                "ValueError",
+                step.args["name"],
+                item.time if stream.timed else None,
+            )
             bad.append(item._replace(value=failed))
     ordered = keeps_order(program, step, stream)
     if not stream.known:
@@ -156,7 +182,10 @@ def side(program: Program, step: Step, stream: Stream) -> Stream:
 
 
 def select(program: Program, step: Step, stream: Stream) -> Stream:
-    items = [item._replace(value={name: value_of(e, item.value) for name, e in step.args["columns"]}) for item in stream.items]
+    items = [
+        item._replace(value={name: value_of(e, item.value) for name, e in step.args["columns"]})
+        for item in stream.items
+    ]
     fields = {name for name, _ in step.args["columns"]} >= set(pieces.FIELDS)
     return made(items, stream, ordered=keeps_order(program, step, stream), fields=fields)
 
@@ -206,15 +235,24 @@ def union(program: Program, step: Step, *streams: Stream) -> Stream:
     items = [item for stream in streams for item in stream.items]
     on_time = all(stream.on_time for stream in streams)
     found = tuple(item._replace(mark=FIRST) for item in items)
-    known, fields = all(stream.known for stream in streams), all(stream.fields for stream in streams)
+    known, fields = (
+        all(stream.known for stream in streams),
+        all(stream.fields for stream in streams),
+    )
     return Stream(found, False, on_time, first.timed, known, fields)
 
 
 def route(program: Program, step: Step, stream: Stream) -> Stream:
-    """Dealing out changes who gets an element, and nothing of it; a broadcast gives each subtask all."""
+    """Dealing out changes who gets an element, and nothing of it; a broadcast gives each subtask
+    all.
+    """
     if step.args["how"] == "broadcast" and program.spread:
         raise Undetermined("how many subtasks there are")
-    items = tuple(item._replace(mark=FIRST) for item in stream.items) if program.spread else stream.items
+    items = (
+        tuple(item._replace(mark=FIRST) for item in stream.items)
+        if program.spread
+        else stream.items
+    )
     return replace(stream, items=items, ordered=stream.ordered and not program.spread, sides={})
 
 
@@ -228,10 +266,13 @@ def timestamps(program: Program, step: Step, stream: Stream) -> Stream:
     found = stamped(rows, delay, fields=stream.fields)
     if ordered:
         return found
-    return replace(found, items=tuple(item._replace(mark=FIRST) for item in found.items), ordered=False)
+    return replace(
+        found, items=tuple(item._replace(mark=FIRST) for item in found.items), ordered=False
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------------------- aggregates
+# --------------------------------------------------------------------------------------------------
+# aggregates
 
 
 def is_free(spec: Sequence[Sequence[Any]]) -> bool:
@@ -271,10 +312,13 @@ def one_aggregate(kind: str, fn: Any, condition: Any, values: Sequence[Any]) -> 
 
 def called(function: Any, value: Any) -> Any:
     """A function by name, or an expression."""
-    return getattr(pieces, function)(value) if isinstance(function, str) else value_of(function, value)
+    return (
+        getattr(pieces, function)(value) if isinstance(function, str) else value_of(function, value)
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------------------------- keys
+# --------------------------------------------------------------------------------------------------
+# keys
 
 
 def by_key(step: Step, stream: Stream, key: str = "key") -> dict[Any, tuple[Any, list[Item]]]:
@@ -314,12 +358,15 @@ def running(program: Program, step: Step, stream: Stream) -> Stream:
         else:
             result = (shown, aggregate(step.args["spec"], values))
         items.append(item._replace(value=result))
-    if not stream.ordered:  # The times of a key's answers are those of its elements, in the order in which these came.
+    if (
+        not stream.ordered
+    ):  # The times of a key's answers are those of its elements, in the order in which these came.
         return made(items, stream, ordered=False, timed=False, known=False)
     return made(items, stream, ordered=keyed_order(program, stream))
 
 
-# ---------------------------------------------------------------------------------------------------------- functions with state
+# --------------------------------------------------------------------------------------------------
+# functions with state
 
 
 class Plain:
@@ -346,7 +393,9 @@ class Plain:
             insort(self.timers, (timestamp, self._registered, self.current_key))
 
     def delete_event_time_timer(self, timestamp: int) -> None:
-        self.timers = [timer for timer in self.timers if timer[0] != timestamp or timer[2] != self.current_key]
+        self.timers = [
+            timer for timer in self.timers if timer[0] != timestamp or timer[2] != self.current_key
+        ]
 
     def register_processing_time_timer(self, timestamp: int) -> None:
         if self.current_key not in self.clock_timers:
@@ -400,7 +449,9 @@ class PlainState:
         if value is None:
             self.clear()
         else:
-            self._context.states[self._at] = list(value) if self._descriptor.kind == "list" else value
+            self._context.states[self._at] = (
+                list(value) if self._descriptor.kind == "list" else value
+            )
 
     def get(self, key: Any = None, default: Any = None) -> Any:
         kind, held = self._descriptor.kind, self._held
@@ -454,7 +505,9 @@ class PlainState:
 
 
 def run_now(result: Any) -> Iterable[Any]:
-    """What a function gave; a coroutine is driven to its end, as nothing here waits for anything."""
+    """What a function gave; a coroutine is driven to its end, as nothing here waits for
+    anything.
+    """
     if hasattr(result, "send") and hasattr(result, "cr_await"):
         try:
             while True:
@@ -465,9 +518,11 @@ def run_now(result: Any) -> Iterable[Any]:
 
 
 class PlainTimers:
-    """Fires the timers of `context` up to a watermark; what they give is at their time, behind the watermark before it.
+    """Fires the timers of `context` up to a watermark; what they give is at their time, behind the
+    watermark before it.
 
-    Event time never goes back: a timer that was set for a time that has passed fires at the watermark that is there.
+    Event time never goes back: a timer that was set for a time that has passed fires at the
+    watermark that is there.
     """
 
     def __init__(self, context: Plain, function: Any, out: list[Item]) -> None:
@@ -480,8 +535,14 @@ class PlainTimers:
         context, reached = self._context, self._reached
         while context.timers and context.timers[0][0] <= watermark:
             due, _, context.current_key = context.timers.pop(0)
-            context.timestamp, context.current_watermark = due, LAST if watermark == LAST else max(reached, due)
-            self._out.extend(Item(row, due, max(reached, due - 1)) for row in run_now(self._function.on_timer(due, context)))
+            context.timestamp, context.current_watermark = (
+                due,
+                LAST if watermark == LAST else max(reached, due),
+            )
+            self._out.extend(
+                Item(row, due, max(reached, due - 1))
+                for row in run_now(self._function.on_timer(due, context))
+            )
             reached = max(reached, due)
         self._reached = max(reached, watermark)
 
@@ -489,7 +550,9 @@ class PlainTimers:
         context = self._context
         for key in context.clock_timers:
             context.current_key = key
-            self._out.extend(Item(row, None, FIRST) for row in run_now(self._function.on_timer(0, context)))
+            self._out.extend(
+                Item(row, None, FIRST) for row in run_now(self._function.on_timer(0, context))
+            )
 
 
 def far_away(stream: Stream) -> bool:
@@ -515,7 +578,10 @@ def keyed_process(program: Program, step: Step, stream: Stream) -> Stream:
         if context.current_key is None:
             raise Undetermined("None is no key")
         context.timestamp, context.current_watermark = item.time, mark if mark > FIRST else None
-        out.extend(item._replace(value=row) for row in run_now(function.process_element(item.value, context)))
+        out.extend(
+            item._replace(value=row)
+            for row in run_now(function.process_element(item.value, context))
+        )
         timers.fire(mark)
     timers.fire(LAST)
     timers.fire_clock()
@@ -527,12 +593,17 @@ def keyed_process(program: Program, step: Step, stream: Stream) -> Stream:
 
 
 def connect(program: Program, step: Step, left: Stream, right: Stream) -> Stream:
-    """`PairUp`: each pair once, whichever side comes first; its time is that of the later arrival, which is open."""
+    """`PairUp`: each pair once, whichever side comes first; its time is that of the later
+    arrival, which is open.
+    """
     rights = by_key(step, right, "right_key")
     items = []
     for key, (_, lefts) in by_key(step, left).items():
         for item in lefts:
-            items += [Item((n_of(item.value), n_of(other.value)), None, FIRST) for other in rights.get(key, (None, ()))[1]]
+            items += [
+                Item((n_of(item.value), n_of(other.value)), None, FIRST)
+                for other in rights.get(key, (None, ()))[1]
+            ]
     return Stream(tuple(items), False, True, False, known=False)
 
 
@@ -544,10 +615,17 @@ def broadcast(program: Program, step: Step, left: Stream, right: Stream) -> Stre
     for value in right.values:
         rules[n_of(value) % 5] = max(n_of(value), rules.get(n_of(value) % 5, 0))
     held = [sorted(n_of(item.value) for item in items) for _, items in by_key(step, left).values()]
-    return Stream(tuple(Item((one, sorted(rules.items())), 2**62, FIRST) for one in held), False, True, False, known=False)
+    return Stream(
+        tuple(Item((one, sorted(rules.items())), 2**62, FIRST) for one in held),
+        False,
+        True,
+        False,
+        known=False,
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------------------- windows
+# --------------------------------------------------------------------------------------------------
+# windows
 
 
 class Window(NamedTuple):
@@ -586,7 +664,10 @@ class OneKey:
     def __init__(self, step: Step, key: Any) -> None:
         self.how = step.args["window"]
         self.trigger = self.how.get("trigger")
-        if self.trigger and self.trigger[0] in ("early", "watermark"):  # No clock comes so far within a run.
+        if self.trigger and self.trigger[0] in (
+            "early",
+            "watermark",
+        ):  # No clock comes so far within a run.
             self.trigger = None
         self.lateness = self.how.get("lateness", 0)
         self.result = step.args["result"]
@@ -602,7 +683,11 @@ class OneKey:
     def advance(self, mark: int) -> None:
         """Everything that is due up to `mark`, in the order of its time."""
         while True:
-            due = [(time, order, window) for window, held in self.windows.items() for time, order in self.due(window, held)]
+            due = [
+                (time, order, window)
+                for window, held in self.windows.items()
+                for time, order in self.due(window, held)
+            ]
             if not due or min(due)[0] > mark:
                 break
             time, order, window = min(due)
@@ -652,10 +737,16 @@ class OneKey:
 
     def merged(self, window: Window) -> Window:
         """The session that `window` makes with all that it overlaps or touches."""
-        touching = [other for other in self.windows if other.start <= window.end and window.start <= other.end]
+        touching = [
+            other
+            for other in self.windows
+            if other.start <= window.end and window.start <= other.end
+        ]
         if not touching:
             return window
-        grown = Window(min(w.start for w in [window, *touching]), max(w.end for w in [window, *touching]))
+        grown = Window(
+            min(w.start for w in [window, *touching]), max(w.end for w in [window, *touching])
+        )
         if self.over(grown) <= self.mark:
             return grown
         if self.how.get("evictor") or self.trigger:
@@ -691,7 +782,9 @@ class OneKey:
         if not held.elements:
             return
         evict(self.how.get("evictor"), held)
-        for row in results(self.result, self.key, window.start, window.end, [value for value, _ in held.elements]):
+        for row in results(
+            self.result, self.key, window.start, window.end, [value for value, _ in held.elements]
+        ):
             self.out.append(Item(row, time, max(mark, self.mark)))
         if self.trigger and self.trigger[0].startswith("purging"):
             held.elements.clear()
@@ -708,7 +801,9 @@ def evict(evictor: Any, held: Held) -> None:
         held.elements[:] = [one for one in held.elements if one[1] > newest - n]
 
 
-def results(how: dict[str, Any], key: Any, start: int | None, end: int | None, values: list[Any]) -> list[Any]:
+def results(
+    how: dict[str, Any], key: Any, start: int | None, end: int | None, values: list[Any]
+) -> list[Any]:
     """What one firing gives."""
     if how["kind"] == "process":
         window = type("W", (), {"start": start, "end": end})
@@ -725,7 +820,10 @@ def results(how: dict[str, Any], key: Any, start: int | None, end: int | None, v
 
 
 def is_free_result(how: dict[str, Any]) -> bool:
-    """Whether what a window gives does not depend on the order of its elements. `window_rows` sorts, and `bigger` is a total order."""
+    """Whether what a window gives does not depend on the order of its elements.
+
+    `window_rows` sorts, and `bigger` is a total order.
+    """
     return how["kind"] != "aggregate" or is_free(how["spec"])
 
 
@@ -736,7 +834,9 @@ def window(program: Program, step: Step, stream: Stream) -> Stream:
         raise Undetermined("when a timer that is due already fires")
     if not stream.timed or far_away(stream):
         raise Undetermined("event time")
-    if not stream.ordered and (not stream.on_time or special or not is_free_result(step.args["result"])):
+    if not stream.ordered and (
+        not stream.on_time or special or not is_free_result(step.args["result"])
+    ):
         raise Undetermined("the order of a window's elements")
     if how["kind"] == "session" and not stream.ordered:
         for _, items in by_key(step, stream).values():
@@ -759,7 +859,9 @@ def window(program: Program, step: Step, stream: Stream) -> Stream:
 
 
 def check_no_touch(how: dict[str, Any], items: Iterable[Item]) -> None:
-    """Sessions that only touch merge if the first has not fired yet, which depends on the watermark."""
+    """Sessions that only touch merge if the first has not fired yet, which depends on the
+    watermark.
+    """
     end = FIRST
     for item in sorted(items, key=lambda item: item.time or 0):
         (own,) = windows_of(how, item.time or 0, item.value)
@@ -769,7 +871,9 @@ def check_no_touch(how: dict[str, Any], items: Iterable[Item]) -> None:
 
 
 def counted(program: Program, step: Step, stream: Stream) -> Stream:
-    """Windows of numbers of elements: `count_window`, and a global window with a trigger that counts."""
+    """Windows of numbers of elements: `count_window`, and a global window with a trigger that
+    counts.
+    """
     if not stream.ordered:
         raise Undetermined("the order of a window's elements")
     how, out = step.args["window"], []
@@ -788,7 +892,10 @@ def counted(program: Program, step: Step, stream: Stream) -> Stream:
         else:
             fires, chosen = len(values) % size == 0, list(values)
         if fires:
-            out += [item._replace(value=row) for row in results(step.args["result"], shown, None, None, chosen)]
+            out += [
+                item._replace(value=row)
+                for row in results(step.args["result"], shown, None, None, chosen)
+            ]
             if how["kind"] == "count" and slide is None:
                 values.clear()
     none_late = Stream((), False, True, stream.timed, sides={})
@@ -796,28 +903,47 @@ def counted(program: Program, step: Step, stream: Stream) -> Stream:
 
 
 def at_end(program: Program, step: Step, stream: Stream) -> Stream:
-    """Windows that fire when the input ends: global ones, and those of a clock that does not come so far."""
+    """Windows that fire when the input ends: global ones, and those of a clock that does not
+    come so far.
+    """
     how = step.args["window"]
     if not stream.ordered and not is_free_result(step.args["result"]):
         raise Undetermined("the order of a window's elements")
     start, end = (0, how["size"]) if how["kind"] == "clock" else (None, None)
     out = []
     for key, items in by_key(step, stream).values():
-        out += [Item(row, None, FIRST) for row in results(step.args["result"], key, start, end, [item.value for item in items])]
-    return Stream(tuple(out), False, True, False, known=False, sides={"late": Stream((), False, True, False, known=False)})
+        out += [
+            Item(row, None, FIRST)
+            for row in results(step.args["result"], key, start, end, [item.value for item in items])
+        ]
+    return Stream(
+        tuple(out),
+        False,
+        True,
+        False,
+        known=False,
+        sides={"late": Stream((), False, True, False, known=False)},
+    )
 
 
 def any_window(program: Program, step: Step, stream: Stream) -> Stream:
     kind = step.args["window"]["kind"]
     if kind in ("count", "global_count"):
         return counted(program, step, stream)
-    return at_end(program, step, stream) if kind in ("global", "clock") else window(program, step, stream)
+    return (
+        at_end(program, step, stream)
+        if kind in ("global", "clock")
+        else window(program, step, stream)
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------------------- joins
+# --------------------------------------------------------------------------------------------------
+# joins
 
 
-def sides_by_window(step: Step, left: Stream, right: Stream) -> list[tuple[Any, Window, list[Any], list[Any]]]:
+def sides_by_window(
+    step: Step, left: Stream, right: Stream
+) -> list[tuple[Any, Window, list[Any], list[Any]]]:
     """(key, window, lefts, rights) of every key and window that holds something."""
     for stream in (left, right):
         if not stream.timed or not stream.on_time or far_away(stream):
@@ -826,7 +952,9 @@ def sides_by_window(step: Step, left: Stream, right: Stream) -> list[tuple[Any, 
     lefts, rights = by_key(step, left), by_key(step, right, "right_key")
     found = []
     for key in dict.fromkeys([*lefts, *rights]):
-        both = [(0, item) for item in lefts.get(key, (None, []))[1]] + [(1, item) for item in rights.get(key, (None, []))[1]]
+        both = [(0, item) for item in lefts.get(key, (None, []))[1]] + [
+            (1, item) for item in rights.get(key, (None, []))[1]
+        ]
         groups: dict[Window, tuple[list[Any], list[Any]]] = {}
         if how["kind"] == "session":
             check_no_touch(how, [item for _, item in both])
@@ -884,11 +1012,14 @@ def interval_join(program: Program, step: Step, left: Stream, right: Stream) -> 
     return Stream(tuple(items), False, True, True)
 
 
-# ---------------------------------------------------------------------------------------------------------------------- expressions
+# --------------------------------------------------------------------------------------------------
+# expressions
 
 
 def value_of(e: Any, record: Any) -> Any:
-    """The value of an expression of `record`: (operation, operands...), by the rules of docs/expressions.md."""
+    """The value of an expression of `record`: (operation, operands...), by the rules of
+    docs/expressions.md.
+    """
     op, *operands = e
     if op == "col":
         return pieces.field_of(record, operands[0])

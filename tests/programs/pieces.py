@@ -1,7 +1,9 @@
-"""What drawn programs are made of: kinds of records, user functions in every form, a sink that commits.
+"""What drawn programs are made of: kinds of records, user functions in every form, a sink that
+commits.
 
-Programs import these names, worker processes find them by module, and the model calls the same user functions. Nothing here is under
-test; everything is deterministic, and no function keeps anything outside of its state.
+Programs import these names, worker processes find them by module, and the model calls the same user
+functions. Nothing here is under test; everything is deterministic, and no function keeps anything
+outside of its state.
 """
 
 from __future__ import annotations
@@ -69,15 +71,28 @@ def record_dict(key: Any, n: int, ts: int, x: Any) -> dict[str, Any]:
     return {"key": key, "n": n, "ts": ts, "x": x}
 
 
-RECORDS: dict[str, Callable[[Any, int, int, Any], Any]] = {"N": RecordN, "D": RecordD, "S": RecordS, "dict": record_dict}
+RECORDS: dict[str, Callable[[Any, int, int, Any], Any]] = {
+    "N": RecordN,
+    "D": RecordD,
+    "S": RecordS,
+    "dict": record_dict,
+}
 FIELDS = ("key", "n", "ts", "x")
 TAG: af.OutputTag[Any] = af.OutputTag("aside")
 
 
 def plain(value: Any, *, loose: bool = False) -> str:
-    """A text that is equal for equal values of equal types. `loose`: numbers that are equal are one, as keys are."""
+    """A text that is equal for equal values of equal types.
+
+    `loose`: numbers that are equal are one, as keys are.
+    """
     inner = partial(plain, loose=loose)
-    if loose and isinstance(value, bool | int | float | Decimal) and math.isfinite(value) and value == int(value):
+    if (
+        loose
+        and isinstance(value, bool | int | float | Decimal)
+        and math.isfinite(value)
+        and value == int(value)
+    ):
         return str(int(value))
     if isinstance(value, Enum):
         return str(value)
@@ -198,7 +213,9 @@ def spread_out(value: Any) -> list[Any]:
 def may_be_key(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(may_be_key, value))
-    return isinstance(value, str | bytes | bool | int | Decimal | datetime | date | Colour) or (isinstance(value, float) and value == value)
+    return isinstance(value, str | bytes | bool | int | Decimal | datetime | date | Colour) or (
+        isinstance(value, float) and value == value
+    )
 
 
 def key_of(value: Any) -> Any:
@@ -208,7 +225,9 @@ def key_of(value: Any) -> Any:
 
 def first_key(value: Any) -> Any:
     """That of a pair or a window's result, whose first part is the key that it is of."""
-    return value[0] if isinstance(value, tuple) and value and may_be_key(value[0]) else key_of(value)
+    return (
+        value[0] if isinstance(value, tuple) and value and may_be_key(value[0]) else key_of(value)
+    )
 
 
 def small_key(value: Any) -> int:
@@ -224,7 +243,15 @@ def text_key(value: Any) -> str:
 
 
 def odd_key(value: Any) -> Any:
-    return ((n_of(value) % 2, Colour.RED), b"\x00", date(2024, 2, 29), frozenset([1, "a"]), Names("a", 1), 2**70, "")[n_of(value) % 7]
+    return (
+        (n_of(value) % 2, Colour.RED),
+        b"\x00",
+        date(2024, 2, 29),
+        frozenset([1, "a"]),
+        Names("a", 1),
+        2**70,
+        "",
+    )[n_of(value) % 7]
 
 
 def mixed_key(value: Any) -> Any:
@@ -232,7 +259,9 @@ def mixed_key(value: Any) -> Any:
 
 
 Mixed = frozenset({"mixed_key", "odd_key"})
-"""Key functions that spell one key in several ways; -0.0 and a NamedTuple are shown as they were first spelled."""
+"""Key functions that spell one key in several ways; -0.0 and a NamedTuple are shown as they were
+first spelled.
+"""
 
 
 # Functions of several elements.
@@ -346,7 +375,9 @@ def asynchronous(function: Callable[[Any], Any], pause_ms: int = 0) -> Callable[
     return call
 
 
-def async_iterating(function: Callable[[Any], Iterable[Any]]) -> Callable[[Any], AsyncIterator[Any]]:
+def async_iterating(
+    function: Callable[[Any], Iterable[Any]],
+) -> Callable[[Any], AsyncIterator[Any]]:
     async def generate(value: Any) -> AsyncIterator[Any]:
         for one in function(value):
             await asyncio.sleep(0)
@@ -405,7 +436,8 @@ class Numbered(af.MapFunction[Any, Any], af.CheckpointedFunction):
         self.kept.update([self.count])
 
 
-# Keyed process functions. `free`: the answers do not depend on the order of elements, if none is late.
+# Keyed process functions. `free`: the answers do not depend on the order of elements, if none is
+# late.
 
 
 class Totals(af.KeyedProcessFunction[Any, Any, Any]):
@@ -472,7 +504,12 @@ class Digits(af.KeyedProcessFunction[Any, Any, Any]):
             self.digits.put(digit, self.digits.get(digit) + 1)
         else:
             self.digits.put_all({digit: 1})
-        yield ctx.current_key, sorted(self.digits.items()), sum(self.digits.values()), self.digits.get(9, "none")
+        yield (
+            ctx.current_key,
+            sorted(self.digits.items()),
+            sum(self.digits.values()),
+            self.digits.get(9, "none"),
+        )
 
 
 class Chunks(af.KeyedProcessFunction[Any, Any, Any]):
@@ -523,9 +560,13 @@ class Sums(af.KeyedProcessFunction[Any, Any, Any]):
         self.ttl = ttl
 
     def open(self, ctx: af.RuntimeContext) -> None:
-        self.sum = ctx.get_reducing_state(af.ReducingStateDescriptor("sum", lambda a, b: a + b, ttl=self.ttl))
+        self.sum = ctx.get_reducing_state(
+            af.ReducingStateDescriptor("sum", lambda a, b: a + b, ttl=self.ttl)
+        )
         self.least = ctx.get_reducing_state(af.ReducingStateDescriptor("least", min, ttl=self.ttl))
-        self.largest = ctx.get_aggregating_state(af.AggregatingStateDescriptor("largest", _Largest(), ttl=self.ttl))
+        self.largest = ctx.get_aggregating_state(
+            af.AggregatingStateDescriptor("largest", _Largest(), ttl=self.ttl)
+        )
 
     def process_element(self, value: Any, ctx: af.ProcessContext) -> Iterator[Any]:
         n = n_of(value)
@@ -559,7 +600,12 @@ class Buckets(af.KeyedProcessFunction[Any, Any, Any]):
         held = self.held.get()
         due = sorted(entry for entry in held if entry[0] < timestamp)
         self.held.update([entry for entry in held if entry[0] >= timestamp])
-        yield ctx.current_key, timestamp, ctx.current_watermark in (timestamp, af.MAX_WATERMARK), due
+        yield (
+            ctx.current_key,
+            timestamp,
+            ctx.current_watermark in (timestamp, af.MAX_WATERMARK),
+            due,
+        )
 
 
 class Silence(af.KeyedProcessFunction[Any, Any, Any]):
@@ -609,7 +655,9 @@ class AtEnd(af.KeyedProcessFunction[Any, Any, Any]):
 
     def process_element(self, value: Any, ctx: af.ProcessContext) -> None:
         if not self.held.get():
-            ctx.timer_service.register_processing_time_timer(ctx.timer_service.current_processing_time + 86_400_000)
+            ctx.timer_service.register_processing_time_timer(
+                ctx.timer_service.current_processing_time + 86_400_000
+            )
         self.held.add_all([n_of(value)])
 
     def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> Iterator[Any]:
@@ -705,4 +753,6 @@ class _GatherCommitter:
         pass
 
 
-__all__ = sorted(name for name in globals() if not name.startswith("_"))  # A program may name anything that is here.
+__all__ = sorted(
+    name for name in globals() if not name.startswith("_")
+)  # A program may name anything that is here.

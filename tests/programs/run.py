@@ -1,7 +1,9 @@
-"""Runs a drawn program in the ways that must not matter, and compares what comes out with the model.
+"""Runs a drawn program in the ways that must not matter, and compares what comes out with the
+model.
 
-A way is a name and what it draws for itself from the seed: sources in another form, other batches, parallelism, state backend, a
-simulated loop, failures and restarts, savepoints and checkpoints that the next run goes on from, columns, worker processes, Spark.
+A way is a name and what it draws for itself from the seed: sources in another form, other batches,
+parallelism, state backend, a simulated loop, failures and restarts, savepoints and checkpoints that
+the next run goes on from, columns, worker processes, Spark.
 """
 
 from __future__ import annotations
@@ -61,7 +63,10 @@ class Run:
 
 
 def build_of(program: Program) -> Build:
-    """The function `build` of the program's text. Its module is known to nobody, so that it travels by value, as a script's does."""
+    """The function `build` of the program's text.
+
+    Its module is known to nobody, so that it travels by value, as a script's does.
+    """
     module = types.ModuleType(program.name)
     exec(compile(program.text, f"<{program.name}>", "exec"), module.__dict__)
     return module.build  # type: ignore[no-any-return]
@@ -87,7 +92,9 @@ def check(program: Program, way: str, bridge: Any = None) -> list[str]:
 
 
 def compare(run: Run, expected: list[model.Stream], found: tuple[list[Any], ...]) -> None:
-    """Elements, of exact types; in their order where that is determined, and the order of one key where each comes from one subtask."""
+    """Elements, of exact types; in their order where that is determined, and the order of one
+    key where each comes from one subtask.
+    """
     loose = run.program.loose
     for output, stream, rows in zip(run.program.outputs, expected, found, strict=True):
         want = [plain(value, loose=loose) for value in stream.values]
@@ -95,15 +102,21 @@ def compare(run: Run, expected: list[model.Stream], found: tuple[list[Any], ...]
         missing, extra = Counter(want) - Counter(have), Counter(have) - Counter(want)
         if missing or extra:
             raise Difference(
-                f"s{output} has {len(have)} elements, expected {len(want)};\n  missing {shown(missing)}\n  not expected {shown(extra)}"
+                f"s{output} has {len(have)} elements, expected {len(want)};\n  missing "
+                f"{shown(missing)}\n  not expected {shown(extra)}"
             )
         if stream.ordered and run.way not in UNORDERED and want != have:
             at = next(i for i, (a, b) in enumerate(zip(want, have, strict=True)) if a != b)
-            raise Difference(f"s{output} has another order: element {at} is {have[at]}, expected {want[at]}")
+            raise Difference(
+                f"s{output} has another order: element {at} is {have[at]}, expected {want[at]}"
+            )
 
 
 def shown(rows: Counter[str]) -> str:
-    some = [f"{count}x {text[:200]}" if count > 1 else text[:200] for text, count in list(rows.items())[:4]]
+    some = [
+        f"{count}x {text[:200]}" if count > 1 else text[:200]
+        for text, count in list(rows.items())[:4]
+    ]
     return f"{sum(rows.values())}: {'; '.join(some)}" if some else "nothing"
 
 
@@ -117,7 +130,8 @@ def finished(coroutine: Any, *, debug: bool = False) -> Any:
     return asyncio.run(bounded(), debug=debug)
 
 
-# ----------------------------------------------------------------------------------------------------------------------- sources
+# --------------------------------------------------------------------------------------------------
+# sources
 
 
 class Countable:
@@ -187,10 +201,13 @@ class Pace:
 
 
 def lengths(program: Program) -> dict[int, int]:
-    return {i: len(step.args["rows"]) for i, step in enumerate(program.steps) if step.kind == "source"}
+    return {
+        i: len(step.args["rows"]) for i, step in enumerate(program.steps) if step.kind == "source"
+    }
 
 
-# -------------------------------------------------------------------------------------------------------------------------- ways
+# --------------------------------------------------------------------------------------------------
+# ways
 
 
 def plainly(run: Run) -> Any:
@@ -203,18 +220,28 @@ def otherwise(run: Run) -> Any:
     """Sources, batches, parallelism, backend and debug mode as they fall."""
     form = run.draw("form", *SOURCE_FORMS)
     flow, streams = run.build(run.parallelism, lambda rows, i: in_form(form, rows))
-    tasks = TaskOptions(batch_records_max=run.draw("batch", 1, 2, 3, 10, 2048), slice_ns=run.draw("slice", 1, 100_000, 2_000_000))
+    tasks = TaskOptions(
+        batch_records_max=run.draw("batch", 1, 2, 3, 10, 2048),
+        slice_ns=run.draw("slice", 1, 100_000, 2_000_000),
+    )
     state = run.draw("state", "heap", "heap", "rocksdb") if has_rocksdb() else "heap"
-    return finished(flow.collect(*streams, tasks=tasks, state=state), debug=run.draw("debug", False, False, True))
+    return finished(
+        flow.collect(*streams, tasks=tasks, state=state),
+        debug=run.draw("debug", False, False, True),
+    )
 
 
 def simulated(run: Run) -> Any:
     """On a simulated loop that varies what a machine leaves open, and stands still now and then."""
     pace = Pace(run.draw("burst", 1, 3, 10, 50))
-    flow, streams = run.build(run.parallelism, pace if run.draw("paced", True, False) else lambda rows, i: rows)
+    flow, streams = run.build(
+        run.parallelism, pace if run.draw("paced", True, False) else lambda rows, i: rows
+    )
     faults = Faults(pause=50.0, outage_s=(0.001, 0.02)) if run.draw("pause", True, False) else None
     tasks = TaskOptions(batch_records_max=run.draw("batch", 1, 3, 10, 2048))
-    found = run_simulated(flow, seed=f"{run.program.seed}", collect=streams, faults=faults, tasks=tasks)
+    found = run_simulated(
+        flow, seed=f"{run.program.seed}", collect=streams, faults=faults, tasks=tasks
+    )
     if found.errors:
         raise Difference(f"errors that nobody awaited: {found.errors}")
     return found.outputs
@@ -225,18 +252,32 @@ def restarted(run: Run) -> Any:
     rows = [(i, row) for i, count in lengths(run.program).items() for row in range(count)]
     fails = set(run.rng.sample(rows, min(len(rows), run.draw("failures", 1, 2, 4))))
     flow, streams = run.build(run.parallelism, Pace(run.draw("burst", 1, 3, 10), fails=fails))
-    options = {"every": run.draw("every", "1ms", "3ms", "10ms"), "unaligned": run.draw("unaligned", False, True, "2ms")}
+    options = {
+        "every": run.draw("every", "1ms", "3ms", "10ms"),
+        "unaligned": run.draw("unaligned", False, True, "2ms"),
+    }
     restart = af.fixed_delay(attempts=10, delay="1ms")
-    tasks = TaskOptions(batch_records_max=run.draw("batch", 1, 3, 2048), local_state_bytes=run.draw("local", 0, 1 << 20))
+    tasks = TaskOptions(
+        batch_records_max=run.draw("batch", 1, 3, 2048),
+        local_state_bytes=run.draw("local", 0, 1 << 20),
+    )
     store = f"memory://{run.program.name}"
     found = run_simulated(
-        flow, seed=f"{run.program.seed}", collect=streams, checkpoints=store, restart=restart, tasks=tasks, **options
+        flow,
+        seed=f"{run.program.seed}",
+        collect=streams,
+        checkpoints=store,
+        restart=restart,
+        tasks=tasks,
+        **options,
     )
     return found.outputs
 
 
 def restored(run: Run) -> Any:
-    """Stopped in the midst once or more, each time in one of the ways to stop, and gone on with at another parallelism and backend."""
+    """Stopped in the midst once or more, each time in one of the ways to stop, and gone on with
+    at another parallelism and backend.
+    """
     program, store = run.program, f"memory://{run.program.name}"
     counts = lengths(program)
     phases = run.draw("phases", 1, 2, 3)
@@ -249,17 +290,34 @@ def restored(run: Run) -> Any:
             parallelism = run.parallelism
         pace = Pace(run.draw("burst", 1, 3, 10, 50))
         if phase < phases:
-            reached = pace.limits = {i: run.rng.randint(reached[i], count) for i, count in counts.items()}
+            reached = pace.limits = {
+                i: run.rng.randint(reached[i], count) for i, count in counts.items()
+            }
             run.log.append(f"limits={reached}")
         flow, streams = run.build(parallelism, pace)
         for i, stream in zip(program.outputs, streams, strict=True):
             stream.sink(Gather(f"{program.name}/{i}"), uid=f"out{i}")
-        how = run.draw("how", "stop", "savepoint", "checkpoint", "cancel") if phase < phases else "end"
+        how = (
+            run.draw("how", "stop", "savepoint", "checkpoint", "cancel")
+            if phase < phases
+            else "end"
+        )
         every = run.draw("every", "1ms", "5ms", "10s")
-        after_s = run.rng.choice((0.0, 0.001, 0.005, 0.02) if every == "1ms" else (0.0, 0.002, 0.01, 0.1))
+        after_s = run.rng.choice(
+            (0.0, 0.001, 0.005, 0.02) if every == "1ms" else (0.0, 0.002, 0.01, 0.1)
+        )
         tasks = TaskOptions(batch_records_max=run.draw("batch", 1, 3, 2048))
-        options: dict[str, Any] = {"checkpoints": store, "every": every, "unaligned": unaligned, "tasks": tasks}
-        if how_before in ("", "stop", "savepoint"):  # A checkpoint is of one backend, a savepoint of both.
+        options: dict[str, Any] = {
+            "checkpoints": store,
+            "every": every,
+            "unaligned": unaligned,
+            "tasks": tasks,
+        }
+        if how_before in (
+            "",
+            "stop",
+            "savepoint",
+        ):  # A checkpoint is of one backend, a savepoint of both.
             on_machine = has_rocksdb() and run.draw("state", "heap", "heap", "rocksdb") == "rocksdb"
         how_before = how
         drive = Interrupt(how, after_s)
@@ -267,7 +325,13 @@ def restored(run: Run) -> Any:
             finished(run_here(flow, drive, {**options, "state": "rocksdb"}))
         else:
             # Timers of the clock, and times to live, go on from one phase to the next.
-            run_simulated(flow, seed=f"{program.seed} {phase}", drive=drive, clock=time.time_ns() // 1_000_000, **options)
+            run_simulated(
+                flow,
+                seed=f"{program.seed} {phase}",
+                drive=drive,
+                clock=time.time_ns() // 1_000_000,
+                **options,
+            )
     gathered = [GATHERED.get(f"{program.name}/{i}", {}) for i in program.outputs]
     return [[row for key in sorted(rows) for row in rows[key]] for rows in gathered]
 
@@ -306,7 +370,10 @@ def on_columns(run: Run) -> Any:
 
     def table(rows: list[Any], i: int) -> Any:
         columns = {name: [pieces.field_of(row, name) for row in rows] for name in pieces.FIELDS}
-        arrays = [pa.array(column, type=None if any(v is not None for v in column) else pa.int64()) for column in columns.values()]
+        arrays = [
+            pa.array(column, type=None if any(v is not None for v in column) else pa.int64())
+            for column in columns.values()
+        ]
         made = pa.Table.from_arrays(arrays, names=list(columns))
         size = run.draw("rows", 1, 3, 10, 1000)
         return af.io.arrow(pa.Table.from_batches(made.to_batches(max_chunksize=size), made.schema))
@@ -358,5 +425,3 @@ def ways_of(program: Program, *, processes: bool = True) -> list[str]:
     if processes and program.seed % WORKERS_EVERY == 0:
         ways.append("over_workers")
     return ways
-
-

@@ -1,4 +1,7 @@
-"""Drawn programs give what the model says, in every way that they are run. `make hunt` draws more; those that found something stay here."""
+"""Drawn programs give what the model says, in every way that they are run.
+
+`make hunt` draws more; those that found something stay here.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,11 @@ def test_a_difference_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -
         return model.replace(right, items=right.items + right.items[:1])
 
     monkeypatch.setitem(model.STEPS, "running", wrong)
-    program = next(p for p in map(draw, range(1_000)) if any(p.steps[i].kind == "running" for i in p.outputs) and differs(p))
+    program = next(
+        p
+        for p in map(draw, range(1_000))
+        if any(p.steps[i].kind == "running" for i in p.outputs) and differs(p)
+    )
     small = shrunk(program, "plainly")
     assert [step.kind for step in small.steps] == ["source", "running"]
     assert len(small.steps[0].args["rows"]) == 1

@@ -1,4 +1,6 @@
-"""A connection between two exchanges that a test can cut, delay and reset: bytes wait in it until they are delivered."""
+"""A connection between two exchanges that a test can cut, delay and reset: bytes wait in it
+until they are delivered.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,13 @@ def contents(elements: Iterable[RecordBatch | bytes | Event]) -> list[object]:
 
 
 class Link:
-    """`upstream` produces partition `map-0`, subpartition i for channel i; `downstream` reads it."""
+    """`upstream` produces partition `map-0`, subpartition i for channel i; `downstream` reads
+    it.
+    """
 
-    def __init__(self, pool_size: int = 100, record_bytes_max: int = 1 << 26, mac: bool = False) -> None:
+    def __init__(
+        self, pool_size: int = 100, record_bytes_max: int = 1 << 26, mac: bool = False
+    ) -> None:
         self.pool = pool_of(pool_size)
         self.mac = mac
         self.outputs = 0
@@ -69,7 +75,9 @@ class Link:
         self.upstream.attach(FrameEncoder(down_key))
         self.downstream.attach(FrameEncoder(up_key))
 
-    def open(self, channel: int, exclusive: int = 2, floating: FloatingBuffers | None = None) -> PipelinedSubpartition:
+    def open(
+        self, channel: int, exclusive: int = 2, floating: FloatingBuffers | None = None
+    ) -> PipelinedSubpartition:
         subpartition = self.subpartitions[channel] = PipelinedSubpartition(channel, self.pool)
         self.queues[channel] = deque()
         self.taken[channel] = []
@@ -110,7 +118,9 @@ class Link:
         if not self.known:
             producer.partition_not_found(channel, request.partition_id)
         else:
-            producer.on_partition_request(channel, request, self.subpartitions[request.subpartition_index], encode, self.pool)
+            producer.on_partition_request(
+                channel, request, self.subpartitions[request.subpartition_index], encode, self.pool
+            )
 
     def take(self, channel: int, count: int = 1) -> list[object]:
         """The task takes elements from its queue; records are listed one by one."""
@@ -123,7 +133,9 @@ class Link:
 
     def exchange(self) -> None:
         """Everything crosses until nothing is left to send."""
-        while self.upstream.has_output or self.downstream.has_output or self.up_wire or self.down_wire:
+        while (
+            self.upstream.has_output or self.downstream.has_output or self.up_wire or self.down_wire
+        ):
             self.flush_downstream()
             self.deliver_up()
             self.flush_upstream()

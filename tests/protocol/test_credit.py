@@ -352,7 +352,12 @@ def test_a_destroyed_pool_leaves_the_exclusive_buffers() -> None:
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=3),
     st.integers(1, 6),
-    st.lists(st.tuples(st.sampled_from(["send", "queue", "consume", "credit", "release"]), st.integers(0, 2)), max_size=200),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["send", "queue", "consume", "credit", "release"]), st.integers(0, 2)
+        ),
+        max_size=200,
+    ),
 )
 def test_no_buffer_leaks_and_no_frame_comes_in_vain(
     exclusives: list[int], floating: int, steps: list[tuple[str, int]]
@@ -370,7 +375,11 @@ def test_no_buffer_leaks_and_no_frame_comes_in_vain(
             announced = sender.backlog_to_announce(queued[0])
             if announced:
                 receiver.on_backlog(announced)
-        elif action == "send" and queued[0] and sender.next_element(NextElement.DATA) is NextElement.DATA:
+        elif (
+            action == "send"
+            and queued[0]
+            and sender.next_element(NextElement.DATA) is NextElement.DATA
+        ):
             queued[0] -= 1
             in_hand.append(receiver.receive_data(sender.send_data(queued[0])))
         elif action == "consume" and in_hand:
@@ -380,7 +389,9 @@ def test_no_buffer_leaks_and_no_frame_comes_in_vain(
         elif action == "release":
             sender.close()
             receiver.release()
-        held = sum(r.floating + sum(kind is BufferKind.FLOATING for kind in h) for _, r, h, _ in channels)
+        held = sum(
+            r.floating + sum(kind is BufferKind.FLOATING for kind in h) for _, r, h, _ in channels
+        )
         assert held == pool.in_use <= floating
         for sender, receiver, _, _ in channels:
             if not receiver.is_released:
@@ -393,7 +404,9 @@ def test_no_buffer_leaks_and_no_frame_comes_in_vain(
 
 
 @given(st.integers(0, 3), st.integers(1, 4), st.integers(1, 40))
-def test_everything_arrives_whatever_the_number_of_buffers(exclusive: int, floating: int, count: int) -> None:
+def test_everything_arrives_whatever_the_number_of_buffers(
+    exclusive: int, floating: int, count: int
+) -> None:
     """Half a window owed or nothing left at the sender is enough to announce: nothing stalls."""
     pool = floating_pool(floating)
     sender, receiver = CreditSender(exclusive), CreditReceiver(exclusive, pool)

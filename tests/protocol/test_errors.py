@@ -1,4 +1,6 @@
-"""Errors cross as data: rebuilt where the class is loaded and says the same, a RemoteError otherwise, never a pickle."""
+"""Errors cross as data: rebuilt where the class is loaded and says the same, a RemoteError
+otherwise, never a pickle.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ def test_an_error_whose_class_is_loaded_is_rebuilt(error: Exception) -> None:
 
 
 def test_what_an_error_keeps_beside_its_args_comes_along() -> None:
-    """`open` and `json.loads` in a function raise what their callers look for: a class, and where it was."""
+    """`open` and `json.loads` in a function raise what their callers look for: a class, and
+    where it was.
+    """
     missing = crossed(FileNotFoundError(2, "not here", "a.txt"))
     assert isinstance(missing, FileNotFoundError)
     assert (missing.filename, missing.filename2) == ("a.txt", None)
@@ -123,7 +127,9 @@ class NotForPickle(Exception):
     [ByHandle("refused", object()), ByHandle("refused", "x" * 100_000), NotForPickle("refused")],
     ids=["what no codec knows", "too much", "nothing"],
 )
-def test_an_error_that_tells_pickle_what_cannot_travel_is_rebuilt_of_its_args(error: Exception) -> None:
+def test_an_error_that_tells_pickle_what_cannot_travel_is_rebuilt_of_its_args(
+    error: Exception,
+) -> None:
     rebuilt = crossed(error)
     assert type(rebuilt) is type(error)
     assert rebuilt.args == ("refused",)
@@ -146,7 +152,9 @@ def test_a_group_arrives_with_its_members() -> None:
     missing, strange = second.exceptions
     assert isinstance(missing, FileNotFoundError) and missing.filename == "a.txt"
     assert isinstance(strange, RemoteError) and strange.type_name.endswith("Plain")
-    assert "KeyError" not in str(group.__cause__) and "FileNotFoundError" in str(group.__cause__), "the traceback shows the members"
+    assert "KeyError" not in str(group.__cause__) and "FileNotFoundError" in str(group.__cause__), (
+        "the traceback shows the members"
+    )
 
 
 def test_a_group_of_more_than_can_travel_keeps_the_first_and_says_so() -> None:
@@ -154,7 +162,9 @@ def test_a_group_of_more_than_can_travel_keeps_the_first_and_says_so() -> None:
     assert isinstance(group, ExceptionGroup)
     assert [error.args[1] for error in group.exceptions] == list(range(len(group.exceptions)))
     assert 10 < len(group.exceptions) < 64
-    assert group.__notes__ == [f"{1_000 - len(group.exceptions)} of its 1000 errors are left out here: they take too much"]
+    assert group.__notes__ == [
+        f"{1_000 - len(group.exceptions)} of its 1000 errors are left out here: they take too much"
+    ]
 
 
 def nested(depth: int) -> Exception:
@@ -182,7 +192,11 @@ def test_groups_of_any_depth_and_size_cross(group: BaseException, arrives: bool)
 
 def test_a_group_whose_members_are_no_messages_is_a_remote_error() -> None:
     for body in (b"", b"\x00", b"\x95\x01\x02\x03\x04\x05", 7):
-        response = ErrorResponse(type_name="builtins:ExceptionGroup", message="m", arguments=CODEC.encode_batch(["m", body], owner=""))
+        response = ErrorResponse(
+            type_name="builtins:ExceptionGroup",
+            message="m",
+            arguments=CODEC.encode_batch(["m", body], owner=""),
+        )
         assert isinstance(rebuild_error(response, CODEC), RemoteError)
 
 
@@ -197,10 +211,13 @@ def test_an_error_about_a_long_document_keeps_what_is_around_the_place(behind: i
     original = malformed('{"a": ' + " " * 100 + "x" * 100_000 + "y" * behind)
     rebuilt = crossed(original)
     assert isinstance(rebuilt, json.JSONDecodeError)
-    assert str(rebuilt) == str(original), "all that is in front of the place came along, so its position is the same"
+    assert str(rebuilt) == str(original), (
+        "all that is in front of the place came along, so its position is the same"
+    )
     assert rebuilt.doc[rebuilt.pos] == "x" and len(rebuilt.doc) == 8_192
     assert rebuilt.__notes__ == [
-        f"only 0 to 8192 of the {100_106 + behind} that it is about came along; about all of them it says: {original}"
+        f"only 0 to 8192 of the {100_106 + behind} that it is about came along; about all of them "
+        f"it says: {original}"
     ]
 
 
@@ -209,7 +226,9 @@ def test_an_error_far_within_a_long_document_says_where_it_was() -> None:
     rebuilt = crossed(original)
     assert isinstance(rebuilt, json.JSONDecodeError)
     assert rebuilt.doc[rebuilt.pos : rebuilt.pos + 4] == "oops"
-    assert rebuilt.__notes__[0].endswith("about all of them it says: Expecting value: line 50001 column 1 (char 150001)")
+    assert rebuilt.__notes__[0].endswith(
+        "about all of them it says: Expecting value: line 50001 column 1 (char 150001)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +238,9 @@ def test_an_error_far_within_a_long_document_says_where_it_was() -> None:
         UnicodeEncodeError("ascii", "a" * 90_000 + "\xe9" + "b" * 90_000, 90_000, 90_001, "bad"),
     ],
 )
-def test_an_error_about_one_byte_of_many_keeps_those_around_it(error: UnicodeDecodeError | UnicodeEncodeError) -> None:
+def test_an_error_about_one_byte_of_many_keeps_those_around_it(
+    error: UnicodeDecodeError | UnicodeEncodeError,
+) -> None:
     rebuilt = crossed(error)
     assert isinstance(rebuilt, type(error))
     assert rebuilt.object[rebuilt.start : rebuilt.end] == error.object[error.start : error.end]
@@ -235,10 +256,14 @@ class Placed(json.JSONDecodeError):
 
 def test_an_error_derived_from_one_about_a_document_that_cannot_be_cut_is_a_remote_error() -> None:
     rebuilt = crossed(Placed("x" * 100_000, 3))
-    assert isinstance(rebuilt, RemoteError) and str(rebuilt).endswith("wrong: line 1 column 4 (char 3)")
+    assert isinstance(rebuilt, RemoteError) and str(rebuilt).endswith(
+        "wrong: line 1 column 4 (char 3)"
+    )
 
 
-@pytest.mark.parametrize("error", [ValueError("x" * 20_000), ValueError("x" * 100_000), KeyError("x" * 100_000)])
+@pytest.mark.parametrize(
+    "error", [ValueError("x" * 20_000), ValueError("x" * 100_000), KeyError("x" * 100_000)]
+)
 def test_an_error_of_many_words_stays_of_its_class(error: Exception) -> None:
     rebuilt = crossed(error)
     assert type(rebuilt) is type(error)
@@ -255,7 +280,9 @@ def test_the_remote_traceback_and_the_notes_come_along() -> None:
     assert "ValueError: no" in str(rebuilt.__cause__)
 
 
-@pytest.mark.parametrize("error", [Rewritten(1, 2), Doubled("x")], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "error", [Rewritten(1, 2), Doubled("x")], ids=lambda error: type(error).__name__
+)
 def test_an_error_that_would_say_something_else_is_a_remote_error(error: Exception) -> None:
     rebuilt = crossed(error)
     assert isinstance(rebuilt, RemoteError)
@@ -266,7 +293,9 @@ def test_an_error_that_would_say_something_else_is_a_remote_error(error: Excepti
 def test_a_class_that_is_not_loaded_is_a_remote_error_and_nothing_is_imported() -> None:
     name = "this_module_is_nowhere"
     arguments = CODEC.encode_batch(["no"], owner="")
-    response = ErrorResponse(type_name=f"{name}:Oops", message="no", traceback_text="File x", arguments=arguments)
+    response = ErrorResponse(
+        type_name=f"{name}:Oops", message="no", traceback_text="File x", arguments=arguments
+    )
     before = set(sys.modules)
     rebuilt = rebuild_error(response, CODEC)
     assert isinstance(rebuilt, RemoteError)
@@ -281,7 +310,12 @@ def test_a_module_that_imports_lazily_is_not_made_to() -> None:
     module.__getattr__ = lambda name: asked.append(name)  # type: ignore[method-assign]
     sys.modules[module.__name__] = module
     try:
-        rebuilt = rebuild_error(ErrorResponse(type_name=f"{module.__name__}:Oops", message="", arguments=b"\x01\x00\x90"), CODEC)
+        rebuilt = rebuild_error(
+            ErrorResponse(
+                type_name=f"{module.__name__}:Oops", message="", arguments=b"\x01\x00\x90"
+            ),
+            CODEC,
+        )
     finally:
         del sys.modules[module.__name__]
     assert isinstance(rebuilt, RemoteError)
@@ -302,7 +336,9 @@ def test_a_module_that_imports_lazily_is_not_made_to() -> None:
     ],
 )
 def test_only_exceptions_are_ever_called(type_name: str) -> None:
-    response = ErrorResponse(type_name=type_name, message="0", arguments=CODEC.encode_batch(["0"], owner=""))
+    response = ErrorResponse(
+        type_name=type_name, message="0", arguments=CODEC.encode_batch(["0"], owner="")
+    )
     assert isinstance(rebuild_error(response, CODEC), RemoteError)
 
 
@@ -320,7 +356,11 @@ def test_an_error_over_two_hops_stays_what_it_was() -> None:
     twice = crossed(once)
     assert isinstance(once, RemoteError)
     assert isinstance(twice, RemoteError)
-    assert (twice.type_name, str(twice), twice.traceback_text) == (once.type_name, str(once), once.traceback_text)
+    assert (twice.type_name, str(twice), twice.traceback_text) == (
+        once.type_name,
+        str(once),
+        once.traceback_text,
+    )
 
 
 @pytest.mark.parametrize(
@@ -347,5 +387,7 @@ def test_nothing_is_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(pickle, "loads", refuse)
     payload = pickle.dumps(ValueError("x"))
-    rebuilt = rebuild_error(ErrorResponse(type_name="builtins:ValueError", message="x", arguments=payload), CODEC)
+    rebuilt = rebuild_error(
+        ErrorResponse(type_name="builtins:ValueError", message="x", arguments=payload), CODEC
+    )
     assert isinstance(rebuilt, RemoteError)

@@ -7,8 +7,22 @@ import dataclasses
 import pytest
 
 from aioflow.core.batch_codec import encode_event
-from aioflow.core.elements import BATCH_RECORDS_MAX, CheckpointBarrier, EndOfData, EndOfPartition, RecordBatch, Watermark
-from aioflow.core.errors import Broken, LocalProtocolError, ProducerFailed, RemoteError, RemoteProtocolError, TypeNotSupported
+from aioflow.core.elements import (
+    BATCH_RECORDS_MAX,
+    CheckpointBarrier,
+    EndOfData,
+    EndOfPartition,
+    RecordBatch,
+    Watermark,
+)
+from aioflow.core.errors import (
+    Broken,
+    LocalProtocolError,
+    ProducerFailed,
+    RemoteError,
+    RemoteProtocolError,
+    TypeNotSupported,
+)
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.protocol.consumer import PriorityEvent, partition_request_backoff
 from aioflow.protocol.errors import BufferReordering, PartitionNotFound
@@ -23,7 +37,13 @@ from aioflow.protocol.messages import (
     decode_message,
     message_body,
 )
-from aioflow.protocol.outlet import FLAG_BLOCKING, FLAG_CONTINUES, PAYLOAD_BYTES_MAX, PREFIX, UNACKNOWLEDGED_EVENTS_MAX
+from aioflow.protocol.outlet import (
+    FLAG_BLOCKING,
+    FLAG_CONTINUES,
+    PAYLOAD_BYTES_MAX,
+    PREFIX,
+    UNACKNOWLEDGED_EVENTS_MAX,
+)
 from tests.protocol.link import PARTITION, Link, contents, encode, pool_of
 
 DATA, EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
@@ -48,7 +68,9 @@ def add_records(subpartition: PipelinedSubpartition, *records: object) -> None:
         subpartition.add(RecordBatch([record]))
 
 
-def data_frame(channel: int, sequence: int, payload: bytes = b"", flags: int = 0, backlog: int = 0) -> Frame:
+def data_frame(
+    channel: int, sequence: int, payload: bytes = b"", flags: int = 0, backlog: int = 0
+) -> Frame:
     return Frame(DATA, channel, sequence, PREFIX.pack(flags, backlog) + payload)
 
 
@@ -82,7 +104,9 @@ def test_credit_that_gathered_before_it_leaves_is_one_message(link: Link) -> Non
     add_records(link.open(0, exclusive=4), *range(10))
     link.exchange()
     link.take(0, 3)
-    assert [(frame.type, decode_message(frame.type, frame.body)) for frame in sent_up(link)] == [(FrameType.ADD_CREDIT, AddCredit(3, 3))]
+    assert [(frame.type, decode_message(frame.type, frame.body)) for frame in sent_up(link)] == [
+        (FrameType.ADD_CREDIT, AddCredit(3, 3))
+    ]
 
 
 def test_credit_waits_until_half_of_the_window_is_owed(link: Link) -> None:
@@ -101,7 +125,10 @@ def test_credit_for_a_channel_that_is_not_here_is_ignored(link: Link) -> None:
     link.downstream.consumer.cancel(0)
     link.exchange()
     assert subpartition.is_released
-    assert link.upstream.receive(Frame(FrameType.ADD_CREDIT, 0, 0, message_body(AddCredit(1, 0)))) == []
+    assert (
+        link.upstream.receive(Frame(FrameType.ADD_CREDIT, 0, 0, message_body(AddCredit(1, 0))))
+        == []
+    )
 
 
 def test_an_event_leaves_without_credit_and_data_behind_it_waits(link: Link) -> None:
@@ -115,7 +142,9 @@ def test_an_event_leaves_without_credit_and_data_behind_it_waits(link: Link) -> 
     assert not link.queues[0]
 
 
-def test_every_data_frame_carries_the_backlog_behind_it_and_a_blocking_event_none(link: Link) -> None:
+def test_every_data_frame_carries_the_backlog_behind_it_and_a_blocking_event_none(
+    link: Link,
+) -> None:
     """E2.2"""
     subpartition = link.open(0, exclusive=9)
     add_records(subpartition, 1, 2)
@@ -213,12 +242,16 @@ def test_about_as_many_bytes_are_sent_as_were_asked_for(link: Link) -> None:
     assert link.upstream.has_output
 
 
-def test_only_channels_with_something_to_send_are_looked_at(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_channels_with_something_to_send_are_looked_at(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subpartitions = [link.open(channel) for channel in range(300)]
     link.exchange()
     looks: list[int] = []
     poll = PipelinedSubpartition.poll
-    monkeypatch.setattr(PipelinedSubpartition, "poll", lambda self: looks.append(self.index) or poll(self))
+    monkeypatch.setattr(
+        PipelinedSubpartition, "poll", lambda self: looks.append(self.index) or poll(self)
+    )
     add_records(subpartitions[7], 1)
     link.exchange()
     assert looks == [7]
@@ -255,7 +288,10 @@ def test_each_segment_of_a_batch_takes_one_credit_and_counts_as_backlog(link: Li
     link.flush_downstream()
     link.deliver_up()
     received = sent_down(link)
-    assert [PREFIX.unpack_from(frame.body) for frame in received] == [(FLAG_CONTINUES, 4), (FLAG_CONTINUES, 3)]
+    assert [PREFIX.unpack_from(frame.body) for frame in received] == [
+        (FLAG_CONTINUES, 4),
+        (FLAG_CONTINUES, 3),
+    ]
     assert link.upstream.producer.kept_frames(0) == 2
 
 
@@ -293,7 +329,9 @@ def test_a_batch_holds_its_permit_until_it_was_taken_over(link: Link) -> None:
 
 
 def test_a_pool_smaller_than_half_of_the_window_does_not_stall() -> None:
-    """E4: what was taken over is told before half of the window is owed, if the producer has nothing else to send."""
+    """E4: what was taken over is told before half of the window is owed, if the producer has
+    nothing else to send.
+    """
     link = Link(pool_size=1)
     subpartition = link.open(0, exclusive=10)
     for number in range(5):
@@ -313,7 +351,10 @@ def test_the_pool_never_looks_free_while_a_batch_goes_from_the_queue_to_the_wire
     add_records(subpartition, 1)
     seen: list[bool] = []
     recycle = link.pool.recycle
-    subpartition._recycle = lambda index: (recycle(index), seen.append(link.pool.availability.is_available))[0]
+    subpartition._recycle = lambda index: (
+        recycle(index),
+        seen.append(link.pool.availability.is_available),
+    )[0]
     link.exchange()
     assert seen == [False]
 
@@ -348,10 +389,24 @@ def test_a_channel_goes_on_exactly_where_the_connection_broke(arrived: int) -> N
     assert not link.errors[0]
 
 
-@pytest.mark.parametrize("moment", ["before anything left", "with all on the way", "with part of it here", "while there is no connection"])
-@pytest.mark.parametrize("arrived", [*range(0, 420, 13), 420 + PAYLOAD_BYTES_MAX, 440 + 2 * PAYLOAD_BYTES_MAX])
-def test_an_event_that_overtakes_comes_once_and_tells_what_it_overtook_wherever_the_connection_broke(arrived: int, moment: str) -> None:
-    """F6, fault 10: what is here in front of it and what the producer keeps as overtaken are all that was produced, each once."""
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "before anything left",
+        "with all on the way",
+        "with part of it here",
+        "while there is no connection",
+    ],
+)
+@pytest.mark.parametrize(
+    "arrived", [*range(0, 420, 13), 420 + PAYLOAD_BYTES_MAX, 440 + 2 * PAYLOAD_BYTES_MAX]
+)
+def test_an_event_that_overtakes_comes_once_and_tells_what_it_overtook_wherever_the_connection_broke(
+    arrived: int, moment: str
+) -> None:
+    """F6, fault 10: what is here in front of it and what the producer keeps as overtaken are all
+    that was produced, each once.
+    """
     link = Link()
     subpartition = link.open(0, exclusive=6)
     link.exchange()
@@ -389,7 +444,9 @@ def test_an_event_that_overtakes_comes_once_and_tells_what_it_overtook_wherever_
 
 
 def test_an_event_that_overtakes_what_is_sent_again_leaves_first() -> None:
-    """F6: the consumer asked, and what has to go over the new connection has not left when the event comes."""
+    """F6: the consumer asked, and what has to go over the new connection has not left when the
+    event comes.
+    """
     link = Link()
     subpartition = link.open(0, exclusive=4)
     link.exchange()
@@ -405,8 +462,12 @@ def test_an_event_that_overtakes_what_is_sent_again_leaves_first() -> None:
 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["polled", "queued"])
-def test_events_that_overtake_leave_in_their_order_and_overtake_none_of_each_other(is_open: bool) -> None:
-    """F6: a checkpoint was given up while its barrier waited, and the next one overtakes as well."""
+def test_events_that_overtake_leave_in_their_order_and_overtake_none_of_each_other(
+    is_open: bool,
+) -> None:
+    """F6: a checkpoint was given up while its barrier waited, and the next one overtakes as
+    well.
+    """
     link = Link()
     subpartition = link.open(0, exclusive=4)
     if is_open:
@@ -420,7 +481,9 @@ def test_events_that_overtake_leave_in_their_order_and_overtake_none_of_each_oth
 
 
 def test_asking_again_for_a_partition_that_was_found_meanwhile_changes_nothing(link: Link) -> None:
-    """What is on the way would be sent again, and an event that overtakes it would take the number of what has left already."""
+    """What is on the way would be sent again, and an event that overtakes it would take the
+    number of what has left already.
+    """
     link.known = False
     subpartition = link.open(0, exclusive=4)
     link.exchange()
@@ -441,7 +504,9 @@ def test_asking_again_for_a_partition_that_was_found_meanwhile_changes_nothing(l
     assert len(link.errors[0]) == 1
 
 
-@pytest.mark.parametrize("message", ["resume", "acknowledge", "credit", "cancel", "last", "buffer size"])
+@pytest.mark.parametrize(
+    "message", ["resume", "acknowledge", "credit", "cancel", "last", "buffer size"]
+)
 def test_a_message_that_a_reset_swallowed_is_made_up_for(link: Link, message: str) -> None:
     subpartition = link.open(0, exclusive=2)
     consumer = link.downstream.consumer
@@ -477,7 +542,9 @@ def test_a_message_that_a_reset_swallowed_is_made_up_for(link: Link, message: st
     else:
         assert link.taken[0] == [1, 2, 3, CheckpointBarrier(1, 0), EndOfPartition()]
     assert processed == ([0] if message == "acknowledge" else [])
-    assert subpartition.builder.batch_records_max == (40 if message == "buffer size" else BATCH_RECORDS_MAX)
+    assert subpartition.builder.batch_records_max == (
+        40 if message == "buffer size" else BATCH_RECORDS_MAX
+    )
     assert link.upstream.producer.channels == []
     assert subpartition.is_released
     assert link.pool.in_use == 0
@@ -512,11 +579,17 @@ def test_a_producer_that_forgot_the_channel_fails_it_instead_of_beginning_again(
     link.subpartitions[0] = PipelinedSubpartition(0, link.pool)
     link.connect()
     link.exchange()
-    assert [type(error) for error in link.errors[0]] == [Broken], "ProducerFailed would say that the job knows of a failure already"
-    assert "cannot go on at element 2: its producer has given up this consumer" in str(link.errors[0][0])
+    assert [type(error) for error in link.errors[0]] == [Broken], (
+        "ProducerFailed would say that the job knows of a failure already"
+    )
+    assert "cannot go on at element 2: its producer has given up this consumer" in str(
+        link.errors[0][0]
+    )
 
 
-def test_a_consumer_that_has_read_nothing_of_a_channel_which_was_given_up_fails_too(link: Link) -> None:
+def test_a_consumer_that_has_read_nothing_of_a_channel_which_was_given_up_fails_too(
+    link: Link,
+) -> None:
     link.open(0).release()
     link.exchange()
     link.upstream.producer.close()
@@ -526,13 +599,17 @@ def test_a_consumer_that_has_read_nothing_of_a_channel_which_was_given_up_fails_
 
 
 @pytest.mark.parametrize(("start", "possible"), [(0, "2 to 4"), (1, "2 to 4"), (5, "2 to 4")])
-def test_a_rewind_to_what_is_not_kept_ends_the_channel(link: Link, start: int, possible: str) -> None:
+def test_a_rewind_to_what_is_not_kept_ends_the_channel(
+    link: Link, start: int, possible: str
+) -> None:
     subpartition = link.open(0, exclusive=4)
     add_records(subpartition, 1, 2, 3, 4)
     link.exchange()
     link.take(0, 2)
     link.exchange()
-    request = PartitionRequest(partition_id=PARTITION, subpartition_index=0, initial_credit=4, credit=4, resume_from=start)
+    request = PartitionRequest(
+        partition_id=PARTITION, subpartition_index=0, initial_credit=4, credit=4, resume_from=start
+    )
     link.upstream.receive(Frame(FrameType.PARTITION_REQUEST, 0, 0, message_body(request)))
     link.exchange()
     assert f"cannot go on at {start}: {possible} are possible" in str(link.errors[0][0])
@@ -560,7 +637,9 @@ def test_a_gap_is_buffer_reordering_of_that_channel_alone(link: Link) -> None:
     assert pool_before == 5
 
 
-def test_what_arrives_after_a_cancellation_is_dropped_and_floating_buffers_are_back(link: Link) -> None:
+def test_what_arrives_after_a_cancellation_is_dropped_and_floating_buffers_are_back(
+    link: Link,
+) -> None:
     """C11.2"""
     pool = pool_of(3)
     add_records(link.open(0, exclusive=1, floating=pool), *range(10))
@@ -596,14 +675,31 @@ def test_repeated_elements_are_dropped_and_their_credit_is_given_again(link: Lin
         ([Frame(EVENT, 0, 0, b"")], "0 bytes"),
         ([event_frame(0, 0, b"\x91\x63")], "kind 99 is not known here"),
         ([event_frame(0, 0, b"\xc1")], "cannot decode an event"),
-        ([data_frame(0, 0, b"a", FLAG_CONTINUES), event_frame(0, 1, encode_event(Watermark(1)))], "middle of a batch"),
-        ([event_frame(0, 0, encode_event(CheckpointBarrier(1, 0)), FLAG_BLOCKING), data_frame(0, 1)], "behind a blocking event"),
+        (
+            [data_frame(0, 0, b"a", FLAG_CONTINUES), event_frame(0, 1, encode_event(Watermark(1)))],
+            "middle of a batch",
+        ),
+        (
+            [
+                event_frame(0, 0, encode_event(CheckpointBarrier(1, 0)), FLAG_BLOCKING),
+                data_frame(0, 1),
+            ],
+            "behind a blocking event",
+        ),
         ([event_frame(0, 0, encode_event(EndOfPartition())), data_frame(0, 1)], "behind the end"),
-        ([event_frame(0, 0, encode_event(EndOfPartition())), event_frame(0, 1, encode_event(EndOfPartition()))], "behind the end"),
+        (
+            [
+                event_frame(0, 0, encode_event(EndOfPartition())),
+                event_frame(0, 1, encode_event(EndOfPartition())),
+            ],
+            "behind the end",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_wrong_with_a_channel_ends_it_and_no_other(link: Link, wrong: list[Frame], message: str) -> None:
+def test_what_is_wrong_with_a_channel_ends_it_and_no_other(
+    link: Link, wrong: list[Frame], message: str
+) -> None:
     """C14.3, E5.3"""
     subpartition = link.open(0, exclusive=2)
     link.open(1)
@@ -644,7 +740,9 @@ def test_a_producer_that_fails_behind_a_blocking_event_is_heard_of(link: Link) -
 
 
 @pytest.mark.parametrize("exclusive", [0, 1])
-def test_a_partition_that_is_released_early_is_a_failed_producer(link: Link, exclusive: int) -> None:
+def test_a_partition_that_is_released_early_is_a_failed_producer(
+    link: Link, exclusive: int
+) -> None:
     """C11.3"""
     subpartition = link.open(0, exclusive)
     add_records(subpartition, 1, 2, 3)
@@ -696,21 +794,31 @@ def test_a_second_reader_of_a_subpartition_gets_the_error_and_the_first_goes_on(
 
 @pytest.mark.parametrize(
     ("credit", "taken_over", "message"),
-    [(1, 9, "only 2 elements were sent"), (1 << 20, 0, "makes more than"), (1, 2**62, "only 2 elements were sent")],
+    [
+        (1, 9, "only 2 elements were sent"),
+        (1 << 20, 0, "makes more than"),
+        (1, 2**62, "only 2 elements were sent"),
+    ],
 )
-def test_credit_that_cannot_be_ends_the_channel_and_no_other(link: Link, credit: int, taken_over: int, message: str) -> None:
+def test_credit_that_cannot_be_ends_the_channel_and_no_other(
+    link: Link, credit: int, taken_over: int, message: str
+) -> None:
     subpartition = link.open(0, exclusive=2)
     add_records(subpartition, 1, 2, 3)
     link.open(1)
     link.exchange()
-    link.upstream.receive(Frame(FrameType.ADD_CREDIT, 0, 0, message_body(AddCredit(credit, taken_over))))
+    link.upstream.receive(
+        Frame(FrameType.ADD_CREDIT, 0, 0, message_body(AddCredit(credit, taken_over)))
+    )
     link.exchange()
     assert message in str(link.errors[0][0])
     assert subpartition.is_released
     assert link.upstream.producer.channels == [1]
 
 
-@pytest.mark.parametrize("kind", [FrameType.BACKLOG_ANNOUNCEMENT, FrameType.ADD_CREDIT, FrameType.PARTITION_REQUEST])
+@pytest.mark.parametrize(
+    "kind", [FrameType.BACKLOG_ANNOUNCEMENT, FrameType.ADD_CREDIT, FrameType.PARTITION_REQUEST]
+)
 def test_a_malformed_message_is_an_error_of_the_connection(link: Link, kind: FrameType) -> None:
     with pytest.raises(RemoteProtocolError):
         link.downstream.receive(Frame(kind, 0, 0, b"\xc1"))
@@ -735,7 +843,9 @@ def test_what_belongs_to_the_control_plane_is_refused(link: Link) -> None:
         (3000, 500, (0, 500)),
     ],
 )
-def test_requests_are_repeated_after_growing_delays(initial_ms: int, max_ms: int, delays: tuple[int, ...]) -> None:
+def test_requests_are_repeated_after_growing_delays(
+    initial_ms: int, max_ms: int, delays: tuple[int, ...]
+) -> None:
     """C13.1, C13.2"""
     assert partition_request_backoff(initial_ms, max_ms) == delays
 
@@ -757,7 +867,9 @@ def test_a_partition_that_is_not_there_yet_can_be_asked_for_again(link: Link) ->
 def test_a_request_for_another_partition_on_a_channel_in_use_ends_it(link: Link) -> None:
     link.open(0)
     link.exchange()
-    request = PartitionRequest(partition_id="other", subpartition_index=0, initial_credit=2, credit=2)
+    request = PartitionRequest(
+        partition_id="other", subpartition_index=0, initial_credit=2, credit=2
+    )
     link.upstream.receive(Frame(FrameType.PARTITION_REQUEST, 0, 0, message_body(request)))
     link.exchange()
     assert "another partition" in str(link.errors[0][0])
@@ -846,7 +958,8 @@ def test_taking_over_more_than_was_handed_out_is_our_own_bug(link: Link) -> None
 def test_batches_that_are_encoded_already_are_sent_as_they_are(link: Link) -> None:
     subpartition = link.open(0)
     payload = encode(RecordBatch([1, 2]))
-    subpartition._queue.append((payload, 0))  # type: ignore[arg-type]  # A queue of encoded batches.
+    # A queue of encoded batches.
+    subpartition._queue.append((payload, 0))  # type: ignore[arg-type]
     subpartition._backlog += 1
     link.pool.take_permit(0)
     link.exchange()
@@ -855,4 +968,10 @@ def test_batches_that_are_encoded_already_are_sent_as_they_are(link: Link) -> No
 
 def test_an_error_response_names_nothing_that_is_secret() -> None:
     """What travels of an error is what its fields say, and no more."""
-    assert [field.name for field in dataclasses.fields(ErrorResponse)] == ["type_name", "message", "traceback_text", "arguments", "notes"]
+    assert [field.name for field in dataclasses.fields(ErrorResponse)] == [
+        "type_name",
+        "message",
+        "traceback_text",
+        "arguments",
+        "notes",
+    ]

@@ -1,4 +1,6 @@
-"""Two exchanges over a connection that is slow, cut anywhere and reset at any moment, against a list of what was produced."""
+"""Two exchanges over a connection that is slow, cut anywhere and reset at any moment, against a
+list of what was produced.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ POOL = 50
 
 class Exchanged(RuleBasedStateMachine):
     @initialize(
-        exclusive=st.lists(st.integers(0, 2), min_size=4, max_size=4), max_bytes=st.sampled_from([1, 40_000, 1 << 30]), mac=st.booleans()
+        exclusive=st.lists(st.integers(0, 2), min_size=4, max_size=4),
+        max_bytes=st.sampled_from([1, 40_000, 1 << 30]),
+        mac=st.booleans(),
     )
     def open(self, exclusive: list[int], max_bytes: int, mac: bool) -> None:
         self.link = Link(pool_size=POOL, mac=mac)
@@ -30,7 +34,9 @@ class Exchanged(RuleBasedStateMachine):
         self.floating = [pool_of(FLOATING), pool_of(FLOATING)]
         self.produced: dict[int, list[object]] = {channel: [] for channel in range(4)}
         self.overtaken: dict[int, tuple[list[object], list[object]]] = {}
-        """By number of the event: what was produced before it, and what it was said to have overtaken."""
+        """By number of the event: what was produced before it, and what it was said to have
+        overtaken.
+        """
         self.number = 0
         for channel in range(4):
             # Two channels share a pool, which channels without buffers of their own live on alone.
@@ -65,7 +71,10 @@ class Exchanged(RuleBasedStateMachine):
         subpartition = self.link.subpartitions[channel]
         if not subpartition.is_finished:
             number = self.next_number()
-            self.overtaken[number] = list(self.produced[channel]), contents(subpartition.overtake(CheckpointBarrier(number, 0)))
+            self.overtaken[number] = (
+                list(self.produced[channel]),
+                contents(subpartition.overtake(CheckpointBarrier(number, 0))),
+            )
 
     @rule(channel=channels)
     def finish(self, channel: int) -> None:
@@ -128,7 +137,9 @@ class Exchanged(RuleBasedStateMachine):
 
     @invariant()
     def what_an_event_overtook_is_told_where_it_waits(self) -> None:
-        """What came in front of it, and what its producer says that it overtook, are all that was produced before it, each once."""
+        """What came in front of it, and what its producer says that it overtook, are all that
+        was produced before it, each once.
+        """
         if hasattr(self, "link"):
             for taken in self.link.taken.values():
                 before: list[object] = []
@@ -150,7 +161,10 @@ class Exchanged(RuleBasedStateMachine):
     def what_is_kept_never_exceeds_the_window(self) -> None:
         if hasattr(self, "link"):
             for channel in range(4):
-                assert self.link.upstream.producer.kept_frames(channel) <= self.exclusive[channel] + FLOATING
+                assert (
+                    self.link.upstream.producer.kept_frames(channel)
+                    <= self.exclusive[channel] + FLOATING
+                )
 
     def teardown(self) -> None:
         if not hasattr(self, "link"):
@@ -161,9 +175,15 @@ class Exchanged(RuleBasedStateMachine):
             taken = self.link.taken[channel]
             in_turn = [element for element in taken if not isinstance(element, PriorityEvent)]
             assert in_turn == produced, f"channel {channel} stalled or lost something"
-            seen += [element.event.checkpoint_id for element in taken if isinstance(element, PriorityEvent)]  # type: ignore[attr-defined]
+            seen += [
+                element.event.checkpoint_id
+                for element in taken
+                if isinstance(element, PriorityEvent)
+            ]  # type: ignore[attr-defined]
             assert self.link.upstream.producer.kept_frames(channel) == 0
-        assert sorted(seen) == sorted(self.overtaken), "an event that overtakes was lost or repeated"
+        assert sorted(seen) == sorted(self.overtaken), (
+            "an event that overtakes was lost or repeated"
+        )
         assert self.link.pool.in_use == 0, "a permit was not given back"
         self.nothing_went_wrong()
         for channel in range(4):
@@ -246,8 +266,12 @@ def counts_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProducerExchange, "_add_batch", generous)
 
 
-@pytest.mark.parametrize("ablation", [keeps_nothing, forgets_that_it_is_blocked, counts_one_too_many])
-def test_an_exchange_without_one_of_its_guarantees_is_found_out(ablation: object, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "ablation", [keeps_nothing, forgets_that_it_is_blocked, counts_one_too_many]
+)
+def test_an_exchange_without_one_of_its_guarantees_is_found_out(
+    ablation: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ablation(monkeypatch)  # type: ignore[operator]
     with pytest.raises((AssertionError, IndexError)):
         steps_that_need_it(Link())

@@ -34,14 +34,21 @@ SERVER_KEY = direction_key(b"k" * 32, Side.SERVER)
 def one_of_each() -> list[Frame]:
     """Every type, with bodies of no bytes, a few, and more than the header."""
     return [
-        Frame(kind, NO_CHANNEL if index % 3 else index, 2**64 - 1 - index, bytes(range(index * 5 % 70)))
+        Frame(
+            kind,
+            NO_CHANNEL if index % 3 else index,
+            2**64 - 1 - index,
+            bytes(range(index * 5 % 70)),
+        )
         for index, kind in enumerate(sorted(EVERY_PLANE))
     ]
 
 
 def encoded(frames: list[Frame], key: bytes | None = None) -> bytes:
     encoder = FrameEncoder(key)
-    return b"".join(encoder.encode(frame.type, frame.channel, frame.sequence, frame.body) for frame in frames)
+    return b"".join(
+        encoder.encode(frame.type, frame.channel, frame.sequence, frame.body) for frame in frames
+    )
 
 
 def header(kind: int, length: int, magic: bytes = b"aioF", version: int = 1) -> bytes:
@@ -102,7 +109,11 @@ def test_frames_in_pieces_of_one_size_are_decoded_equal(size: int) -> None:
     frames = one_of_each()
     content = encoded(frames)
     decoder = FrameDecoder(EVERY_PLANE)
-    received = [frame for at in range(0, len(content), size) for frame in decoder.receive(content[at : at + size])]
+    received = [
+        frame
+        for at in range(0, len(content), size)
+        for frame in decoder.receive(content[at : at + size])
+    ]
     assert received == frames
     assert decoder.buffered_bytes == 0
 
@@ -119,7 +130,9 @@ def test_a_payload_is_not_copied_by_the_encoder() -> None:
     payload = bytes(1000)
     pieces = FrameEncoder().encode_parts(FrameType.BUFFER_RESPONSE, 1, 2, b"pre", payload)
     assert pieces[1] is payload
-    assert FrameDecoder().receive(b"".join(pieces)) == [Frame(FrameType.BUFFER_RESPONSE, 1, 2, b"pre" + payload)]
+    assert FrameDecoder().receive(b"".join(pieces)) == [
+        Frame(FrameType.BUFFER_RESPONSE, 1, 2, b"pre" + payload)
+    ]
 
 
 def test_the_connection_may_not_end_in_the_middle_of_a_frame() -> None:
@@ -133,14 +146,20 @@ def test_the_connection_may_not_end_in_the_middle_of_a_frame() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(EVERY_PLANE), ids=lambda kind: kind.name)
-def test_a_body_as_long_as_allowed_is_taken_and_a_longer_one_refused_from_the_header(kind: FrameType) -> None:
+def test_a_body_as_long_as_allowed_is_taken_and_a_longer_one_refused_from_the_header(
+    kind: FrameType,
+) -> None:
     longest = bytes(LENGTH_MAX[kind])
-    assert FrameDecoder(EVERY_PLANE).receive(encoded([Frame(kind, 1, 2, longest)])) == [Frame(kind, 1, 2, longest)]
+    assert FrameDecoder(EVERY_PLANE).receive(encoded([Frame(kind, 1, 2, longest)])) == [
+        Frame(kind, 1, 2, longest)
+    ]
 
     with pytest.raises(LocalProtocolError, match=kind.name):
         FrameEncoder().encode(kind, 1, 2, longest + b"x")
     for length in (LENGTH_MAX[kind] + 1, 2**31, 2**32 - 1):
-        with pytest.raises(RemoteProtocolError, match=f"{kind.name} frame announces {length} bytes"):
+        with pytest.raises(
+            RemoteProtocolError, match=f"{kind.name} frame announces {length} bytes"
+        ):
             FrameDecoder(EVERY_PLANE).receive(header(kind, length))
 
 
@@ -162,7 +181,9 @@ def test_limits_are_a_segment_for_data_and_one_mebibyte_for_control() -> None:
         (header(0, 2**32 - 1), 14, "announces 4294967295 bytes"),
     ],
 )
-def test_a_wrong_header_is_refused_at_its_first_wrong_byte(content: bytes, refused_at: int, message: str) -> None:
+def test_a_wrong_header_is_refused_at_its_first_wrong_byte(
+    content: bytes, refused_at: int, message: str
+) -> None:
     decoder = FrameDecoder(DATA_PLANE)
     for at in range(refused_at - 1):
         assert decoder.receive(content[at : at + 1]) == []
@@ -240,7 +261,9 @@ def mutations(seed: int, count: int) -> Iterator[bytes]:
                 case 0:
                     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
                 case 1:
-                    content[rng.randrange(len(content))] = rng.choice((0, 1, 0x7F, 0x80, 0xC1, 0xFF))
+                    content[rng.randrange(len(content))] = rng.choice(
+                        (0, 1, 0x7F, 0x80, 0xC1, 0xFF)
+                    )
                 case 2:
                     del content[rng.randrange(1, len(content) + 1) :]
                 case 3:
@@ -266,8 +289,12 @@ def test_mutated_frames_are_frames_or_protocol_errors() -> None:
     assert refused > 1000
 
 
-def test_many_small_pieces_of_a_long_frame_cost_linear_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of a frame whose length is known are only gathered: a peer that dribbles does not buy quadratic work."""
+def test_many_small_pieces_of_a_long_frame_cost_linear_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pieces of a frame whose length is known are only gathered: a peer that dribbles does not
+    buy quadratic work.
+    """
     looks = 0
     parse = FrameDecoder._parse
 
@@ -279,6 +306,10 @@ def test_many_small_pieces_of_a_long_frame_cost_linear_work(monkeypatch: pytest.
     monkeypatch.setattr(FrameDecoder, "_parse", counted)
     content = encoded([Frame(FrameType.RPC_REPLY, NO_CHANNEL, 1, bytes(1 << 20))])
     decoder = FrameDecoder(CONTROL_PLANE)
-    received = [frame for at in range(0, len(content), 100) for frame in decoder.receive(content[at : at + 100])]
+    received = [
+        frame
+        for at in range(0, len(content), 100)
+        for frame in decoder.receive(content[at : at + 100])
+    ]
     assert len(received) == 1
     assert looks == 2

@@ -7,7 +7,14 @@ from random import Random
 import pytest
 
 from aioflow.core.errors import LocalProtocolError, NotAuthenticated
-from aioflow.protocol.handshake import ClientHandshake, Handshaken, PeerRole, ServerHandshake, Side, direction_key
+from aioflow.protocol.handshake import (
+    ClientHandshake,
+    Handshaken,
+    PeerRole,
+    ServerHandshake,
+    Side,
+    direction_key,
+)
 
 SECRET = b"s" * 32
 OTHER_SECRET = b"t" * 32
@@ -24,7 +31,9 @@ def pair(
     client_nonce: bytes = CLIENT_NONCE,
     server_nonce: bytes = SERVER_NONCE,
 ) -> tuple[ClientHandshake, ServerHandshake]:
-    return ClientHandshake(client_secret, role, client_nonce), ServerHandshake(server_secret, server_nonce, accepted)
+    return ClientHandshake(client_secret, role, client_nonce), ServerHandshake(
+        server_secret, server_nonce, accepted
+    )
 
 
 def results(client: ClientHandshake, server: ServerHandshake) -> tuple[Handshaken, Handshaken]:
@@ -62,7 +71,11 @@ def test_every_conversation_and_direction_has_its_own_key() -> None:
                 client, server = pair(role, client_nonce=client_nonce, server_nonce=server_nonce)
                 server.receive(client.receive(server.receive(client.start())))
                 session_key = results(client, server)[0].session_key
-                keys |= {session_key, direction_key(session_key, Side.CLIENT), direction_key(session_key, Side.SERVER)}
+                keys |= {
+                    session_key,
+                    direction_key(session_key, Side.CLIENT),
+                    direction_key(session_key, Side.SERVER),
+                }
     assert len(keys) == 2 * 2 * 2 * 3
 
 
@@ -70,7 +83,9 @@ def test_the_conversation_may_be_cut_at_every_byte() -> None:
     for size in (1, 2, 5, 31, 33):
         client, server = pair()
 
-        def in_pieces(to: ClientHandshake | ServerHandshake, data: bytes, size: int = size) -> bytes:
+        def in_pieces(
+            to: ClientHandshake | ServerHandshake, data: bytes, size: int = size
+        ) -> bytes:
             return b"".join(to.receive(data[at : at + size]) for at in range(0, len(data), size))
 
         in_pieces(server, in_pieces(client, in_pieces(server, client.start())))
@@ -115,14 +130,18 @@ def test_a_client_with_another_secret_is_refused() -> None:
     knowing, server = pair()
     server.receive(knowing.start())
     stranger = ClientHandshake(OTHER_SECRET, PeerRole.DATA, CLIENT_NONCE)
-    with_wrong_key = stranger.receive(ServerHandshake(OTHER_SECRET, SERVER_NONCE, EVERY_ROLE).receive(stranger.start()))
+    with_wrong_key = stranger.receive(
+        ServerHandshake(OTHER_SECRET, SERVER_NONCE, EVERY_ROLE).receive(stranger.start())
+    )
     with pytest.raises(NotAuthenticated, match="the client did not prove"):
         server.receive(with_wrong_key)
     assert server.done is None
 
 
 def test_the_right_key_in_the_wrong_role_is_refused_before_any_answer() -> None:
-    client, server = pair(PeerRole.DATA, accepted=frozenset({PeerRole.SUBMITTER, PeerRole.TASKMANAGER}))
+    client, server = pair(
+        PeerRole.DATA, accepted=frozenset({PeerRole.SUBMITTER, PeerRole.TASKMANAGER})
+    )
     with pytest.raises(NotAuthenticated, match="role 5, expected submitter, taskmanager"):
         server.receive(client.start())
 
@@ -144,7 +163,9 @@ def test_a_role_changed_on_the_way_is_noticed_by_both_sides() -> None:
 
 
 def test_a_server_that_sends_back_the_proof_of_a_server_is_refused() -> None:
-    """Reflection: who knows no key opens a connection back to the client's process and lets it compute the proofs."""
+    """Reflection: who knows no key opens a connection back to the client's process and lets it
+    compute the proofs.
+    """
     victim = ClientHandshake(SECRET, PeerRole.DATA, CLIENT_NONCE)
     helper = ServerHandshake(SECRET, SERVER_NONCE, EVERY_ROLE)
     # What a server proves is no proof of a client, even with the same nonces in the same places.
@@ -172,7 +193,9 @@ def test_a_recorded_conversation_lets_nobody_in_a_second_time() -> None:
         later_client.receive(answer)
 
 
-@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", b"aioF", b"SSH-2.0", b"\x00"])
+@pytest.mark.parametrize(
+    "start", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", b"aioF", b"SSH-2.0", b"\x00"]
+)
 def test_another_protocol_is_refused_at_its_first_wrong_byte(start: bytes) -> None:
     server = pair()[1]
     with pytest.raises(NotAuthenticated, match="expected the handshake"):
@@ -221,11 +244,15 @@ def test_changed_bytes_let_nobody_in() -> None:
             return bytes(mutable)
 
         with pytest.raises(NotAuthenticated):
-            server.receive(changed(client.receive(changed(server.receive(changed(client.start(), 0)), 1)), 2))
+            server.receive(
+                changed(client.receive(changed(server.receive(changed(client.start(), 0)), 1)), 2)
+            )
         assert server.done is None
 
 
-@pytest.mark.parametrize(("secret", "nonce"), [(b"short", CLIENT_NONCE), (SECRET, b"n" * 31), (SECRET, b"")])
+@pytest.mark.parametrize(
+    ("secret", "nonce"), [(b"short", CLIENT_NONCE), (SECRET, b"n" * 31), (SECRET, b"")]
+)
 def test_a_weak_secret_or_nonce_is_our_own_bug(secret: bytes, nonce: bytes) -> None:
     with pytest.raises(LocalProtocolError, match="expected"):
         ClientHandshake(secret, PeerRole.DATA, nonce)

@@ -1,4 +1,6 @@
-"""Control messages: what is written is read, and anything else is refused with the name of the field."""
+"""Control messages: what is written is read, and anything else is refused with the name of the
+field.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,24 @@ from aioflow.protocol.messages import (
     message_body,
 )
 
-REQUEST = PartitionRequest(partition_id="map-0", subpartition_index=3, initial_credit=2, credit=1, resume_from=2**40, blocked=True)
+REQUEST = PartitionRequest(
+    partition_id="map-0",
+    subpartition_index=3,
+    initial_credit=2,
+    credit=1,
+    resume_from=2**40,
+    blocked=True,
+)
 
 MESSAGES: list[Message] = [
     REQUEST,
-    ErrorResponse(type_name="builtins:ValueError", message="no", traceback_text="at", arguments=b"\x01", notes=("a", "b")),
+    ErrorResponse(
+        type_name="builtins:ValueError",
+        message="no",
+        traceback_text="at",
+        arguments=b"\x01",
+        notes=("a", "b"),
+    ),
     ErrorResponse(type_name="x", message=""),
     TaskEvent(b"\x00payload"),
     CancelPartitionRequest(),
@@ -112,7 +127,9 @@ def test_a_wrong_field_is_refused_by_name(index: int, value: Any, expected: str)
         (FrameType.CLOSE_REQUEST, (1,), "CloseRequest has 1 fields, expected 0"),
     ],
 )
-def test_a_message_against_its_schema_is_refused(kind: FrameType, fields: tuple[Any, ...], expected: str) -> None:
+def test_a_message_against_its_schema_is_refused(
+    kind: FrameType, fields: tuple[Any, ...], expected: str
+) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         decode_message(kind, body(*fields))
     assert expected in str(caught.value)
@@ -155,7 +172,11 @@ def test_a_hostile_value_is_not_repeated_in_the_message() -> None:
 
 def test_the_largest_messages_fit_their_frames() -> None:
     longest = PartitionRequest(
-        partition_id="\U0001f600" * 200, subpartition_index=2**31 - 1, initial_credit=2**20, credit=2**20, resume_from=2**63 - 1
+        partition_id="\U0001f600" * 200,
+        subpartition_index=2**31 - 1,
+        initial_credit=2**20,
+        credit=2**20,
+        resume_from=2**63 - 1,
     )
     assert len(message_body(longest)) <= LENGTH_MAX[FrameType.PARTITION_REQUEST]
     error = ValueError("\U0001f600" * 100_000, b"x" * 60_000)

@@ -1,4 +1,6 @@
-"""Batches that span frames: put together for each channel by itself, whole or not at all, and with no permit left behind."""
+"""Batches that span frames: put together for each channel by itself, whole or not at all, and
+with no permit left behind.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def test_a_record_of_three_and_a_half_frames_is_one_record_and_all_its_permits_c
     assert len(link.queues[0]) == 1
     assert link.upstream.producer.kept_frames(0) == 4
     assert link.take(0) == [record_of(3.5, 7)]
-    for number in range(8):  # Credit is returned when half of the window is owed: then the frames are let go.
+    for number in range(
+        8
+    ):  # Credit is returned when half of the window is owed: then the frames are let go.
         subpartition.add(RecordBatch([number]))
     link.run()
     assert link.pool.in_use == 0
@@ -47,7 +51,9 @@ def test_channels_whose_frames_interleave_are_put_together_apart() -> None:
         before = len(link.queues[0]), len(link.queues[1])
         link.deliver_down()
         order.append((len(link.queues[0]) - before[0], len(link.queues[1]) - before[1]))
-    assert order.index((0, 1)) < order.index((1, 0)), "the shorter one was complete while the longer one was under way"
+    assert order.index((0, 1)) < order.index((1, 0)), (
+        "the shorter one was complete while the longer one was under way"
+    )
     assert link.take(0) == [record_of(3.5, 1)]
     assert link.take(1) == [record_of(2.5, 2)]
 
@@ -58,7 +64,9 @@ def test_the_end_of_the_partition_in_the_middle_of_a_batch_is_an_error() -> None
     link.open(0, exclusive=4)
     link.open(1)
     link.exchange()
-    half = Frame(FrameType.BUFFER_RESPONSE, 0, 0, PREFIX.pack(FLAG_CONTINUES, 0) + b"half of a batch")
+    half = Frame(
+        FrameType.BUFFER_RESPONSE, 0, 0, PREFIX.pack(FLAG_CONTINUES, 0) + b"half of a batch"
+    )
     assert link.downstream.receive(half) == []
     end = Frame(FrameType.EVENT_RESPONSE, 0, 1, PREFIX.pack(0, 0) + encode_event(EndOfPartition()))
     ((channel, error),) = link.downstream.receive(end)
@@ -69,7 +77,9 @@ def test_the_end_of_the_partition_in_the_middle_of_a_batch_is_an_error() -> None
 
 
 @pytest.mark.parametrize("frames", [0.5, 1, 2, 3.5])
-def test_a_record_of_any_length_arrives_whole_over_a_wire_that_is_cut_anywhere(frames: float) -> None:
+def test_a_record_of_any_length_arrives_whole_over_a_wire_that_is_cut_anywhere(
+    frames: float,
+) -> None:
     link = Link()
     link.open(0, exclusive=10).add(RecordBatch([record_of(frames, 3), "next"]))
     link.flush_downstream()
@@ -81,7 +91,9 @@ def test_a_record_of_any_length_arrives_whole_over_a_wire_that_is_cut_anywhere(f
 
 
 def test_a_batch_that_cannot_be_decoded_gives_its_permit_back() -> None:
-    """D2.3: the error names the channel; the producer's pool is whole again once the connection has said what was taken over."""
+    """D2.3: the error names the channel; the producer's pool is whole again once the connection
+    has said what was taken over.
+    """
     link = Link()
     subpartition = link.open(0, exclusive=2)
     link.exchange()

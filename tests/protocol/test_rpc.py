@@ -7,11 +7,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from aioflow.core.errors import LocalProtocolError, RemoteError, RemoteProtocolError, TypeNotSupported
+from aioflow.core.errors import (
+    LocalProtocolError,
+    RemoteError,
+    RemoteProtocolError,
+    TypeNotSupported,
+)
 from aioflow.core.serializers import Codec, DecodeError
 from aioflow.core.type_registry import TypeRegistry
 from aioflow.protocol import rpc
-from aioflow.protocol.framing import CONTROL_BYTES_MAX, CONTROL_PLANE, NO_CHANNEL, Frame, FrameDecoder, FrameEncoder, FrameType
+from aioflow.protocol.framing import (
+    CONTROL_BYTES_MAX,
+    CONTROL_PLANE,
+    NO_CHANNEL,
+    Frame,
+    FrameDecoder,
+    FrameEncoder,
+    FrameType,
+)
 from aioflow.protocol.rpc import BadRequest, CallError, Notification, Reply, Request, RpcPeer
 
 CODEC = Codec()
@@ -58,7 +71,9 @@ def test_answers_in_any_order_find_their_calls(wire: Wire) -> None:
     for _, content in calls:
         wire.right_hears(content)
     for call_id, _ in reversed(calls):
-        assert wire.left_hears(wire.right.reply(call_id, f"answer {call_id}")) == Reply(call_id, f"answer {call_id}")
+        assert wire.left_hears(wire.right.reply(call_id, f"answer {call_id}")) == Reply(
+            call_id, f"answer {call_id}"
+        )
 
 
 def test_both_sides_may_call_with_the_same_numbers(wire: Wire) -> None:
@@ -113,7 +128,9 @@ def test_an_answer_to_a_call_that_was_never_made_is_the_peers_error(wire: Wire) 
     for number in (0, 1, 2**63):
         for kind in (FrameType.RPC_REPLY, FrameType.RPC_ERROR):
             with pytest.raises(RemoteProtocolError, match="never made"):
-                wire.left.receive(Frame(kind, NO_CHANNEL, number, b"\x00" + CODEC.encode(1, owner="")))
+                wire.left.receive(
+                    Frame(kind, NO_CHANNEL, number, b"\x00" + CODEC.encode(1, owner=""))
+                )
 
 
 def test_a_second_answer_is_dropped(wire: Wire) -> None:
@@ -179,7 +196,9 @@ def test_a_long_call_is_cut_at_every_boundary_of_its_frames(wire: Wire) -> None:
         wire.right.reply(call_id, None)
 
 
-def test_a_call_longer_than_allowed_is_refused_on_both_sides(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_longer_than_allowed_is_refused_on_both_sides(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, content = wire.left.call("x", [bytes(5 * CONTROL_BYTES_MAX)])
     monkeypatch.setattr(rpc, "CALL_BYTES_MAX", 2 * CONTROL_BYTES_MAX)
     with pytest.raises(LocalProtocolError, match="send less at once"):
@@ -190,7 +209,9 @@ def test_a_call_longer_than_allowed_is_refused_on_both_sides(wire: Wire, monkeyp
 
 def test_another_call_in_the_middle_of_a_long_one_is_the_peers_error(wire: Wire) -> None:
     wire.right.receive(Frame(FrameType.RPC_REQUEST, NO_CHANNEL, 1, b"\x01abc"))
-    with pytest.raises(RemoteProtocolError, match="RPC_REQUEST 2 came in the middle of RPC_REQUEST 1"):
+    with pytest.raises(
+        RemoteProtocolError, match="RPC_REQUEST 2 came in the middle of RPC_REQUEST 1"
+    ):
         wire.right.receive(Frame(FrameType.RPC_REQUEST, NO_CHANNEL, 2, b"\x00abc"))
 
 

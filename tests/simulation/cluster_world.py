@@ -1,7 +1,9 @@
-"""Clusters in the simulated world: JobManagers and TaskManagers on machines of their own, and the program that submits the job.
+"""Clusters in the simulated world: JobManagers and TaskManagers on machines of their own, and the
+program that submits the job.
 
-Every process is restarted when it ends, as a service manager does. The program is one of those that faults strike: started
-again, it follows the job that it submitted before. Times are a tenth of the shipped ones or less, so that a world stays short.
+Every process is restarted when it ends, as a service manager does. The program is one of those that
+faults strike: started again, it follows the job that it submitted before. Times are a tenth of the
+shipped ones or less, so that a world stays short.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ FOLLOW_S = 30.0
 
 
 def _heartbeat(slower: float) -> HeartbeatOptions:
-    return HeartbeatOptions(interval_s=0.05 * slower, timeout_s=0.4 * slower, suspicion_s=0.05 * slower)
+    return HeartbeatOptions(
+        interval_s=0.05 * slower, timeout_s=0.4 * slower, suspicion_s=0.05 * slower
+    )
 
 
 def _secured(host: SimulatedHost) -> SecuredHost:
@@ -46,7 +50,10 @@ def _secured(host: SimulatedHost) -> SecuredHost:
 
 
 async def jobmanager(host: SimulatedHost, slower: float) -> None:
-    """The main of a simulated JobManager. Its times are `slower` than those of a world that lasts a second."""
+    """The main of a simulated JobManager.
+
+    Its times are `slower` than those of a world that lasts a second.
+    """
     lease = LeaseOptions(lease_s=0.6 * slower, renew_s=0.1 * slower, stop_s=0.15 * slower)
     options = JobManagerOptions(
         data=DATA,
@@ -79,7 +86,9 @@ def remote_cluster(host: SimulatedHost) -> RemoteCluster:
 
 
 async def follow(host: SimulatedHost, name: str) -> JobLine | None:
-    """The end of the job `name` that a former life of the program submitted; None: no such job runs."""
+    """The end of the job `name` that a former life of the program submitted; None: no such job
+    runs.
+    """
     async with ClusterClient(_secured(host), remote_cluster(host).where, SECRET) as client:
         for line in await client.jobs():
             if line.name == name and not JobStatus(line.status).is_terminal:
@@ -89,14 +98,36 @@ async def follow(host: SimulatedHost, name: str) -> JobLine | None:
 
 @contextmanager
 def short_times() -> Iterator[None]:
-    """TaskManagers take their pulse from their loop, and flows travel by the names of their functions: all processes are one."""
+    """TaskManagers take their pulse from their loop, and flows travel by the names of their
+    functions: all processes are one.
+    """
     jm: Any = jobmanager_module
     tm: Any = taskmanager_module
     submission: Any = submission_module
-    before = jm.RECOVERY_S, tm.REGISTER_S, tm.Pulse, submission._own_modules_by_value, submission.ASK_S, submission.SILENCE_S
-    jm.RECOVERY_S, tm.REGISTER_S, tm.Pulse, submission.ASK_S, submission.SILENCE_S = 0.3, 3.0, SimulatedPulse, 0.5, 3.0
+    before = (
+        jm.RECOVERY_S,
+        tm.REGISTER_S,
+        tm.Pulse,
+        submission._own_modules_by_value,
+        submission.ASK_S,
+        submission.SILENCE_S,
+    )
+    jm.RECOVERY_S, tm.REGISTER_S, tm.Pulse, submission.ASK_S, submission.SILENCE_S = (
+        0.3,
+        3.0,
+        SimulatedPulse,
+        0.5,
+        3.0,
+    )
     submission._own_modules_by_value = nullcontext
     try:
         yield
     finally:
-        jm.RECOVERY_S, tm.REGISTER_S, tm.Pulse, submission._own_modules_by_value, submission.ASK_S, submission.SILENCE_S = before
+        (
+            jm.RECOVERY_S,
+            tm.REGISTER_S,
+            tm.Pulse,
+            submission._own_modules_by_value,
+            submission.ASK_S,
+            submission.SILENCE_S,
+        ) = before

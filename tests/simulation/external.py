@@ -1,7 +1,9 @@
-"""A database beside the simulated world: transactions over a wire that loses, delays and repeats requests and loses replies.
+"""A database beside the simulated world: transactions over a wire that loses, delays and repeats
+requests and loses replies.
 
-A request is applied at its time whatever became of its sender, so a copy may arrive after its sender is dead and replaced. Requests are
-idempotent: a transaction has a name of its own, which says which attempt prepared it.
+A request is applied at its time whatever became of its sender, so a copy may arrive after its
+sender is dead and replaced. Requests are idempotent: a transaction has a name of its own, which
+says which attempt prepared it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ async def _nothing(_what: str) -> None: ...
 
 @dataclass(slots=True)
 class Database:
-    """`lost`, `repeated`: shares of the messages; `down`: nothing is answered, what is under way is applied."""
+    """`lost`, `repeated`: shares of the messages; `down`: nothing is answered, what is under way
+    is applied.
+    """
 
     sim: Simulation
     on_commit: Callable[[Sequence[Any]], None]
@@ -49,7 +53,10 @@ class Database:
     """How often each of them was."""
 
     async def call(self, what: str, transaction: str, rows: tuple[Any, ...] = ()) -> None:
-        """Send one request and wait for its reply. Raises TimeoutError when none comes, whatever became of the request."""
+        """Send one request and wait for its reply.
+
+        Raises TimeoutError when none comes, whatever became of the request.
+        """
         await self.before_call(what)
         loop, rng = self.sim.loop, self.sim.fault_rng
         sender = loop.current
@@ -60,11 +67,17 @@ class Database:
         elif rng.random() < self.lost:
             self.struck["lost"] += 1
         else:
-            answer: tuple[SimProcess, int, asyncio.Future[None]] | None = (sender, sender.generation, reply)
+            answer: tuple[SimProcess, int, asyncio.Future[None]] | None = (
+                sender,
+                sender.generation,
+                reply,
+            )
             if rng.random() < self.lost:
                 self.struck["lost"] += 1
                 answer = None
-            loop.kernel_at(now + rng.uniform(*LATENCY_S), self._apply, what, transaction, rows, answer)
+            loop.kernel_at(
+                now + rng.uniform(*LATENCY_S), self._apply, what, transaction, rows, answer
+            )
         if self.repeated and rng.random() < self.repeated:
             self.struck["repeated"] += 1
             loop.kernel_at(now + rng.uniform(*LATE_S), self._apply, what, transaction, rows, None)
@@ -72,7 +85,11 @@ class Database:
             await reply
 
     def _apply(
-        self, what: str, transaction: str, rows: tuple[Any, ...], answer: tuple[SimProcess, int, asyncio.Future[None]] | None
+        self,
+        what: str,
+        transaction: str,
+        rows: tuple[Any, ...],
+        answer: tuple[SimProcess, int, asyncio.Future[None]] | None,
     ) -> None:
         loop = self.sim.loop
         loop.note("DB", what, transaction, len(rows), answer is None)
@@ -96,7 +113,9 @@ def _settle(reply: asyncio.Future[None]) -> None:
 
 
 class DatabaseSink:
-    """Two phases: rows are staged under the name of a transaction, and become visible when that is committed."""
+    """Two phases: rows are staged under the name of a transaction, and become visible when that
+    is committed.
+    """
 
     def __init__(self, database: Callable[[], Database]) -> None:
         self._database = database

@@ -1,9 +1,12 @@
-"""What must hold of the output of the simulated world, at every instant and at the end. It knows the input, and nothing of the engine.
+"""What must hold of the output of the simulated world, at every instant and at the end. It knows
+the input, and nothing of the engine.
 
-Rows are what the sinks have committed. Of the external store: `("n", key, n, record)` counts the records of a key, `("t", key, time)` is an
-event-time timer that fired, `("p", key)` the one processing-time timer of a key, `("l", key, record)` a record that came late for its
-window, `("r", key, record, n)` a record that met n rules, all that were told before it, `("c", key, n)` the number of records of a key that
-comes and goes, `("d", key)` its second timer. Of the files: `[key, start, count]`, one a window.
+Rows are what the sinks have committed. Of the external store: `("n", key, n, record)` counts the
+records of a key, `("t", key, time)` is an event-time timer that fired, `("p", key)` the one
+processing-time timer of a key, `("l", key, record)` a record that came late for its window, `("r",
+key, record, n)` a record that met n rules, all that were told before it, `("c", key, n)` the number
+of records of a key that comes and goes, `("d", key)` its second timer. Of the files: `[key, start,
+count]`, one a window.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ KEYS = 24
 
 HOT_KEYS = 5
 SPREAD = 8
-"""So many records of each split go to all keys; those that follow to the hot ones, so that most state is old when a checkpoint is taken."""
+"""So many records of each split go to all keys; those that follow to the hot ones, so that most
+state is old when a checkpoint is taken.
+"""
 
 ALARM_EVERY = 4
 """Every so many keys have an alarm."""
@@ -31,7 +36,9 @@ STEP_MS = {"a": 10, "b": 25}
 LAG_MS = 12
 TIMER_MS = 37
 CHURN_MS = 80
-"""Two records of one key that comes and goes are nearer than that, however late the second one is."""
+"""Two records of one key that comes and goes are nearer than that, however late the second one
+is.
+"""
 WINDOW_MS = 100
 
 Record = tuple[str, int, int]
@@ -39,7 +46,10 @@ Record = tuple[str, int, int]
 
 
 class Violation(AssertionError):
-    """A guarantee of the engine does not hold. As an AssertionError it ends the run wherever it is raised."""
+    """A guarantee of the engine does not hold.
+
+    As an AssertionError it ends the run wherever it is raised.
+    """
 
 
 def key_of(record: Record) -> int:
@@ -70,15 +80,22 @@ def has_alarm(key: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The input: how many splits each source has, and how many records each of them. `bounded`: event time ends with it."""
+    """The input: how many splits each source has, and how many records each of them.
+
+    `bounded`: event time ends with it.
+    """
 
     splits: dict[str, int]
     records: dict[str, int]
     bounded: bool
     may_be_late: bool = False
-    """Splits that are found later hold records that are late: they are on a side output, and missing in their windows."""
+    """Splits that are found later hold records that are late: they are on a side output, and
+    missing in their windows.
+    """
     rules: int = 0
-    """So many rules are told to every subtask of a part that each record goes through, too; 0: there is none."""
+    """So many rules are told to every subtask of a part that each record goes through, too; 0:
+    there is none.
+    """
 
     churns: bool = False
     """Whether each record is also counted under a key that comes and goes."""
@@ -98,7 +115,14 @@ class Data:
         """The watermark behind the last record."""
         if self.bounded:
             return float("inf")
-        return min(max(time_of((source, 0, i)) for i in range(count)) for source, count in self.records.items()) - LAG_MS - 1
+        return (
+            min(
+                max(time_of((source, 0, i)) for i in range(count))
+                for source, count in self.records.items()
+            )
+            - LAG_MS
+            - 1
+        )
 
 
 @dataclass(slots=True)
@@ -107,8 +131,10 @@ class Oracle:
 
     data: Data
     in_order: bool = True
-    """Whether the counts of a key appear in their order. When transactions are dealt out to other subtasks, those of one key may go to two,
-    which commit beside each other, before any of them takes new records: the order of what is visible is no guarantee then."""
+    """Whether the counts of a key appear in their order. When transactions are dealt out to other
+    subtasks, those of one key may go to two, which commit beside each other, before any of them
+    takes new records: the order of what is visible is no guarantee then.
+    """
     counts: dict[int, set[int]] = field(default_factory=dict)
     records: set[Record] = field(default_factory=set)
     timers: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -156,25 +182,38 @@ class Oracle:
             if kind == "n":
                 count, record = rest[0], tuple(rest[1])
                 if record in self.records:
-                    raise Violation(f"record {record} is committed twice, the second time as number {count} of key {key}")
+                    raise Violation(
+                        f"record {record} is committed twice, the second time as number {count} "
+                        f"of key {key}"
+                    )
                 if key_of(record) != key:
                     raise Violation(f"record {record} is counted under key {key}")
                 seen = self.counts.setdefault(key, set())
                 if count in seen or (self.in_order and count != len(seen) + 1):
-                    raise Violation(f"key {key}: count {count} of {record} is committed after {sorted(seen)[-4:]}")
+                    raise Violation(
+                        f"key {key}: count {count} of {record} is committed after "
+                        f"{sorted(seen)[-4:]}"
+                    )
                 seen.add(count)
                 self.records.add(record)
             elif kind == "t":
                 timer = (key, rest[0])
                 self.timers[timer] += 1
                 # Set again by a record that is late, it fires again.
-                if self.timers[timer] > (self.all_timers[timer] if self.data.may_be_late else timer in self.all_timers):
+                if self.timers[timer] > (
+                    self.all_timers[timer] if self.data.may_be_late else timer in self.all_timers
+                ):
                     set_by = f"and {self.all_timers[timer]} records set it"
-                    raise Violation(f"timer {timer} is committed {self.timers[timer]} times, {set_by}")
+                    raise Violation(
+                        f"timer {timer} is committed {self.timers[timer]} times, {set_by}"
+                    )
             elif kind == "c":
                 if key in self.churn or rest[0] != self.all_churn[key]:
                     again = "" if key not in self.churn else " again"
-                    raise Violation(f"key {key} is committed{again} with {rest[0]} records, expected {self.all_churn[key]}")
+                    raise Violation(
+                        f"key {key} is committed{again} with {rest[0]} records, expected "
+                        f"{self.all_churn[key]}"
+                    )
                 self.churn[key] = rest[0]
             elif kind == "d":
                 if self.all_churn[key] != 1:
@@ -183,19 +222,32 @@ class Oracle:
                 self._late(key, tuple(rest[0]))
             elif kind == "r":
                 record = tuple(rest[0])
-                if record in self.ruled or key_of(record) != key or not 0 <= rest[1] <= self.data.rules:
-                    raise Violation(f"record {record} is committed with {rest[1]} rules" + (" again" if record in self.ruled else ""))
+                if (
+                    record in self.ruled
+                    or key_of(record) != key
+                    or not 0 <= rest[1] <= self.data.rules
+                ):
+                    raise Violation(
+                        f"record {record} is committed with {rest[1]} rules"
+                        + (" again" if record in self.ruled else "")
+                    )
                 self.ruled.add(record)
             else:
                 if key in self.alarms or not has_alarm(key):
-                    raise Violation(f"the alarm of key {key} is committed " + ("twice" if has_alarm(key) else "and was never set"))
+                    raise Violation(
+                        f"the alarm of key {key} is committed "
+                        + ("twice" if has_alarm(key) else "and was never set")
+                    )
                 self.alarms.add(key)
 
     def _late(self, key: int, record: Record) -> None:
         time = time_of(record)
         late = self.late.setdefault((key, time - time % WINDOW_MS), set())
         if record in late or key_of(record) != key or not self.data.may_be_late:
-            raise Violation(f"record {record} is committed as late " + ("twice" if record in late else f"for key {key}"))
+            raise Violation(
+                f"record {record} is committed as late "
+                + ("twice" if record in late else f"for key {key}")
+            )
         late.add(record)
 
     def visible(self, rows: Iterable[Any]) -> None:
@@ -207,7 +259,9 @@ class Oracle:
                 raise Violation(f"window {window} is in the files twice")
             expected = self.windows.get(window, 0)
             if not (0 < count <= expected if self.data.may_be_late else count == expected):
-                raise Violation(f"window {window} has {count} records in the files, expected {expected}")
+                raise Violation(
+                    f"window {window} has {count} records in the files, expected {expected}"
+                )
             seen[window] = count
         self.seen_windows = seen
 
@@ -216,20 +270,31 @@ class Oracle:
         late = len(self.late.get(window, ()))
         there = self.seen_windows.get(window, 0) + late
         if there > self.windows[window]:
-            raise Violation(f"window {window} has {there - late} records in the files, {late} late ones, expected {self.windows[window]}")
+            raise Violation(
+                f"window {window} has {there - late} records in the files, {late} late ones, "
+                f"expected {self.windows[window]}"
+            )
         return there == self.windows[window]
 
     @property
     def complete(self) -> bool:
         """Whether everything that must come has come."""
-        if len(self.records) < self.data.total or (self.data.rules and len(self.ruled) < self.data.total):
+        if len(self.records) < self.data.total or (
+            self.data.rules and len(self.ruled) < self.data.total
+        ):
             return False
         for key, seen in self.counts.items():
             if max(seen) != len(seen):
-                raise Violation(f"key {key}: all records are committed, with the counts {sorted(seen)}")
+                raise Violation(
+                    f"key {key}: all records are committed, with the counts {sorted(seen)}"
+                )
         if not self.churn.keys() >= self.due_churn:
             return False
-        return self.timers.keys() >= self.due_timers and self.alarms >= self.due_alarms and all(map(self._is_over, self.due_windows))
+        return (
+            self.timers.keys() >= self.due_timers
+            and self.alarms >= self.due_alarms
+            and all(map(self._is_over, self.due_windows))
+        )
 
     def missing(self) -> str:
         """What is not there yet, for a message."""

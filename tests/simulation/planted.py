@@ -2,8 +2,9 @@
 
     python -m tests.simulation.planted "a checkpoint is taken before the last barrier" --max 5000
 
-Plants one bug in this process, as its module is imported, and runs seeds until one finds it. Most are among those of `tests.ablations`,
-where a test of the very module finds them; here it is a whole service that goes wrong.
+Plants one bug in this process, as its module is imported, and runs seeds until one finds it. Most
+are among those of `tests.ablations`, where a test of the very module finds them; here it is a whole
+service that goes wrong.
 """
 
 from __future__ import annotations
@@ -39,20 +40,26 @@ WORLD_MUTANTS: list[Mutant] = [
         "        self._finished[stale] = None\n"
         "        last = self.latest and self.latest.subtasks.get(stale)\n"
         "        fresh = self._finished_state\n"
-        "        self._finished_state = lambda s: replace(last, finished=True) if last and s == stale else fresh(s)\n",
+        "        self._finished_state = lambda s: replace(last, finished=True) if last and s == "
+        "stale else fresh(s)\n",
         (),
     ),
     Mutant(
         "a task does not wait for the final checkpoint",
         "aioflow/task/checkpointing.py",
-        "        return self._first_after_end is not None and self._completed >= self._first_after_end",
-        "        return True or self._first_after_end is not None and self._completed >= self._first_after_end",
+        "            self._first_after_end is not None\n",
+        ("            True\n            or self._first_after_end is not None\n"),
         (),
     ),
     Mutant(
         "a sink keeps nothing of what it prepared in the checkpoint",
         "aioflow/operators/sink.py",
-        "        state.get_list_state(COMMITTABLES).update([[id_, one] for id_, prepared in self._prepared.items() for one in prepared])\n",
+        (
+            "        state.get_list_state(COMMITTABLES).update(\n"
+            "            [[id_, one] for id_, prepared in self._prepared.items() for one in "
+            "prepared]\n"
+            "        )\n"
+        ),
         "        state.get_list_state(COMMITTABLES).update([])\n",
         (),
     ),
@@ -66,15 +73,26 @@ WORLD_MUTANTS: list[Mutant] = [
     Mutant(
         "the oldest checkpoint in the store is the newest",
         "aioflow/checkpoint/store.py",
-        "        numbers = sorted({*savepoints, *await self._numbers(\"checkpoints\")}.difference(left), reverse=True)\n",
-        "        numbers = sorted({*savepoints, *await self._numbers(\"checkpoints\")}.difference(left))\n",
+        (
+            "        numbers = sorted(\n"
+            '            {*savepoints, *await self._numbers("checkpoints")}.difference(left), '
+            "reverse=True\n"
+            "        )\n"
+        ),
+        "        numbers = sorted({*savepoints, *await "
+        'self._numbers("checkpoints")}.difference(left))\n',
         (),
     ),
     Mutant(
         "savepoints are passed over when a job begins",
         "aioflow/checkpoint/store.py",
-        "        numbers = sorted({*savepoints, *await self._numbers(\"checkpoints\")}.difference(left), reverse=True)\n",
-        "        numbers = sorted(await self._numbers(\"checkpoints\"), reverse=True)\n",
+        (
+            "        numbers = sorted(\n"
+            '            {*savepoints, *await self._numbers("checkpoints")}.difference(left), '
+            "reverse=True\n"
+            "        )\n"
+        ),
+        '        numbers = sorted(await self._numbers("checkpoints"), reverse=True)\n',
         (),
     ),
     Mutant(
@@ -115,8 +133,10 @@ WORLD_MUTANTS: list[Mutant] = [
     Mutant(
         "a mailbox that has mail drops control mail",
         "aioflow/mailbox/processor.py",
-        "                self.mailbox.put(mail)\n            else:\n                put_threadsafe(self.mailbox, self.loop, mail)\n",
-        "                if not self.mailbox.has_mail:\n                    self.mailbox.put(mail)\n",
+        "                self.mailbox.put(mail)\n            else:\n                "
+        "put_threadsafe(self.mailbox, self.loop, mail)\n",
+        "                if not self.mailbox.has_mail:\n                    "
+        "self.mailbox.put(mail)\n",
         (),
     ),
     Mutant(
@@ -129,7 +149,8 @@ WORLD_MUTANTS: list[Mutant] = [
     Mutant(
         "a checkpoint after the first is never due",
         "aioflow/checkpoint/turns.py",
-        "            self._periodic_at_s = now.s + self._options.interval_ms / 1000\n\n    def completed",
+        "            self._periodic_at_s = now.s + self._options.interval_ms / 1000\n\n    def "
+        "completed",
         "            self._periodic_at_s = now.s + 1e6\n\n    def completed",
         (),
     ),
@@ -151,7 +172,8 @@ WORLD_MUTANTS: list[Mutant] = [
         "splits that are dealt out to another parallelism begin at their beginning",
         "aioflow/checkpoint/assignment.py",
         "                dealt[number % parallelism].append(split)\n",
-        "                dealt[number % parallelism].append(SplitState(split.id, None, split.payload, split.watermark, split.finished))\n",
+        "                dealt[number % parallelism].append(SplitState(split.id, None, "
+        "split.payload, split.watermark, split.finished))\n",
         (),
     ),
     Mutant(
@@ -164,15 +186,24 @@ WORLD_MUTANTS: list[Mutant] = [
     Mutant(
         "what is being committed is missing in the next checkpoint",
         "aioflow/operators/sink.py",
-        "[[id_, one] for id_, prepared in self._prepared.items() for one in prepared])\n",
-        "[[id_, one] for id_, prepared in self._prepared.items() if id_ > self._confirmed for one in prepared])\n",
+        "            [[id_, one] for id_, prepared in self._prepared.items() for one in "
+        "prepared]\n",
+        (
+            "            [\n"
+            "                [id_, one]\n"
+            "                for id_, prepared in self._prepared.items()\n"
+            "                if id_ > self._confirmed\n"
+            "                for one in prepared\n"
+            "            ]\n"
+        ),
         (),
     ),
     Mutant(
         "event time is that of the fastest channel",
         "aioflow/operators/valve.py",
         "        lowest = min(self._held)\n",
-        "        lowest = max(held for held in self._held if held < MAX_WATERMARK) if min(self._held) < MAX_WATERMARK else MAX_WATERMARK\n",
+        "        lowest = max(held for held in self._held if held < MAX_WATERMARK) if "
+        "min(self._held) < MAX_WATERMARK else MAX_WATERMARK\n",
         (),
     ),
     Mutant(
@@ -239,7 +270,9 @@ SAFETY: dict[str, int] = {
     "what waits in the chain is not kept": 7,
     "what was on its way when a connection broke is not sent again": 28,
 }
-"""Bugs that lose, repeat or change records: name, and the seed that found it when this was written, sweeping from 0."""
+"""Bugs that lose, repeat or change records: name, and the seed that found it when this was
+written, sweeping from 0.
+"""
 
 LIVENESS: dict[str, int] = {
     "a channel that ended is waited for": 0,
@@ -253,7 +286,9 @@ LIVENESS: dict[str, int] = {
     "channels stay blocked when their checkpoint is aborted": 58,
     "who waits for a savepoint does not hear that it is complete": 4,
 }
-"""Bugs that make a job, or who waits for it, wait for ever, or that leave something behind: likewise."""
+"""Bugs that make a job, or who waits for it, wait for ever, or that leave something behind:
+likewise.
+"""
 
 FOUND = SAFETY | LIVENESS
 
@@ -276,10 +311,14 @@ class _Planter(importlib.machinery.SourceFileLoader):
             return data
         sound = data.decode()
         if sound.count(self._mutant.old) != 1:
-            raise ValueError(f"{self._mutant.name}: its old text occurs {sound.count(self._mutant.old)} times, expected once")
+            raise ValueError(
+                f"{self._mutant.name}: its old text occurs {sound.count(self._mutant.old)} times, "
+                "expected once"
+            )
         return sound.replace(self._mutant.old, self._mutant.new).encode()
 
-    def get_code(self, fullname: str) -> object:  # type: ignore[override]  # Not from the cache, and not into it.
+    # Not from the cache, and not into it.
+    def get_code(self, fullname: str) -> object:  # type: ignore[override]
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
@@ -291,21 +330,32 @@ class _Finder(importlib.machinery.PathFinder):
         cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         spec = super().find_spec(fullname, path, target)
-        if spec is not None and spec.origin is not None and Path(spec.origin) == ROOT / cls.planted.file:
+        if (
+            spec is not None
+            and spec.origin is not None
+            and Path(spec.origin) == ROOT / cls.planted.file
+        ):
             spec.loader = _Planter(fullname, spec.origin, cls.planted)
         return spec
 
 
 def plant(mutant: Mutant) -> None:
     """From now on the module is imported with its bug. None of the package may be loaded yet."""
-    loaded = [name for name in sys.modules if name.partition(".")[0] == "aioflow" and name != "aioflow"]
-    assert not any(mutant.file == name.replace(".", "/") + ".py" for name in loaded), f"{mutant.file} is loaded already"
+    loaded = [
+        name for name in sys.modules if name.partition(".")[0] == "aioflow" and name != "aioflow"
+    ]
+    assert not any(mutant.file == name.replace(".", "/") + ".py" for name in loaded), (
+        f"{mutant.file} is loaded already"
+    )
     _Finder.planted = mutant
     sys.meta_path.insert(0, _Finder)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.planted", description="Plant a bug, and sweep until it is found.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation.planted",
+        description="Plant a bug, and sweep until it is found.",
+    )
     parser.add_argument("bug", help="its name")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--max", type=int, default=SEEDS_MAX)

@@ -3,9 +3,10 @@
     python -m tests.simulation.sweep --seeds 0:20000 --jobs 2 --ledger
     python -m tests.simulation.sweep --seeds 0:1000 --place cluster
 
-Each seed chooses where the tasks of its world run; with `--place` all run there. A failure is printed with its seed and the
-commit, and with the command that repeats it. With `--ledger` what was run is added to `ledger.jsonl`, from which `--sum`
-computes how many seeds ran without a violation, over which commits.
+Each seed chooses where the tasks of its world run; with `--place` all run there. A failure is
+printed with its seed and the commit, and with the command that repeats it. With `--ledger` what was
+run is added to `ledger.jsonl`, from which `--sum` computes how many seeds ran without a violation,
+over which commits.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def sweep_one(seed: int, place: str | None = None) -> tuple[int, Outcome | None,
         return seed, None, f"{type(error).__name__}: {error}"
 
 
-def _outcomes(seeds: range, place: str | None, jobs: int) -> Iterator[tuple[int, Outcome | None, str]]:
+def _outcomes(
+    seeds: range, place: str | None, jobs: int
+) -> Iterator[tuple[int, Outcome | None, str]]:
     run = partial(sweep_one, place=place)
     if jobs == 1:
         yield from map(run, seeds)
@@ -59,10 +62,23 @@ def commit() -> str:
     """The commit of the tree, marked if the package or its simulation differ from it."""
 
     def git(*argv: str) -> str:
-        return subprocess.run(["git", *argv], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(
+            ["git", *argv], cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout.strip()
 
     name = git("rev-parse", "--short=10", "HEAD") or "unknown"
-    return f"{name}+" if git("status", "--porcelain", "--untracked-files=no", "--", "aioflow", "tests/simulation/*.py") else name
+    return (
+        f"{name}+"
+        if git(
+            "status",
+            "--porcelain",
+            "--untracked-files=no",
+            "--",
+            "aioflow",
+            "tests/simulation/*.py",
+        )
+        else name
+    )
 
 
 def _parse_seeds(text: str) -> range:
@@ -84,13 +100,30 @@ def _print_sum() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.sweep", description="Run seeds of the simulated world.")
-    parser.add_argument("--seeds", type=_parse_seeds, default=range(1000), help="FIRST:END, or how many from 0")
-    parser.add_argument("--place", choices=list(PLACES), help="where the tasks of all worlds run; otherwise each seed chooses")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation.sweep", description="Run seeds of the simulated world."
+    )
+    parser.add_argument(
+        "--seeds", type=_parse_seeds, default=range(1000), help="FIRST:END, or how many from 0"
+    )
+    parser.add_argument(
+        "--place",
+        choices=list(PLACES),
+        help="where the tasks of all worlds run; otherwise each seed chooses",
+    )
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--for", dest="for_s", type=float, default=float("inf"), metavar="SECONDS", help="stop after so long")
+    parser.add_argument(
+        "--for",
+        dest="for_s",
+        type=float,
+        default=float("inf"),
+        metavar="SECONDS",
+        help="stop after so long",
+    )
     parser.add_argument("--ledger", action="store_true", help="add the result to ledger.jsonl")
-    parser.add_argument("--sum", action="store_true", help="print the sum of the ledger, and run nothing")
+    parser.add_argument(
+        "--sum", action="store_true", help="print the sum of the ledger, and run nothing"
+    )
     given = parser.parse_args(argv)
     if given.sum:
         _print_sum()
@@ -106,8 +139,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         done.append(seed)
         if outcome is None:
             failed.append(seed)
-            again = f"--seeds {seed}:{seed + 1} --jobs 1" + (f" --place {given.place}" if given.place else "")
-            print(f"seed {seed} at commit {at}: {error}\n  repeat it: python -m tests.simulation.sweep {again}")
+            again = f"--seeds {seed}:{seed + 1} --jobs 1" + (
+                f" --place {given.place}" if given.place else ""
+            )
+            print(
+                f"seed {seed} at commit {at}: {error}\n  repeat it: python -m "
+                f"tests.simulation.sweep {again}"
+            )
             sys.stdout.flush()
         else:
             faults += sum(outcome.faults.values())
@@ -117,7 +155,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             break
     spent = time.monotonic() - begun
     where = ", ".join(f"{count} {place}" for place, count in sorted(places.items()))
-    print(f"{len(done)} seeds at commit {at}, {len(failed)} failed, {faults} faults, {steps} steps, {spent:.1f} s ({where})")
+    print(
+        f"{len(done)} seeds at commit {at}, {len(failed)} failed, {faults} faults, {steps} steps, "
+        f"{spent:.1f} s ({where})"
+    )
     if given.ledger and done:
         test = f"world of {given.place}" if given.place else "worlds"
         entry: dict[str, Any] = {"commit": at, "test": test, "first": min(done), "count": len(done)}

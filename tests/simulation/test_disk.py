@@ -83,7 +83,9 @@ def test_a_file_is_created_whole_if_nothing_has_its_name(on_host: Runner) -> Non
         fs = host.fs
         await fs.mkdirs(f"{root}/a")
         assert await fs.create(f"{root}/a/file", b"first", aside=f"{root}/a/aside", within=root)
-        assert not await fs.create(f"{root}/a/file", b"second", aside=f"{root}/a/aside", within=root)
+        assert not await fs.create(
+            f"{root}/a/file", b"second", aside=f"{root}/a/aside", within=root
+        )
         assert await fs.list(f"{root}/a") == ["file"]
         assert await fs.read(f"{root}/a/file") == b"first"
         with pytest.raises(FileNotFoundError):
@@ -99,7 +101,10 @@ def test_files_are_removed_with_the_directories_that_they_leave_empty(on_host: R
             await fs.mkdirs(f"{root}/{directory}")
             for name in ("one", "two"):
                 await fs.write(f"{root}/{directory}/{name}", b"")
-        await fs.remove([f"{root}/a/b/c/one", f"{root}/a/b/c/none", f"{root}/a/b/c/two", f"{root}/a/d/one"], within=root)
+        await fs.remove(
+            [f"{root}/a/b/c/one", f"{root}/a/b/c/none", f"{root}/a/b/c/two", f"{root}/a/d/one"],
+            within=root,
+        )
         assert await fs.list(f"{root}/a") == ["d"]
         assert await fs.list(f"{root}/a/d") == ["two"]
         await fs.remove([f"{root}/a/d/two"], within=root)
@@ -108,14 +113,19 @@ def test_files_are_removed_with_the_directories_that_they_leave_empty(on_host: R
     on_host(contract)
 
 
-async def test_links_are_followed_and_private_directories_are_for_their_owner(tmp_path: Path) -> None:
+async def test_links_are_followed_and_private_directories_are_for_their_owner(
+    tmp_path: Path,
+) -> None:
     host = SystemHost()
     await host.fs.mkdirs(f"{tmp_path}/open/private/inner", private=True)
     await host.fs.mkdirs(f"{tmp_path}/open/private/inner", private=True)
     (tmp_path / "link").symlink_to(tmp_path / "open/private")
     await host.fs.check_inside(f"{tmp_path}/link/inner/none", f"{tmp_path}/open")
     await host.fs.check_inside(f"{tmp_path}/open/private", f"{tmp_path}/link")
-    with pytest.raises(PermissionError, match=r"leads to .*/open/private/inner by a symbolic link, expected a place below .*/other"):
+    with pytest.raises(
+        PermissionError,
+        match=r"leads to .*/open/private/inner by a symbolic link, expected a place below .*/other",
+    ):
         await host.fs.check_inside(f"{tmp_path}/link/inner", f"{tmp_path}/other")
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "open").rglob("*")} == {0o700}
     (tmp_path / "file").write_bytes(b"")
@@ -208,7 +218,9 @@ def test_handles_read_and_write_inside_a_blocking_call(on_host: Runner) -> None:
 def after_power_loss(
     before: Callable[[SimulatedHost], Awaitable[None]], seed: int, path: str = "/data/file"
 ) -> bytes | None:
-    """Return what the file holds after a process did `before` and its machine lost power; None if it is gone."""
+    """Return what the file holds after a process did `before` and its machine lost power; None
+    if it is gone.
+    """
 
     async def main(host: SimulatedHost) -> bytes | None:
         await host.fs.mkdirs("/data")
@@ -334,7 +346,11 @@ def test_disk_faults_refuse_fail_and_delay() -> None:
         fs, disk = host.fs, host.sim.disk
         await fs.write("/file", b"content")
         disk.full = True
-        for write in (fs.write("/file", b"new"), fs.append("/file", b"new"), fs.write("/other", b"")):
+        for write in (
+            fs.write("/file", b"new"),
+            fs.append("/file", b"new"),
+            fs.write("/other", b""),
+        ):
             with pytest.raises(OSError) as caught:
                 await write
             assert caught.value.errno == errno.ENOSPC

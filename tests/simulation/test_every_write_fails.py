@@ -1,4 +1,5 @@
-"""A disk that is full, or fails, at one single operation of a run: each of them in turn, and what is committed is exact all the same.
+"""A disk that is full, or fails, at one single operation of a run: each of them in turn, and what
+is committed is exact all the same.
 
 Seeds meet such moments by chance; here none is left out. Row 13 and 14 of RELIABILITY.
 """
@@ -22,7 +23,11 @@ RECORDS, KEYS = 24, 3
 CHANGES = ("open", "write", "fsync", "fsync_dir", "rename", "rename_new", "delete")
 """Operations that need room, or make something durable."""
 STRIDE = 4
-OPTIONS: dict[str, Any] = {"checkpoints": STORE, "every": "6ms", "restart": af.exponential_delay("2ms", "20ms")}
+OPTIONS: dict[str, Any] = {
+    "checkpoints": STORE,
+    "every": "6ms",
+    "restart": af.exponential_delay("2ms", "20ms"),
+}
 
 
 async def numbers(position: Any) -> Any:
@@ -40,7 +45,9 @@ def flow() -> af.Flow:
 
 
 class Trouble:
-    """Lets the operations of a disk fail whose numbers are in `failing`, before they are done or, `late`, when they are."""
+    """Lets the operations of a disk fail whose numbers are in `failing`, before they are done
+    or, `late`, when they are.
+    """
 
     def __init__(self, failing: range, *, late: bool) -> None:
         self.failing = failing
@@ -89,7 +96,11 @@ async def service(host: SimulatedHost, trouble: Trouble) -> None:
 def rows(host: SimulatedHost, directory: str) -> list[Any]:
     disk = host.sim.disk
     names = [name for name in disk.list(directory, missing_ok=True) if not name.startswith(".")]
-    return sorted(json.loads(line) for name in names for line in bytes(disk.file(f"{directory}/{name}").data).splitlines())
+    return sorted(
+        json.loads(line)
+        for name in names
+        for line in bytes(disk.file(f"{directory}/{name}").data).splitlines()
+    )
 
 
 def run(failing: range, *, late: bool) -> int:
@@ -98,7 +109,9 @@ def run(failing: range, *, late: bool) -> int:
 
     async def main(host: SimulatedHost) -> None:
         await service(host, trouble)
-        expected = sorted([key, count] for key in range(KEYS) for count in range(1, RECORDS // KEYS + 1))
+        expected = sorted(
+            [key, count] for key in range(KEYS) for count in range(1, RECORDS // KEYS + 1)
+        )
         assert rows(host, OUT) == expected
         assert rows(host, OUT + "2") == sorted([key, -count] for key, count in expected)
 
@@ -107,7 +120,9 @@ def run(failing: range, *, late: bool) -> int:
 
 
 def run_killed(at: int) -> int:
-    """As `run`, where the service is killed with operation number `at`, and started again until it has ended twice."""
+    """As `run`, where the service is killed with operation number `at`, and started again until
+    it has ended twice.
+    """
     met = 0
 
     async def program(host: SimulatedHost) -> int:
@@ -130,7 +145,9 @@ def run_killed(at: int) -> int:
         while ended.count(0) < 2:
             ended.append(await host.sim.restart("service").wait())
         assert len(ended) <= 3, f"one kill, and each other start ends with 0: {ended}"
-        expected = sorted([key, count] for key in range(KEYS) for count in range(1, RECORDS // KEYS + 1))
+        expected = sorted(
+            [key, count] for key in range(KEYS) for count in range(1, RECORDS // KEYS + 1)
+        )
         assert rows(host, OUT) == expected
         assert rows(host, OUT + "2") == sorted([key, -count] for key, count in expected)
 
@@ -140,17 +157,27 @@ def run_killed(at: int) -> int:
 
 @pytest.mark.parametrize("part", range(STRIDE))
 def test_wherever_a_bounded_service_is_killed_its_next_runs_write_nothing_twice(part: int) -> None:
-    """Also behind its last checkpoint, behind the commit, behind the mark of its end, and in the run after that."""
+    """Also behind its last checkpoint, behind the commit, behind the mark of its end, and in the
+    run after that.
+    """
     total = run_killed(0)
     assert total > 60
     for at in range(1 + part, total + 1, STRIDE):
         run_killed(at)
 
 
-@pytest.mark.parametrize("length", [1, *(pytest.param(more, marks=pytest.mark.slow) for more in (7, 40))])
-@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["refused", "done and not answered"])
+@pytest.mark.parametrize(
+    "length", [1, *(pytest.param(more, marks=pytest.mark.slow) for more in (7, 40))]
+)
+@pytest.mark.parametrize(
+    "late",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["refused", "done and not answered"],
+)
 @pytest.mark.parametrize("part", range(STRIDE))
-def test_whichever_operation_of_a_disk_fails_everything_is_committed_once(part: int, late: bool, length: int) -> None:
+def test_whichever_operation_of_a_disk_fails_everything_is_committed_once(
+    part: int, late: bool, length: int
+) -> None:
     """One operation fails, or that and those behind it."""
     total = run(range(0), late=late)
     assert total > 60, "there is something to fail"

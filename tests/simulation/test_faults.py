@@ -68,7 +68,12 @@ def test_broken_guarantee_that_the_check_reports_ends_the_run() -> None:
 
 
 def test_swarm_leaves_out_about_half_of_the_kinds() -> None:
-    counts = Counter(kind for seed in range(200) for kind, rate in Faults.swarm(Random(seed)).rates().items() if rate)
+    counts = Counter(
+        kind
+        for seed in range(200)
+        for kind, rate in Faults.swarm(Random(seed)).rates().items()
+        if rate
+    )
     assert set(counts) == set(ALL.rates())
     assert all(60 < count < 140 for count in counts.values())
 

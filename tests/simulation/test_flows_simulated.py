@@ -1,4 +1,6 @@
-"""Whole flows under many seeds: what comes out never depends on interleavings, slice lengths, stalls or how long calls take."""
+"""Whole flows under many seeds: what comes out never depends on interleavings, slice lengths,
+stalls or how long calls take.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import pytest
 import aioflow as af
 from aioflow.operators import async_wait
 from aioflow.operators.async_queue import UnorderedQueue
-from aioflow.testing import Faults, SimDeadlock, SimFenceBroken, SimLivelock, SimulatedRun, run_simulated
+from aioflow.testing import (
+    Faults,
+    SimDeadlock,
+    SimFenceBroken,
+    SimLivelock,
+    SimulatedRun,
+    run_simulated,
+)
 
 SEEDS = range(50)
 
@@ -21,7 +30,10 @@ Program = Callable[[], tuple[af.Flow, Any]]
 
 
 def word_count() -> tuple[af.Flow, Any]:
-    words = [f"{random.Random(i).choice('abcdefgh')} {random.Random(-i).choice('xyz')}" for i in range(60)]
+    words = [
+        f"{random.Random(i).choice('abcdefgh')} {random.Random(-i).choice('xyz')}"
+        for i in range(60)
+    ]
     flow = af.Flow("words", parallelism=2)
     return flow, flow.source(words).flat_map(str.split).key_by(str).count()
 
@@ -32,7 +44,9 @@ def windows() -> tuple[af.Flow, Any]:
     flow = af.Flow("windows", parallelism=2)
     strategy = af.WatermarkStrategy.bounded_out_of_orderness("20ms", timestamp=lambda e: e[1])
     source = flow.source(events, watermarks=strategy, parallelism=1)
-    return flow, source.key_by(lambda e: e[0]).window(af.sliding("100ms", "50ms")).aggregate(af.count())
+    return flow, source.key_by(lambda e: e[0]).window(af.sliding("100ms", "50ms")).aggregate(
+        af.count()
+    )
 
 
 def sessions_after_a_map_that_waits() -> tuple[af.Flow, Any]:
@@ -40,12 +54,20 @@ def sessions_after_a_map_that_waits() -> tuple[af.Flow, Any]:
     events = [(rng.choice("ab"), i * 10 + rng.randrange(60)) for i in range(60)]
     flow = af.Flow("sessions")
     strategy = af.WatermarkStrategy.bounded_out_of_orderness("60ms", timestamp=lambda e: e[1])
-    rows = flow.source(events, watermarks=strategy).map(lambda e: e, blocking=True, concurrency=4, ordered=False)
-    return flow, rows.key_by(lambda e: e[0]).window(af.session("15ms")).aggregate(af.collect(lambda e: e[1]), window_fn=sort_session)
+    rows = flow.source(events, watermarks=strategy).map(
+        lambda e: e, blocking=True, concurrency=4, ordered=False
+    )
+    return flow, rows.key_by(lambda e: e[0]).window(af.session("15ms")).aggregate(
+        af.collect(lambda e: e[1]), window_fn=sort_session
+    )
 
 
 def sort_session(key: str, window: Any, times: list[int]) -> tuple[str, int, list[int]]:
-    return key, window.start, sorted(times)  # An unordered map promises no order inside of one watermark.
+    return (
+        key,
+        window.start,
+        sorted(times),
+    )  # An unordered map promises no order inside of one watermark.
 
 
 def async_map() -> tuple[af.Flow, Any]:
@@ -59,11 +81,15 @@ def async_map() -> tuple[af.Flow, Any]:
 
 def blocking_map() -> tuple[af.Flow, Any]:
     flow = af.Flow("blocking")
-    return flow, flow.source(range(60)).map(lambda x: 2 * x, blocking=True, concurrency=5, ordered=True)
+    return flow, flow.source(range(60)).map(
+        lambda x: 2 * x, blocking=True, concurrency=5, ordered=True
+    )
 
 
 class Alarm(af.KeyedProcessFunction[str, tuple[str, int], tuple[str, int, int]]):
-    """Tells a key's sum 25 ms of event time after its first element, and whatever is left at the end of processing time."""
+    """Tells a key's sum 25 ms of event time after its first element, and whatever is left at the
+    end of processing time.
+    """
 
     def open(self, ctx: Any) -> None:
         self.total = ctx.get_state(af.ValueStateDescriptor("total", default=0))
@@ -82,7 +108,9 @@ def timers() -> tuple[af.Flow, Any]:
     rng = random.Random(3)
     flow = af.Flow("timers", parallelism=2)
     strategy = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda e: e[1])
-    source = flow.source([(rng.choice("abcd"), i * 5) for i in range(80)], watermarks=strategy, parallelism=1)
+    source = flow.source(
+        [(rng.choice("abcd"), i * 5) for i in range(80)], watermarks=strategy, parallelism=1
+    )
     return flow, source.key_by(lambda e: e[0]).process(Alarm)
 
 
@@ -91,7 +119,14 @@ def run(program: Program, seed: int, **options: Any) -> SimulatedRun:
     return run_simulated(flow, seed=seed, collect=[stream], **options)
 
 
-PROGRAMS: list[Program] = [word_count, windows, sessions_after_a_map_that_waits, async_map, blocking_map, timers]
+PROGRAMS: list[Program] = [
+    word_count,
+    windows,
+    sessions_after_a_map_that_waits,
+    async_map,
+    blocking_map,
+    timers,
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
@@ -117,12 +152,19 @@ def test_every_seed_gives_the_output_of_the_plain_run_on_its_own_way(program: Pr
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_a_seed_repeats_its_run(program: Program) -> None:
     first, second = run(program, 11), run(program, 11)
-    assert (first.trace_crc, first.steps, first.virtual_s) == (second.trace_crc, second.steps, second.virtual_s)
+    assert (first.trace_crc, first.steps, first.virtual_s) == (
+        second.trace_crc,
+        second.steps,
+        second.virtual_s,
+    )
     assert first.outputs == second.outputs
 
 
 def test_a_planted_bug_in_the_order_of_results_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ablation of `ordered=True`: results leave as they complete. Seeds find it, a run in which calls take equally long does not."""
+    """The ablation of `ordered=True`: results leave as they complete.
+
+    Seeds find it, a run in which calls take equally long does not.
+    """
     monkeypatch.setattr(async_wait, "OrderedQueue", UnorderedQueue)
     expected = [2 * x for x in range(60)]
     assert run(blocking_map, 0, perturb=False).outputs == (expected,)
@@ -164,7 +206,9 @@ def test_faults_strike_a_flow_that_lasts() -> None:
 
     flow = af.Flow("slow")
     rows = flow.source(range(20)).map(slow, concurrency=1)
-    simulated = run_simulated(flow, seed=3, collect=[rows], faults=Faults(pause=5.0, disk=5.0, outage_s=(0.01, 0.1)))
+    simulated = run_simulated(
+        flow, seed=3, collect=[rows], faults=Faults(pause=5.0, disk=5.0, outage_s=(0.01, 0.1))
+    )
     assert simulated.outputs == (list(range(20)),)
     assert min(simulated.faults[kind] for kind in ("pause", "disk")) > 0
 

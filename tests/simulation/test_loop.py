@@ -1,4 +1,6 @@
-"""The simulated loop: one seed one history, virtual time, asyncio's order inside a process, and every run ends."""
+"""The simulated loop: one seed one history, virtual time, asyncio's order inside a process, and
+every run ends.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from aioflow.testing.simulation import SimulatedHost
 
 
 async def busy_world(host: SimulatedHost) -> list[object]:
-    """Two servers, traffic, files, blocking calls, chance and a kill: whatever could differ between two runs."""
+    """Two servers, traffic, files, blocking calls, chance and a kill: whatever could differ
+    between two runs.
+    """
     seen: list[object] = []
 
     async def echo(server: SimulatedHost) -> None:
@@ -204,7 +208,9 @@ def test_busy_loop_reaches_its_timer_because_callbacks_take_time() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_order_inside_a_process_is_the_order_of_asyncio(seed: int) -> None:
-    """Callbacks run first in first out; timers that fall due together by (deadline, creation), after what is queued."""
+    """Callbacks run first in first out; timers that fall due together by (deadline, creation),
+    after what is queued.
+    """
 
     async def main(host: SimulatedHost) -> list[str]:
         loop, log, done = asyncio.get_running_loop(), [], asyncio.Event()
@@ -338,7 +344,9 @@ def test_errors_that_nobody_awaited_and_tasks_left_behind_are_reported() -> None
     assert ended == ["leak"]
 
 
-def test_cleanup_at_the_end_that_begins_something_new_leaves_nothing_that_was_never_awaited() -> None:
+def test_cleanup_at_the_end_that_begins_something_new_leaves_nothing_that_was_never_awaited() -> (
+    None
+):
     inner: list[Any] = []
 
     async def supervised(work: Coroutine[Any, Any, None]) -> None:

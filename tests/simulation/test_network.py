@@ -1,4 +1,6 @@
-"""The simulated network: bytes come whole and in order, cut anywhere; links and machines fail as TCP knows it."""
+"""The simulated network: bytes come whole and in order, cut anywhere; links and machines fail as
+TCP knows it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Recorder(asyncio.Protocol):
 
 
 class Server:
-    """Starts a process that listens on port 7 and keeps its protocols where the test can see them."""
+    """Starts a process that listens on port 7 and keeps its protocols where the test can see
+    them.
+    """
 
     def __init__(self, host: SimulatedHost, name: str = "server") -> None:
         self.accepted: list[Recorder] = []
@@ -164,7 +168,8 @@ def test_slow_reader_stops_the_writer_at_the_window_and_releases_it() -> None:
 
     for seed in range(5):
         stuck_at, received = simulate(main, seed, network=NetworkOptions(window_bytes=window)).value
-        # The window, what the stream reader takes before it pauses (twice its limit, and one read), the write buffer.
+        # The window, what the stream reader takes before it pauses (twice its limit, and one read),
+        # the write buffer.
         assert window <= stuck_at <= 2 * window + 1024 + 1024 + 100
         assert received == 100_000
 
@@ -311,7 +316,9 @@ def test_one_side_that_gives_up_leaves_the_other_half_open_until_it_sends() -> N
         client, server = await connected(host)
         host.sim.network.cut("server", "main")
         host.sim.network.give_up("server", "main")
-        host.sim.network.give_up("server", "main")  # A connection without its other side cannot be given up again.
+        host.sim.network.give_up(
+            "server", "main"
+        )  # A connection without its other side cannot be given up again.
         await asyncio.sleep(1)
         ends = [client, server]
         (gone,) = [end for end in ends if end.ended.done()]

@@ -1,4 +1,6 @@
-"""The simulated world finds the bugs that are planted in it; each names the seed that found it when it was planted."""
+"""The simulated world finds the bugs that are planted in it; each names the seed that found it
+when it was planted.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ EASY_SEEDS_MAX = 400
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("bug", EASY)
 def test_a_bug_is_found_soon(bug: str) -> None:
-    """The sweep begins at the seed that found it: while the engine is as it was, it is the first."""
+    """The sweep begins at the seed that found it: while the engine is as it was, it is the
+    first.
+    """
     find(bug, FOUND[bug], EASY_SEEDS_MAX)
 
 
@@ -45,7 +49,23 @@ def test_a_bug_is_found(bug: str) -> None:
 
 def find(bug: str, first: int, seeds: int) -> None:
     mutant_named(bug)
-    command = [sys.executable, "-m", "tests.simulation.planted", bug, "--first", str(first), "--max", str(seeds)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.simulation.planted",
+        bug,
+        "--first",
+        str(first),
+        "--max",
+        str(seeds),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"found at seed \d+", done.stdout)

@@ -38,7 +38,9 @@ def test_killed_process_runs_no_finally_block_and_no_timer() -> None:
     assert simulate(main, 1).value == []
 
 
-def test_a_process_killed_in_the_moment_in_which_it_fails_leaves_no_error_that_nobody_awaited() -> None:
+def test_a_process_killed_in_the_moment_in_which_it_fails_leaves_no_error_that_nobody_awaited() -> (
+    None
+):
     async def main(host: SimulatedHost) -> Any:
         async def victim(child: SimulatedHost) -> None:
             asyncio.get_running_loop().call_soon(host.sim.kill, "victim")
@@ -148,7 +150,9 @@ def test_executed_program_gets_arguments_secret_and_the_machine_of_its_parent() 
 
         host.sim.programs["worker"] = worker
         seam: Host = host
-        process = await seam.procs.exec(["python", "worker", str(port)], env={"MARK": "1"}, secret=b"key")
+        process = await seam.procs.exec(
+            ["python", "worker", str(port)], env={"MARK": "1"}, secret=b"key"
+        )
         code = await process.wait()
         data = await listening
         server.close()

@@ -1,4 +1,6 @@
-"""Whole services under seeds and faults: each committed exactly once, whatever failed, and everything in the end."""
+"""Whole services under seeds and faults: each committed exactly once, whatever failed, and
+everything in the end.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,12 @@ from tests.simulation.world import KINDS, LONG_ROUNDS, OF_PLACE, PLACES, Setting
 SEEDS_A_TEST = 25
 FIRST = range(0, 200, SEEDS_A_TEST)
 
+
 @pytest.mark.parametrize("first", FIRST)
 def test_whatever_fails_everything_is_committed_exactly_once(first: int) -> None:
-    """RELIABILITY 1, 2, 6, 8, 10, 11, 13, 14, 16, 18-20, 22, 32: 25 seeds a test, in one process, with workers and on clusters."""
+    """RELIABILITY 1, 2, 6, 8, 10, 11, 13, 14, 16, 18-20, 22, 32: 25 seeds a test, in one
+    process, with workers and on clusters.
+    """
     for seed in range(first, first + SEEDS_A_TEST):
         run_world(seed)
 
@@ -43,7 +48,9 @@ def test_seeds_choose_among_all_places_and_few_choose_a_long_world() -> None:
 
 @pytest.mark.parametrize("place", ["one", "workers"])
 def test_what_a_service_holds_does_not_grow_in_ten_minutes_of_faults(place: str) -> None:
-    """RELIABILITY G7, for ten minutes: each calm completes checkpoints, and holds no more than the first."""
+    """RELIABILITY G7, for ten minutes: each calm completes checkpoints, and holds no more than
+    the first.
+    """
     seed = next(seed for seed in range(3000, 10_000) if Settings.drawn(seed, place).long)
     outcome = run_world(seed, place)
     assert outcome.virtual_s > 400
@@ -59,7 +66,11 @@ def test_the_same_seed_takes_the_same_way_in_another_process_with_another_hash_s
     command = [sys.executable, "-c", program]
     processes = [
         subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for seed in ("1", "4711")
     ]
@@ -72,7 +83,9 @@ def test_the_same_seed_takes_the_same_way_in_another_process_with_another_hash_s
     assert ways[0] == ways[1]
 
 
-def test_a_failure_is_printed_with_its_seed_and_commit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_printed_with_its_seed_and_commit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(seed: int, place: str | None) -> None:
         raise AssertionError("lost")
 
@@ -87,7 +100,10 @@ def test_a_failure_is_printed_with_its_seed_and_commit(capsys: pytest.CaptureFix
 def test_a_world_in_which_something_never_comes_back_is_a_failure_like_any_other(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the end of the sweep. Workers of a sweep are fresh processes: a loop in one of them would hold all that follow."""
+    """Not the end of the sweep.
+
+    Workers of a sweep are fresh processes: a loop in one of them would hold all that follow.
+    """
 
     def lost_in_here(row: object) -> object:
         while True:

@@ -1,6 +1,8 @@
-"""Looks at the JobMasters of a simulated world, in which process they may be: what they say must come true in time.
+"""Looks at the JobMasters of a simulated world, in which process they may be: what they say must
+come true in time.
 
-A job that says RUNNING has no task that ended CANCELED unasked, and its checkpoints go on while no fault is active.
+A job that says RUNNING has no task that ended CANCELED unasked, and its checkpoints go on while no
+fault is active.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from tests.simulation.oracle import Violation
 __all__ = ["Watch"]
 
 CANCELED_S = 1.0
-"""How long a task may be CANCELED in a job that says RUNNING: its end and what follows are two steps."""
+"""How long a task may be CANCELED in a job that says RUNNING: its end and what follows are two
+steps.
+"""
 
 
 @dataclass(slots=True)
@@ -77,10 +81,20 @@ class Watch:
             graph = seen.master.executions
             states = [execution.state for execution in graph.executions.values()]
             paused = seen.process.life is not Life.RUNNING
-            if paused or graph.status is not JobStatus.RUNNING or ExecutionState.CANCELED not in states:
+            if (
+                paused
+                or graph.status is not JobStatus.RUNNING
+                or ExecutionState.CANCELED not in states
+            ):
                 seen.canceled_since = None
             elif seen.canceled_since is None:
                 seen.canceled_since = now
             elif now - seen.canceled_since > CANCELED_S:
-                ended = [e.attempt for e in graph.executions.values() if e.state is ExecutionState.CANCELED]
-                raise Violation(f"the job says RUNNING, and these tasks have ended CANCELED: {ended}")
+                ended = [
+                    e.attempt
+                    for e in graph.executions.values()
+                    if e.state is ExecutionState.CANCELED
+                ]
+                raise Violation(
+                    f"the job says RUNNING, and these tasks have ended CANCELED: {ended}"
+                )

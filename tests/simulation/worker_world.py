@@ -1,7 +1,9 @@
-"""Worker processes in the simulated world: each a simulated process that the service starts, and the faults that strike them.
+"""Worker processes in the simulated world: each a simulated process that the service starts, and
+the faults that strike them.
 
-A worker is killed, or stands still and goes on when it was replaced long ago; connections between the processes break, are cut for a while
-or slow. Checked at every fault: no channel holds more frames than it has given credit for.
+A worker is killed, or stands still and goes on when it was replaced long ago; connections between
+the processes break, are cut for a while or slow. Checked at every fault: no channel holds more
+frames than it has given credit for.
 """
 
 from __future__ import annotations
@@ -24,20 +26,43 @@ from aioflow.protocol.consumer import ConsumerExchange
 from aioflow.testing.simulation import SimulatedHost, Simulation
 from tests.simulation.oracle import Violation
 
-__all__ = ["KINDS", "LINK_CUT", "SimulatedPulse", "check_credit", "heartbeat", "install", "simulated_workers", "strike"]
+__all__ = [
+    "KINDS",
+    "LINK_CUT",
+    "SimulatedPulse",
+    "check_credit",
+    "heartbeat",
+    "install",
+    "simulated_workers",
+    "strike",
+]
 
 LINK_CUT = "link cut"
-KINDS = ("worker killed", "worker paused", "connection reset", "all cut", "all slow", "given up", LINK_CUT)
-"""What may happen to them and between them. `LINK_CUT`: two workers cannot reach each other, one way or both, for about as long as a
-link is given up after; the service reaches all."""
+KINDS = (
+    "worker killed",
+    "worker paused",
+    "connection reset",
+    "all cut",
+    "all slow",
+    "given up",
+    LINK_CUT,
+)
+"""What may happen to them and between them. `LINK_CUT`: two workers cannot reach each other, one
+way or both, for about as long as a link is given up after; the service reaches all."""
 
-LINK_TIMES = {"HEARTBEAT_S": 0.01, "HANDSHAKE_TIMEOUT_S": 0.05, "GIVE_UP_S": 0.15, "FORGET_S": 0.225}
+LINK_TIMES = {
+    "HEARTBEAT_S": 0.01,
+    "HANDSHAKE_TIMEOUT_S": 0.05,
+    "GIVE_UP_S": 0.15,
+    "FORGET_S": 0.225,
+}
 """Those of links, in the proportions of the real ones, and short beside the length of a world."""
 
 PROGRAM = "aioflow.cluster.worker_program"
 DATA_RATE = 0.8
-"""Share of the resets that leave the connections to the service whole: without those a worker is lost."""
-
+"""Share of the resets that leave the connections to the service whole: without those a worker is
+lost.
+"""
 
 
 async def _worker(host: SimulatedHost, argv: list[str]) -> int:
@@ -54,7 +79,9 @@ async def _worker(host: SimulatedHost, argv: list[str]) -> int:
 
 def heartbeat(slower: float) -> HeartbeatOptions:
     """How workers are watched; `slower` than in a world that lasts a second."""
-    return HeartbeatOptions(interval_s=0.02 * slower, timeout_s=0.15 * slower, suspicion_s=0.01 * slower)
+    return HeartbeatOptions(
+        interval_s=0.02 * slower, timeout_s=0.15 * slower, suspicion_s=0.01 * slower
+    )
 
 
 def install(sim: Simulation) -> None:
@@ -86,18 +113,27 @@ class _SeenExchange(ConsumerExchange):
 
 @contextmanager
 def simulated_workers(links_shorter: float | None = None) -> Iterator[None]:
-    """Workers take their pulse from their loop, leave the garbage of the whole simulation alone, and their exchanges are looked into.
+    """Workers take their pulse from their loop, leave the garbage of the whole simulation alone,
+    and their exchanges are looked into.
 
     With `links_shorter` a link is given up after so many times `LINK_TIMES`.
     """
     changed: Any = worker_module
     made: Any = exchange_module
     before = changed.Pulse, changed.gc, made.ConsumerExchange
-    times = [(module, name) for module in (link, links) for name in LINK_TIMES if links_shorter and hasattr(module, name)]
+    times = [
+        (module, name)
+        for module in (link, links)
+        for name in LINK_TIMES
+        if links_shorter and hasattr(module, name)
+    ]
     usual = [getattr(module, name) for module, name in times]
     for module, name in times:
         setattr(module, name, LINK_TIMES[name] * (links_shorter or 1.0))
-    changed.Pulse, changed.gc = SimulatedPulse, SimpleNamespace(collect=lambda: 0, freeze=lambda: None)
+    changed.Pulse, changed.gc = (
+        SimulatedPulse,
+        SimpleNamespace(collect=lambda: 0, freeze=lambda: None),
+    )
     made.ConsumerExchange = _SeenExchange
     try:
         yield
@@ -114,22 +150,34 @@ def _break_and_heal(sim: Simulation, machine: str, among: list[str] | None) -> N
 
 
 def check_credit() -> None:
-    """Whatever a channel has received and its task has not taken fills buffers that it has given credit for, and none is lost."""
+    """Whatever a channel has received and its task has not taken fills buffers that it has given
+    credit for, and none is lost.
+    """
     for exchange in _exchanges:
         for inlet in exchange._inlets.values():
             credit = inlet.credit
             held = sum(kind is not None for kind, _ in inlet.pending)
             if not credit.is_released and held + credit.available != credit.exclusive:
-                raise Violation(f"{inlet}: {held} frames wait and {credit.available} buffers are free, of {credit.exclusive} in all")
+                raise Violation(
+                    f"{inlet}: {held} frames wait and {credit.available} buffers are free, of "
+                    f"{credit.exclusive} in all"
+                )
 
 
 def _workers(sim: Simulation) -> list[str]:
     """Those that have not ended; their names begin with that of the service which started them."""
-    return [process.name for process in sim.loop.processes.values() if "." in process.name and process.alive]
+    return [
+        process.name
+        for process in sim.loop.processes.values()
+        if "." in process.name and process.alive
+    ]
 
 
 def strike(sim: Simulation, kind: str, service: str) -> bool:
-    """Inflict one fault on what the service has started. False if there is nothing that could suffer it."""
+    """Inflict one fault on what the service has started.
+
+    False if there is nothing that could suffer it.
+    """
     rng, network = sim.fault_rng, sim.network
     machine = sim.loop.process(service).machine.name
     workers = _workers(sim)

@@ -1,6 +1,8 @@
-"""The flow that the simulated world runs: two replayable sources, async maps, a keyed counter with timers, windows, two sinks.
+"""The flow that the simulated world runs: two replayable sources, async maps, a keyed counter with
+timers, windows, two sinks.
 
-Everything is plain functions and classes of this module, so that worker processes load it by name; what a run shares is `World.current`.
+Everything is plain functions and classes of this module, so that worker processes load it by name;
+what a run shares is `World.current`.
 """
 
 from __future__ import annotations
@@ -57,11 +59,20 @@ ERRORS: tuple[type[BaseException], ...] = (
     af.JobCanceled,
     Odd,
 )
-"""Any of them may come out of a function. The simulation takes none of them for a bug of its own."""
+"""Any of them may come out of a function.
 
-MISDEEDS = MappingProxyType({"user": ("raises",), "odd user": ("odd", "cancelled", "cancels"), "slow user": ("slow", "swallows")})
-"""What a function may do, by kind of fault: raise a plain error or an odd one, await what was cancelled, cancel its own task, take
-long, swallow a cancellation."""
+The simulation takes none of them for a bug of its own.
+"""
+
+MISDEEDS = MappingProxyType(
+    {
+        "user": ("raises",),
+        "odd user": ("odd", "cancelled", "cancels"),
+        "slow user": ("slow", "swallows"),
+    }
+)
+"""What a function may do, by kind of fault: raise a plain error or an odd one, await what was
+cancelled, cancel its own task, take long, swallow a cancellation."""
 
 SLOW_S = 0.3
 STUBBORN_S = 1.0
@@ -78,7 +89,10 @@ class Shared:
     """Between two bursts of a split's reader, on average, by source."""
     burst: int
     answer_s: float
-    """How long an answer takes at most that a record is enriched with. While some take long, barriers are far apart."""
+    """How long an answer takes at most that a record is enriched with.
+
+    While some take long, barriers are far apart.
+    """
     rng: Random
     """What functions draw from, so that they disturb no fault."""
     discovers: bool = False
@@ -86,11 +100,15 @@ class Shared:
     found: dict[str, int] = field(default_factory=dict)
     """How many splits of each source are found by now."""
     fails: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """What the next call of a function does, by site: a kind of `MISDEEDS`, and one of its misdeeds."""
+    """What the next call of a function does, by site: a kind of `MISDEEDS`, and one of its
+    misdeeds.
+    """
     churns: bool = False
     """Whether each record is also counted under a key that comes and goes."""
     acknowledged: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Up to which position the sources have told the outside world that a split is done with, by source and split."""
+    """Up to which position the sources have told the outside world that a split is done with, by
+    source and split.
+    """
     is_over: Callable[[], bool] = lambda: False
     """Whether everything is committed: the next run begins with nothing then."""
 
@@ -149,7 +167,10 @@ def database() -> Database:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A source of records that come at a pace. Positions are numbers. Where it looks again, each look finds another split."""
+    """A source of records that come at a pace.
+
+    Positions are numbers. Where it looks again, each look finds another split.
+    """
 
     name: str
 
@@ -238,7 +259,9 @@ class NumbersReader:
         """Whether a split is over when all of it was read."""
         self._at: dict[str, int] = {}
         self._taken: dict[int, dict[str, int]] = {}
-        """Positions by checkpoint: once it is completed they are acknowledged, and what lies before them is gone."""
+        """Positions by checkpoint: once it is completed they are acknowledged, and what lies
+        before them is gone.
+        """
         self._budget = 0
         self.finished_splits: set[str] = set()
         self.current_split = ""
@@ -299,9 +322,11 @@ class NumbersReader:
 
 
 class Counting(af.KeyedProcessFunction[int, Record, Any]):
-    """Numbers the records of a key, fires timers in event time, and for some keys one in processing time.
+    """Numbers the records of a key, fires timers in event time, and for some keys one in processing
+    time.
 
-    What its states say of each other is checked at each record: a Violation ends the run where it is raised.
+    What its states say of each other is checked at each record: a Violation ends the run where it
+    is raised.
     """
 
     def open(self, ctx: Any) -> None:
@@ -316,14 +341,23 @@ class Counting(af.KeyedProcessFunction[int, Record, Any]):
         self.count.update(count)
         recent = list(self.recent.get())
         if len(recent) != (count - 1) % SUM_EVERY:
-            raise Violation(f"key {key}: number {count} comes behind {recent}, which are {len(recent)}")
+            raise Violation(
+                f"key {key}: number {count} comes behind {recent}, which are {len(recent)}"
+            )
         if count % SUM_EVERY:
             self.recent.add(value)
         else:
             self.recent.clear()
         reached, first = timers.current_watermark, min(self.waiting.keys(), default=None)
-        if reached is not None and first is not None and first <= reached and not shared().discovers:
-            raise Violation(f"key {key}: the timer of {first} has not fired, and event time is {reached}")
+        if (
+            reached is not None
+            and first is not None
+            and first <= reached
+            and not shared().discovers
+        ):
+            raise Violation(
+                f"key {key}: the timer of {first} has not fired, and event time is {reached}"
+            )
         if count == 1 and has_alarm(key):
             timers.register_processing_time_timer(timers.current_processing_time + ALARM_MS)
         if has_timer(value):
@@ -339,14 +373,17 @@ class Counting(af.KeyedProcessFunction[int, Record, Any]):
             return
         waiting = sorted(self.waiting.keys())
         if not waiting or waiting[0] != timestamp:
-            raise Violation(f"key {ctx.current_key}: a timer fires at {timestamp}, those that wait are {waiting}")
+            raise Violation(
+                f"key {ctx.current_key}: a timer fires at {timestamp}, those that wait are "
+                f"{waiting}"
+            )
         self.waiting.remove(timestamp)
         yield "t", ctx.current_key, timestamp
 
 
 class Churning(af.KeyedProcessFunction[str, Record, Any]):
-    """Counts the records of a key that has few of them. A timer tells the number and clears everything; a second one is deleted when
-    another record comes."""
+    """Counts the records of a key that has few of them. A timer tells the number and clears
+    everything; a second one is deleted when another record comes."""
 
     def open(self, ctx: Any) -> None:
         self.count = ctx.get_state(af.ValueStateDescriptor("count", default=0))
@@ -356,7 +393,9 @@ class Churning(af.KeyedProcessFunction[str, Record, Any]):
         count, timers = self.count.value() + 1, ctx.timer_service
         self.count.update(count)
         if count == 1:
-            due = time_of((*value[:2], value[2] - value[2] % 2)) + CHURN_MS  # Behind an exchange either may be the first.
+            due = (
+                time_of((*value[:2], value[2] - value[2] % 2)) + CHURN_MS
+            )  # Behind an exchange either may be the first.
             self.due.update(due)
             timers.register_event_time_timer(due)
             timers.register_event_time_timer(due + 1)
@@ -376,7 +415,10 @@ RULES = af.MapStateDescriptor[int, int]("rules")
 
 
 class Ruling(af.KeyedBroadcastProcessFunction[int, Record, int, Any]):
-    """Meets each record with the rules that were told so far. They come in their order, none twice, to every subtask."""
+    """Meets each record with the rules that were told so far.
+
+    They come in their order, none twice, to every subtask.
+    """
 
     def open(self, ctx: Any) -> None:
         self.met = ctx.get_state(af.ValueStateDescriptor("met", default=0))
@@ -384,9 +426,14 @@ class Ruling(af.KeyedBroadcastProcessFunction[int, Record, int, Any]):
     def process_element(self, value: Record, ctx: Any) -> Iterator[Any]:
         rules = sorted(ctx.get_broadcast_state(RULES).keys())
         if rules != list(range(len(rules))):
-            raise Violation(f"the rules that were told are {rules}, expected the first ones without a gap")
+            raise Violation(
+                f"the rules that were told are {rules}, expected the first ones without a gap"
+            )
         if len(rules) < self.met.value():
-            raise Violation(f"key {ctx.current_key} has met {self.met.value()} rules, and now there are {len(rules)}")
+            raise Violation(
+                f"key {ctx.current_key} has met {self.met.value()} rules, and now there are "
+                f"{len(rules)}"
+            )
         self.met.update(len(rules))
         yield "r", ctx.current_key, value, len(rules)
 
@@ -414,20 +461,34 @@ def late_row(record: Record) -> tuple[str, int, Record]:
 
 
 def world_flow(parallelism: int, *, asked: str, ordered: bool, slow: bool) -> af.Flow:
-    """The flow, as a program that is started with these settings builds it. `asked`: the sources whose records are enriched; `slow`: all
-    are once more, one at a time and behind an exchange by key, where they pile up."""
+    """The flow, as a program that is started with these settings builds it. `asked`: the sources
+    whose records are enriched; `slow`: all are once more, one at a time and behind an exchange by
+    key, where they pile up.
+    """
     strategy: Any = af.WatermarkStrategy.bounded_out_of_orderness(f"{LAG_MS}ms", timestamp=time_of)
     splits = shared().data.splits
     flow = af.Flow("world", parallelism=parallelism, max_parallelism=8)
     streams: list[Any] = []
     for name in sorted(splits):
-        stream = flow.source(Numbers(name), uid=name, watermarks=strategy, parallelism=min(parallelism, splits[name]))
-        streams.append(stream.map(enrich, concurrency=3, ordered=ordered, uid=f"enrich {name}") if name in asked else stream)
+        stream = flow.source(
+            Numbers(name), uid=name, watermarks=strategy, parallelism=min(parallelism, splits[name])
+        )
+        streams.append(
+            stream.map(enrich, concurrency=3, ordered=ordered, uid=f"enrich {name}")
+            if name in asked
+            else stream
+        )
     records = streams[0].union(*streams[1:])
     if slow:
         records = records.key_by(key_of).map(enrich, concurrency=1, uid="slow")
-    records.key_by(key_of).process(Counting, uid="count").sink(DatabaseSink(database), uid="database")
-    windows = records.key_by(key_of).window(af.tumbling(f"{WINDOW_MS}ms")).aggregate(af.count(), uid="windows")
+    records.key_by(key_of).process(Counting, uid="count").sink(
+        DatabaseSink(database), uid="database"
+    )
+    windows = (
+        records.key_by(key_of)
+        .window(af.tumbling(f"{WINDOW_MS}ms"))
+        .aggregate(af.count(), uid="windows")
+    )
     windows.map(window_row, uid="rows").sink(af.io.jsonl(OUT), uid="files")
     if rules := shared().data.rules:
         told = flow.source(Rules(rules), uid="rules of one split", parallelism=1).broadcast(RULES)

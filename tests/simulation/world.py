@@ -1,16 +1,20 @@
-"""One seed of the simulated world: a service runs a flow with checkpoints while everything around it fails, and an oracle looks on.
+"""One seed of the simulated world: a service runs a flow with checkpoints while everything around
+it fails, and an oracle looks on.
 
     outcome = run_world(37)
 
-The seed chooses where tasks run (in the service, in its worker processes, on a cluster), the shape (parallelism, pace, intervals), a
-random half of the kinds of faults and their rates, and then every moment. Processes are killed, lose power, stand still; the disk is slow,
-fills, fails; functions raise, are cancelled, cancel, are slow; connections break, one side of them gives up; clocks are set; the database
-loses, delays and repeats requests; the operator takes savepoints, stops or cancels the job, starts it again at another parallelism.
+The seed chooses where tasks run (in the service, in its worker processes, on a cluster), the shape
+(parallelism, pace, intervals), a random half of the kinds of faults and their rates, and then every
+moment. Processes are killed, lose power, stand still; the disk is slow, fills, fails; functions
+raise, are cancelled, cancel, are slow; connections break, one side of them gives up; clocks are
+set; the database loses, delays and repeats requests; the operator takes savepoints, stops or
+cancels the job, starts it again at another parallelism.
 
-Safety is checked at every fault and every commit: the oracle, and that the files which checkpoints name are there and whole. Liveness is
-checked once the faults are over: everything is committed within LIVENESS_S virtual seconds, a job that goes on completes checkpoints, what
-the operator asks for ends, and the service leaves nothing behind. One seed of LONG_EVERY is a world of ten minutes, in which faults and
-calm take turns: in each calm the job gets on, and what it holds does not grow.
+Safety is checked at every fault and every commit: the oracle, and that the files which checkpoints
+name are there and whole. Liveness is checked once the faults are over: everything is committed
+within LIVENESS_S virtual seconds, a job that goes on completes checkpoints, what the operator asks
+for ends, and the service leaves nothing behind. One seed of LONG_EVERY is a world of ten minutes,
+in which faults and calm take turns: in each calm the job gets on, and what it holds does not grow.
 """
 
 from __future__ import annotations
@@ -45,17 +49,28 @@ from tests.simulation import cluster_world, worker_world
 from tests.simulation.external import Database
 from tests.simulation.oracle import STEP_MS, Data, Oracle, Violation
 from tests.simulation.watch import Watch
-from tests.simulation.workload import ASYNC_SITES, MISDEEDS, OUT, SITES, Shared, share, unshare, world_flow
+from tests.simulation.workload import (
+    ASYNC_SITES,
+    MISDEEDS,
+    OUT,
+    SITES,
+    Shared,
+    share,
+    unshare,
+    world_flow,
+)
 
 __all__ = ["KINDS", "PLACES", "Outcome", "Settings", "run_world"]
 
 PLACES = {"one": 13, "workers": 2, "cluster": 1}
-"""Where the tasks of a world run, and how many seeds of 16 choose it: a world of workers costs four times as much as one of one process,
-a cluster six times."""
+"""Where the tasks of a world run, and how many seeds of 16 choose it: a world of workers costs four
+times as much as one of one process, a cluster six times."""
 
 LONG_EVERY = 400
 LONG_S, LONG_ROUNDS, CALM_S = 600.0, 8, 20.0
-"""Virtual seconds of a long world; how often faults and calm take turns in it, and how long each calm is."""
+"""Virtual seconds of a long world; how often faults and calm take turns in it, and how long each
+calm is.
+"""
 
 T = TypeVar("T")
 
@@ -67,7 +82,9 @@ ASKED_S = 35.0
 """When all is well: within so long a savepoint, a stop or a cancellation ends."""
 
 MORE_CHECKPOINTS = 2
-"""When everything is committed and the job goes on: it is watched until it has completed so many more."""
+"""When everything is committed and the job goes on: it is watched until it has completed so many
+more.
+"""
 
 TICK_S = 0.01
 RETRY_S = 0.1
@@ -76,7 +93,10 @@ STRIKE_AT_ONCE = 0.2
 
 GETS_ON_S = 0.2
 WORKERS_GET_ON_S = 0.5
-"""They wait for so long at most: some faults are those that hold it up. Workers take longer to start."""
+"""They wait for so long at most: some faults are those that hold it up.
+
+Workers take longer to start.
+"""
 
 AT_ONCE, ANSWER_S = 64, 1e-3
 """When all is well: how many records a source reads at a time, and how long answers take."""
@@ -84,13 +104,33 @@ AT_ONCE, ANSWER_S = 64, 1e-3
 STORE = "/store"
 INJECTED = ("kill", "power", "pause", "disk")
 KINDS = (*INJECTED, *MISDEEDS, "lost", "repeated", "down", "savepoint", "stop", "cancel", "term")
-"""What may happen. `INJECTED` are `Faults`, the rest is inflicted here. Workers and clusters have more of their own."""
+"""What may happen.
+
+`INJECTED` are `Faults`, the rest is inflicted here. Workers and clusters have more of their own.
+"""
 
 OF_PLACE = {"one": (), "workers": worker_world.KINDS, "cluster": cluster_world.KINDS}
-BUGS = (TypeError, AttributeError, LookupError, ValueError, NameError, ArithmeticError, RemoteProtocolError, LocalProtocolError)
+BUGS = (
+    TypeError,
+    AttributeError,
+    LookupError,
+    ValueError,
+    NameError,
+    ArithmeticError,
+    RemoteProtocolError,
+    LocalProtocolError,
+)
 """No fault makes anything raise these: they end the run."""
 
-CHEAP = {"link cut": 2, "user": 3, "odd user": 2, "slow user": 2, "connection reset": 4, "cancel": 0.3, "term": 0.5}
+CHEAP = {
+    "link cut": 2,
+    "user": 3,
+    "odd user": 2,
+    "slow user": 2,
+    "connection reset": 4,
+    "cancel": 0.3,
+    "term": 0.5,
+}
 """What strikes so many times more often: little has to be done again."""
 
 CALLBACK_S = 20.0
@@ -100,7 +140,9 @@ CLOCK_MS = (2_000, 2_000, 3_600_000, 315_576_000_000)
 """By how much a clock may be set, forward or back: up to two seconds, an hour, ten years."""
 
 CLOCK_S = 0.2
-"""How long a step of a clock must last before processing time follows, and how often idle tasks look at the clock."""
+"""How long a step of a clock must last before processing time follows, and how often idle tasks
+look at the clock.
+"""
 
 GROWTH = {"tasks": 30, "timers": 60, "connections": 20, "files": 60, "bytes of state": 60_000}
 """What may be held beyond three times what a long world held at the end of its first calm."""
@@ -145,13 +187,19 @@ class Settings:
     discovers: bool
     """The splits of a source are found one after the other."""
     rules: int
-    """So many rules are broadcast to where records are counted a second time; 0: there is no such part."""
+    """So many rules are broadcast to where records are counted a second time; 0: there is no
+    such part.
+    """
     clock_s: float
-    """The wall clocks of machines are set to and fro after so long each time, on average; 0: they are right."""
+    """The wall clocks of machines are set to and fro after so long each time, on average; 0:
+    they are right.
+    """
 
     @property
     def slower(self) -> float:
-        """By how much the times of heartbeats and leases between processes are longer than in a world that lasts a second."""
+        """By how much the times of heartbeats and leases between processes are longer than in a
+        world that lasts a second.
+        """
         return 10.0 if self.long else 1.0
 
     @staticmethod
@@ -167,7 +215,9 @@ class Settings:
         standby = not elsewhere and rng.random() < 0.05
         duration_s = rng.uniform(0.15, 0.35) * (3 if standby or elsewhere else 1)
         duration_s = LONG_S if long else duration_s * (2 if cluster else 1)
-        share_s = (rng.uniform(30, 60) if long else rng.uniform(6, 20)) / duration_s / max(1, len(kinds))
+        share_s = (
+            (rng.uniform(30, 60) if long else rng.uniform(6, 20)) / duration_s / max(1, len(kinds))
+        )
         splits = {"a": rng.choice((1, 2, 2, 3)), "b": rng.choice((1, 1, 2))}
         records = {"a": rng.randrange(10, 28) * (10 if long else 1)}
         records["b"] = max(4, records["a"] * STEP_MS["a"] // STEP_MS["b"])
@@ -259,7 +309,9 @@ class World:
     ahead_ms: int = 0
     """How far ahead any clock has been so far."""
     runs_again: bool = False
-    """Whether the flow is run although everything is committed: a job that has finished is started again, and commits nothing twice."""
+    """Whether the flow is run although everything is committed: a job that has finished is
+    started again, and commits nothing twice.
+    """
     sizes: list[dict[str, int]] = field(default_factory=list)
     """What was held at the end of each calm of a long world."""
     _gets_on: asyncio.Event = field(default_factory=asyncio.Event)
@@ -272,7 +324,13 @@ class World:
         self.database = Database(self.sim, self._committed, struck=self.done)
         functions = self.sim.loop.stream("functions")
         self.shared = shared = Shared(
-            self.database, settings.data, settings.pace_s, settings.burst, settings.answer_s, functions, settings.discovers
+            self.database,
+            settings.data,
+            settings.pace_s,
+            settings.burst,
+            settings.answer_s,
+            functions,
+            settings.discovers,
         )
         shared.churns, shared.is_over = settings.data.churns, lambda: self.oracle.complete
         self.database.before_call, self.database.before_write = shared.misbehave, shared.maybe_fail
@@ -280,7 +338,9 @@ class World:
     # The service.
 
     async def service(self, host: SimulatedHost) -> int:
-        """The main of a simulated process: runs the flow to its end, or until the operator stops it."""
+        """The main of a simulated process: runs the flow to its end, or until the operator stops
+        it.
+        """
         settings = self.settings
         self.look()
         # A life that was killed has cleared nothing.
@@ -290,7 +350,12 @@ class World:
             self.ended += 1
             return 0
         self.starts += 1
-        flow = world_flow(host.rng.choice(settings.parallelism), asked=settings.asked, ordered=settings.ordered, slow=settings.slow)
+        flow = world_flow(
+            host.rng.choice(settings.parallelism),
+            asked=settings.asked,
+            ordered=settings.ordered,
+            slow=settings.slow,
+        )
         options: dict[str, Any] = {
             "host": host,
             "checkpoints": f"file://{STORE}",
@@ -304,7 +369,10 @@ class World:
             "tasks": TaskOptions(batch_records_max=settings.batch),
         }
         if settings.place == "workers":
-            options |= {"workers": settings.workers, "heartbeat": worker_world.heartbeat(settings.slower)}
+            options |= {
+                "workers": settings.workers,
+                "heartbeat": worker_world.heartbeat(settings.slower),
+            }
         elif settings.place == "cluster":
             options["on"] = cluster_world.remote_cluster(host)
         if self.stopped_with is not None and host.rng.random() < 0.5:
@@ -316,8 +384,14 @@ class World:
         if not stopped:
             self.look()
             if not self.oracle.complete:
-                raise Violation(f"the job has finished, and there is missing: {self.oracle.missing()}")
-        left = [task.get_name() for task in self.sim.loop.current.tasks if task is not asyncio.current_task()]
+                raise Violation(
+                    f"the job has finished, and there is missing: {self.oracle.missing()}"
+                )
+        left = [
+            task.get_name()
+            for task in self.sim.loop.current.tasks
+            if task is not asyncio.current_task()
+        ]
         if left:
             raise Violation(f"the service has ended and leaves these tasks: {left}")
         self.ended += 1
@@ -325,14 +399,19 @@ class World:
 
     async def _run(self, flow: af.Flow, host: SimulatedHost, options: dict[str, Any]) -> bool:
         """True: the operator has stopped it."""
-        if self.settings.place == "cluster" and (line := await cluster_world.follow(host, flow.name)) is not None:
+        if (
+            self.settings.place == "cluster"
+            and (line := await cluster_world.follow(host, flow.name)) is not None
+        ):
             if line.status is not af.JobStatus.FINISHED:
                 raise ConnectionError(f"the job has ended as {line.status}: {line.error}")
             return bool(self.done["stop"])
         stopped = False
         try:
             async with flow.run(**options) as job:
-                operator = asyncio.get_running_loop().create_task(self._operate(host, job), name="operator")
+                operator = asyncio.get_running_loop().create_task(
+                    self._operate(host, job), name="operator"
+                )
                 self.job = job
                 try:
                     await job.wait()
@@ -360,7 +439,9 @@ class World:
     async def _operate(self, host: SimulatedHost, job: af.Job) -> bool:
         """What a person does beside it. True: the job was stopped."""
         operations = ("savepoint", "stop", "cancel", "term")
-        rates = {kind: self.settings.rates[kind] for kind in operations if kind in self.settings.kinds}
+        rates = {
+            kind: self.settings.rates[kind] for kind in operations if kind in self.settings.kinds
+        }
         while rates:
             await self.ready()
             await asyncio.sleep(host.rng.expovariate(sum(rates.values())))
@@ -403,7 +484,9 @@ class World:
     # Faults beside those of machines.
 
     async def trouble(self) -> None:
-        """Functions that raise, a database that loses and repeats, or is down, for a while and again."""
+        """Functions that raise, a database that loses and repeats, or is down, for a while and
+        again.
+        """
         settings, rng, database = self.settings, self.sim.fault_rng, self.database
         if "lost" in settings.kinds:
             database.lost = rng.uniform(0.02, 0.3)
@@ -419,7 +502,9 @@ class World:
                 continue
             if kind in MISDEEDS:
                 misdeed = rng.choice(MISDEEDS[kind])
-                site = rng.choice(ASYNC_SITES if misdeed in ("cancelled", "slow", "swallows") else SITES)
+                site = rng.choice(
+                    ASYNC_SITES if misdeed in ("cancelled", "slow", "swallows") else SITES
+                )
                 self.shared.fails[site] = kind, misdeed
             elif kind in worker_world.KINDS:
                 self.done[kind] += worker_world.strike(self.sim, kind, "alpha")
@@ -431,21 +516,28 @@ class World:
                 database.down = False
 
     async def set_clocks(self) -> None:
-        """The time of a machine is set, by seconds or more, forward or back. Only `heal` ends that."""
+        """The time of a machine is set, by seconds or more, forward or back.
+
+        Only `heal` ends that.
+        """
         rng = self.sim.loop.stream("clocks")
         while self.settings.clock_s:
             await asyncio.sleep(rng.expovariate(1 / self.settings.clock_s))
             if self.calm:
                 continue
             step_ms = rng.choice(CLOCK_MS)
-            rng.choice(list(self.sim.loop.machines.values())).clock_ms = step_ms = rng.randrange(-step_ms, step_ms)
+            rng.choice(list(self.sim.loop.machines.values())).clock_ms = step_ms = rng.randrange(
+                -step_ms, step_ms
+            )
             self.ahead_ms = max(self.ahead_ms, step_ms)
             self.done["clock"] += 1
 
     async def ready(self) -> None:
-        """Hold the next fault back until something was committed since the last one, most of the time.
+        """Hold the next fault back until something was committed since the last one, most of the
+        time.
 
-        A service that is struck again while it still starts has nothing to lose yet: what is of interest comes between checkpoints.
+        A service that is struck again while it still starts has nothing to lose yet: what is of
+        interest comes between checkpoints.
         """
         if self.sim.fault_rng.random() < STRIKE_AT_ONCE:
             return
@@ -459,7 +551,8 @@ class World:
     def heal(self, *, at_once: bool = True) -> None:
         """What is in trouble is well again. With `at_once` what input is left comes at once.
 
-        No clock is behind where one has been: a restored timer waits for its instant, and all of them are to come.
+        No clock is behind where one has been: a restored timer waits for its instant, and all of
+        them are to come.
         """
         self.calm = True
         if at_once:
@@ -473,8 +566,13 @@ class World:
 
     # Liveness, when all is well.
 
-    async def until(self, done: Callable[[], bool], within_s: float, what: Callable[[], str]) -> None:
-        """Look on until `done`. Raises Violation after `within_s`, or when what the operator asked for does not end."""
+    async def until(
+        self, done: Callable[[], bool], within_s: float, what: Callable[[], str]
+    ) -> None:
+        """Look on until `done`.
+
+        Raises Violation after `within_s`, or when what the operator asked for does not end.
+        """
         loop = self.sim.loop
         since = loop.time()
         while True:
@@ -486,7 +584,10 @@ class World:
                 raise Violation(f"{within_s:g} s after all is well: {what()}")
             for asked, at in self.asked.items():
                 if self.job is not None and now >= max(at, since) + ASKED_S:
-                    raise Violation(f"{asked} was asked for at {at:g} and has not ended at {now:g}, all is well since {since:g}")
+                    raise Violation(
+                        f"{asked} was asked for at {at:g} and has not ended at {now:g}, all is "
+                        f"well since {since:g}"
+                    )
             await asyncio.sleep(TICK_S)
 
     async def calm_down(self) -> None:
@@ -497,7 +598,9 @@ class World:
         def gets_on() -> bool:
             return len(self.completed) > begun[0] or self.oracle.complete
 
-        await self.until(gets_on, CALM_S / 2, lambda: f"{begun[0]} checkpoints are completed, and no more")
+        await self.until(
+            gets_on, CALM_S / 2, lambda: f"{begun[0]} checkpoints are completed, and no more"
+        )
         self.sizes.append(self._sizes())
         first = self.sizes[0]
         for name, size in self.sizes[-1].items():
@@ -507,23 +610,39 @@ class World:
     def _sizes(self) -> dict[str, int]:
         loop, disk = self.sim.loop, self.sim.disk
         return {
-            "tasks": sum(len(process.tasks) for process in loop.processes.values() if process.alive),
+            "tasks": sum(
+                len(process.tasks) for process in loop.processes.values() if process.alive
+            ),
             "timers": sum(not loop._is_stale(handle) for _, _, handle in loop._timers),
             "connections": len(self.sim.network._live),
             "files": sum(name.startswith(STORE) for name in disk._names),
-            "bytes of state": sum(len(file.data) for name, file in disk._names.items() if name.startswith(f"{STORE}/world/")),
+            "bytes of state": sum(
+                len(file.data)
+                for name, file in disk._names.items()
+                if name.startswith(f"{STORE}/world/")
+            ),
         }
 
     async def finish(self, services: Sequence[str]) -> None:
-        """Everything is committed; a job that goes on completes checkpoints, answers and ends when it is asked to."""
-        await self.until(lambda: self.oracle.complete, LIVENESS_S, lambda: f"there is missing {self.oracle.missing()}")
+        """Everything is committed; a job that goes on completes checkpoints, answers and ends
+        when it is asked to.
+        """
+        await self.until(
+            lambda: self.oracle.complete,
+            LIVENESS_S,
+            lambda: f"there is missing {self.oracle.missing()}",
+        )
         if self.settings.standby:
             return
         begun = self.ended
         if self.settings.data.bounded and self.settings.place != "cluster":
             self.runs_again = True
             # One run may be under way.
-            await self.until(lambda: self.ended > begun + 1, ASKED_S, lambda: "the service does not end when its job is started again")
+            await self.until(
+                lambda: self.ended > begun + 1,
+                ASKED_S,
+                lambda: "the service does not end when its job is started again",
+            )
             self.look()
             return
         job = None if self.settings.data.bounded else await self._goes_on()
@@ -536,27 +655,50 @@ class World:
             if job is None or how == "term":
                 life = self.sim.life(services[0])
                 life.terminate()
-                await self.until(lambda: life.returncode is not None, ASKED_S, lambda: "SIGTERM has not ended the service")
+                await self.until(
+                    lambda: life.returncode is not None,
+                    ASKED_S,
+                    lambda: "SIGTERM has not ended the service",
+                )
                 return
             self.done[how] += 1
             await self._asked(how, job, job.cancel if how == "cancel" else job.stop, services[0])
-        await self.until(lambda: self.ended > begun, ASKED_S, lambda: "the service has not ended, and everything is committed")
+        await self.until(
+            lambda: self.ended > begun,
+            ASKED_S,
+            lambda: "the service has not ended, and everything is committed",
+        )
 
     async def _goes_on(self) -> af.Job | None:
-        """The job of the service once it has completed MORE_CHECKPOINTS. None: it follows a job of a former life, or was stopped."""
+        """The job of the service once it has completed MORE_CHECKPOINTS.
+
+        None: it follows a job of a former life, or was stopped.
+        """
         completed, ended = len(self.completed), self.ended
 
         def more() -> bool:
             return len(self.completed) >= completed + MORE_CHECKPOINTS or self.ended > ended
 
         within_s = CHECKPOINT_S * MORE_CHECKPOINTS + LIVENESS_S * (not self.watch.is_running())
-        await self.until(more, within_s, lambda: f"{len(self.completed) - completed} more checkpoints are completed")
+        await self.until(
+            more,
+            within_s,
+            lambda: f"{len(self.completed) - completed} more checkpoints are completed",
+        )
         # What was asked for while faults were active ends as well.
-        await self.until(lambda: self.job is None or not self.asked, 2 * ASKED_S, lambda: f"{list(self.asked)} has not ended")
+        await self.until(
+            lambda: self.job is None or not self.asked,
+            2 * ASKED_S,
+            lambda: f"{list(self.asked)} has not ended",
+        )
         return self.job
 
-    async def _asked(self, what: str, job: af.Job, ask: Callable[[], Coroutine[Any, Any, object]], service: str) -> None:
-        """Ask the job for something, in its process, until it answers or is over: connections may still find out that they broke."""
+    async def _asked(
+        self, what: str, job: af.Job, ask: Callable[[], Coroutine[Any, Any, object]], service: str
+    ) -> None:
+        """Ask the job for something, in its process, until it answers or is over: connections
+        may still find out that they broke.
+        """
         life = self.sim.life(service)
         answers: list[bool] = []
 
@@ -572,7 +714,11 @@ class World:
 
         self.sim.loop.post_io(life.process, lambda: self.sim.loop.create_task(asked(), name=what))
         # The service may be gone before the one who asked hears the answer.
-        await self.until(lambda: bool(answers) or life.returncode is not None, ASKED_S, lambda: f"{what} has not ended")
+        await self.until(
+            lambda: bool(answers) or life.returncode is not None,
+            ASKED_S,
+            lambda: f"{what} has not ended",
+        )
 
     # What is looked at.
 
@@ -602,7 +748,9 @@ class World:
         self._parts = seen
 
     def _check_files(self) -> None:
-        """Every file that the metadata of a completed checkpoint names is there, and what it says."""
+        """Every file that the metadata of a completed checkpoint names is there, and what it
+        says.
+        """
         disk = self.sim.disk
         root = f"{STORE}/world"
         for number in disk.list(f"{root}/checkpoints", missing_ok=True):
@@ -623,7 +771,11 @@ class World:
                 if not disk.exists(full):
                     raise Violation(f"{path} names {file.name}, which is not there")
                 content = bytes(disk.file(full).data)
-                if len(content) != file.size or hashlib.blake2b(content, digest_size=state_files.DIGEST_BYTES).digest() != file.digest:
+                if (
+                    len(content) != file.size
+                    or hashlib.blake2b(content, digest_size=state_files.DIGEST_BYTES).digest()
+                    != file.digest
+                ):
                     raise Violation(f"{path} names {file.name}, which holds something else")
 
 
@@ -638,7 +790,11 @@ def _named_files(checkpoint: CompletedCheckpoint) -> Iterator[StateFile]:
 
 
 def run_world(
-    seed: int, place: str | None = None, *, keep_trace: bool = False, settings: Settings | None = None
+    seed: int,
+    place: str | None = None,
+    *,
+    keep_trace: bool = False,
+    settings: Settings | None = None,
 ) -> Outcome:
     """Run one seed. `place` is one of `PLACES`; None: as the seed chooses.
 
@@ -649,7 +805,9 @@ def run_world(
 
     async def main(host: SimulatedHost) -> None:
         watch = Watch(host.sim.loop)
-        world = World(host.sim, chosen, Oracle(chosen.data, in_order=len(chosen.parallelism) == 1), watch)
+        world = World(
+            host.sim, chosen, Oracle(chosen.data, in_order=len(chosen.parallelism) == 1), watch
+        )
         worlds.append(world)
         worker_world.install(host.sim)
         share(world.shared)
@@ -657,16 +815,27 @@ def run_world(
             await _live(world)
 
     steps = 3_000_000 if chosen.long else 200_000
-    shorter = 3.0 if chosen.place == "cluster" else 1.0 if worker_world.LINK_CUT in chosen.kinds else None
+    shorter = (
+        3.0 if chosen.place == "cluster" else 1.0 if worker_world.LINK_CUT in chosen.kinds else None
+    )
     shorter = None if shorter is None else shorter * chosen.slower
     with _environment(chosen), worker_world.simulated_workers(shorter), cluster_world.short_times():
-        result = simulate(main, seed, max_steps=steps, max_callback_s=CALLBACK_S, keep_trace=keep_trace)
+        result = simulate(
+            main, seed, max_steps=steps, max_callback_s=CALLBACK_S, keep_trace=keep_trace
+        )
     (world,) = worlds
     strange = [error for error in result.errors if ": ended with " not in error]
     if strange:
         raise Violation(f"seed {seed}: errors that nobody awaited: {strange[:3]}")
     return Outcome(
-        result.trace_crc, result.steps, result.virtual_s, world.done, world.starts, len(world.completed), chosen.place, result.trace
+        result.trace_crc,
+        result.steps,
+        result.virtual_s,
+        world.done,
+        world.starts,
+        len(world.completed),
+        chosen.place,
+        result.trace,
     )
 
 
@@ -681,17 +850,34 @@ async def _live(world: World) -> None:
         taskmanager = functools.partial(cluster_world.taskmanager, slower=settings.slower)
         mains |= {f"tm{number}": taskmanager for number in range(1, settings.workers + 1)}
     mains |= dict.fromkeys(services, world.service)
-    beside = [loop.create_task(world.supervise(*named), name=f"supervise {named[0]}") for named in mains.items()]
+    beside = [
+        loop.create_task(world.supervise(*named), name=f"supervise {named[0]}")
+        for named in mains.items()
+    ]
     trouble = loop.create_task(world.trouble(), name="trouble")
     clocks = loop.create_task(world.set_clocks(), name="clocks")
     await asyncio.sleep(0)
-    rates: dict[str, Any] = {kind: settings.rates[kind] for kind in (*INJECTED, *cluster_world.KINDS) if kind in settings.kinds}
-    outage_s = 5.0 if settings.long else 1.2 if settings.standby or settings.place == "cluster" else 0.05
+    rates: dict[str, Any] = {
+        kind: settings.rates[kind]
+        for kind in (*INJECTED, *cluster_world.KINDS)
+        if kind in settings.kinds
+    }
+    outage_s = (
+        5.0 if settings.long else 1.2 if settings.standby or settings.place == "cluster" else 0.05
+    )
     faults = Faults(**rates, outage_s=(0.002, outage_s))
     rounds = LONG_ROUNDS if settings.long else 1
     for number in range(rounds):
         duration_s = settings.duration_s / rounds - (CALM_S if settings.long else 0.0)
-        await inject(sim, faults, list(mains), duration_s=duration_s, check=world.look, done=world.done, ready=world.ready)
+        await inject(
+            sim,
+            faults,
+            list(mains),
+            duration_s=duration_s,
+            check=world.look,
+            done=world.done,
+            ready=world.ready,
+        )
         if number < rounds - 1:
             world.heal(at_once=False)
             await world.calm_down()
@@ -717,7 +903,10 @@ def _environment(settings: Settings) -> Iterator[None]:
         (processing_clock, "SETTLE_S"): CLOCK_S,
         (timers, "LOOK_S"): CLOCK_S,
         (timers, "LOOK_MAX_S"): CLOCK_S,
-        (partitioners, "_generate_loop"): _generate_loop,  # Compiled at each start they would take a tenth of the time.
+        (
+            partitioners,
+            "_generate_loop",
+        ): _generate_loop,  # Compiled at each start they would take a tenth of the time.
     }
     before = {(module, name): getattr(module, name) for module, name in changes}
     for (module, name), value in changes.items():

@@ -1,4 +1,5 @@
-"""One Spark session for all tests of a process: starting Java takes seconds. Tests that use it take the fixture `spark`.
+"""One Spark session for all tests of a process: starting Java takes seconds. Tests that use it take
+the fixture `spark`.
 
 Without Java such a test fails in CI, and is skipped elsewhere with the reason.
 """
@@ -23,7 +24,9 @@ __all__: list[str] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever uses the session is marked, and stays in one process if tests are spread by group."""
+    """Whatever uses the session is marked, and stays in one process if tests are spread by
+    group.
+    """
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
@@ -56,8 +59,12 @@ def spark(java: str) -> Iterator[SparkBridge]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(request: pytest.FixtureRequest, asyncio_errors: AsyncioErrors) -> Iterator[None]:
-    """As for every test; only the connections of Py4J stay, one for each thread that ever called Java."""
+def nothing_left_behind(
+    request: pytest.FixtureRequest, asyncio_errors: AsyncioErrors
+) -> Iterator[None]:
+    """As for every test; only the connections of Py4J stay, one for each thread that ever called
+    Java.
+    """
     if "spark" in request.fixturenames:
         request.getfixturevalue("spark")
     import threading
@@ -72,8 +79,15 @@ def nothing_left_behind(request: pytest.FixtureRequest, asyncio_errors: AsyncioE
 
         gc.collect()
         java = _inodes_to_java()
-        leaks += [line for line in new_descriptors(descriptors) if not any(f"socket:[{inode}]" in line for inode in java)]
-    if asyncio_errors.messages and request.node.get_closest_marker("expects_asyncio_errors") is None:
+        leaks += [
+            line
+            for line in new_descriptors(descriptors)
+            if not any(f"socket:[{inode}]" in line for inode in java)
+        ]
+    if (
+        asyncio_errors.messages
+        and request.node.get_closest_marker("expects_asyncio_errors") is None
+    ):
         leaks += [f"asyncio logged: {message}" for message in asyncio_errors.messages]
     if leaks:
         pytest.fail("left behind: " + "; ".join(leaks), pytrace=False)
@@ -96,6 +110,9 @@ def _inodes_to_java() -> set[str]:
         with open(table) as file:
             for line in list(file)[1:]:
                 fields = line.split()
-                if {int(fields[1].rsplit(":", 1)[1], 16), int(fields[2].rsplit(":", 1)[1], 16)} & ports:
+                if {
+                    int(fields[1].rsplit(":", 1)[1], 16),
+                    int(fields[2].rsplit(":", 1)[1], 16),
+                } & ports:
                     found.add(fields[9])
     return found

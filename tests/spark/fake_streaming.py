@@ -1,7 +1,9 @@
-"""A Spark whose streaming query the test plays: its batches, its notes of what was answered, and whatever may happen between the two.
+"""A Spark whose streaming query the test plays: its batches, its notes of what was answered, and
+whatever may happen between the two.
 
-It hands batches over as Spark does: by a call of `foreachBatch` for each, whose tasks run the function of `mapInArrow` in threads and push
-over real channels. Its notes outlive a query, as Spark's checkpoint directory does: a batch that was not noted is given again by the next.
+It hands batches over as Spark does: by a call of `foreachBatch` for each, whose tasks run the
+function of `mapInArrow` in threads and push over real channels. Its notes outlive a query, as
+Spark's checkpoint directory does: a batch that was not noted is given again by the next.
 """
 
 from __future__ import annotations
@@ -33,15 +35,21 @@ T = TypeVar("T")
 PARTITIONS = 2
 
 ROWS = PARTITIONS * (WINDOW + 2)
-"""Of a batch, each an Arrow batch of its own: of either partition more than a task sends without credit."""
+"""Of a batch, each an Arrow batch of its own: of either partition more than a task sends without
+credit.
+"""
 
 FAULTS = ("before", "task", "tasks", "after", "between")
-"""What may happen around a batch: the query ends before it calls, a task is killed and run again, the tasks are and the query with them,
-the query ends after our answer and before its note, it ends after its note."""
+"""What may happen around a batch: the query ends before it calls, a task is killed and run again,
+the tasks are and the query with them, the query ends after our answer and before its note, it ends
+after its note.
+"""
 
 
 class Log:
-    """What outlives a query: how many batches there are, which were noted, and what shall happen around which, each once."""
+    """What outlives a query: how many batches there are, which were noted, and what shall happen
+    around which, each once.
+    """
 
     def __init__(self, directory: Path, batches: int, faults: dict[int, str] | None = None) -> None:
         self.directory = directory
@@ -78,12 +86,16 @@ class Frame:
         for row in range(first, first + ROWS // PARTITIONS):
             yield pa.record_batch({"id": pa.array([row], pa.int64())})
 
-    def mapInArrow(self, push: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str) -> Frame:
+    def mapInArrow(
+        self, push: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str
+    ) -> Frame:
         self._push = push
         return self
 
     def collect(self) -> list[Any]:
-        """The tasks of the batch, one behind the other: each pushes its partition, and is run again if it is killed."""
+        """The tasks of the batch, one behind the other: each pushes its partition, and is run
+        again if it is killed.
+        """
         rows = []
         for partition in range(PARTITIONS):
             if self._log.happens(self._number, "task"):
@@ -91,7 +103,11 @@ class Frame:
                     self._run(partition, dies=True)
             if self._log.happens(self._number, "tasks"):
                 self._run(partition, dies=True)
-            rows += [SimpleNamespace(**row) for batch in self._run(partition) for row in batch.to_pylist()]
+            rows += [
+                SimpleNamespace(**row)
+                for batch in self._run(partition)
+                for row in batch.to_pylist()
+            ]
         return rows
 
     def _run(self, partition: int, *, dies: bool = False) -> list[pa.RecordBatch]:
@@ -156,7 +172,11 @@ class Query:
     def awaitTermination(self) -> None:
         self._thread.join()
         if self._error is not None and not self._stopped.is_set():
-            raise self._error if isinstance(self._error, SparkError) else SparkError(f"the query failed: {self._error!r}")
+            raise (
+                self._error
+                if isinstance(self._error, SparkError)
+                else SparkError(f"the query failed: {self._error!r}")
+            )
 
     def stop(self) -> None:
         self._stopped.set()
@@ -183,7 +203,14 @@ class FakeSpark:
     def source(self) -> StreamSource[Any]:
         bridge: Any = self
         where = str(self.log.directory)
-        return StreamSource(bridge, lambda session: Frame(self.log), None, batches=False, checkpoint=where, trigger="once")
+        return StreamSource(
+            bridge,
+            lambda session: Frame(self.log),
+            None,
+            batches=False,
+            checkpoint=where,
+            trigger="once",
+        )
 
     async def session(self) -> None: ...
 

@@ -1,6 +1,7 @@
 """The runner without Java: the programs of all stages, with a shuffle in memory between them.
 
-What Spark adds to it is that it sorts, moves and keeps rows; every record takes the same way through the same code.
+What Spark adds to it is that it sorts, moves and keeps rows; every record takes the same way
+through the same code.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from aioflow.spark.translate import SparkPlan
 
 __all__ = ["shuffled"]
 
-# The first loop of libuv opens a pipe that the process keeps: before any test counts what it leaves open.
+# The first loop of libuv opens a pipe that the process keeps: before any test counts what it leaves
+# open.
 new_event_loop().close()
 
 
@@ -26,7 +28,12 @@ class ShuffledRdds:
     """Stands for `StageRdds`: computes each stage when it is its turn."""
 
     def __init__(
-        self, session: Any, plan: SparkPlan, programs: dict[int, StageProgram], subtasks: dict[int, int], given: dict[int, Any]
+        self,
+        session: Any,
+        plan: SparkPlan,
+        programs: dict[int, StageProgram],
+        subtasks: dict[int, int],
+        given: dict[int, Any],
     ) -> None:
         self._plan, self._programs, self._subtasks = plan, programs, subtasks
         self._rows: list[BlockRow] = []
@@ -42,12 +49,19 @@ class ShuffledRdds:
             else:
                 edges = {edge.id for edge in stage.inputs}
                 found = sorted(row for row in self.blocks if row.edge in edges)
-                made = [program.process(target, [row for row in found if row.target == target]) for target in range(stage.parallelism)]
+                made = [
+                    program.process(target, [row for row in found if row.target == target])
+                    for target in range(stage.parallelism)
+                ]
             for subtask in made:
                 for rows in subtask:
                     self.blocks += rows
             home = {edge.id for edge in stage.outputs if self._plan.target_of(edge).at_home}
-            self._rows += [row for row in self.blocks if row.edge in home | {COMMITTABLES} and row not in self._rows]
+            self._rows += [
+                row
+                for row in self.blocks
+                if row.edge in home | {COMMITTABLES} and row not in self._rows
+            ]
         return True
 
     def take(self) -> list[BlockRow]:

@@ -1,10 +1,12 @@
-"""A program that takes a streaming query into a table of Spark while processes are killed: `test_deaths` reads what it prints.
+"""A program that takes a streaming query into a table of Spark while processes are killed:
+`test_deaths` reads what it prints.
 
     python -m tests.spark.stream_program FOLDER FILES
 
-Each of the `FILES` files of numbers becomes a batch. In the first run (there is no `FOLDER/ran`), which takes all but the last, Spark's
-Python processes are killed in the middle of a batch, then Java, and the flow goes on by itself; then the program says so, and waits to be
-killed. The next run takes the last file, and prints whether the table has each number once.
+Each of the `FILES` files of numbers becomes a batch. In the first run (there is no `FOLDER/ran`),
+which takes all but the last, Spark's Python processes are killed in the middle of a batch, then
+Java, and the flow goes on by itself; then the program says so, and waits to be killed. The next run
+takes the last file, and prints whether the table has each number once.
 """
 
 from __future__ import annotations
@@ -29,16 +31,27 @@ ROWS = 3000
 def give(folder: Path, first: int, count: int) -> None:
     for number in range(first, first + count):
         aside = folder / "in" / f".{number}"
-        aside.write_text("".join(json.dumps({"id": i, "part": i % 2}) + "\n" for i in range(number * ROWS, (number + 1) * ROWS)))
+        aside.write_text(
+            "".join(
+                json.dumps({"id": i, "part": i % 2}) + "\n"
+                for i in range(number * ROWS, (number + 1) * ROWS)
+            )
+        )
         aside.rename(folder / "in" / f"{number:05}.json")
 
 
 def children_of(pid: int) -> list[int]:
-    return [int(child) for thread in Path(f"/proc/{pid}/task").iterdir() for child in (thread / "children").read_text().split()]
+    return [
+        int(child)
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+        for child in (thread / "children").read_text().split()
+    ]
 
 
 class Killer:
-    """Kills Python processes while they push a batch, and Java when a batch was written down and not yet answered; each once."""
+    """Kills Python processes while they push a batch, and Java when a batch was written down and
+    not yet answered; each once.
+    """
 
     def __init__(self, bridge: af.SparkBridge) -> None:
         self._bridge = bridge
@@ -74,7 +87,9 @@ async def main(folder: Path, files: int) -> None:
         "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
         "spark.sql.catalogImplementation": "hive",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={folder}/metastore;create=true",
+        "spark.hadoop.javax.jdo.option.ConnectionURL": (
+            f"jdbc:derby:;databaseName={folder}/metastore;create=true"
+        ),
         "spark.driver.extraJavaOptions": BRIEF,
     }
     is_first = not (folder / "ran").exists()
@@ -84,7 +99,9 @@ async def main(folder: Path, files: int) -> None:
         give(folder, 0, files - 1)
     else:
         give(folder, files - 1, 1)
-    async with af.SparkBridge("local[2,4]", config=config) as bridge:  # The second number: so often a task is run.
+    async with af.SparkBridge(
+        "local[2,4]", config=config
+    ) as bridge:  # The second number: so often a task is run.
         killer = Killer(bridge) if is_first else None
         seen = set[int]()
 
@@ -93,15 +110,25 @@ async def main(folder: Path, files: int) -> None:
             return row
 
         def query(session: Any) -> Any:
-            stream = session.readStream.schema("id bigint, part int").option("maxFilesPerTrigger", 1)
+            stream = session.readStream.schema("id bigint, part int").option(
+                "maxFilesPerTrigger", 1
+            )
             return stream.json(str(folder / "in"))
 
         flow = af.Flow("numbers")
-        rows = flow.source(af.io.spark(bridge, query, checkpoint=folder / "query", trigger="100ms"), uid="query")
-        sink = af.io.spark(bridge, table="numbers", schema="id bigint, part int", spool=folder / "spool")
+        rows = flow.source(
+            af.io.spark(bridge, query, checkpoint=folder / "query", trigger="100ms"), uid="query"
+        )
+        sink = af.io.spark(
+            bridge, table="numbers", schema="id bigint, part int", spool=folder / "spool"
+        )
         rows.map(watch, uid="watch").sink(sink, uid="table")
         last = (files - 1 if is_first else files) * ROWS - 1
-        settings = {"checkpoints": folder / "checkpoints", "every": "1s", "restart": af.fixed_delay(attempts=20, delay="200ms")}
+        settings = {
+            "checkpoints": folder / "checkpoints",
+            "every": "1s",
+            "restart": af.fixed_delay(attempts=20, delay="200ms"),
+        }
         async with flow.run(**settings) as job:  # type: ignore[arg-type]
             waiting = asyncio.ensure_future(job.wait())
             while last not in seen and not waiting.done():
@@ -113,7 +140,10 @@ async def main(folder: Path, files: int) -> None:
                 await waiting
             waiting.cancel()
             await job.stop()
-        stored = [row.id for row in await bridge.call((await bridge.sql("SELECT id FROM numbers")).collect)]
+        stored = [
+            row.id
+            for row in await bridge.call((await bridge.sql("SELECT id FROM numbers")).collect)
+        ]
         print("each once:", sorted(stored) == list(range(files * ROWS)), len(stored), flush=True)
 
 

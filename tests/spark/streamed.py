@@ -1,7 +1,8 @@
-"""A flow as a query of Spark without Java: the programs of its stages, batch by batch, with the state of keys in a dict between them.
+"""A flow as a query of Spark without Java: the programs of its stages, batch by batch, with the
+state of keys in a dict between them.
 
-What Spark adds is that it groups rows by key, keeps bytes and timers, and tells how far event time is: `Query` does that as Spark does,
-with a watermark that moves behind a batch.
+What Spark adds is that it groups rows by key, keeps bytes and timers, and tells how far event time
+is: `Query` does that as Spark does, with a watermark that moves behind a batch.
 """
 
 from __future__ import annotations
@@ -37,12 +38,20 @@ Given = Sequence[Sequence[Mapping[str, Any]]]
 
 
 class Query:
-    """Stands for a StreamingQuery. At its end event time ends too, so that an answer is whole: Spark would go on another day.
+    """Stands for a StreamingQuery. At its end event time ends too, so that an answer is whole:
+    Spark would go on another day.
 
-    So often its Python process is not there in time for each of the batches: `late`. Started again it goes on where it was.
+    So often its Python process is not there in time for each of the batches: `late`. Started again
+    it goes on where it was.
     """
 
-    def __init__(self, plan: SparkPlan, programs: Mapping[int, StageProgram], given: Given, late: Sequence[int]) -> None:
+    def __init__(
+        self,
+        plan: SparkPlan,
+        programs: Mapping[int, StageProgram],
+        given: Given,
+        late: Sequence[int],
+    ) -> None:
         self._plan, self._programs, self._given, self._late = plan, programs, given, list(late)
         self._states: dict[int, dict[bytes, bytes | None]] = {stage.id: {} for stage in plan.stages}
         (source,) = (stage for stage in plan.stages if stage.is_source)
@@ -64,29 +73,41 @@ class Query:
             if number < len(self._late) and self._late[number]:
                 self._late[number] -= 1
                 raise SparkError(f"Spark: SocketTimeoutException: {TOO_LATE}")
-            self._on_batch(self._batch(batches[number], self._reached, 1_000 * (number + 2)), number)
+            self._on_batch(
+                self._batch(batches[number], self._reached, 1_000 * (number + 2)), number
+            )
             self._number = number + 1
         self._on_batch(self._batch([], MAX_WATERMARK, 1_000 * (len(batches) + 1)), len(batches))
 
     def stop(self) -> None:
         self._stopped.set()
 
-    def _batch(self, rows: Sequence[Mapping[str, Any]], reached: int, now_ms: int) -> list[BlockRow]:
+    def _batch(
+        self, rows: Sequence[Mapping[str, Any]], reached: int, now_ms: int
+    ) -> list[BlockRow]:
         program = self._programs[self._source.id]
         assert isinstance(program, SourceProgram)
         given = [pa.RecordBatch.from_pylist(list(rows))] if rows else []
         made: list[KeyedRow] = [row for some in program.keyed_rows(iter(given), 0) for row in some]
         home = {edge.id for edge in self._source.outputs if self._plan.target_of(edge).at_home}
-        out = [BlockRow(0, MIN_WATERMARK, row.edge, row.producer, row.seq, row.payload) for row in made if row.edge in home]
+        out = [
+            BlockRow(0, MIN_WATERMARK, row.edge, row.producer, row.seq, row.payload)
+            for row in made
+            if row.edge in home
+        ]
         for stage in self._plan.stages:
             if not stage.at_home and not stage.is_source:
                 out += asyncio.run(self._turns(stage, made, reached, now_ms))
         delay_ms = delay_ms_of(self._source)
         if delay_ms is not None:
-            self._reached = max([self._reached, *(row.at - delay_ms for row in made if row.edge == TIME)])
+            self._reached = max(
+                [self._reached, *(row.at - delay_ms for row in made if row.edge == TIME)]
+            )
         return out
 
-    async def _turns(self, stage: Any, made: Sequence[KeyedRow], reached: int, now_ms: int) -> list[BlockRow]:
+    async def _turns(
+        self, stage: Any, made: Sequence[KeyedRow], reached: int, now_ms: int
+    ) -> list[BlockRow]:
         edges = {edge.id for edge in stage.inputs}
         groups: dict[bytes, list[KeyedRow]] = {}
         for row in made:
@@ -94,7 +115,13 @@ class Query:
                 groups.setdefault(row.key, []).append(row)
         states = self._states[stage.id]
         event_time = delay_ms_of(self._source) is not None
-        watermark = MIN_WATERMARK if not event_time or reached <= 0 else MAX_WATERMARK if reached == MAX_WATERMARK else reached - 1
+        watermark = (
+            MIN_WATERMARK
+            if not event_time or reached <= 0
+            else MAX_WATERMARK
+            if reached == MAX_WATERMARK
+            else reached - 1
+        )
         host = SystemHost()
         job, _ = self._programs[stage.id].load()
         keyed = KeyedStage(host, job, stage, "job", 0, event_time=event_time)
@@ -113,7 +140,13 @@ class Query:
         return out
 
     async def _turn(
-        self, keyed: KeyedStage, states: dict[bytes, bytes | None], key: bytes, rows: list[KeyedRow], watermark: int, now_ms: int
+        self,
+        keyed: KeyedStage,
+        states: dict[bytes, bytes | None],
+        key: bytes,
+        rows: list[KeyedRow],
+        watermark: int,
+        now_ms: int,
     ) -> list[BlockRow]:
         turn = await keyed.take_turn(states.get(key), rows, watermark, now_ms)
         if turn.state is None:
@@ -124,14 +157,27 @@ class Query:
 
 
 async def streamed(
-    directory: Path, given: Given, make: Any, build: Callable[[Any], tuple[Any, ...]], late: Sequence[int] = ()
+    directory: Path,
+    given: Given,
+    make: Any,
+    build: Callable[[Any], tuple[Any, ...]],
+    late: Sequence[int] = (),
 ) -> tuple[list[Any], ...]:
-    """What `build(source)` gives as streams of a flow over a query that hands over `given`; how often it is `late` for each batch."""
+    """What `build(source)` gives as streams of a flow over a query that hands over `given`; how
+    often it is `late` for each batch.
+    """
     query: Query | None = None
     bridge = Bridge()
     real = stream_frames.start_query, stream_frames.rows_of
 
-    def start(session: Any, plan: SparkPlan, programs: Any, sources: Any, where: str, on_batch: Callable[[Any, int], None]) -> Query:
+    def start(
+        session: Any,
+        plan: SparkPlan,
+        programs: Any,
+        sources: Any,
+        where: str,
+        on_batch: Callable[[Any, int], None],
+    ) -> Query:
         nonlocal query
         query = query or Query(plan, programs, given, late)
         query.start(on_batch)
@@ -139,9 +185,13 @@ async def streamed(
 
     stream_frames.start_query, stream_frames.rows_of = start, list
     try:
-        source = StreamSource(bridge, given, make, batches=False, checkpoint=str(directory), trigger=ONCE)
+        source = StreamSource(
+            bridge, given, make, batches=False, checkpoint=str(directory), trigger=ONCE
+        )
         streams = build(source)
-        return await streams[0].flow.collect(*streams, on=Spark("local[2]", bridge=bridge, streaming="experimental"))
+        return await streams[0].flow.collect(
+            *streams, on=Spark("local[2]", bridge=bridge, streaming="experimental")
+        )
     finally:
         stream_frames.start_query, stream_frames.rows_of = real
         await bridge.close()

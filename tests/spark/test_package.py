@@ -1,4 +1,6 @@
-"""aioflow as one file for executors: all of it imports from there, and what it needs to ask first needs no library at all."""
+"""aioflow as one file for executors: all of it imports from there, and what it needs to ask
+first needs no library at all.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,20 @@ def test_a_worker_imports_from_it_what_it_runs(tmp_path: Path) -> None:
     write_package(package)
 
     environ = {**os.environ, "PYTHONPATH": str(package)}
-    said = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, env=environ, cwd=tmp_path, check=False)
+    said = subprocess.run(
+        [sys.executable, "-c", FIRST],
+        capture_output=True,
+        text=True,
+        env=environ,
+        cwd=tmp_path,
+        check=False,
+    )
 
-    assert said.stdout.splitlines() == [f"{package}/aioflow/spark/worker.pyc", "[]", f"{{'{tmp_path}/aioflow'}}"], said.stderr
+    assert said.stdout.splitlines() == [
+        f"{package}/aioflow/spark/worker.pyc",
+        "[]",
+        f"{{'{tmp_path}/aioflow'}}",
+    ], said.stderr
 
 
 def test_it_is_given_to_a_context_once(tmp_path: Path) -> None:
@@ -44,4 +57,6 @@ def test_it_is_given_to_a_context_once(tmp_path: Path) -> None:
     ship_aioflow(context)
     ship_aioflow(context)
     assert context.files == [str(tmp_path / "aioflow.zip")]
-    assert not [entry for entry in sys.path if entry.endswith("aioflow.zip")], "whoever looks through the path would keep it open"
+    assert not [entry for entry in sys.path if entry.endswith("aioflow.zip")], (
+        "whoever looks through the path would keep it open"
+    )

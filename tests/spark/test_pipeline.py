@@ -1,4 +1,6 @@
-"""The pipeline of the examples, on the session of the tests: the same in one process, over two workers, and as a job of Spark."""
+"""The pipeline of the examples, on the session of the tests: the same in one process, over two
+workers, and as a job of Spark.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,16 @@ from aioflow.api.options import RunOptions, parse_options
 from aioflow.spark.session import SparkBridge
 
 
-@pytest.mark.parametrize("where", [{}, {"workers": 2}, {"on": af.Spark("local[2]")}], ids=["one process", "two workers", "job of Spark"])
+@pytest.mark.parametrize(
+    "where",
+    [{}, {"workers": 2}, {"on": af.Spark("local[2]")}],
+    ids=["one process", "two workers", "job of Spark"],
+)
 async def test_spark_cleans_the_flow_follows_and_spark_stores(
-    where: dict[str, Any], spark: SparkBridge, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    where: dict[str, Any],
+    spark: SparkBridge,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def parse(given: Mapping[str, Any]) -> RunOptions:
         return parse_options({**given, **where})

@@ -14,5 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("seed", range(500, 508))
-async def test_drawn_programs_give_what_the_model_says_on_spark(seed: int, spark: SparkBridge) -> None:
+async def test_drawn_programs_give_what_the_model_says_on_spark(
+    seed: int, spark: SparkBridge
+) -> None:
     await asyncio.to_thread(check, draw(seed), "on_spark", spark)

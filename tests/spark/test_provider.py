@@ -1,4 +1,6 @@
-"""The provider of workers, over a Spark that the test plays: who is started, who is waited for, and who is ended."""
+"""The provider of workers, over a Spark that the test plays: who is started, who is waited for,
+and who is ended.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ class Session:
 
 
 class FakeSpark:
-    """A bridge whose jobs end when the test says so. `jobs` are those that run, by the id of their worker."""
+    """A bridge whose jobs end when the test says so.
+
+    `jobs` are those that run, by the id of their worker.
+    """
 
     master = "local-cluster[2,1,1024]"
     address = "127.0.0.1"
@@ -54,7 +59,12 @@ class FakeSpark:
 async def provided(workers: int = 1) -> AsyncIterator[tuple[FakeSpark, SparkProvider, list[str]]]:
     """`failures` gets a line for each start that is reported as failed."""
     spark, failures = FakeSpark(), list[str]()
-    provider = SparkProvider(cast(SparkBridge, spark), lambda id: WorkerTask(id, "127.0.0.1", 1, b""), workers=workers, slots=1)
+    provider = SparkProvider(
+        cast(SparkBridge, spark),
+        lambda id: WorkerTask(id, "127.0.0.1", 1, b""),
+        workers=workers,
+        slots=1,
+    )
     provider.start_workers(workers, lambda: failures.append("failed"))
     try:
         yield spark, provider, failures
@@ -92,7 +102,9 @@ async def test_a_replacement_has_an_id_that_was_never_used() -> None:
         await spark.started("spark-2")
 
 
-async def test_a_worker_that_is_given_up_and_does_not_end_loses_its_spark_job(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_is_given_up_and_does_not_end_loses_its_spark_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(provider_module, "EXIT_S", 0.01)
     async with provided() as (spark, provider, failures):
         await spark.started("spark-1")
@@ -102,16 +114,23 @@ async def test_a_worker_that_is_given_up_and_does_not_end_loses_its_spark_job(mo
         assert failures == []
 
 
-async def test_one_that_does_not_come_in_time_is_cancelled_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_does_not_come_in_time_is_cancelled_and_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(provider_module, "START_TIMEOUT_S", 0.01)
     async with provided() as (spark, provider, failures):
         await until(lambda: failures == ["failed"])
         assert spark.cancelled == ["spark-1"]
-        assert "did not start spark-1 within 0.01 s, 0 of 1 workers are there: each holds a core" in str(provider.last_error)
+        assert (
+            "did not start spark-1 within 0.01 s, 0 of 1 workers are there: each holds a core"
+            in str(provider.last_error)
+        )
 
 
 @pytest.mark.parametrize("outcome", [(RETRIED, "attempt 1"), SparkError("the executor was lost")])
-async def test_starts_that_fail_are_reported_and_after_three_in_a_row_nobody_waits(outcome: Any) -> None:
+async def test_starts_that_fail_are_reported_and_after_three_in_a_row_nobody_waits(
+    outcome: Any,
+) -> None:
     async with provided() as (spark, provider, failures):
         for number in range(1, 4):
             worker_id = f"spark-{number}"
@@ -121,7 +140,8 @@ async def test_starts_that_fail_are_reported_and_after_three_in_a_row_nobody_wai
                 job.set_result(outcome)
             else:
                 job.set_exception(outcome)
-            await until(lambda number=number: len(failures) == number)  # type: ignore[misc]  # mypy knows no type for the default.
+            # mypy knows no type for the default.
+            await until(lambda number=number: len(failures) == number)  # type: ignore[misc]
             assert provider.ready.done() == (number == 3)
             provider.start_workers(1, lambda: failures.append("failed"))
         with pytest.raises(SparkError, match=r"a second time by itself|the executor was lost"):
@@ -131,13 +151,20 @@ async def test_starts_that_fail_are_reported_and_after_three_in_a_row_nobody_wai
 async def test_executors_that_lack_libraries_are_not_tried_again() -> None:
     async with provided() as (spark, provider, failures):
         await spark.started("spark-1")
-        spark.jobs["spark-1"].set_result((LACKS, "/usr/bin/python3 (Python 3.11.2) on h lacks msgspec"))
-        with pytest.raises(SparkError, match=r"cannot start in Spark: /usr/bin/python3 \(Python 3.11.2\) on h lacks msgspec"):
+        spark.jobs["spark-1"].set_result(
+            (LACKS, "/usr/bin/python3 (Python 3.11.2) on h lacks msgspec")
+        )
+        with pytest.raises(
+            SparkError,
+            match=r"cannot start in Spark: /usr/bin/python3 \(Python 3.11.2\) on h lacks msgspec",
+        ):
             await provider.ready
         await until(lambda: failures == ["failed"])
 
 
-async def test_closing_starts_nobody_and_ends_whoever_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_starts_nobody_and_ends_whoever_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(provider_module, "EXIT_S", 0.01)
     async with provided(2) as (spark, provider, failures):
         await spark.started("spark-1", "spark-2")

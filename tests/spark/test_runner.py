@@ -24,7 +24,9 @@ from aioflow.spark.session import SparkBridge
 from aioflow.spark.translate import plan_flow
 from tests.spark.answers import ANSWERS, Event
 
-pytestmark = pytest.mark.timeout(900)  # The first job of a Java process on a busy machine takes minutes.
+pytestmark = pytest.mark.timeout(
+    900
+)  # The first job of a Java process on a busy machine takes minutes.
 
 EVENTS = [Event("abcd"[i * 7 % 4], i * 3 + (i * 37 % 11) * 10, i % 10) for i in range(300)]
 
@@ -38,14 +40,21 @@ def counted(rows: tuple[list[Any], ...]) -> list[Counter[str]]:
     return [Counter(map(repr, stream)) for stream in rows]
 
 
-GENERATED = st.lists(st.builds(Event, st.sampled_from("abcd"), st.integers(0, 300), st.integers(0, 9)), max_size=60)
+GENERATED = st.lists(
+    st.builds(Event, st.sampled_from("abcd"), st.integers(0, 300), st.integers(0, 9)), max_size=60
+)
 
 
 @settings(max_examples=1, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=GENERATED)
 @example(events=EVENTS)
-def test_answers_are_the_same_in_one_process_on_two_workers_and_on_spark(on: af.Spark, events: list[Event]) -> None:
-    """All programs as one flow: a job of Spark costs a second, whatever it does. `test_runner_answers` has each alone, on more data."""
+def test_answers_are_the_same_in_one_process_on_two_workers_and_on_spark(
+    on: af.Spark, events: list[Event]
+) -> None:
+    """All programs as one flow: a job of Spark costs a second, whatever it does.
+
+    `test_runner_answers` has each alone, on more data.
+    """
     flow = af.Flow("answers")
     streams = {name: program(flow, events) for name, program in ANSWERS.items()}
     every = [stream for some in streams.values() for stream in some]
@@ -64,14 +73,20 @@ def test_answers_are_the_same_in_one_process_on_two_workers_and_on_spark(on: af.
 
 async def test_a_stream_is_read_row_by_row(on: af.Spark) -> None:
     flow = af.Flow("rows", parallelism=2)
-    squares = flow.source(range(5000)).key_by(lambda value: value % 10).process(lambda value, ctx: [value * value])
+    squares = (
+        flow.source(range(5000))
+        .key_by(lambda value: value % 10)
+        .process(lambda value, ctx: [value * value])
+    )
 
     rows = [row async for row in squares.execute_and_collect(on=on)]
 
     assert sorted(rows) == [value * value for value in range(5000)]
 
 
-async def test_much_output_comes_partition_by_partition(on: af.Spark, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_much_output_comes_partition_by_partition(
+    on: af.Spark, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However small Spark could make it: the program gets it as it is."""
     monkeypatch.setattr(runner_rdds, "TAKEN_AT_ONCE_BYTES", 1 << 20)
     monkeypatch.setattr(runner_rdds, "ROWS_AT_A_TIME", 1)
@@ -85,17 +100,26 @@ async def test_much_output_comes_partition_by_partition(on: af.Spark, monkeypatc
 
     monkeypatch.setattr(StageRdds, "take_some", take_some)
     flow = af.Flow("much", parallelism=3)
-    numbered = flow.source(range(3000)).key_by(lambda value: value % 7).process(lambda value, ctx: [("x" * 1000, value)])
+    numbered = (
+        flow.source(range(3000))
+        .key_by(lambda value: value % 7)
+        .process(lambda value, ctx: [("x" * 1000, value)])
+    )
 
     assert sorted(await numbered.collect(on=on)) == [("x" * 1000, value) for value in range(3000)]
     assert max(taken) == 1 and sum(taken) >= 3 and taken[-1] == 0  # A block a partition at least.
 
 
-async def test_however_much_comes_out_it_is_one_job_of_spark_and_another_to_take_it(on: af.Spark, spark: SparkBridge) -> None:
+async def test_however_much_comes_out_it_is_one_job_of_spark_and_another_to_take_it(
+    on: af.Spark, spark: SparkBridge
+) -> None:
     session = await spark.session()
     scheduler = session.sparkContext._jsc.sc().dagScheduler()
     flow = af.Flow("many")
-    streams = [flow.source(range(10), name=f"source {number}").key_by(lambda value: value % 3).count() for number in range(3)]
+    streams = [
+        flow.source(range(10), name=f"source {number}").key_by(lambda value: value % 3).count()
+        for number in range(3)
+    ]
 
     before = await spark.call(scheduler.numTotalJobs)
     there = await flow.collect(*streams, on=on)
@@ -108,7 +132,9 @@ async def test_files_are_committed_when_the_job_is_through(on: af.Spark, tmp_pat
     flow = af.Flow("files", parallelism=2)
     numbers = flow.source(range(1000)).rebalance().map(str)
     numbers.sink(af.io.lines(tmp_path / "plain"))
-    numbers.key_by(len).process(lambda text, ctx: [{"text": text}]).sink(af.io.jsonl(tmp_path / "keyed"))
+    numbers.key_by(len).process(lambda text, ctx: [{"text": text}]).sink(
+        af.io.jsonl(tmp_path / "keyed")
+    )
 
     result = await flow.execute(on=on)
 
@@ -129,7 +155,9 @@ async def test_a_job_that_fails_shows_nothing(on: af.Spark, tmp_path: Path) -> N
     flow = af.Flow("files")
     numbers = flow.source(range(1000)).map(str)
     numbers.sink(af.io.lines(tmp_path / "plain"))
-    numbers.key_by(len).process(lambda text, ctx: [fails(text)]).sink(af.io.lines(tmp_path / "keyed"))
+    numbers.key_by(len).process(lambda text, ctx: [fails(text)]).sink(
+        af.io.lines(tmp_path / "keyed")
+    )
 
     with pytest.raises(ValueError, match="the last one") as caught:
         await flow.execute(on=on)
@@ -144,18 +172,30 @@ async def test_rows_of_a_table_are_there_once(on: af.Spark, tmp_path: Path) -> N
         connection.execute("CREATE TABLE numbers (n INTEGER PRIMARY KEY)")
     for start in (0, 100):  # Twice the same flow by name: the second run is another job.
         flow = af.Flow("table")
-        flow.source(range(start, start + 100)).map(lambda n: {"n": n}).sink(af.io.sqlite(database, "numbers"))
+        flow.source(range(start, start + 100)).map(lambda n: {"n": n}).sink(
+            af.io.sqlite(database, "numbers")
+        )
         await flow.execute(on=on)
 
     with closing(sqlite3.connect(database)) as connection:
-        assert connection.execute("SELECT count(*), min(n), max(n) FROM numbers").fetchone() == (200, 0, 199)
+        assert connection.execute("SELECT count(*), min(n), max(n) FROM numbers").fetchone() == (
+            200,
+            0,
+            199,
+        )
 
 
 async def test_several_files_are_read_split_by_split(on: af.Spark, tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text("".join(f"{number} {line}\n" for line in range(50)))
     flow = af.Flow("splits", parallelism=2)
-    counts = flow.source(af.io.lines(tmp_path)).flat_map(str.split).key_by(str).window(af.global_window(at_end=True)).aggregate(af.count())
+    counts = (
+        flow.source(af.io.lines(tmp_path))
+        .flat_map(str.split)
+        .key_by(str)
+        .window(af.global_window(at_end=True))
+        .aggregate(af.count())
+    )
 
     assert sorted(await counts.collect(on=on)) == sorted(await counts.collect())
 
@@ -166,7 +206,12 @@ async def test_what_prints_prints_here(on: af.Spark, capsys: pytest.CaptureFixtu
 
     await flow.execute(on=on)
 
-    assert sorted(capsys.readouterr().out.split("\n")) == ["", "> ('a', 1)", "> ('b', 1)", "> ('b', 2)"]
+    assert sorted(capsys.readouterr().out.split("\n")) == [
+        "",
+        "> ('a', 1)",
+        "> ('b', 1)",
+        "> ('b', 2)",
+    ]
 
 
 async def test_a_function_as_sink_is_called_here_and_its_error_is_the_jobs(on: af.Spark) -> None:
@@ -186,7 +231,9 @@ async def test_a_function_as_sink_is_called_here_and_its_error_is_the_jobs(on: a
         await flow.execute(on=on)
 
 
-async def test_an_error_of_a_class_that_the_program_made_comes_with_its_record(on: af.Spark) -> None:
+async def test_an_error_of_a_class_that_the_program_made_comes_with_its_record(
+    on: af.Spark,
+) -> None:
     class Spoiled(Exception):
         pass
 
@@ -201,7 +248,9 @@ async def test_an_error_of_a_class_that_the_program_made_comes_with_its_record(o
     assert any("taste" in note and "at record 7" in note for note in caught.value.__notes__)
 
 
-async def test_a_cancelled_job_ends_and_leaves_the_session_to_others(on: af.Spark, spark: SparkBridge, tmp_path: Path) -> None:
+async def test_a_cancelled_job_ends_and_leaves_the_session_to_others(
+    on: af.Spark, spark: SparkBridge, tmp_path: Path
+) -> None:
     begun = tmp_path / "begun"
 
     def stays(value: int) -> int:
@@ -245,16 +294,29 @@ SELECT id AS n, CAST(id AS double) / 4 AS q, IF(id % 5 = 0, NULL, CONCAT('k', id
 async def test_a_dataframe_is_read_where_spark_has_it(on: af.Spark, spark: SparkBridge) -> None:
     flow = af.Flow("frame", parallelism=2)
     rows = flow.source(af.io.spark(spark, ROWS)).filter((af.col.n >= 20) & ~af.col.k.is_null())
-    counts = rows.key_by(af.col.k).window(af.global_window(at_end=True)).aggregate(af.agg(n=af.count(), q=af.sum(af.col.q)))
+    counts = (
+        rows.key_by(af.col.k)
+        .window(af.global_window(at_end=True))
+        .aggregate(af.agg(n=af.count(), q=af.sum(af.col.q)))
+    )
 
     assert sorted(await counts.collect(on=on)) == sorted(await counts.collect())
 
 
-async def test_a_dataframe_brings_event_time_along_and_needs_its_own_session(on: af.Spark, spark: SparkBridge) -> None:
+async def test_a_dataframe_brings_event_time_along_and_needs_its_own_session(
+    on: af.Spark, spark: SparkBridge
+) -> None:
     strategy = af.WatermarkStrategy.monotonous_timestamps(timestamp=af.col.n)
     flow = af.Flow("frame in order")
-    rows = flow.source(af.io.spark(spark, "SELECT id AS n FROM range(0, 100, 1, 1)"), watermarks=strategy)
-    odd = rows.filter(af.col.n > 30).key_by(lambda row: row["n"] % 2).window(af.tumbling("16ms")).aggregate(af.collect(af.col.n))
+    rows = flow.source(
+        af.io.spark(spark, "SELECT id AS n FROM range(0, 100, 1, 1)"), watermarks=strategy
+    )
+    odd = (
+        rows.filter(af.col.n > 30)
+        .key_by(lambda row: row["n"] % 2)
+        .window(af.tumbling("16ms"))
+        .aggregate(af.collect(af.col.n))
+    )
 
     assert sorted(await odd.collect(on=on)) == sorted(await odd.collect())
     async with SparkBridge(spark.master) as other:
@@ -262,9 +324,15 @@ async def test_a_dataframe_brings_event_time_along_and_needs_its_own_session(on:
             await odd.collect(on=af.Spark(spark.master, bridge=other))
 
 
-async def test_columns_that_a_select_does_not_read_stay_in_spark(on: af.Spark, spark: SparkBridge) -> None:
+async def test_columns_that_a_select_does_not_read_stay_in_spark(
+    on: af.Spark, spark: SparkBridge
+) -> None:
     flow = af.Flow("columns")
-    rows = flow.source(af.io.spark(spark, ROWS)).filter(af.col.n >= 190).select(k=af.col.k, twice=af.col.n * 2)
+    rows = (
+        flow.source(af.io.spark(spark, ROWS))
+        .filter(af.col.n >= 190)
+        .select(k=af.col.k, twice=af.col.n * 2)
+    )
     rows.sink(af.io.blackhole())
     stage = plan_flow(build_job_graph(flow.graph, apart=True)).stages[0]
     session = await spark.session()
@@ -273,10 +341,17 @@ async def test_columns_that_a_select_does_not_read_stay_in_spark(on: af.Spark, s
     assert sorted(map(repr, await rows.collect(on=on))) == sorted(map(repr, await rows.collect()))
 
 
-async def test_columns_whose_names_differ_in_case_alone_are_refused_with_the_remedy(on: af.Spark, spark: SparkBridge) -> None:
-    rows = af.Flow("case").source(af.io.spark(spark, "SELECT id AS n, -id AS N FROM range(0, 10, 1, 1)"))
+async def test_columns_whose_names_differ_in_case_alone_are_refused_with_the_remedy(
+    on: af.Spark, spark: SparkBridge
+) -> None:
+    rows = af.Flow("case").source(
+        af.io.spark(spark, "SELECT id AS n, -id AS N FROM range(0, 10, 1, 1)")
+    )
 
-    with pytest.raises(af.GraphError, match=r"has columns 'n' and 'N', which Spark takes for one: give one of them another name"):
+    with pytest.raises(
+        af.GraphError,
+        match=r"has columns 'n' and 'N', which Spark takes for one: give one of them another name",
+    ):
         await rows.filter(af.col.n > 3).collect(on=on)
 
 
@@ -298,7 +373,17 @@ async def test_filters_in_spark_never_drop_what_a_filter_keeps(spark: SparkBridg
         kept = []
         for expression in PREDICATES:
             predicate, whole = predicate_of(expression, types)
-            kept.append(([row.n for row in (frame if predicate is None else frame.where(predicate)).collect()], whole))
+            kept.append(
+                (
+                    [
+                        row.n
+                        for row in (
+                            frame if predicate is None else frame.where(predicate)
+                        ).collect()
+                    ],
+                    whole,
+                )
+            )
         return [row.asDict() for row in frame.collect()], kept
 
     rows, kept = await spark.call(narrowed)

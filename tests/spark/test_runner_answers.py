@@ -1,6 +1,8 @@
-"""The answers of a flow on Spark are those of the engine: in order at parallelism 1, and as multisets when keys are dealt out.
+"""The answers of a flow on Spark are those of the engine: in order at parallelism 1, and as
+multisets when keys are dealt out.
 
-Without Java: the programs of the stages with a shuffle in memory (`shuffled`), so that generated data costs milliseconds.
+Without Java: the programs of the stages with a shuffle in memory (`shuffled`), so that generated
+data costs milliseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from aioflow.spark import runner_blocks
 from tests.spark.answers import ANSWERS, DELAY_MS, Event, silent_keys
 from tests.spark.shuffled import shuffled
 
-EVENTS = st.lists(st.builds(Event, st.sampled_from("abcd"), st.integers(0, 300), st.integers(0, 9)), max_size=60)
+EVENTS = st.lists(
+    st.builds(Event, st.sampled_from("abcd"), st.integers(0, 300), st.integers(0, 9)), max_size=60
+)
 
 
 def counted(rows: tuple[list[Any], ...]) -> list[Counter[str]]:
@@ -27,7 +31,9 @@ def counted(rows: tuple[list[Any], ...]) -> list[Counter[str]]:
     return [Counter(map(repr, stream)) for stream in rows]
 
 
-def both(name: str, events: list[Event], parallelism: int) -> tuple[tuple[list[Any], ...], tuple[list[Any], ...]]:
+def both(
+    name: str, events: list[Event], parallelism: int
+) -> tuple[tuple[list[Any], ...], tuple[list[Any], ...]]:
     async def run() -> tuple[tuple[list[Any], ...], tuple[list[Any], ...]]:
         flow = af.Flow(name, parallelism=parallelism)
         streams = ANSWERS[name](flow, events)
@@ -45,10 +51,14 @@ def test_answers_are_those_of_the_engine(name: str, events: list[Event]) -> None
     assert counted(there) == counted(here)
 
 
-@pytest.mark.parametrize("name", ["timers", "tumbling", "sliding", "sessions", "joins", "function source"])
+@pytest.mark.parametrize(
+    "name", ["timers", "tumbling", "sliding", "sessions", "joins", "function source"]
+)
 @settings(max_examples=15)
 @given(events=EVENTS)
-def test_answers_of_keys_do_not_depend_on_how_many_subtasks_there_are(name: str, events: list[Event]) -> None:
+def test_answers_of_keys_do_not_depend_on_how_many_subtasks_there_are(
+    name: str, events: list[Event]
+) -> None:
     there, _ = both(name, events, 3)
     _, here = both(name, events, 1)
 
@@ -68,7 +78,9 @@ def test_one_path_keeps_its_order(events: list[Event]) -> None:
 
 
 @pytest.mark.parametrize("records", [1, 2, 5])
-def test_answers_do_not_depend_on_where_blocks_are_cut(records: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_do_not_depend_on_where_blocks_are_cut(
+    records: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner_blocks, "BLOCK_RECORDS_FIRST", records)
     monkeypatch.setattr(runner_blocks, "BLOCK_RECORDS_MAX", records)
     events = [Event("abcd"[i * 7 % 4], i * 3 + (i * 37 % 11) * 10, i % 10) for i in range(200)]
@@ -112,7 +124,9 @@ async def test_a_sink_that_stays_here_commits_when_all_is_through() -> None:
             return Committer()
 
     flow = af.Flow("here")
-    flow.source(range(1, 11)).key_by(lambda value: value % 2).process(lambda value, ctx: [value]).sink(Here())
+    flow.source(range(1, 11)).key_by(lambda value: value % 2).process(
+        lambda value, ctx: [value]
+    ).sink(Here())
 
     await shuffled(flow)
 
@@ -120,7 +134,9 @@ async def test_a_sink_that_stays_here_commits_when_all_is_through() -> None:
 
 
 def test_timers_that_later_elements_delete_fire_as_they_do_record_by_record() -> None:
-    """What tells a watermark for each record from one for each batch: with coarser ones fewer keys seem silent."""
+    """What tells a watermark for each record from one for each batch: with coarser ones fewer
+    keys seem silent.
+    """
     events = [Event(f"k{i * 7919 % 40}", i * 2, i % 10) for i in range(1500) if i * 31 % 97 > 40]
     silent, due = 0, dict[str, int]()
     for event in events:
@@ -143,7 +159,9 @@ async def test_time_to_live_and_timers_of_processing_time_go_by_arrival() -> Non
         def process_element(self, value: int, ctx: af.ProcessContext) -> list[str]:
             known = self.seen.value()
             self.seen.update(value)
-            ctx.timer_service.register_processing_time_timer(ctx.timer_service.current_processing_time + 700)
+            ctx.timer_service.register_processing_time_timer(
+                ctx.timer_service.current_processing_time + 700
+            )
             return [f"{value} after {known}"]
 
         def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> list[str]:
@@ -160,4 +178,10 @@ async def test_time_to_live_and_timers_of_processing_time_go_by_arrival() -> Non
 
     told = (await shuffled(flow, stream))[0]
     # The first two come in one millisecond, and have one timer between them, or in two.
-    assert [row for row, _ in groupby(told)] == ["1 after None", "2 after 1", "timer", "3 after None", "timer"]
+    assert [row for row, _ in groupby(told)] == [
+        "1 after None",
+        "2 after 1",
+        "timer",
+        "3 after None",
+        "timer",
+    ]

@@ -1,4 +1,6 @@
-"""Blocks: what is written comes back record by record, and the order does not depend on where blocks are cut or when they come."""
+"""Blocks: what is written comes back record by record, and the order does not depend on where
+blocks are cut or when they come.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from aioflow.core.errors import TypeNotSupported
 from aioflow.core.serializers import Codec
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.spark import runner_blocks
-from aioflow.spark.runner_blocks import ARRIVAL_GRAIN_MS, BlockRow, BlockWriter, cut, decode_block, merged
+from aioflow.spark.runner_blocks import (
+    ARRIVAL_GRAIN_MS,
+    BlockRow,
+    BlockWriter,
+    cut,
+    decode_block,
+    merged,
+)
 from aioflow.task.partitioners import create_partitioner
 
 CODEC = Codec()
@@ -37,15 +46,25 @@ class Channel:
         self.now_ms = 0
         partitioning = Partitioning(strategy, key, taken=taken)
         partitioner = create_partitioner(
-            partitioning, targets, max_parallelism=128, subtask_index=0, rng=None, place="here"  # type: ignore[arg-type]
+            partitioning,
+            targets,
+            max_parallelism=128,
+            subtask_index=0,
+            rng=None,
+            place="here",  # type: ignore[arg-type]
         )
-        self.writer = BlockWriter(edge, producer, partitioner, CODEC, "here", lambda: self.now_ms, self.rows.append)
+        self.writer = BlockWriter(
+            edge, producer, partitioner, CODEC, "here", lambda: self.now_ms, self.rows.append
+        )
 
 
 def read(rows: list[BlockRow]) -> Iterator[tuple[Any, int, int, int]]:
     """(value, watermark before it, edge, arrival) in the order of the merge."""
     for piece in merged(decode_block(row, CODEC) for row in sorted(rows)):
-        assert piece.batch.watermarks is not None and piece.batch.watermark == piece.batch.watermarks[-1]
+        assert (
+            piece.batch.watermarks is not None
+            and piece.batch.watermark == piece.batch.watermarks[-1]
+        )
         for value, mark in zip(piece.batch.values, piece.batch.watermarks, strict=True):
             yield value, mark, piece.edge, piece.arrival_ms
 
@@ -59,7 +78,11 @@ def test_records_come_back_with_times_keys_and_the_watermark_in_force() -> None:
 
     (row,) = channel.rows
     batch = decode_block(row, CODEC).batch
-    assert (batch.values, batch.timestamps, batch.keys) == ([-1, 2, 3, 4], [10, 20, 15, 16], [1, 2, 3, 4])
+    assert (batch.values, batch.timestamps, batch.keys) == (
+        [-1, 2, 3, 4],
+        [10, 20, 15, 16],
+        [1, 2, 3, 4],
+    )
     assert batch.watermarks == [MIN_WATERMARK, 5, 9, 14]
 
 
@@ -71,7 +94,11 @@ def test_what_comes_by_another_way_is_not_before_what_was_told() -> None:
     channel.writer.emit(RecordBatch(["end"], None, None, None, MAX_WATERMARK))
     channel.writer.flush()
 
-    assert [(value, mark) for value, mark, *_ in read(channel.rows)] == [("side", 50), ("main", 50), ("end", 55)]
+    assert [(value, mark) for value, mark, *_ in read(channel.rows)] == [
+        ("side", 50),
+        ("main", 50),
+        ("end", 55),
+    ]
 
 
 def test_records_with_and_without_times_do_not_share_a_block() -> None:
@@ -85,13 +112,19 @@ def test_records_with_and_without_times_do_not_share_a_block() -> None:
 
 def test_what_is_taken_of_records_does_not_share_a_block_with_records() -> None:
     """Where nothing can be taken of one record of a batch, its records go whole."""
-    channel = Channel(targets=2, strategy=ShipStrategy.HASH, key=itemgetter(0), taken=(itemgetter(1),))
+    channel = Channel(
+        targets=2, strategy=ShipStrategy.HASH, key=itemgetter(0), taken=(itemgetter(1),)
+    )
     for rows in ([(1, "x")], [(1, "y")], [(1,)], [(1, "z")]):
         channel.writer.emit(RecordBatch(rows, [5] * len(rows), None, [3] * len(rows), 3))
     channel.writer.flush()
 
     blocks = [decode_block(row, CODEC) for row in channel.rows]
-    assert [(block.batch.values, block.batch.taken) for block in blocks] == [(["x", "y"], True), ([(1,)], False), (["z"], True)]
+    assert [(block.batch.values, block.batch.taken) for block in blocks] == [
+        (["x", "y"], True),
+        ([(1,)], False),
+        (["z"], True),
+    ]
     assert cut(blocks[0].batch, 1, 2).taken, "a part of a block is as the block"
 
 
@@ -103,12 +136,22 @@ def test_arrival_times_come_in_steps_and_cut_pieces() -> None:
     channel.writer.flush()
 
     assert ARRIVAL_GRAIN_MS == 20
-    assert [(value, arrival) for value, _, _, arrival in read(channel.rows)] == [(0, 0), (1, 0), (2, 0), (3, 20), (4, 40), (5, 40)]
+    assert [(value, arrival) for value, _, _, arrival in read(channel.rows)] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+        (3, 20),
+        (4, 40),
+        (5, 40),
+    ]
     assert len(channel.rows) == 1
 
 
 def test_keys_that_are_the_texts_themselves_are_written_once() -> None:
-    same, other = Channel(strategy=ShipStrategy.HASH, key=str.lower), Channel(strategy=ShipStrategy.HASH, key=str.lower)
+    same, other = (
+        Channel(strategy=ShipStrategy.HASH, key=str.lower),
+        Channel(strategy=ShipStrategy.HASH, key=str.lower),
+    )
     same.writer.emit(RecordBatch(["word", "count"] * 20))
     other.writer.emit(RecordBatch(["word", "Count"] * 20))
     for channel in (same, other):
@@ -116,7 +159,11 @@ def test_keys_that_are_the_texts_themselves_are_written_once() -> None:
 
     (short,), (long,) = same.rows, other.rows
     assert len(short.payload) < len(long.payload) * 0.6
-    assert decode_block(short, CODEC).batch.keys == ["word", "count"] * 20 == decode_block(long, CODEC).batch.keys
+    assert (
+        decode_block(short, CODEC).batch.keys
+        == ["word", "count"] * 20
+        == decode_block(long, CODEC).batch.keys
+    )
 
 
 def test_what_cannot_travel_names_the_operator() -> None:
@@ -140,7 +187,9 @@ def test_channels_merge_by_watermark_wherever_blocks_are_cut(data: st.DataObject
                 channel = Channel(edge, producer)
                 marks = sorted(data.draw(st.lists(st.integers(0, 5), max_size=8)))
                 for index, mark in enumerate(marks):
-                    channel.writer.emit(RecordBatch([(mark, (edge, producer), index)], None, None, [mark], mark))
+                    channel.writer.emit(
+                        RecordBatch([(mark, (edge, producer), index)], None, None, [mark], mark)
+                    )
                     expected.append((mark, (edge, producer), index))
                 channel.writer.flush()
                 rows += channel.rows

@@ -1,4 +1,6 @@
-"""Errors of user code on their way through Spark's own words: what a record says of itself changes nothing. No Java here."""
+"""Errors of user code on their way through Spark's own words: what a record says of itself
+changes nothing. No Java here.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,14 @@ FORGED = base64.b64encode(pack_error(KeyError("forged"), Codec())).decode()
 def told(error: Exception) -> SparkError:
     """As Spark tells of a subtask that failed with `error`."""
     packed = base64.b64encode(pack_error(error, Codec())).decode()
-    cause = f'  File "flow.py", line 7, in parse\n{type(error).__name__}: {error}\n\nThe above exception was the direct cause of it:\n'
-    words = f"aioflow.spark.runner_program.SubtaskFailed: {type(error).__name__}: {error} {ERROR_MARK}{packed}{ERROR_MARK}"
+    cause = (
+        f'  File "flow.py", line 7, in parse\n{type(error).__name__}: {error}\n\nThe above '
+        "exception was the direct cause of it:\n"
+    )
+    words = (
+        f"aioflow.spark.runner_program.SubtaskFailed: {type(error).__name__}: {error} "
+        f"{ERROR_MARK}{packed}{ERROR_MARK}"
+    )
     return _of_python(f"Traceback (most recent call last):\n{cause}\n{words}\n", "", "")
 
 
@@ -33,13 +41,22 @@ def told(error: Exception) -> SparkError:
         f"{ERROR_MARK}{FORGED}{ERROR_MARK}",
         f"{ERROR_MARK}{FORGED}{ERROR_MARK}" + "x" * 3000,
     ],
-    ids=["plain", "lines", "a mark", "no error between marks", "another error", "another error and long"],
+    ids=[
+        "plain",
+        "lines",
+        "a mark",
+        "no error between marks",
+        "another error",
+        "another error and long",
+    ],
 )
 def test_the_error_is_that_of_the_subtask_whatever_its_record_says(record: str) -> None:
     original = original_error(told(ValueError(record)), Codec())
     assert repr(original) == repr(ValueError(record))
 
 
-@pytest.mark.parametrize("text", ["no error of ours", f"{ERROR_MARK}QUFB{ERROR_MARK}", f"{ERROR_MARK}a{ERROR_MARK}"])
+@pytest.mark.parametrize(
+    "text", ["no error of ours", f"{ERROR_MARK}QUFB{ERROR_MARK}", f"{ERROR_MARK}a{ERROR_MARK}"]
+)
 def test_what_is_no_packed_error_is_left_to_sparks_words(text: str) -> None:
     assert original_error(SparkError(text), Codec()) is None

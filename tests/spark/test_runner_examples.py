@@ -1,7 +1,8 @@
-"""Every example flow that the runner accepts gives on Spark what it gives in one process and over two workers; the others are refused.
+"""Every example flow that the runner accepts gives on Spark what it gives in one process and over
+two workers; the others are refused.
 
-Over two workers `EXAMPLES` and `AS_PROGRAMS` are compared by `test_examples_everywhere`, and the demonstration (`flight_delays.py`) with a
-query by `test_demo`; here it reads some days.
+Over two workers `EXAMPLES` and `AS_PROGRAMS` are compared by `test_examples_everywhere`, and the
+demonstration (`flight_delays.py`) with a query by `test_demo`; here it reads some days.
 """
 
 from __future__ import annotations
@@ -28,20 +29,29 @@ from aioflow.cli.demo_data import find_data
 from aioflow.spark.session import SparkBridge
 from tests.integration.clusters import ROOT
 
-pytestmark = pytest.mark.timeout(900)  # The first job of a Java process on a busy machine takes minutes.
+pytestmark = pytest.mark.timeout(
+    900
+)  # The first job of a Java process on a busy machine takes minutes.
 
 EXAMPLES = ["wordcount", "sessions", "dedup", "fraud_alerts", "joins", "rules"]
 
 AS_PROGRAMS = ["enrichment", "batch_inference"]
-"""They tell their functions something in globals of the script: only `__main__` travels with that."""
+"""They tell their functions something in globals of the script: only `__main__` travels with
+that.
+"""
 
 ELSEWHERE = ["flight_delays", "spark_flights", "spark_pipeline", "spark_workers"]
 """Each has a test of its own below; that of `spark_pipeline` is in `test_pipeline`."""
 
 REFUSED = {
-    "exactly_once": "can neither take checkpoints nor restore one on Spark.*leave out checkpoints=.*, or run it here",
+    "exactly_once": (
+        "can neither take checkpoints nor restore one on Spark.*leave out checkpoints=.*, or run "
+        "it here"
+    ),
     "service_aiohttp": "source 'hits' is fed by this program.*run the flow here or with workers=",
-    "service_fastapi": "source 'readings' is fed by this program.*run the flow here or with workers=",
+    "service_fastapi": (
+        "source 'readings' is fed by this program.*run the flow here or with workers="
+    ),
 }
 
 MEASURING = ["back_pressure"]
@@ -71,31 +81,47 @@ async def printed(name: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 async def test_an_example_prints_the_same_on_spark(
-    name: str, spark: SparkBridge, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    spark: SparkBridge,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here = await printed(name, capsys)
-    monkeypatch.setattr(flow_module, "parse_options", partial(parse, af.Spark(spark.master, bridge=spark)))
+    monkeypatch.setattr(
+        flow_module, "parse_options", partial(parse, af.Spark(spark.master, bridge=spark))
+    )
 
     assert await printed(name, capsys) == here != []
 
 
 @pytest.mark.parametrize("name", AS_PROGRAMS)
 def test_a_program_prints_the_same_on_spark(
-    name: str, spark: SparkBridge, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    spark: SparkBridge,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = str(ROOT / "examples" / f"{name}.py")
     monkeypatch.setattr(sys, "argv", [path])
     runpy.run_path(path, run_name="__main__")
     here = capsys.readouterr().out.splitlines()
-    monkeypatch.setattr(flow_module, "parse_options", partial(parse, af.Spark(spark.master, bridge=spark)))
+    monkeypatch.setattr(
+        flow_module, "parse_options", partial(parse, af.Spark(spark.master, bridge=spark))
+    )
     runpy.run_path(path, run_name="__main__")
 
     # How many reviews a resource has seen is printed where it is: on an executor.
-    assert capsys.readouterr().out.splitlines() == [line for line in here if " reviews in " not in line] != []
+    assert (
+        capsys.readouterr().out.splitlines()
+        == [line for line in here if " reviews in " not in line]
+        != []
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_an_example_that_spark_cannot_run_is_refused_with_the_way_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_example_that_spark_cannot_run_is_refused_with_the_way_out(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(flow_module, "parse_options", partial(parse, af.Spark("local[2]")))
     module = importlib.import_module(f"examples.{name}")
 
@@ -119,13 +145,18 @@ def some_days(folder: Path) -> Path:
     return folder
 
 
-async def test_the_demonstration_reports_the_same_on_spark(spark: SparkBridge, tmp_path: Path) -> None:
+async def test_the_demonstration_reports_the_same_on_spark(
+    spark: SparkBridge, tmp_path: Path
+) -> None:
     folder = some_days(tmp_path)
 
     async def reported(**where: Any) -> dict[str, Any]:
         report = Report()
         await build_flow(folder, report).execute(**where)
-        lists = {name: sorted(map(repr, getattr(report, name))) for name in ("airlines", "worst_days", "skies", "alarms", "late")}
+        lists = {
+            name: sorted(map(repr, getattr(report, name)))
+            for name in ("airlines", "worst_days", "skies", "alarms", "late")
+        }
         return {**lists, "cancelled": report.cancelled}
 
     here = await reported()
@@ -140,14 +171,20 @@ DEPARTURES = """
 """Eight days, in the order of time; La Guardia is silent for some hours."""
 
 
-async def test_departures_of_spark_give_the_same_everywhere(spark: SparkBridge, tmp_path: Path) -> None:
+async def test_departures_of_spark_give_the_same_everywhere(
+    spark: SparkBridge, tmp_path: Path
+) -> None:
     """The flow of `spark_flights.py`."""
     build = importlib.import_module("examples.spark_flights").build_flow
 
     async def answers(name: str, **where: Any) -> tuple[list[Any], list[Any]]:
         silences: list[Any] = []
         await build(spark, DEPARTURES, tmp_path / name, silences).execute(**where)
-        stored = [row for path in (tmp_path / name).glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+        stored = [
+            row
+            for path in (tmp_path / name).glob("*.parquet")
+            for row in pq.read_table(path).to_pylist()
+        ]
         return sorted(map(repr, stored)), sorted(silences)
 
     here = await answers("here")
@@ -156,7 +193,9 @@ async def test_departures_of_spark_give_the_same_everywhere(spark: SparkBridge, 
     assert await answers("spark", on=af.Spark(spark.master, bridge=spark)) == here
 
 
-async def test_consumption_is_the_same_as_a_job_of_spark_as_on_its_machines(spark: SparkBridge) -> None:
+async def test_consumption_is_the_same_as_a_job_of_spark_as_on_its_machines(
+    spark: SparkBridge,
+) -> None:
     """The flow of `spark_workers.py`; `test_worker_refusals` runs the example."""
     consumption = importlib.import_module("examples.spark_workers").consumption
 

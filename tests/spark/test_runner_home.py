@@ -11,7 +11,10 @@ from aioflow.spark.runner_home import Feeding, HomeStage
 
 
 class Stage:
-    """Writes, or fails with `error`, when it is told that it is the end. `ended` tells how it did, `committed` what became of it."""
+    """Writes, or fails with `error`, when it is told that it is the end.
+
+    `ended` tells how it did, `committed` what became of it.
+    """
 
     def __init__(self, name: str, error: Exception | None = None, *, writes: bool = False) -> None:
         self.name = name

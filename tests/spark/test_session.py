@@ -1,4 +1,6 @@
-"""The bridge on a real session: answers, failures, bounded calls, time-outs and cancellation that reach Spark's jobs."""
+"""The bridge on a real session: answers, failures, bounded calls, time-outs and cancellation
+that reach Spark's jobs.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ async def test_sql_and_calls_answer(spark: SparkBridge) -> None:
     assert [row.id for row in await spark.call(frame.collect)] == list(range(10))
 
 
-async def test_a_query_that_spark_refuses_is_one_error_with_its_condition_and_no_java_frames(spark: SparkBridge) -> None:
+async def test_a_query_that_spark_refuses_is_one_error_with_its_condition_and_no_java_frames(
+    spark: SparkBridge,
+) -> None:
     with pytest.raises(SparkError, match="nosuch") as caught:
         await spark.sql("SELECT * FROM nosuch")
 
@@ -65,27 +69,37 @@ async def test_a_job_that_fails_names_the_cause(spark: SparkBridge) -> None:
     assert "\tat " not in str(caught.value)
 
 
-async def test_a_python_function_that_fails_on_an_executor_is_named_with_its_own_traceback(spark: SparkBridge) -> None:
+async def test_a_python_function_that_fails_on_an_executor_is_named_with_its_own_traceback(
+    spark: SparkBridge,
+) -> None:
     def fail(batches: Iterator[Any]) -> Iterator[Any]:
         raise ValueError("no such airport")
         yield
 
     frame = await spark.sql("SELECT 1 AS a")
-    with pytest.raises(SparkError, match=r"^a function failed in Spark: ValueError: no such airport$") as caught:
+    with pytest.raises(
+        SparkError, match=r"^a function failed in Spark: ValueError: no such airport$"
+    ) as caught:
         await spark.call(lambda: frame.mapInArrow(fail, "a int").collect())
     assert 'raise ValueError("no such airport")' in caught.value.trace
 
 
-async def test_an_error_of_the_called_function_itself_comes_out_as_it_is(spark: SparkBridge) -> None:
+async def test_an_error_of_the_called_function_itself_comes_out_as_it_is(
+    spark: SparkBridge,
+) -> None:
     with pytest.raises(KeyError, match="gate"):
         await spark.call({}.__getitem__, "gate")
 
 
-async def test_a_call_that_is_out_of_time_ends_at_once_and_its_job_is_cancelled(spark: SparkBridge) -> None:
+async def test_a_call_that_is_out_of_time_ends_at_once_and_its_job_is_cancelled(
+    spark: SparkBridge,
+) -> None:
     """J5.4: the caller goes on, the job of the call is cancelled, its late end concerns nobody."""
     session = await spark.session()
 
-    with pytest.raises(TimeoutError, match="the Spark call endless took longer than 2s, its jobs are cancelled"):
+    with pytest.raises(
+        TimeoutError, match="the Spark call endless took longer than 2s, its jobs are cancelled"
+    ):
         await spark.call(endless, session, timeout="2s")
 
     await until(lambda: spark.running == 0)
@@ -111,7 +125,9 @@ async def test_a_cancelled_call_cancels_its_job_and_no_other(spark: SparkBridge)
     await until(lambda: spark.running == 0)
 
 
-async def test_a_call_that_is_cancelled_before_its_first_job_ends_however_the_two_meet(spark: SparkBridge) -> None:
+async def test_a_call_that_is_cancelled_before_its_first_job_ends_however_the_two_meet(
+    spark: SparkBridge,
+) -> None:
     session = await spark.session()
     inside, go_on = threading.Event(), threading.Event()
 
@@ -129,8 +145,12 @@ async def test_a_call_that_is_cancelled_before_its_first_job_ends_however_the_tw
     await until(lambda: spark.running == 0)
 
 
-async def test_a_flow_keeps_to_its_concurrency_and_order_while_it_calls_spark(spark: SparkBridge) -> None:
-    """J5.1, J5.3: at most `concurrency` calls in flight, and results in the order of the elements."""
+async def test_a_flow_keeps_to_its_concurrency_and_order_while_it_calls_spark(
+    spark: SparkBridge,
+) -> None:
+    """J5.1, J5.3: at most `concurrency` calls in flight, and results in the order of the
+    elements.
+    """
     at_once = most = 0
 
     async def enrich(n: int) -> tuple[int, int]:
@@ -160,7 +180,9 @@ async def test_every_thread_has_the_session_as_its_active_one(spark: SparkBridge
     assert all(await asyncio.gather(*[spark.call(active) for _ in range(8)]))
 
 
-async def test_a_second_bridge_shares_the_session_of_the_same_master_and_leaves_it(spark: SparkBridge) -> None:
+async def test_a_second_bridge_shares_the_session_of_the_same_master_and_leaves_it(
+    spark: SparkBridge,
+) -> None:
     async with SparkBridge("local[2]") as other:
         assert await other.session() is await spark.session()
 
@@ -169,16 +191,26 @@ async def test_a_second_bridge_shares_the_session_of_the_same_master_and_leaves_
 
 async def test_a_second_master_in_one_process_is_refused(spark: SparkBridge) -> None:
     async with SparkBridge("local[1]") as other:
-        with pytest.raises(SparkError, match=r"has a Spark context on 'local\[2\]' already, and can have only one"):
+        with pytest.raises(
+            SparkError, match=r"has a Spark context on 'local\[2\]' already, and can have only one"
+        ):
             await other.session()
 
 
-async def test_java_starts_with_the_configuration_and_without_showing_it(spark: SparkBridge) -> None:
+async def test_java_starts_with_the_configuration_and_without_showing_it(
+    spark: SparkBridge,
+) -> None:
     session: Any = await spark.session()
     assert spark._process is not None
     command = Path(f"/proc/{spark._process._process.pid}/cmdline").read_bytes()
 
-    assert b"-XX:+UseSerialGC" in command  # Of spark.driver.extraJavaOptions, which only a start can heed.
+    assert (
+        b"-XX:+UseSerialGC" in command
+    )  # Of spark.driver.extraJavaOptions, which only a start can heed.
     assert b"maxRecordsPerBatch" not in command
-    found = await spark.call(lambda: session._jvm.java.lang.System.getProperty("spark.sql.execution.arrow.maxRecordsPerBatch"))
+    found = await spark.call(
+        lambda: session._jvm.java.lang.System.getProperty(
+            "spark.sql.execution.arrow.maxRecordsPerBatch"
+        )
+    )
     assert found == "1000"

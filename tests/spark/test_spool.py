@@ -36,12 +36,16 @@ async def written(machine: Context, spool: Spool, checkpoint_id: int) -> Staged:
     return staged
 
 
-async def test_marks_of_a_run_before_that_counted_further_push_out_none_of_this_one(machine: Context, tmp_path: Path) -> None:
+async def test_marks_of_a_run_before_that_counted_further_push_out_none_of_this_one(
+    machine: Context, tmp_path: Path
+) -> None:
     before = await opened(machine, tmp_path, restored=0)
     for checkpoint_id in range(1000, 1000 + MARKS_KEPT):
         await written(machine, before, checkpoint_id)
 
-    afresh = await opened(machine, tmp_path, restored=0)  # With a store of its own: checkpoints count from 1 again.
+    afresh = await opened(
+        machine, tmp_path, restored=0
+    )  # With a store of its own: checkpoints count from 1 again.
     staged = await written(machine, afresh, 1)
     assert await StagedReader(machine.host, staged).is_done()
 
@@ -51,7 +55,10 @@ async def test_marks_of_a_run_before_that_counted_further_push_out_none_of_this_
 
 @pytest.mark.parametrize(
     "path",
-    ["/etc/hostname", "{spool}/flow-sink/../../../x/5-job-0-ab12.arrow", "{spool}/5-job-0-ab12.arrow", "{spool}/../5-job-0-ab12.arrow",
+    ["/etc/hostname", (
+        "{spool}/flow-sink/../../../x/"
+        "5-job-0-ab12.arrow"
+    ), "{spool}/5-job-0-ab12.arrow", "{spool}/../5-job-0-ab12.arrow",
      "{spool}/flow-sink/5-job-0-ab.arrow", "{spool}/flow-sink/precious"],
 )  # fmt: skip
 def test_staged_rows_outside_of_the_spool_are_refused(path: str, tmp_path: Path) -> None:
@@ -62,7 +69,10 @@ def test_staged_rows_outside_of_the_spool_are_refused(path: str, tmp_path: Path)
         staged_of([path.format(spool=spool), *good[1:]], spool)
 
 
-@pytest.mark.parametrize("committable", [None, [], ["a", "b"], [b"path", "ab12", 7, b"", [], 3], ["path", "../x", 7, b"", [], 3]])
+@pytest.mark.parametrize(
+    "committable",
+    [None, [], ["a", "b"], [b"path", "ab12", 7, b"", [], 3], ["path", "../x", 7, b"", [], 3]],
+)
 def test_a_committable_of_another_shape_is_refused(committable: Any, tmp_path: Path) -> None:
     with pytest.raises(RestoreError, match="no file below"):
         staged_of(committable, str(tmp_path))

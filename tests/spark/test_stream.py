@@ -17,7 +17,9 @@ from aioflow.spark.session import SparkBridge
 from tests.spark.answers import DELAY_MS, Event
 from tests.spark.stream_answers import STREAM_ANSWERS, batch_time
 
-pytestmark = pytest.mark.timeout(900)  # The first job of a Java process on a busy machine takes minutes.
+pytestmark = pytest.mark.timeout(
+    900
+)  # The first job of a Java process on a busy machine takes minutes.
 
 PROGRAMS = ("timers", "tumbling")
 
@@ -45,13 +47,19 @@ def write(directory: Path, batch: Sequence[Event]) -> None:
 
 def read(directory: Path) -> Any:
     def frame(session: Any) -> Any:
-        return session.readStream.schema("key string, at long, value int").option("maxFilesPerTrigger", 1).json(str(directory))
+        return (
+            session.readStream.schema("key string, at long, value int")
+            .option("maxFilesPerTrigger", 1)
+            .json(str(directory))
+        )
 
     return frame
 
 
 def source(spark: SparkBridge, tmp_path: Path, trigger: str = "once") -> Any:
-    return af.io.spark(spark, read(tmp_path / "in"), Event, checkpoint=tmp_path / "checkpoint", trigger=trigger)
+    return af.io.spark(
+        spark, read(tmp_path / "in"), Event, checkpoint=tmp_path / "checkpoint", trigger=trigger
+    )
 
 
 def streams_of(flow: af.Flow, given: Any, strategy: Any) -> list[Any]:
@@ -63,15 +71,23 @@ def counted(rows: Sequence[Sequence[Any]]) -> list[Counter[str]]:
     return [Counter(text for text in map(repr, stream) if "zz" not in text) for stream in rows]
 
 
-async def test_answers_are_those_of_the_engine_over_a_restart_of_the_query(spark: SparkBridge, tmp_path: Path) -> None:
+async def test_answers_are_those_of_the_engine_over_a_restart_of_the_query(
+    spark: SparkBridge, tmp_path: Path
+) -> None:
     batches = [*BATCHES, [LAST]]
-    strategy = af.WatermarkStrategy.bounded_out_of_orderness(f"{DELAY_MS}ms", timestamp=lambda event: event.at)
+    strategy = af.WatermarkStrategy.bounded_out_of_orderness(
+        f"{DELAY_MS}ms", timestamp=lambda event: event.at
+    )
     there: list[Counter[str]] = []
     for some in (batches[:1], batches[1:]):
         for batch in some:
             write(tmp_path / "in", batch)
         flow = af.Flow("stream")
-        rows = counted(await flow.collect(*streams_of(flow, source(spark, tmp_path), strategy), on=streaming(spark)))
+        rows = counted(
+            await flow.collect(
+                *streams_of(flow, source(spark, tmp_path), strategy), on=streaming(spark)
+            )
+        )
         there = [before + now for before, now in zip(there, rows, strict=True)] if there else rows
 
     flow = af.Flow("engine")
@@ -85,7 +101,11 @@ async def test_a_query_goes_on_until_it_is_stopped(spark: SparkBridge, tmp_path:
     seen: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
     write(tmp_path / "in", BATCHES[0])
     flow = af.Flow("endless")
-    counts = flow.source(source(spark, tmp_path, trigger="100ms")).key_by(lambda event: event.key).count()
+    counts = (
+        flow.source(source(spark, tmp_path, trigger="100ms"))
+        .key_by(lambda event: event.key)
+        .count()
+    )
     counts.sink(seen.put_nowait)
     counts.map(lambda pair: {"key": pair[0], "n": pair[1]}).sink(af.io.jsonl(tmp_path / "out"))
     async with flow.run(on=streaming(spark)) as job:
@@ -95,9 +115,19 @@ async def test_a_query_goes_on_until_it_is_stopped(spark: SparkBridge, tmp_path:
         await job.stop()
         assert job.status == "FINISHED"
 
-    wanted = await af.Flow("engine").source([*BATCHES[0], *BATCHES[1]]).key_by(lambda event: event.key).count().collect()
+    wanted = (
+        await af.Flow("engine")
+        .source([*BATCHES[0], *BATCHES[1]])
+        .key_by(lambda event: event.key)
+        .count()
+        .collect()
+    )
     assert Counter(first + more) == Counter(wanted)
-    lines = [json.loads(line) for path in (tmp_path / "out").iterdir() for line in path.read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for path in (tmp_path / "out").iterdir()
+        for line in path.read_text().splitlines()
+    ]
     assert Counter((line["key"], line["n"]) for line in lines) == Counter(wanted)
 
 
@@ -108,5 +138,10 @@ async def test_an_error_of_a_function_is_the_jobs_own(spark: SparkBridge, tmp_pa
     write(tmp_path / "in", [LAST])
     flow = af.Flow("fails")
     with pytest.raises(LookupError, match="nothing about zz") as caught:
-        await flow.source(source(spark, tmp_path)).key_by(lambda event: event.key).process(fails).collect(on=streaming(spark))
+        await (
+            flow.source(source(spark, tmp_path))
+            .key_by(lambda event: event.key)
+            .process(fails)
+            .collect(on=streaming(spark))
+        )
     assert any("process" in note for note in caught.value.__notes__)

@@ -1,6 +1,8 @@
-"""The answers of a flow as a query of Spark are those of an engine whose event time moves behind each batch of Spark.
+"""The answers of a flow as a query of Spark are those of an engine whose event time moves behind
+each batch of Spark.
 
-Without Java: the programs of the stages with grouping, state and timers in memory (`streamed`), so that generated data costs milliseconds.
+Without Java: the programs of the stages with grouping, state and timers in memory (`streamed`), so
+that generated data costs milliseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from tests.spark.answers import DELAY_MS, Event
 from tests.spark.stream_answers import STREAM_ANSWERS, batch_time
 from tests.spark.streamed import streamed
 
-BATCHES = st.lists(st.lists(st.builds(Event, st.sampled_from("abcd"), st.integers(1, 300), st.integers(0, 9)), max_size=15), max_size=5)
+BATCHES = st.lists(
+    st.lists(
+        st.builds(Event, st.sampled_from("abcd"), st.integers(1, 300), st.integers(0, 9)),
+        max_size=15,
+    ),
+    max_size=5,
+)
 
 
 def counted(rows: tuple[list[Any], ...]) -> list[Counter[str]]:
@@ -38,11 +46,18 @@ def event_of(row: dict[str, Any]) -> Event:
 def test_answers_are_those_of_the_engine(name: str, batches: list[list[Event]]) -> None:
     async def both() -> tuple[tuple[list[Any], ...], tuple[list[Any], ...]]:
         def there(source: Any) -> tuple[Any, ...]:
-            strategy = af.WatermarkStrategy.bounded_out_of_orderness(f"{DELAY_MS}ms", timestamp=lambda event: event.at)
+            strategy = af.WatermarkStrategy.bounded_out_of_orderness(
+                f"{DELAY_MS}ms", timestamp=lambda event: event.at
+            )
             return STREAM_ANSWERS[name](af.Flow(name).source(source, watermarks=strategy))
 
         flow = af.Flow(name)
-        here = STREAM_ANSWERS[name](flow.source([event for batch in batches for event in batch], watermarks=batch_time(batches, DELAY_MS)))
+        here = STREAM_ANSWERS[name](
+            flow.source(
+                [event for batch in batches for event in batch],
+                watermarks=batch_time(batches, DELAY_MS),
+            )
+        )
         with tempfile.TemporaryDirectory() as scratch:
             rows = [[event._asdict() for event in batch] for batch in batches]
             return await streamed(Path(scratch), rows, event_of, there), await flow.collect(*here)
@@ -64,7 +79,9 @@ async def test_a_query_whose_python_process_comes_too_late_begins_again(tmp_path
         await streamed(tmp_path, rows, event_of, counts, late=[0, STARTS_MAX])
 
 
-async def test_a_query_that_runs_for_long_may_come_too_late_as_often_as_it_likes_if_batches_get_through(tmp_path: Path) -> None:
+async def test_a_query_that_runs_for_long_may_come_too_late_as_often_as_it_likes_if_batches_get_through(
+    tmp_path: Path,
+) -> None:
     rows = [[Event("a", at, 0)._asdict()] for at in (1, 2, 3)]
 
     there = await streamed(tmp_path, rows, event_of, counts, late=[STARTS_MAX - 1] * 3)

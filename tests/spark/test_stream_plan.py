@@ -42,11 +42,18 @@ def test_sinks_stay_in_the_program(tmp_path: Path) -> None:
     numbers.key_by(abs).count().map(repr).sink(af.io.blackhole())
     numbers.sink(af.io.lines(tmp_path / "out"))
 
-    assert shape(flow) == ["by split: query, map(one)", "3 subtasks: count -> map(repr)", "here: blackhole", "here: lines"]
+    assert shape(flow) == [
+        "by split: query, map(one)",
+        "3 subtasks: count -> map(repr)",
+        "here: blackhole",
+        "here: lines",
+    ]
 
 
 def twice(numbers: af.DataStream[Any]) -> None:
-    numbers.key_by(abs).count(name="first").key_by(repr).count(name="second").sink(af.io.blackhole())
+    numbers.key_by(abs).count(name="first").key_by(repr).count(name="second").sink(
+        af.io.blackhole()
+    )
 
 
 def dealt_out(numbers: af.DataStream[Any]) -> None:
@@ -54,11 +61,15 @@ def dealt_out(numbers: af.DataStream[Any]) -> None:
 
 
 def holding_something(numbers: af.DataStream[Any]) -> None:
-    numbers.process(lambda value, ctx: [value], name="holder").key_by(abs).count().sink(af.io.blackhole())
+    numbers.process(lambda value, ctx: [value], name="holder").key_by(abs).count().sink(
+        af.io.blackhole()
+    )
 
 
 def behind_the_key(numbers: af.DataStream[Any]) -> None:
-    numbers.key_by(abs).count(name="counts").process(lambda value, ctx: [value], name="holder").sink(af.io.blackhole())
+    numbers.key_by(abs).count(name="counts").process(
+        lambda value, ctx: [value], name="holder"
+    ).sink(af.io.blackhole())
 
 
 def in_midstream(numbers: af.DataStream[Any]) -> None:
@@ -67,18 +78,31 @@ def in_midstream(numbers: af.DataStream[Any]) -> None:
 
 
 def with_a_list(numbers: af.DataStream[Any]) -> None:
-    numbers.union(numbers.flow.source([1, 2], name="list")).key_by(abs).count().sink(af.io.blackhole())
+    numbers.union(numbers.flow.source([1, 2], name="list")).key_by(abs).count().sink(
+        af.io.blackhole()
+    )
 
 
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        (twice, "operator 'second' has a key_by behind that of 'first', and there is one to a stream: sum it up by one key, or "),
+        (
+            twice,
+            "operator 'second' has a key_by behind that of 'first', and there is one to a stream: "
+            "sum it up by one key, or ",
+        ),
         (dealt_out, "operator 'lonely' .*put key_by.* before it, or "),
         (holding_something, "operator 'holder' .*: put key_by.* before it, or "),
-        (behind_the_key, "operator 'holder' stands behind 'counts' and holds something beyond a record"),
+        (
+            behind_the_key,
+            "operator 'holder' stands behind 'counts' and holds something beyond a record",
+        ),
         (in_midstream, "operator '.*' stands before key_by and holds something"),
-        (with_a_list, r"source 'list' is no streaming query of Spark.*give a af\.io\.spark\(bridge, query, checkpoint=\.\.\.\), or "),
+        (
+            with_a_list,
+            r"source 'list' is no streaming query of Spark.*give a af\.io\.spark\(bridge, query, "
+            r"checkpoint=\.\.\.\), or ",
+        ),
     ],
 )
 def test_what_spark_cannot_keep_is_refused_with_the_operator_and_a_way_out(
@@ -96,10 +120,15 @@ def test_what_spark_cannot_keep_is_refused_with_the_operator_and_a_way_out(
     [
         (af.WatermarkStrategy.punctuated(one), "has punctuated as its watermark strategy"),
         (af.WatermarkStrategy.ingestion_time(), "has ingestion_time as its watermark strategy"),
-        (af.WatermarkStrategy.monotonous_timestamps(timestamp=one, idle_after="1s"), "has idle_after="),
+        (
+            af.WatermarkStrategy.monotonous_timestamps(timestamp=one, idle_after="1s"),
+            "has idle_after=",
+        ),
     ],
 )
-def test_event_time_that_spark_does_not_know_is_refused(strategy: Any, says: str, tmp_path: Path) -> None:
+def test_event_time_that_spark_does_not_know_is_refused(
+    strategy: Any, says: str, tmp_path: Path
+) -> None:
     flow = af.Flow("refused")
     rows(flow, tmp_path, watermarks=strategy).key_by(one).count().sink(af.io.blackhole())
 
@@ -113,7 +142,10 @@ async def test_a_streaming_query_is_refused_without_streaming(tmp_path: Path) ->
     flow.source(source, name="query").sink(af.io.blackhole())
     host = SystemHost()
     try:
-        with pytest.raises(af.GraphError, match=r"source 'query' is a streaming query.*streaming='experimental'.*SparkWorkers"):
+        with pytest.raises(
+            af.GraphError,
+            match=r"source 'query' is a streaming query.*streaming='experimental'.*SparkWorkers",
+        ):
             af.Spark("local[2]", bridge=source.bridge).start(
                 host, build_job_graph(flow.graph, apart=True), no_restart(), TaskOptions()
             )

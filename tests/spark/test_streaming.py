@@ -17,24 +17,36 @@ from aioflow.spark.session import SparkBridge
 
 ROWS = 500
 FIRST_FILE_S = 1_700_000_000
-"""Modification time of the first file. Spark reads files by their times, those of one time in no order."""
+"""Modification time of the first file.
+
+Spark reads files by their times, those of one time in no order.
+"""
 
 
 def files(directory: Path, first: int, count: int) -> None:
-    """Writes files of `ROWS` rows. Each becomes a batch of its own, in the order of their modification times."""
+    """Writes files of `ROWS` rows.
+
+    Each becomes a batch of its own, in the order of their modification times.
+    """
     directory.mkdir(exist_ok=True)
     for number in range(first, first + count):
         aside = directory / f".{number}"
-        aside.write_text("".join(json.dumps({"id": i}) + "\n" for i in range(number * ROWS, (number + 1) * ROWS)))
+        aside.write_text(
+            "".join(json.dumps({"id": i}) + "\n" for i in range(number * ROWS, (number + 1) * ROWS))
+        )
         os.utime(aside, (FIRST_FILE_S + number, FIRST_FILE_S + number))
         aside.rename(directory / f"{number:05}.json")
 
 
 def query(directory: Path) -> Any:
-    return lambda session: session.readStream.schema("id bigint").option("maxFilesPerTrigger", 1).json(str(directory))
+    return lambda session: (
+        session.readStream.schema("id bigint").option("maxFilesPerTrigger", 1).json(str(directory))
+    )
 
 
-def flow_of(spark: SparkBridge, tmp_path: Path, kept: list[int], fails_at: int | None = None, **options: Any) -> af.Flow:
+def flow_of(
+    spark: SparkBridge, tmp_path: Path, kept: list[int], fails_at: int | None = None, **options: Any
+) -> af.Flow:
     failed = False
 
     def keep(row: dict[str, Any]) -> None:
@@ -68,7 +80,9 @@ async def test_what_is_there_is_taken_once_and_more_by_the_next_run_and_a_batch_
     assert kept == list(range(3 * ROWS, 5 * ROWS))
 
 
-async def test_a_query_runs_until_the_flow_is_stopped_which_goes_on_where_it_was(spark: SparkBridge, tmp_path: Path) -> None:
+async def test_a_query_runs_until_the_flow_is_stopped_which_goes_on_where_it_was(
+    spark: SparkBridge, tmp_path: Path
+) -> None:
     files(tmp_path / "in", 0, 2)
     kept: list[int] = []
     options: dict[str, Any] = {"checkpoints": (tmp_path / "store").as_uri(), "every": "200ms"}
@@ -106,8 +120,14 @@ async def test_a_flow_that_fails_takes_each_row_once(spark: SparkBridge, tmp_pat
     files(tmp_path / "in", 0, 5)
     flow = af.Flow("numbers")
     source = frames(spark, query(tmp_path / "in"), checkpoint=tmp_path / "spark", trigger="once")
-    rows = await flow.source(source).map(Doubles).collect(
-        checkpoints=(tmp_path / "store").as_uri(), every="50ms", restart=af.fixed_delay(attempts=3, delay="10ms")
+    rows = (
+        await flow.source(source)
+        .map(Doubles)
+        .collect(
+            checkpoints=(tmp_path / "store").as_uri(),
+            every="50ms",
+            restart=af.fixed_delay(attempts=3, delay="10ms"),
+        )
     )
 
     assert Doubles.failed
@@ -119,11 +139,19 @@ async def test_a_frame_that_is_no_stream_is_refused(spark: SparkBridge, tmp_path
         await af.Flow("batch").source(frames(spark, "SELECT 1", checkpoint=tmp_path)).collect()
 
 
-async def test_a_query_that_fails_fails_the_flow_with_its_cause(spark: SparkBridge, tmp_path: Path) -> None:
+async def test_a_query_that_fails_fails_the_flow_with_its_cause(
+    spark: SparkBridge, tmp_path: Path
+) -> None:
     files(tmp_path / "in", 0, 1)
 
     def failing(session: Any) -> Any:
-        return query(tmp_path / "in")(session).selectExpr("IF(id = 100, raise_error('bad row'), id) AS id")
+        return query(tmp_path / "in")(session).selectExpr(
+            "IF(id = 100, raise_error('bad row'), id) AS id"
+        )
 
     with pytest.raises(SparkError, match="bad row"):
-        await af.Flow("bad").source(frames(spark, failing, checkpoint=tmp_path / "spark", trigger="once")).collect()
+        await (
+            af.Flow("bad")
+            .source(frames(spark, failing, checkpoint=tmp_path / "spark", trigger="once"))
+            .collect()
+        )

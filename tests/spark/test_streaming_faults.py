@@ -1,4 +1,7 @@
-"""A streaming query as a source, each row once, wherever its query, a task of it or the flow ends. No Java here: the test plays Spark."""
+"""A streaming query as a source, each row once, wherever its query, a task of it or the flow ends.
+
+No Java here: the test plays Spark.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ async def ids_through(spark: FakeSpark, tmp_path: Path, fails_at: list[int]) -> 
     numbers.map(fails, uid="fails").sink(af.io.jsonl(tmp_path / "out"), uid="out")
     async with asyncio.timeout(WITHIN_S):
         await flow.execute(
-            checkpoints=(tmp_path / "store").as_uri(), every="10ms", restart=af.fixed_delay(attempts=50, delay="1ms")
+            checkpoints=(tmp_path / "store").as_uri(),
+            every="10ms",
+            restart=af.fixed_delay(attempts=50, delay="1ms"),
         )
     files = sorted((tmp_path / "out").glob("part-*"))
     return sorted(int(line) for path in files for line in path.read_text().splitlines())
@@ -51,7 +56,9 @@ async def test_each_row_is_taken_once_whatever_ends_around_a_batch(
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_each_row_is_taken_once_whatever_ends_how_often(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_row_is_taken_once_whatever_ends_how_often(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chance = random.Random(seed)
     faults = {number: chance.choice(FAULTS) for number in range(BATCHES) if chance.random() < 0.5}
     fails_at = chance.sample(range(BATCHES * ROWS), 2)
@@ -61,16 +68,22 @@ async def test_each_row_is_taken_once_whatever_ends_how_often(seed: int, tmp_pat
     assert log.faults == {} and fails_at == []
 
 
-async def test_no_rows_stay_without_their_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_rows_stay_without_their_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = Log(tmp_path / "spark", BATCHES, {2: "tasks", 5: "after"})
     with FakeSpark(log, monkeypatch) as spark:
         await ids_through(spark, tmp_path, [40])
     kept = list((tmp_path / "spark" / "aioflow").iterdir())
     assert {path.suffix for path in kept} <= {".arrow", ".batch", ""}
-    assert {path.stem for path in kept if path.suffix == ".arrow"} <= {path.stem for path in kept if path.suffix == ".batch"}
+    assert {path.stem for path in kept if path.suffix == ".arrow"} <= {
+        path.stem for path in kept if path.suffix == ".batch"
+    }
 
 
-async def test_a_disk_that_is_full_fails_the_flow_and_holds_no_task_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_is_full_fails_the_flow_and_holds_no_task_of_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     append = Handover.append
     full = True
 

@@ -1,4 +1,6 @@
-"""What an aggregate takes of records travels in their place between subtasks: the answers are those of one subtask, whoever runs them."""
+"""What an aggregate takes of records travels in their place between subtasks: the answers are
+those of one subtask, whoever runs them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ AGGREGATES = {
     "last": lambda: af.last(lambda row: row[1]),
     "collect": lambda: af.collect(lambda row: row[1]),
     "distinct": lambda: af.distinct(lambda row: row[1]),
-    "several": lambda: af.agg(n=af.count(), last=af.last(lambda row: row[1]), all=af.collect(lambda row: row[1])),
+    "several": lambda: af.agg(
+        n=af.count(), last=af.last(lambda row: row[1]), all=af.collect(lambda row: row[1])
+    ),
 }
 """Most take a tuple, of which something could be taken as of a record: silently another answer."""
 
@@ -44,7 +48,9 @@ def answers(parallelism: int) -> tuple[af.Flow, list[Any]]:
     streams = []
     for name, aggregate in AGGREGATES.items():
         streams.append(keyed.aggregate(aggregate(), name=f"running {name}"))
-        streams.append(keyed.window(af.tumbling("100ms")).aggregate(aggregate(), name=f"window {name}"))
+        streams.append(
+            keyed.window(af.tumbling("100ms")).aggregate(aggregate(), name=f"window {name}")
+        )
     return flow, streams
 
 
@@ -72,20 +78,35 @@ async def test_answers_of_the_stages_of_spark_are_those_of_one_subtask() -> None
 
 async def test_answers_on_spark_are_those_of_one_subtask(spark: SparkBridge) -> None:
     flow, streams = answers(2)
-    assert of_each(await flow.collect(*streams, on=af.Spark(spark.master, bridge=spark))) == await expected()
+    assert (
+        of_each(await flow.collect(*streams, on=af.Spark(spark.master, bridge=spark)))
+        == await expected()
+    )
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-async def test_lines_of_a_file_add_up_on_spark_as_they_do_here(tmp_path: Path, parallelism: int) -> None:
-    """Windows over lines that some subtasks read ahead of others: event time goes with what is taken."""
+async def test_lines_of_a_file_add_up_on_spark_as_they_do_here(
+    tmp_path: Path, parallelism: int
+) -> None:
+    """Windows over lines that some subtasks read ahead of others: event time goes with what is
+    taken.
+    """
     path = tmp_path / "lines.jsonl"
-    path.write_text("".join(f'{{"user": {i % 7}, "value": {i / 2}, "ts": {i * 10}}}\n' for i in range(500)))
+    path.write_text(
+        "".join(f'{{"user": {i % 7}, "value": {i / 2}, "ts": {i * 10}}}\n' for i in range(500))
+    )
 
     def made() -> tuple[af.Flow, Any]:
         flow = af.Flow("lines", parallelism=parallelism)
-        times: Any = af.WatermarkStrategy.bounded_out_of_orderness("10s", timestamp=lambda line: line.ts)
-        lines = flow.source(af.io.jsonl(path, Line, split_bytes=4_000), watermarks=times).key_by(lambda line: line.user)
-        return flow, lines.window(af.tumbling("1s")).aggregate(af.agg(n=af.count(), total=af.sum(lambda line: line.value)))
+        times: Any = af.WatermarkStrategy.bounded_out_of_orderness(
+            "10s", timestamp=lambda line: line.ts
+        )
+        lines = flow.source(af.io.jsonl(path, Line, split_bytes=4_000), watermarks=times).key_by(
+            lambda line: line.user
+        )
+        return flow, lines.window(af.tumbling("1s")).aggregate(
+            af.agg(n=af.count(), total=af.sum(lambda line: line.value))
+        )
 
     (there,) = await shuffled(*made())
     flow, stream = made()

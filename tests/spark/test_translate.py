@@ -1,4 +1,6 @@
-"""The plan of a flow on Spark: what runs together, what is shuffled, and what is refused before anything starts."""
+"""The plan of a flow on Spark: what runs together, what is shuffled, and what is refused before
+anything starts.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def test_branches_and_side_outputs_of_one_task_are_one_stage() -> None:
     numbers.filter(bool).sink(af.io.blackhole())
 
     assert shape(flow) == [
-        "1 subtasks: list -> process, map(str) -> blackhole, map(abs) -> blackhole, filter(bool) -> blackhole"
+        "1 subtasks: list -> process, map(str) -> blackhole, map(abs) -> blackhole, filter(bool) "
+        "-> blackhole"
     ]
 
 
@@ -102,10 +105,14 @@ async def test_checkpoints_and_restarts_are_refused(tmp_path: Path) -> None:
     flow = af.Flow("checkpoints")
     stream = flow.source([1])
 
-    with pytest.raises(CheckpointError, match=r"Spark, which runs lost tasks again.*leave out checkpoints="):
+    with pytest.raises(
+        CheckpointError, match=r"Spark, which runs lost tasks again.*leave out checkpoints="
+    ):
         await stream.collect(on=af.Spark("local[2]"), checkpoints=tmp_path)
     with pytest.raises(af.GraphError, match=r"spark\.task\.maxFailures"):
-        await stream.collect(on=af.Spark("local[2]"), restart=af.fixed_delay(attempts=1, delay="1s"))
+        await stream.collect(
+            on=af.Spark("local[2]"), restart=af.fixed_delay(attempts=1, delay="1s")
+        )
 
 
 async def test_what_cannot_travel_is_named_before_anything_starts() -> None:
@@ -120,9 +127,13 @@ async def test_what_cannot_travel_is_named_before_anything_starts() -> None:
 
 def test_explain_tells_what_spark_may_do_itself() -> None:
     rows = af.Flow("frame").source(af.io.spark(SparkBridge("local[2]"), "SELECT 1 AS n"))
-    told = rows.filter(af.col.n > 1).select(m=af.col.n * 2).filter(af.col.m > 3).explain().splitlines()
+    told = (
+        rows.filter(af.col.n > 1).select(m=af.col.n * 2).filter(af.col.m > 3).explain().splitlines()
+    )
 
-    assert ["by Spark itself" in line for line in told if line.startswith(("  filter", "  select"))] == [True, True, False]
+    assert [
+        "by Spark itself" in line for line in told if line.startswith(("  filter", "  select"))
+    ] == [True, True, False]
 
 
 def test_a_wrong_master_is_refused_where_it_is_written() -> None:
@@ -130,12 +141,20 @@ def test_a_wrong_master_is_refused_where_it_is_written() -> None:
         af.Spark("locl")
 
 
-def test_the_command_line_refuses_what_spark_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_refuses_what_spark_cannot_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     program = tmp_path / "endless.py"
-    program.write_text('import aioflow as af\nflow = af.Flow("x")\nflow.source(af.io.datagen(lambda i: i)).sink(af.io.blackhole())\n')
+    program.write_text(
+        'import aioflow as af\nflow = af.Flow("x")\nflow.source(af.io.datagen(lambda i: '
+        "i)).sink(af.io.blackhole())\n"
+    )
 
     assert main(["run", f"{program}:flow", "--on", "spark"]) == 2
     assert "never ends" in capsys.readouterr().err
-    for place, complaint in (("spark=lcl", "'lcl' is no master URL"), ("flink", "expected spark, or spark=MASTER")):
+    for place, complaint in (
+        ("spark=lcl", "'lcl' is no master URL"),
+        ("flink", "expected spark, or spark=MASTER"),
+    ):
         assert main(["run", f"{program}:flow", "--on", place]) == 2
         assert complaint in capsys.readouterr().err

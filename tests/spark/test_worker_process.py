@@ -1,4 +1,6 @@
-"""The process of a worker, without Spark around it: it ends with its driver, also while a function holds its loop."""
+"""The process of a worker, without Spark around it: it ends with its driver, also while a
+function holds its loop.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class Provider:
         if self.process is None:
             assert self.headquarters is not None
             task = WorkerTask("worker-1", *self.headquarters.address, SECRET, tls=self.tls)
-            self.process = subprocess.Popen([sys.executable, "-c", SERVE], stdin=subprocess.PIPE, cwd=ROOT)
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", SERVE], stdin=subprocess.PIPE, cwd=ROOT
+            )
             assert self.process.stdin is not None
             with self.process.stdin as pipe:
                 pipe.write(pickle.dumps(task))
@@ -83,7 +87,9 @@ async def headquarters_for(
     provider: Provider, silence_s: float, tls: TlsFiles | None = None
 ) -> AsyncIterator[tuple[SystemHost, Headquarters]]:
     host, security = SystemHost(), Security(tls=None if tls is None else tls.load())
-    made = Headquarters(host, SECRET, "127.0.0.1", security, provider, request_timeout_s=60, silence_s=silence_s)
+    made = Headquarters(
+        host, SECRET, "127.0.0.1", security, provider, request_timeout_s=60, silence_s=silence_s
+    )
     provider.headquarters = made
     async with made:
         await eventually(provider.came.is_set)
@@ -98,8 +104,11 @@ async def test_an_idle_worker_ends_with_its_driver_by_itself(provider: Provider)
     assert provider.process is not None and provider.process.returncode == 0
 
 
-@pytest.mark.expects_asyncio_errors  # In debug mode it logs a TLS handshake that ends with the worker: its heartbeat may just connect.
-async def test_a_worker_with_a_certificate_comes_over_tls(provider: Provider, tmp_path: Path) -> None:
+# In debug mode it logs a TLS handshake that ends with the worker: its heartbeat may just connect.
+@pytest.mark.expects_asyncio_errors
+async def test_a_worker_with_a_certificate_comes_over_tls(
+    provider: Provider, tmp_path: Path
+) -> None:
     authority = Authority(tmp_path)
     files = authority.issue("worker")
     provider.tls = files.certificate, files.key, files.authority
@@ -109,13 +118,17 @@ async def test_a_worker_with_a_certificate_comes_over_tls(provider: Provider, tm
     assert provider.process is not None and provider.process.returncode == 0
 
 
-async def test_a_worker_whose_loop_is_held_ends_with_its_driver_all_the_same(provider: Provider, tmp_path: Path) -> None:
+async def test_a_worker_whose_loop_is_held_ends_with_its_driver_all_the_same(
+    provider: Provider, tmp_path: Path
+) -> None:
     place = str(tmp_path / "held")
     flow = af.Flow("f")
     flow.source(range(3)).map(lambda n: holds(n, place)).sink(af.io.jsonl(tmp_path / "out"))
     async with headquarters_for(provider, 60) as (host, headquarters):
         async with ClusterClient(host, Whereabouts((headquarters.address,)), SECRET) as client:
-            await client.submit("job", submission_of(build_job_graph(flow.graph), no_restart(), TaskOptions()))
+            await client.submit(
+                "job", submission_of(build_job_graph(flow.graph), no_restart(), TaskOptions())
+            )
         await eventually(lambda: Path(place).exists())
         assert not provider.is_over()
     await eventually(provider.is_over, within_s=40)
@@ -128,4 +141,6 @@ def test_a_second_attempt_of_spark_goes_home(monkeypatch: pytest.MonkeyPatch) ->
             return 1
 
     monkeypatch.setattr("pyspark.TaskContext.get", SecondAttempt)
-    assert list(WorkerTask("worker-1", "127.0.0.1", 1, SECRET)(iter(()))) == [(RETRIED, "attempt 1")]
+    assert list(WorkerTask("worker-1", "127.0.0.1", 1, SECRET)(iter(()))) == [
+        (RETRIED, "attempt 1")
+    ]

@@ -1,4 +1,6 @@
-"""What cannot work is refused with the way out: too few cores, second attempts, plain text between machines, a Python without libraries."""
+"""What cannot work is refused with the way out: too few cores, second attempts, plain text
+between machines, a Python without libraries.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +36,47 @@ def flow() -> af.DataStream[int]:
         ("spark://h:7077", {"spark.cores.max": "3"}, 2, True, None),
     ],
 )
-def test_so_many_workers_fit(master: str, config: Mapping[str, str], workers: int, shared: bool, cores: int | None) -> None:
+def test_so_many_workers_fit(
+    master: str, config: Mapping[str, str], workers: int, shared: bool, cores: int | None
+) -> None:
     check_cores(master, config, workers, shared=shared, cores=cores)
 
 
 @pytest.mark.parametrize(
     ("master", "config", "workers", "shared", "says"),
     [
-        ("local", {}, 2, False, "local has 1 cores, and 2 workers need 2: each holds its core for as long as the flow runs"),
-        ("local[2]", {}, 2, True, "local\\[2\\] has 2 cores, and 2 workers need 3: .* and 1 must stay free for the other jobs"),
+        (
+            "local",
+            {},
+            2,
+            False,
+            "local has 1 cores, and 2 workers need 2: each holds its core for as long as the flow "
+            "runs",
+        ),
+        (
+            "local[2]",
+            {},
+            2,
+            True,
+            "local\\[2\\] has 2 cores, and 2 workers need 3: .* and 1 must stay free for the "
+            "other jobs",
+        ),
         ("local-cluster[2,1,1024]", {}, 3, False, "has 2 cores, and 3 workers need 3"),
-        ("local-cluster[2,1,1024]", {"spark.task.cpus": "2"}, 2, False, "2 workers of 2 cores each need 4"),
+        (
+            "local-cluster[2,1,1024]",
+            {"spark.task.cpus": "2"},
+            2,
+            False,
+            "2 workers of 2 cores each need 4",
+        ),
         ("yarn", {"spark.cores.max": "1"}, 2, False, "yarn has 1 cores"),
-        ("local[8]", {"spark.speculation": "true"}, 1, False, "spark.speculation is on: Spark would start workers a second time"),
+        (
+            "local[8]",
+            {"spark.speculation": "true"},
+            1,
+            False,
+            "spark.speculation is on: Spark would start workers a second time",
+        ),
     ],
 )
 def test_too_many_workers_are_refused_with_the_numbers(
@@ -69,10 +99,23 @@ def test_an_application_takes_no_more_of_a_cluster_than_its_workers_need() -> No
 def test_neither_records_nor_the_secret_cross_a_network_in_plain_text_unless_told_to() -> None:
     check_secrecy("127.0.0.1", {}, has_tls=False, allow_plaintext=False)
     check_secrecy("10.0.0.1", {}, has_tls=False, allow_plaintext=True)
-    check_secrecy("10.0.0.1", {"spark.network.crypto.enabled": "true"}, has_tls=True, allow_plaintext=False)
+    check_secrecy(
+        "10.0.0.1", {"spark.network.crypto.enabled": "true"}, has_tls=True, allow_plaintext=False
+    )
     with pytest.raises(NotAuthenticated, match=r"connect to 10.0.0.1 in plain text: give tls="):
-        check_secrecy("10.0.0.1", {"spark.network.crypto.enabled": "true"}, has_tls=False, allow_plaintext=False)
-    with pytest.raises(NotAuthenticated, match=r"the secret of the workers would travel in plain text in Spark's tasks: set spark.network"):
+        check_secrecy(
+            "10.0.0.1",
+            {"spark.network.crypto.enabled": "true"},
+            has_tls=False,
+            allow_plaintext=False,
+        )
+    with pytest.raises(
+        NotAuthenticated,
+        match=(
+            r"the secret of the workers would travel in plain text in Spark's tasks: set "
+            r"spark.network"
+        ),
+    ):
         check_secrecy("10.0.0.1", {}, has_tls=True, allow_plaintext=False)
 
 
@@ -83,13 +126,18 @@ def test_a_number_that_is_none_is_refused(given: dict[str, Any]) -> None:
 
 
 def test_a_bridge_on_another_master_is_refused() -> None:
-    with pytest.raises(ValueError, match="bridge= is a session on 'local\\[4\\]', and master= is 'local\\[2\\]'"):
+    with pytest.raises(
+        ValueError, match="bridge= is a session on 'local\\[4\\]', and master= is 'local\\[2\\]'"
+    ):
         af.SparkWorkers("local[2]", bridge=SparkBridge("local[4]"))
 
 
 async def test_a_flow_that_uses_another_session_is_refused() -> None:
     source = af.Flow("f").source(af.io.spark(SparkBridge("local[4]"), "SELECT 1 AS one"))
-    with pytest.raises(af.GraphError, match="uses a Spark session on 'local\\[4\\]', and the workers would be on 'local\\[2\\]'"):
+    with pytest.raises(
+        af.GraphError,
+        match="uses a Spark session on 'local\\[4\\]', and the workers would be on 'local\\[2\\]'",
+    ):
         await source.collect(on=af.SparkWorkers("local[2]"))
 
 
@@ -102,13 +150,25 @@ def test_the_secret_is_not_shown() -> None:
     assert "s3cr3t" not in repr(WorkerTask("spark-1", "127.0.0.1", 1, b"s3cr3t"))
 
 
-async def test_with_a_session_of_the_service_a_core_stays_free_for_its_other_jobs(spark: SparkBridge) -> None:
-    with pytest.raises(af.SparkError, match=r"local\[2\] has 2 cores, and 2 workers need 3: .* 1 must stay free for the other jobs"):
+async def test_with_a_session_of_the_service_a_core_stays_free_for_its_other_jobs(
+    spark: SparkBridge,
+) -> None:
+    with pytest.raises(
+        af.SparkError,
+        match=(
+            r"local\[2\] has 2 cores, and 2 workers need 3: .* 1 "
+            r"must stay free for the other jobs"
+        ),
+    ):
         await flow().collect(on=af.SparkWorkers("local[2]", workers=2, bridge=spark))
 
 
-async def test_the_example_runs_on_a_session_that_others_use_too(spark: SparkBridge, capsys: pytest.CaptureFixture[str]) -> None:
-    await importlib.import_module("examples.spark_workers").main(af.SparkWorkers("local[2]", workers=1, bridge=spark))
+async def test_the_example_runs_on_a_session_that_others_use_too(
+    spark: SparkBridge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await importlib.import_module("examples.spark_workers").main(
+        af.SparkWorkers("local[2]", workers=1, bridge=spark)
+    )
 
     assert capsys.readouterr().out.splitlines() == [
         " 0 min  cellar     100 W",
@@ -121,34 +181,49 @@ async def test_the_example_runs_on_a_session_that_others_use_too(spark: SparkBri
 
 
 async def test_a_frame_of_the_session_can_be_the_source(spark: SparkBridge) -> None:
-    rows = af.Flow("f").source(af.io.spark(spark, "SELECT id FROM range(0, 500, 1, 1)")).map(lambda row: row["id"])
+    rows = (
+        af.Flow("f")
+        .source(af.io.spark(spark, "SELECT id FROM range(0, 500, 1, 1)"))
+        .map(lambda row: row["id"])
+    )
     total = await rows.key_by(lambda n: n % 5).sum().collect(on=af.SparkWorkers("local[2]"))
     assert max(total) == (4, sum(range(4, 500, 5)))
 
 
-async def test_what_a_flow_prints_is_printed_here(spark: SparkBridge, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_what_a_flow_prints_is_printed_here(
+    spark: SparkBridge, capfd: pytest.CaptureFixture[str]
+) -> None:
     words = af.Flow("f").source(["b", "a", "b"]).key_by(str.lower).count()
     words.sink(af.io.stdout())
     await words.flow.execute(on=af.SparkWorkers("local[2]", workers=1, bridge=spark))
     assert sorted(capfd.readouterr().out.splitlines()) == ["('a', 1)", "('b', 1)", "('b', 2)"]
 
 
-async def test_libraries_that_executors_lack_are_named_at_the_start(spark: SparkBridge, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_libraries_that_executors_lack_are_named_at_the_start(
+    spark: SparkBridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = SparkWorkersRun._task_of
 
     def lacking(run: SparkWorkersRun, worker_id: str) -> WorkerTask:
         task = made(run, worker_id)
-        return WorkerTask(worker_id, task.host, task.port, task.secret, needed=(*NEEDED, "no_such_module"))
+        return WorkerTask(
+            worker_id, task.host, task.port, task.secret, needed=(*NEEDED, "no_such_module")
+        )
 
     monkeypatch.setattr(SparkWorkersRun, "_task_of", lacking)
-    with pytest.raises(af.SparkError, match=r"a worker cannot start in Spark: .*python.* lacks no_such_module.*pip install"):
+    with pytest.raises(
+        af.SparkError,
+        match=r"a worker cannot start in Spark: .*python.* lacks no_such_module.*pip install",
+    ):
         await flow().collect(on=af.SparkWorkers("local[2]", workers=1, bridge=spark))
 
 
 async def test_cancelled_while_its_workers_start_it_leaves_none_behind(spark: SparkBridge) -> None:
     session = await spark.session()
     tracker = session.sparkContext.statusTracker()
-    running = asyncio.ensure_future(flow().collect(on=af.SparkWorkers("local[2]", workers=1, bridge=spark)))
+    running = asyncio.ensure_future(
+        flow().collect(on=af.SparkWorkers("local[2]", workers=1, bridge=spark))
+    )
     async with asyncio.timeout(120):
         while not await spark.call(lambda: list(tracker.getActiveJobsIds())):
             await asyncio.sleep(0.01)

@@ -1,4 +1,5 @@
-"""Workers inside Spark's executors: what is killed is replaced and nothing is lost or counted twice; nothing outlives the program.
+"""Workers inside Spark's executors: what is killed is replaced and nothing is lost or counted
+twice; nothing outlives the program.
 
 A process can have one Spark context, so each test runs a program of its own (`workers_program`).
 """
@@ -30,8 +31,13 @@ pytestmark = [
 
 
 @contextmanager
-def program(scenario: str, master: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """The program, and the file that its standard output goes to. Killed at the end if it is still there."""
+def program(
+    scenario: str, master: str, folder: Path
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """The program, and the file that its standard output goes to.
+
+    Killed at the end if it is still there.
+    """
     said = folder / "said"
     argv = [sys.executable, "-m", "tests.spark.workers_program", scenario, master, str(folder)]
     with said.open("w") as out, (folder / "log").open("w") as log:
@@ -59,7 +65,11 @@ def test_what_is_killed_under_load_is_replaced_and_every_record_counts_once(tmp_
 
 def test_on_a_standalone_cluster_a_killed_program_leaves_nothing_behind(tmp_path: Path) -> None:
     with standalone(tmp_path) as master, program("endless", master, tmp_path) as (process, said):
-        until(lambda: "pids" in said.read_text() or process.poll() is not None, "the flow runs again after a worker was killed", WITHIN_S)
+        until(
+            lambda: "pids" in said.read_text() or process.poll() is not None,
+            "the flow runs again after a worker was killed",
+            WITHIN_S,
+        )
         assert process.poll() is None, (tmp_path / "log").read_text()
         pids = [int(pid) for pid in said.read_text().split()[1:]]
         assert len(pids) >= 3, "two workers, and their executors"
@@ -68,24 +78,48 @@ def test_on_a_standalone_cluster_a_killed_program_leaves_nothing_behind(tmp_path
 
         process.kill()
 
-        until(lambda: not any(alive(pid) for pid in pids), "workers and executors have ended", WITHIN_S)
+        until(
+            lambda: not any(alive(pid) for pid in pids),
+            "workers and executors have ended",
+            WITHIN_S,
+        )
 
 
 @contextmanager
 def standalone(folder: Path) -> Iterator[str]:
-    """A master and two workers with a core each, from the wheel: it has no start scripts, so their classes are started by name."""
+    """A master and two workers with a core each, from the wheel: it has no start scripts, so
+    their classes are started by name.
+    """
     import pyspark
 
     home = Path(pyspark.__file__).parent
-    quiet = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1", "SPARK_DAEMON_MEMORY": "256m"}
-    environ = {**os.environ, **quiet, "SPARK_WORKER_DIR": str(folder / "work"), "SPARK_DAEMON_JAVA_OPTS": BRIEF}
+    quiet = {
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_NO_DAEMONIZE": "1",
+        "SPARK_DAEMON_MEMORY": "256m",
+    }
+    environ = {
+        **os.environ,
+        **quiet,
+        "SPARK_WORKER_DIR": str(folder / "work"),
+        "SPARK_DAEMON_JAVA_OPTS": BRIEF,
+    }
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *argv: str) -> Path:
         log = folder / f"{name}.log"
         with log.open("wb") as out:
-            command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{argv[0]}", "--host", "127.0.0.1", *argv[1:]]
-            started.append(subprocess.Popen(command, stdout=out, stderr=out, env=environ, cwd=folder))
+            command = [
+                str(home / "bin" / "spark-class"),
+                f"org.apache.spark.deploy.{argv[0]}",
+                "--host",
+                "127.0.0.1",
+                *argv[1:],
+            ]
+            started.append(
+                subprocess.Popen(command, stdout=out, stderr=out, env=environ, cwd=folder)
+            )
         return log
 
     try:
@@ -95,7 +129,11 @@ def standalone(folder: Path) -> Iterator[str]:
         assert found is not None
         worker = ("worker.Worker", "--webui-port", "0", "--cores", "1", "--memory", "1g", found[1])
         for log in [start("worker-1", *worker), start("worker-2", *worker)]:
-            until(lambda log=log: "Successfully registered with master" in log.read_text(), "a worker", WITHIN_S)  # type: ignore[misc]
+            until(
+                lambda log=log: "Successfully registered with master" in log.read_text(),
+                "a worker",
+                WITHIN_S,
+            )  # type: ignore[misc]
         yield found[1]
     finally:
         for process in started:
@@ -120,6 +158,10 @@ def foreign_listeners(pids: list[int]) -> list[str]:
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             address, state = fields[1].split(":")[0], fields[3]
-            if state == "0A" and fields[9] in inodes and address not in (any_host, "00000000000000000000000001000000"):
+            if (
+                state == "0A"
+                and fields[9] in inodes
+                and address not in (any_host, "00000000000000000000000001000000")
+            ):
                 found.append(f"process {inodes[fields[9]]} at {fields[1]}")
     return found

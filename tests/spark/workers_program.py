@@ -1,10 +1,12 @@
-"""A program whose flow runs on workers inside Spark's executors while those are killed: `tests/spark/test_workers.py` reads what it prints.
+"""A program whose flow runs on workers inside Spark's executors while those are killed:
+`tests/spark/test_workers.py` reads what it prints.
 
     python -m tests.spark.workers_program SCENARIO MASTER FOLDER
 
-`faults`: a Python worker is killed, then the Spark job of one is cancelled, then an executor is killed, and the program's own loop is held;
-the flow ends with `mistakes` in its output. `endless`: one worker is killed, what is written has each number once all the same, and the
-flow runs until somebody kills the program.
+`faults`: a Python worker is killed, then the Spark job of one is cancelled, then an executor is
+killed, and the program's own loop is held; the flow ends with `mistakes` in its output. `endless`:
+one worker is killed, what is written has each number once all the same, and the flow runs until
+somebody kills the program.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ def counted(folder: Path) -> af.Flow:
 
 
 def is_exact(folder: Path) -> bool:
-    """Whether what is written so far counts each number once. Looked at between two files that come, it may not be; a number that is there
-    twice stays so."""
+    """Whether what is written so far counts each number once. Looked at between two files that
+    come, it may not be; a number that is there twice stays so."""
     counts: dict[int, list[int]] = {}
     for found, count in committed(folder):
         counts.setdefault(found, []).append(count)
@@ -71,10 +73,16 @@ class Watched:
 
     def pids(self) -> list[int]:
         """Of the workers that run tasks, or did not clean up."""
-        return [pid for pid in sorted(int(name.name) for name in (self.folder / "pids").iterdir()) if alive(pid)]
+        return [
+            pid
+            for pid in sorted(int(name.name) for name in (self.folder / "pids").iterdir())
+            if alive(pid)
+        ]
 
     async def runs_on_two(self, *without: int) -> list[int]:
-        """Once the job runs in two processes, none of which is one of `without`, and has committed more than before."""
+        """Once the job runs in two processes, none of which is one of `without`, and has
+        committed more than before.
+        """
 
         def two() -> bool:
             return len(set(self.pids()) - set(without)) == 2
@@ -85,10 +93,17 @@ class Watched:
         return [pid for pid in self.pids() if pid not in without]
 
     async def restarts(self, count: int) -> None:
-        await eventually(lambda: self.job.metrics() is not None and self.run.job_master.executions.restarts >= count, within_s=WITHIN_S)
+        await eventually(
+            lambda: (
+                self.job.metrics() is not None and self.run.job_master.executions.restarts >= count
+            ),
+            within_s=WITHIN_S,
+        )
 
     def cancel_spark_job(self) -> None:
-        """That of the oldest worker, as an operator of the cluster would in Spark's web interface."""
+        """That of the oldest worker, as an operator of the cluster would in Spark's web
+        interface.
+        """
         context = self.run._bridge._process.session.sparkContext
         context._jsc.sc().cancelJob(min(context.statusTracker().getActiveJobsIds()))
 
@@ -123,7 +138,11 @@ async def faults(job: Watched) -> None:
     restarts = job.run.job_master.executions.restarts
     time.sleep(HELD_S)
     await job.runs_on_two()
-    print("the program held its loop, restarts more:", job.run.job_master.executions.restarts - restarts, flush=True)
+    print(
+        "the program held its loop, restarts more:",
+        job.run.job_master.executions.restarts - restarts,
+        flush=True,
+    )
 
     (job.folder / "stop").touch()
     result = await job.job.wait()
@@ -151,7 +170,9 @@ async def main(scenario: str, master: str, folder: Path) -> None:
     }
     place = af.SparkWorkers(master, workers=2, config=config)
     settings = {"checkpoints": folder / "checkpoints", "every": "300ms"}
-    async with counted(folder).run(on=place, restart=af.fixed_delay(attempts=20, delay="200ms"), **settings) as job:
+    async with counted(folder).run(
+        on=place, restart=af.fixed_delay(attempts=20, delay="200ms"), **settings
+    ) as job:
         await {"faults": faults, "endless": endless}[scenario](Watched(job, folder))
 
 

@@ -1,4 +1,6 @@
-"""Snapshots for tests without a loop, and a machine without threads for the backends that need one."""
+"""Snapshots for tests without a loop, and a machine without threads for the backends that need
+one.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,13 @@ _made: list[KeyedStateBackend] = []
 
 
 class TurnsHost(SystemHost):
-    """Makes blocking calls on the loop, some turns later: as a thread would, but the same each time."""
+    """Makes blocking calls on the loop, some turns later: as a thread would, but the same each
+    time.
+    """
 
-    def blocking(self, fn: Callable[..., T], *args: Any, dedicated: bool = False, name: str | None = None) -> asyncio.Future[T]:
+    def blocking(
+        self, fn: Callable[..., T], *args: Any, dedicated: bool = False, name: str | None = None
+    ) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -65,7 +71,9 @@ def closing_backends() -> Iterator[None]:
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs it on a loop of its own; called on a loop, it must await nothing but its turn, as the heap does."""
+    """Runs it on a loop of its own; called on a loop, it must await nothing but its turn, as the
+    heap does.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -79,12 +87,15 @@ def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
 
 def taken(backend: KeyedStateBackend) -> KeyedStateHandle:
     """All state and timers of `backend`, inline."""
+
     async def take() -> KeyedStateHandle | None:
         return await backend.begin_snapshot(1, full=True).write(InlineState())
 
     handle = run_now(take())
     backend.checkpoint_aborted(1)
-    return handle or KeyedStateHandle("heap", backend.max_parallelism, 0, backend.max_parallelism - 1, ())
+    return handle or KeyedStateHandle(
+        "heap", backend.max_parallelism, 0, backend.max_parallelism - 1, ()
+    )
 
 
 def restore(backend: KeyedStateBackend, handles: Sequence[KeyedStateHandle]) -> None:
@@ -97,13 +108,17 @@ FAR = 1 << 40
 
 
 class Passing:
-    """Values, entries of a table and timers that come and go, in a subtask that has some that stay."""
+    """Values, entries of a table and timers that come and go, in a subtask that has some that
+    stay.
+    """
 
     def __init__(self, state: KeyedStateBackend) -> None:
         self.state = state
         self.value = state.get_state(ValueStateDescriptor("value"))
         self.table = state.table("table", transient=True)
-        self.timers = InternalTimerService("timers", state, self.fire, self.fire, lambda _timestamp, _callback: None)  # type: ignore[arg-type,return-value]
+        self.timers = InternalTimerService(
+            "timers", state, self.fire, self.fire, lambda _timestamp, _callback: None
+        )  # type: ignore[arg-type,return-value]
         self.watermark = 0
 
     def fire(self, timestamp: int, key: Any, namespace: Any) -> None:

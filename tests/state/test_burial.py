@@ -38,7 +38,9 @@ async def test_little_is_freed_by_whoever_lets_go_of_it() -> None:
 
 
 async def test_many_that_are_freed_in_one_turn_are_as_much_as_a_large_one() -> None:
-    """The limit is one of the turn: what goes beyond it waits, in turn, also where each alone would be little."""
+    """The limit is one of the turn: what goes beyond it waits, in turn, also where each alone
+    would be little.
+    """
     ten = [Windowed.fromkeys(range(FREED_A_TURN // 2)) for _ in range(10)]
     there = [ref(entries) for entries in ten]
     while ten:
@@ -63,7 +65,9 @@ def test_without_a_loop_nobody_waits() -> None:
 
 
 async def test_a_namespace_that_is_dropped_begins_anew_at_once() -> None:
-    table = HeapKeyedStateBackend(max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=lambda: 0).table("windows")
+    table = HeapKeyedStateBackend(
+        max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=lambda: 0
+    ).table("windows")
     old = table.of(10, range(MANY))
     old.update(dict.fromkeys(range(MANY), 1))
     table.drop(10)
@@ -73,7 +77,9 @@ async def test_a_namespace_that_is_dropped_begins_anew_at_once() -> None:
 
 
 async def test_what_an_unfinished_snapshot_needs_stays() -> None:
-    backend = HeapKeyedStateBackend(max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=lambda: 0)
+    backend = HeapKeyedStateBackend(
+        max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=lambda: 0
+    )
     table = backend.table("windows")
     held = table.of(10, range(MANY))
     held.update(dict.fromkeys(range(MANY), 1))

@@ -18,7 +18,9 @@ from tests.state.snapshots import FAR, Passing
 
 
 def backend() -> HeapKeyedStateBackend:
-    return HeapKeyedStateBackend(max_parallelism=16, key_group_range=KeyGroupRange(0, 15), now_ms=lambda: 0)
+    return HeapKeyedStateBackend(
+        max_parallelism=16, key_group_range=KeyGroupRange(0, 15), now_ms=lambda: 0
+    )
 
 
 class Unfinished:
@@ -65,7 +67,9 @@ async def test_batches_changed_in_place_are_in_every_snapshot_as_they_were(seed:
             entries = table.of(None, keys)
             for key in keys:
                 if key not in entries:
-                    entries[key] = accumulator(random, random.choice(kinds) if key % 3 else kinds[0])
+                    entries[key] = accumulator(
+                        random, random.choice(kinds) if key % 3 else kinds[0]
+                    )
                 elif len(entries[key]) == 2 and not isinstance(entries[key][1], set):
                     change(entries[key], random)
                 else:
@@ -85,7 +89,9 @@ async def test_batches_changed_in_place_are_in_every_snapshot_as_they_were(seed:
                 if one.handle is not None:
                     restored = backend()
                     await restored.restore_from([one.handle], InlineState())
-                    assert (dict(restored.items("t")) if "t" in restored.names() else {}) == one.expected
+                    assert (
+                        dict(restored.items("t")) if "t" in restored.names() else {}
+                    ) == one.expected
                 if not unfinished:
                     state.checkpoint_completed(one.number)
     for one in unfinished:
@@ -130,7 +136,9 @@ async def test_what_comes_and_goes_between_two_snapshots_leaves_no_note() -> Non
     state.close()
 
 
-async def test_work_and_notes_of_a_snapshot_are_bounded_by_what_is_there_however_much_comes_and_goes() -> None:
+async def test_work_and_notes_of_a_snapshot_are_bounded_by_what_is_there_however_much_comes_and_goes() -> (
+    None
+):
     state, output = backend(), InlineState()
     passing = Passing(state)
     worst = 0
@@ -141,7 +149,9 @@ async def test_work_and_notes_of_a_snapshot_are_bounded_by_what_is_there_however
         await snapshot.write(output)
         worst = max(worst, snapshot.rows)
         state.checkpoint_completed(number)
-    assert worst <= 6 * 4 * 10, "rows: of ten keys a value, two entries and a timer, and what is gone since"
+    assert worst <= 6 * 4 * 10, (
+        "rows: of ten keys a value, two entries and a timer, and what is gone since"
+    )
     assert noted(state) <= 4 * 4 * 10
     state.close()
 

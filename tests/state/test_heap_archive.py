@@ -1,4 +1,6 @@
-"""The bases of a checkpoint's sections go round: nothing is written again all at once, and files leave when no section needs them."""
+"""The bases of a checkpoint's sections go round: nothing is written again all at once, and files
+leave when no section needs them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from aioflow.core.keygroups import KeyGroupRange, key_group, range_for_subtask
 from aioflow.state.changes import Space
 from aioflow.state.handles import KeyedStateHandle, StateFile
 from aioflow.state.heap import HeapKeyedStateBackend
-from aioflow.state.heap_archive import ROUND, SMALL_FILES_MAX, Archive, Choice, Sections, WrittenFile, choose
+from aioflow.state.heap_archive import (
+    ROUND,
+    SMALL_FILES_MAX,
+    Archive,
+    Choice,
+    Sections,
+    WrittenFile,
+    choose,
+)
 from aioflow.state.heap_keys import SpokenKeys
 from aioflow.state.heap_snapshot import BASES
 from aioflow.state.inline import InlineState
@@ -72,7 +82,9 @@ class Subtask:
 
 def backend(groups: KeyGroupRange | None = None) -> HeapKeyedStateBackend:
     return HeapKeyedStateBackend(
-        max_parallelism=MAX_PARALLELISM, key_group_range=groups or KeyGroupRange(0, MAX_PARALLELISM - 1), now_ms=lambda: 0
+        max_parallelism=MAX_PARALLELISM,
+        key_group_range=groups or KeyGroupRange(0, MAX_PARALLELISM - 1),
+        now_ms=lambda: 0,
     )
 
 
@@ -95,7 +107,9 @@ async def filled() -> Subtask:
 
 
 async def test_a_section_that_was_written_again_needs_no_older_file(filled: Subtask) -> None:
-    """H7: half-way round, and once round: what is left of the files holds everything that ever changed, and what never did."""
+    """H7: half-way round, and once round: what is left of the files holds everything that ever
+    changed, and what never did.
+    """
     first = await filled.change(0)
     for _ in range(3 * ROUND):
         handle = await filled.change(64)
@@ -115,9 +129,15 @@ async def test_a_file_that_no_section_needs_is_let_go(filled: Subtask) -> None:
     assert min(handle.meta[BASES]) == 0, "the first that is left is needed"
 
 
-async def test_no_checkpoint_writes_more_than_a_few_times_what_has_changed(filled: Subtask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1 % changes each time: none of many checkpoints writes more than 5 % of a full one, but for the grain of a section."""
-    monkeypatch.setattr("aioflow.state.heap_archive.SMALL_ROWS", 0)  # In a large state that is nothing.
+async def test_no_checkpoint_writes_more_than_a_few_times_what_has_changed(
+    filled: Subtask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 % changes each time: none of many checkpoints writes more than 5 % of a full one, but
+    for the grain of a section.
+    """
+    monkeypatch.setattr(
+        "aioflow.state.heap_archive.SMALL_ROWS", 0
+    )  # In a large state that is nothing.
     whole = filled.output.sizes[0]
     await filled.change(64, 3 * ROUND)
     section = whole / MAX_PARALLELISM
@@ -140,7 +160,9 @@ async def test_where_little_changes_little_is_written_and_files_stay_few(filled:
 
 
 async def test_a_key_that_is_gone_stays_gone_wherever_the_bases_are(filled: Subtask) -> None:
-    """H7: the file that says so is written together with others while one that put the key is still there."""
+    """H7: the file that says so is written together with others while one that put the key is
+    still there.
+    """
     for number in range(2 * ROUND):
         for key in range(number * 7, number * 7 + 3):
             filled.remove(key)
@@ -165,7 +187,9 @@ async def test_a_key_that_went_long_ago_is_not_spoken_of_for_ever(filled: Subtas
 
 
 @pytest.mark.parametrize("parallelism", [2, 3, 5])
-async def test_half_way_round_a_checkpoint_is_restored_at_another_parallelism(filled: Subtask, parallelism: int) -> None:
+async def test_half_way_round_a_checkpoint_is_restored_at_another_parallelism(
+    filled: Subtask, parallelism: int
+) -> None:
     """H7: the key groups of a subtask are of sections whose bases are in different files."""
     filled.remove(5)
     handle = await filled.change(64, ROUND // 2)
@@ -179,7 +203,9 @@ async def test_half_way_round_a_checkpoint_is_restored_at_another_parallelism(fi
     assert found == filled.expected
 
 
-async def test_a_subtask_that_is_restored_again_and_again_goes_on_with_the_round(filled: Subtask) -> None:
+async def test_a_subtask_that_is_restored_again_and_again_goes_on_with_the_round(
+    filled: Subtask,
+) -> None:
     """H7.1: otherwise no file would ever leave, where restarts come faster than bases go round."""
     first = await filled.change(64)
     for _ in range(3 * ROUND // 4):
@@ -190,9 +216,16 @@ async def test_a_subtask_that_is_restored_again_and_again_goes_on_with_the_round
     assert len(handle.files) <= 2 * ROUND
 
 
-@pytest.mark.parametrize("said", [None, [], [0] * 31, [99] * MAX_PARALLELISM, "x" * MAX_PARALLELISM, [0.5] * MAX_PARALLELISM])
-async def test_without_a_word_on_bases_the_first_file_is_that_of_all(filled: Subtask, said: Any) -> None:
-    """A checkpoint of an earlier version is gone on from, and so is one that says what cannot be."""
+@pytest.mark.parametrize(
+    "said",
+    [None, [], [0] * 31, [99] * MAX_PARALLELISM, "x" * MAX_PARALLELISM, [0.5] * MAX_PARALLELISM],
+)
+async def test_without_a_word_on_bases_the_first_file_is_that_of_all(
+    filled: Subtask, said: Any
+) -> None:
+    """A checkpoint of an earlier version is gone on from, and so is one that says what cannot
+    be.
+    """
     handle = await filled.change(64, 20)
     await filled.restart(replace(handle, meta={} if said is None else {BASES: said}))
     filled.remove(5)
@@ -212,7 +245,10 @@ async def test_a_checkpoint_that_is_aborted_or_overtaken_moves_no_base(filled: S
     filled.number = 200
     for _ in range(ROUND):
         filled.put(range(50), filled.number)
-        earlier, later = backend_.begin_snapshot(filled.number + 1), backend_.begin_snapshot(filled.number + 2)
+        earlier, later = (
+            backend_.begin_snapshot(filled.number + 1),
+            backend_.begin_snapshot(filled.number + 2),
+        )
         for snapshot in (later, earlier):
             await snapshot.write(filled.output)
         backend_.checkpoint_completed(filled.number + 1)
@@ -243,7 +279,9 @@ def test_without_files_or_when_told_to_everything_is_written() -> None:
 
 
 def test_the_oldest_bases_come_first_and_what_is_not_spent_is_kept_for_the_next() -> None:
-    archive = Archive().after(Choice(0, 0, frozenset(range(4)), 0), written(dict.fromkeys(range(4), 1_000)))
+    archive = Archive().after(
+        Choice(0, 0, frozenset(range(4)), 0), written(dict.fromkeys(range(4), 1_000))
+    )
     again = []
     for _ in range(12):
         choice = choose(archive, 4, 250, full=False)
@@ -255,7 +293,9 @@ def test_the_oldest_bases_come_first_and_what_is_not_spent_is_kept_for_the_next(
 
 
 def test_small_files_at_the_end_are_written_together_and_no_more_than_a_share_of_all() -> None:
-    archive = Archive().after(Choice(0, 0, frozenset(range(4)), 0), written(dict.fromkeys(range(4), 100_000)))
+    archive = Archive().after(
+        Choice(0, 0, frozenset(range(4)), 0), written(dict.fromkeys(range(4), 100_000))
+    )
     counts = []
     for _ in range(5 * SMALL_FILES_MAX**2):
         choice = choose(archive, 4, 10, full=False)
@@ -286,5 +326,10 @@ def test_keys_are_given_back_in_order_space_by_space() -> None:
     spoken.add(spaces[2], tuple(range(100)))
     spoken.add(spaces[0], [4])
     spoken.settle()
-    assert [(space.namespace, list(keys)) for space, keys in spoken.parts()] == [(0, [1, 2]), (1, [3]), (2, list(range(100))), (0, [4])]
+    assert [(space.namespace, list(keys)) for space, keys in spoken.parts()] == [
+        (0, [1, 2]),
+        (1, [3]),
+        (2, list(range(100))),
+        (0, [4]),
+    ]
     assert (len(spoken), len(spoken.tuples())) == (104, 5)

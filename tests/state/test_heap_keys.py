@@ -45,7 +45,9 @@ def bystanding() -> Iterator[Bystander]:
     made.stop()
 
 
-async def test_a_record_goes_all_its_way_between_two_slices_where_the_loop_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_record_goes_all_its_way_between_two_slices_where_the_loop_has_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 0.0)
     with bystanding() as bystander:
         pace = Pace()
@@ -56,9 +58,13 @@ async def test_a_record_goes_all_its_way_between_two_slices_where_the_loop_has_t
             assert bystander.turns == slices * TURNS
 
 
-async def test_on_a_full_loop_a_snapshot_does_more_at_once_and_gives_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_on_a_full_loop_a_snapshot_does_more_at_once_and_gives_one_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with bystanding() as bystander:
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: bystander.turns * LONG_S / TURNS)
+        monkeypatch.setattr(
+            asyncio.get_running_loop(), "time", lambda: bystander.turns * LONG_S / TURNS
+        )
         pace = Pace()
         for _ in range(LONG_BREATHS):
             await pace.looked_at(KEYS_A_SLICE)
@@ -76,9 +82,13 @@ async def test_on_a_full_loop_a_snapshot_does_more_at_once_and_gives_one_turn(mo
         assert bystander.turns == until_full + RUNS_WHEN_FULL + TURNS + 1
 
 
-async def test_the_older_a_snapshot_the_larger_its_share_of_a_full_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_older_a_snapshot_the_larger_its_share_of_a_full_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with bystanding() as bystander:
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: bystander.turns * LONG_S / TURNS)
+        monkeypatch.setattr(
+            asyncio.get_running_loop(), "time", lambda: bystander.turns * LONG_S / TURNS
+        )
         pace = Pace()
         turns_of_slice = []
         while bystander.turns * LONG_S / TURNS < (AGES_MAX + 1) * AGE_S:
@@ -90,10 +100,14 @@ async def test_the_older_a_snapshot_the_larger_its_share_of_a_full_loop(monkeypa
         assert (AGES_MAX + 1) * old <= young + 4
 
 
-async def test_an_old_snapshot_holds_a_full_loop_no_longer_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_old_snapshot_holds_a_full_loop_no_longer_than_its_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slice_s, spent = HOLD_S / 4, 0.0
     with bystanding() as bystander:
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: spent + bystander.turns * LONG_S / TURNS)
+        monkeypatch.setattr(
+            asyncio.get_running_loop(), "time", lambda: spent + bystander.turns * LONG_S / TURNS
+        )
         pace, held, turns = Pace(), 0.0, 0
         for _ in range(40 * SLICES_WHEN_FULL):
             spent += slice_s
@@ -103,8 +117,12 @@ async def test_an_old_snapshot_holds_a_full_loop_no_longer_than_its_bound(monkey
             await pace.looked_at(KEYS_A_SLICE)
 
 
-async def test_what_has_waited_for_eight_slices_does_not_make_a_loop_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records at a steady rate: the more a snapshot does at once, the longer they take when their turn comes."""
+async def test_what_has_waited_for_eight_slices_does_not_make_a_loop_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Records at a steady rate: the more a snapshot does at once, the longer they take when
+    their turn comes.
+    """
     loop = asyncio.get_running_loop()
     with bystanding() as bystander:
         monkeypatch.setattr(loop, "time", lambda: bystander.turns * LONG_S / TURNS)
@@ -124,7 +142,9 @@ async def test_what_has_waited_for_eight_slices_does_not_make_a_loop_full(monkey
 async def test_one_long_breath_does_not_make_a_loop_full(monkeypatch: pytest.MonkeyPatch) -> None:
     with bystanding() as bystander:
         is_long = False
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: bystander.turns * LONG_S * is_long)
+        monkeypatch.setattr(
+            asyncio.get_running_loop(), "time", lambda: bystander.turns * LONG_S * is_long
+        )
         pace = Pace()
         for slices in range(1, 4 * LONG_BREATHS):
             is_long = slices % LONG_BREATHS != 0

@@ -1,4 +1,6 @@
-"""Operator state: list, union list and broadcast, and how they are spread when the parallelism changes."""
+"""Operator state: list, union list and broadcast, and how they are spread when the parallelism
+changes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from aioflow.core.errors import RestoreError, StateError, TypeNotSupported
 from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import ListStateDescriptor, MapStateDescriptor
 from aioflow.core.type_registry import TypeRegistry
-from aioflow.state.operator_state import HeapOperatorStateBackend, decode_operator_state, encode_operator_state, redistribute
+from aioflow.state.operator_state import (
+    HeapOperatorStateBackend,
+    decode_operator_state,
+    encode_operator_state,
+    redistribute,
+)
 from aioflow.state.snapshot import OperatorSnapshot
 
 
@@ -30,7 +37,9 @@ def split(*subtasks: list[Any]) -> list[OperatorSnapshot]:
         (8, [["a0"], ["a1"], ["b0"], ["b1"], ["b2"], ["c0"], [], []]),
     ],
 )
-def test_list_state_is_cut_into_contiguous_even_chunks(parallelism: int, expected: list[list[str]]) -> None:
+def test_list_state_is_cut_into_contiguous_even_chunks(
+    parallelism: int, expected: list[list[str]]
+) -> None:
     """H5.1; with an unchanged parallelism elements stay with their owner."""
     new = redistribute(split(["a0", "a1"], ["b0", "b1", "b2"], ["c0"]), parallelism)
     assert [snapshot.split["s"] for snapshot in new] == expected
@@ -51,7 +60,9 @@ def test_next_list_state_begins_where_the_larger_chunks_ended() -> None:
 def test_union_state_goes_to_everybody_in_old_order(parallelism: int) -> None:
     """H5.3"""
     old = [OperatorSnapshot(union={"u": [i, i * 10]}) for i in range(3)]
-    assert [snapshot.union["u"] for snapshot in redistribute(old, parallelism)] == [[0, 0, 1, 10, 2, 20]] * parallelism
+    assert [snapshot.union["u"] for snapshot in redistribute(old, parallelism)] == [
+        [0, 0, 1, 10, 2, 20]
+    ] * parallelism
 
 
 def test_broadcast_state_is_copied_round_robin() -> None:
@@ -67,12 +78,19 @@ def test_nothing_to_redistribute_gives_empty_snapshots() -> None:
 
 
 @given(
-    names=st.lists(st.lists(st.lists(st.integers(), max_size=9), min_size=3, max_size=3), max_size=5),
+    names=st.lists(
+        st.lists(st.lists(st.integers(), max_size=9), min_size=3, max_size=3), max_size=5
+    ),
     parallelism=st.integers(1, 8),
 )
-def test_redistribution_keeps_every_element_once_and_in_order_and_is_fair(names: list[list[list[int]]], parallelism: int) -> None:
+def test_redistribution_keeps_every_element_once_and_in_order_and_is_fair(
+    names: list[list[list[int]]], parallelism: int
+) -> None:
     """H5"""
-    old = [OperatorSnapshot(split={f"s{n}": states[i] for n, states in enumerate(names)}) for i in range(3)]
+    old = [
+        OperatorSnapshot(split={f"s{n}": states[i] for n, states in enumerate(names)})
+        for i in range(3)
+    ]
     new = redistribute(old, parallelism)
     for n, states in enumerate(names):
         everything = [element for elements in states for element in elements]
@@ -118,7 +136,9 @@ def test_the_same_name_is_the_same_state_and_not_one_of_another_kind() -> None:
     backend = HeapOperatorStateBackend()
     backend.get_list_state("x").add(1)
     assert backend.get_list_state("x").get() == [1]
-    with pytest.raises(StateError, match="'x' is asked for as union list state, but it is list state"):
+    with pytest.raises(
+        StateError, match="'x' is asked for as union list state, but it is list state"
+    ):
         backend.get_union_list_state("x")
     with pytest.raises(StateError, match="not empty"):
         backend.get_broadcast_state("")
@@ -141,9 +161,19 @@ def test_broadcast_state_is_a_map_and_read_only_on_the_other_side() -> None:
     rules.put_all({"b": 2, "c": 3})
     rules.remove("c")
     rules.remove("nothing")
-    assert (seen.get("a"), seen.get("z", 0), seen.contains("b"), seen.contains("c")) == (1, 0, True, False)
+    assert (seen.get("a"), seen.get("z", 0), seen.contains("b"), seen.contains("c")) == (
+        1,
+        0,
+        True,
+        False,
+    )
     assert (seen.keys(), seen.values(), seen.items()) == (["a", "b"], [1, 2], [("a", 1), ("b", 2)])
-    for write in (lambda: seen.put("x", 1), lambda: seen.put_all({"x": 1}), lambda: seen.remove("a"), seen.clear):
+    for write in (
+        lambda: seen.put("x", 1),
+        lambda: seen.put_all({"x": 1}),
+        lambda: seen.remove("a"),
+        seen.clear,
+    ):
         with pytest.raises(StateError, match=r"'rules' .*read-only"):
             write()
     assert rules.keys() == ["a", "b"]
@@ -155,13 +185,17 @@ def test_broadcast_state_is_a_map_and_read_only_on_the_other_side() -> None:
 
 
 def test_operator_state_comes_back_from_its_bytes_type_for_type() -> None:
-    snapshot = OperatorSnapshot({"s": [(1, "a"), [2], {3}], "none": []}, {"u": [b"x"]}, {"b": {("k", 1): [1.5], 2: None}})
+    snapshot = OperatorSnapshot(
+        {"s": [(1, "a"), [2], {3}], "none": []}, {"u": [b"x"]}, {"b": {("k", 1): [1.5], 2: None}}
+    )
     content = encode_operator_state(snapshot, Codec(), "totals")
     assert decode_operator_state(content, Codec(), "totals") == snapshot
 
 
 def test_bytes_of_operator_state_that_are_not_whole_are_refused_naming_the_operator() -> None:
-    content = encode_operator_state(OperatorSnapshot({"s": [1, "a"]}, {"u": [2]}, {"b": {"k": [3]}}), Codec(), "totals")
+    content = encode_operator_state(
+        OperatorSnapshot({"s": [1, "a"]}, {"u": [2]}, {"b": {"k": [3]}}), Codec(), "totals"
+    )
     for end in range(len(content)):
         with pytest.raises(RestoreError, match="'totals'"):
             decode_operator_state(content[:end], Codec(), "totals")
@@ -190,10 +224,14 @@ class Uncopied:
 
 
 def test_what_cannot_be_copied_is_refused_by_name_when_it_is_written() -> None:
-    """Not where the view is taken: that would fail the task, which would come back to it for ever."""
+    """Not where the view is taken: that would fail the task, which would come back to it for
+    ever.
+    """
     backend = HeapOperatorStateBackend()
     backend.get_list_state("one").update([Uncopied()])
-    with pytest.raises(TypeNotSupported, match=r"operator 'keeps', operator state 'one': .*Uncopied cannot travel"):
+    with pytest.raises(
+        TypeNotSupported, match=r"operator 'keeps', operator state 'one': .*Uncopied cannot travel"
+    ):
         encode_operator_state(backend.snapshot(), Codec(), "keeps")
 
 
@@ -206,7 +244,9 @@ class Locked:
 
 @pytest.mark.parametrize("kind", ["list", "union", "broadcast"])
 def test_what_can_travel_but_cannot_be_copied_is_refused_by_name(kind: str) -> None:
-    """F1: it would be written as it is then, with what elements from behind the barrier have made of it."""
+    """F1: it would be written as it is then, with what elements from behind the barrier have
+    made of it.
+    """
     types = TypeRegistry()
     types.register(Locked, encode=lambda value: value.number, decode=Locked)
     backend = HeapOperatorStateBackend()
@@ -214,16 +254,26 @@ def test_what_can_travel_but_cannot_be_copied_is_refused_by_name(kind: str) -> N
     if kind == "broadcast":
         backend.get_broadcast_state("one").put("key", one)
     else:
-        (backend.get_list_state if kind == "list" else backend.get_union_list_state)("one").update([one])
+        (backend.get_list_state if kind == "list" else backend.get_union_list_state)("one").update(
+            [one]
+        )
     view = backend.snapshot()
     one.number = 2  # By the next element, while the checkpoint is written.
-    with pytest.raises(TypeNotSupported, match=r"operator 'keeps', operator state 'one': a value cannot be copied .*lock.* __deepcopy__"):
+    with pytest.raises(
+        TypeNotSupported,
+        match=(
+            r"operator 'keeps', operator state 'one': a value cannot be copied .*lock.* "
+            r"__deepcopy__"
+        ),
+    ):
         encode_operator_state(view, Codec(types), "keeps")
 
 
 def test_restored_lists_that_nobody_asked_for_are_known() -> None:
     backend = HeapOperatorStateBackend()
-    backend.restore(OperatorSnapshot({"a": [1], "b": [2], "empty": []}, {"c": [3]}, {"later": {"x": 1}}))
+    backend.restore(
+        OperatorSnapshot({"a": [1], "b": [2], "empty": []}, {"c": [3]}, {"later": {"x": 1}})
+    )
     assert backend.unclaimed() == ["a", "b", "c"]
     backend.get_list_state("a")
     backend.get_union_list_state("c")

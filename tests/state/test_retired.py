@@ -16,7 +16,9 @@ from aioflow.state.retired import FREED_A_SLICE, Retired
 
 
 def backend() -> HeapKeyedStateBackend:
-    return HeapKeyedStateBackend(max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=lambda: 0)
+    return HeapKeyedStateBackend(
+        max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=lambda: 0
+    )
 
 
 def put(state: HeapKeyedStateBackend, keys: range, value: int) -> None:
@@ -66,7 +68,9 @@ async def test_what_a_completed_checkpoint_made_void_goes_with_the_next_one() ->
 
 
 async def test_notes_that_a_later_checkpoint_writes_are_left_alone() -> None:
-    """Two are under way: what the first was to hold is part of the second until that one is through."""
+    """Two are under way: what the first was to hold is part of the second until that one is
+    through.
+    """
     state, output = backend(), InlineState()
     put(state, range(100), 1)
     await state.begin_snapshot(1, full=True).write(output)
@@ -79,7 +83,9 @@ async def test_notes_that_a_later_checkpoint_writes_are_left_alone() -> None:
     state.checkpoint_completed(2)
     await third.write(output)
     assert [generation.number for generation in third.plan.generations] == [1, 2]
-    assert [len(notes) for generation in third.plan.generations for _, notes in generation.noted()] == [10, 20]
+    assert [
+        len(notes) for generation in third.plan.generations for _, notes in generation.noted()
+    ] == [10, 20]
     state.close()
 
 
@@ -100,14 +106,18 @@ class HeldUp(InlineState):
         return await super().write(one_by_one())
 
 
-async def test_a_savepoint_that_takes_longer_than_checkpoints_after_it_holds_the_state_of_its_moment() -> None:
+async def test_a_savepoint_that_takes_longer_than_checkpoints_after_it_holds_the_state_of_its_moment() -> (
+    None
+):
     """A later checkpoint that completes subsumes no savepoint: what both look at is not to go."""
     state, output, slow = backend(), InlineState(), HeldUp()
     put(state, range(100), 1)
     await state.begin_snapshot(1, full=True).write(output)
     state.checkpoint_completed(1)
     put(state, range(50), 2)
-    savepoint = asyncio.ensure_future(state.begin_snapshot(2, full=True, canonical=True).write(slow))
+    savepoint = asyncio.ensure_future(
+        state.begin_snapshot(2, full=True, canonical=True).write(slow)
+    )
     await slow.has_begun.wait()
     put(state, range(100), 3)
     await state.begin_snapshot(3).write(output)
@@ -119,5 +129,7 @@ async def test_a_savepoint_that_takes_longer_than_checkpoints_after_it_holds_the
     restored = backend()
     await restored.restore_from([handle], output)
     held = restored.table("counts").peek(None)
-    assert {key: held[key] for key in held} == {f"key-{key}": 2 if key < 50 else 1 for key in range(100)}
+    assert {key: held[key] for key in held} == {
+        f"key-{key}": 2 if key < 50 else 1 for key in range(100)
+    }
     state.close()

@@ -1,4 +1,6 @@
-"""What is particular to the state backend over RocksDB: its cache, its files, its directory, and who may use it."""
+"""What is particular to the state backend over RocksDB: its cache, its files, its directory, and
+who may use it.
+"""
 
 from __future__ import annotations
 
@@ -44,17 +46,23 @@ def closed() -> Iterator[None]:
 
 
 def backend(choice: Any = "rocksdb", groups: KeyGroupRange = ALL) -> KeyedStateBackend:
-    return made(choice, max_parallelism=GROUPS, key_group_range=groups, now_ms=lambda: 0, operator="count")
+    return made(
+        choice, max_parallelism=GROUPS, key_group_range=groups, now_ms=lambda: 0, operator="count"
+    )
 
 
-async def checkpoint(of: KeyedStateBackend, number: int, output: Any = None, **kind: bool) -> KeyedStateHandle:
+async def checkpoint(
+    of: KeyedStateBackend, number: int, output: Any = None, **kind: bool
+) -> KeyedStateHandle:
     handle = await of.begin_snapshot(number, **kind).write(output or InlineState())
     of.checkpoint_completed(number)
     assert handle is not None
     return handle
 
 
-async def restored(choice: Any, handles: list[KeyedStateHandle], groups: KeyGroupRange = ALL) -> KeyedStateBackend:
+async def restored(
+    choice: Any, handles: list[KeyedStateHandle], groups: KeyGroupRange = ALL
+) -> KeyedStateBackend:
     new = backend(choice, groups)
     await new.restore_from(handles, InlineState())
     return new
@@ -73,14 +81,33 @@ class Counting(InlineState):
 
 # Rows.
 
-PARTS = (st.integers(), st.text(), st.binary(), st.booleans(), st.floats(allow_nan=False), st.decimals(-9, 9))
+PARTS = (
+    st.integers(),
+    st.text(),
+    st.binary(),
+    st.booleans(),
+    st.floats(allow_nan=False),
+    st.decimals(-9, 9),
+)
 KEYS = st.one_of(*PARTS, st.tuples(st.integers(), st.text()))
-VALUES = st.one_of(st.integers(), st.text(), st.floats(allow_nan=False), st.booleans(), st.lists(st.integers()), st.tuples(st.text()))
+VALUES = st.one_of(
+    st.integers(),
+    st.text(),
+    st.floats(allow_nan=False),
+    st.booleans(),
+    st.lists(st.integers()),
+    st.tuples(st.text()),
+)
 
 
 @given(key=KEYS, value=VALUES)
-def test_a_row_gives_back_the_key_as_it_was_spelled_and_the_value_type_for_type(key: Any, value: Any) -> None:
-    rows, space = RowCodec(Codec(), GROUPS), StoredSpace(7, "t", None, False, "operator 'count', state 't'")
+def test_a_row_gives_back_the_key_as_it_was_spelled_and_the_value_type_for_type(
+    key: Any, value: Any
+) -> None:
+    rows, space = (
+        RowCodec(Codec(), GROUPS),
+        StoredSpace(7, "t", None, False, "operator 'count', state 't'"),
+    )
     row = rows.row(space, key)
     found = rows.entry(space, row, rows.content(space, key, value))
     assert (found, type(found[0]), type(found[1])) == ((key, value), type(key), type(value))
@@ -101,7 +128,10 @@ def test_a_key_that_canonical_bytes_do_not_tell_is_none() -> None:
 
 
 def test_a_damaged_row_is_an_error_naming_the_state() -> None:
-    rows, space = RowCodec(Codec(), GROUPS), StoredSpace(7, "t", None, False, "operator 'count', state 't'")
+    rows, space = (
+        RowCodec(Codec(), GROUPS),
+        StoredSpace(7, "t", None, False, "operator 'count', state 't'"),
+    )
     with pytest.raises(StateError, match=r"operator 'count', state 't'.*cannot be read"):
         rows.entry(space, rows.row(space, "a"), b"\x00")
 
@@ -122,7 +152,11 @@ async def test_hardly_anything_stays_in_memory_and_everything_is_found() -> None
         assert state.value() == number
         state.update(-number)
     assert len(small.items("v")) == 20_000
-    assert (small.query("v", "key-37"), small.query("v", "key-38"), small.query("v", "none")) == (-37, 38, None)
+    assert (small.query("v", "key-37"), small.query("v", "key-38"), small.query("v", "none")) == (
+        -37,
+        38,
+        None,
+    )
 
 
 async def test_the_cache_is_bounded_by_the_bytes_of_its_values_too() -> None:
@@ -197,7 +231,8 @@ async def test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_row
         assert held.pop(number) == number
         assert bool(held) is (gone < count)
     assert looked_at < 5 * count
-    # What comes back, and is put on disk by others, is found there although rows behind it were looked at.
+    # What comes back, and is put on disk by others, is found there although rows behind it were
+    # looked at.
     again, others = numbers[0], range(-4_000, 0)
     for number in (again, *others):
         table.of_key(window, number)[number] = number
@@ -211,7 +246,9 @@ async def test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_row
     assert table.namespaces() == []
 
 
-async def test_however_many_windows_there_are_few_entries_are_written_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_however_many_windows_there_are_few_entries_are_written_out_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of one key each, as sessions have it."""
     small, windows = backend(RocksDB(cache_entries=6_000)), 12_000
     table = small.table("t")
@@ -232,8 +269,12 @@ async def test_however_many_windows_there_are_few_entries_are_written_out_at_onc
         table.of((number, number + 10), ["k"])["k"] = number
     assert max(written) <= EVICTED_MAX
     assert sum(written) >= windows - 6_000 - EVICTED_MAX
-    in_memory = [number for number in range(windows) if len(table.find((number, number + 10)).entries)]  # type: ignore[attr-defined]
-    assert in_memory == list(range(sum(written), windows)), "the oldest go first, and none of them twice"
+    in_memory = [
+        number for number in range(windows) if len(table.find((number, number + 10)).entries)
+    ]  # type: ignore[attr-defined]
+    assert in_memory == list(range(sum(written), windows)), (
+        "the oldest go first, and none of them twice"
+    )
 
 
 class Deletions:
@@ -303,7 +344,9 @@ async def test_what_comes_and_goes_between_two_checkpoints_is_never_written() ->
     assert dict(other.items("value")) == {key: key for key in range(-20, 0)}
 
 
-async def test_a_key_that_came_and_went_is_gone_also_where_a_cancelled_snapshot_was_to_say_so() -> None:
+async def test_a_key_that_came_and_went_is_gone_also_where_a_cancelled_snapshot_was_to_say_so() -> (
+    None
+):
     state: Any = backend()
     passing = Passing(state)
     passing.come("key", 10)
@@ -331,9 +374,15 @@ def test_what_cannot_be_encoded_is_refused_at_the_update() -> None:
         pass
 
     there = backend()
-    value, elements = there.get_state(ValueStateDescriptor("v")), there.get_state(ListStateDescriptor("l"))
+    value, elements = (
+        there.get_state(ValueStateDescriptor("v")),
+        there.get_state(ListStateDescriptor("l")),
+    )
     there.set_current_key("a")
-    for update, name in ((lambda: value.update(Local()), "v"), (lambda: elements.add(Local()), "l")):
+    for update, name in (
+        (lambda: value.update(Local()), "v"),
+        (lambda: elements.add(Local()), "l"),
+    ):
         with pytest.raises(TypeNotSupported, match=rf"operator 'count', state '{name}'.*Local"):
             update()
     with pytest.raises(TypeNotSupported, match=r"operator 'count', state 't'.*Local"):
@@ -369,7 +418,10 @@ async def test_what_an_aborted_checkpoint_uploaded_is_uploaded_again() -> None:
     assert dict((await restored("rocksdb", [handle])).items("t")) == {"a": 1}
 
 
-@pytest.mark.parametrize(("old", "new"), [("heap", "rocksdb"), ("rocksdb", "heap"), ("rocksdb", "rocksdb"), ("heap", "heap")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("heap", "rocksdb"), ("rocksdb", "heap"), ("rocksdb", "rocksdb"), ("heap", "heap")],
+)
 async def test_a_savepoint_of_one_backend_is_restored_by_the_other(old: str, new: str) -> None:
     """H7: with timers in their order, windows and times reached, at another parallelism."""
     fired: list[tuple[int, Any]] = []
@@ -393,11 +445,18 @@ async def test_a_savepoint_of_one_backend_is_restored_by_the_other(old: str, new
     whole = await restored(new, [savepoint])
     again = timers_of(whole)
     assert (again.event_time_timers(), again.current_watermark) == (expected, 50)
-    halves = [await restored(new, [savepoint], groups) for groups in (KeyGroupRange(0, 7), KeyGroupRange(8, 15))]
+    halves = [
+        await restored(new, [savepoint], groups)
+        for groups in (KeyGroupRange(0, 7), KeyGroupRange(8, 15))
+    ]
     for parts in ([whole], halves):
-        assert sorted(row for part in parts for row in part.items("v")) == [(number, [number]) for number in range(300)]
+        assert sorted(row for part in parts for row in part.items("v")) == [
+            (number, [number]) for number in range(300)
+        ]
         for window in range(3):
-            found = sorted(row for part in parts for row in part.items("windows", namespace=(window, 10)))
+            found = sorted(
+                row for part in parts for row in part.items("windows", namespace=(window, 10))
+            )
             assert found == [(number, number) for number in range(window, 300, 3)]
 
 
@@ -410,7 +469,9 @@ async def test_a_checkpoint_of_the_other_backend_is_refused_with_the_remedy() ->
 
 
 @pytest.mark.parametrize("damage", ["cut", "version", "groups", "path", "files"])
-async def test_a_last_file_that_is_not_sound_is_refused_naming_it_and_the_operator(damage: str) -> None:
+async def test_a_last_file_that_is_not_sound_is_refused_naming_it_and_the_operator(
+    damage: str,
+) -> None:
     before = backend()
     before.table("t").of()["a"] = 1
     handle = await checkpoint(before, 1)
@@ -449,10 +510,16 @@ async def test_a_database_that_is_not_whole_is_refused_naming_the_operator() -> 
 # The machine.
 
 
-async def test_with_threads_of_a_real_machine_the_job_goes_on_beside_the_checkpoint(tmp_path: Path) -> None:
+async def test_with_threads_of_a_real_machine_the_job_goes_on_beside_the_checkpoint(
+    tmp_path: Path,
+) -> None:
     host = SystemHost()
     there = create_keyed_backend(
-        RocksDB(path=str(tmp_path), cache_entries=2_000), max_parallelism=GROUPS, key_group_range=ALL, now_ms=lambda: 0, host=host
+        RocksDB(path=str(tmp_path), cache_entries=2_000),
+        max_parallelism=GROUPS,
+        key_group_range=ALL,
+        now_ms=lambda: 0,
+        host=host,
     )
     table = there.table("t")
     expected: dict[str, int] = {}
@@ -486,7 +553,11 @@ async def test_with_threads_of_a_real_machine_the_job_goes_on_beside_the_checkpo
 async def test_closed_while_a_thread_makes_a_checkpoint_it_leaves_nothing(tmp_path: Path) -> None:
     host = SystemHost()
     there = create_keyed_backend(
-        RocksDB(path=str(tmp_path)), max_parallelism=GROUPS, key_group_range=ALL, now_ms=lambda: 0, host=host
+        RocksDB(path=str(tmp_path)),
+        max_parallelism=GROUPS,
+        key_group_range=ALL,
+        now_ms=lambda: 0,
+        host=host,
     )
     there.table("t").of()["a"] = 1
     snapshot = there.begin_snapshot(1)
@@ -530,9 +601,15 @@ asyncio.run(main())
 """
 
 
-async def test_after_kill_9_the_checkpoint_is_restored_and_the_directory_is_cleared(tmp_path: Path) -> None:
+async def test_after_kill_9_the_checkpoint_is_restored_and_the_directory_is_cleared(
+    tmp_path: Path,
+) -> None:
     """H7, I5: what the dead process had written since is gone."""
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
     assert process.stdout is not None
     try:
         handle = pickle.loads(process.stdout.read(int.from_bytes(process.stdout.read(8), "big")))
@@ -554,7 +631,11 @@ async def test_after_kill_9_the_checkpoint_is_restored_and_the_directory_is_clea
 async def test_options_of_the_cluster_and_of_the_application(tmp_path: Path) -> None:
     """H1.4"""
     there = made(
-        "rocksdb", max_parallelism=GROUPS, key_group_range=ALL, now_ms=lambda: 0, options={"rocksdb.path": str(tmp_path / "deep")}
+        "rocksdb",
+        max_parallelism=GROUPS,
+        key_group_range=ALL,
+        now_ms=lambda: 0,
+        options={"rocksdb.path": str(tmp_path / "deep")},
     )
     there.table("t").of()["a"] = 1
     assert not (tmp_path / "deep").exists(), "nothing is made before it is needed"
@@ -569,9 +650,17 @@ def test_without_a_real_machine_it_is_refused_with_the_remedy() -> None:
         pass
 
     for host in (None, Simulated()):
-        with pytest.raises(StateError, match=r"operator 'count' cannot .*RocksDB.*files and threads.*state=\"heap\""):
+        with pytest.raises(
+            StateError,
+            match=r"operator 'count' cannot .*RocksDB.*files and threads.*state=\"heap\"",
+        ):
             create_keyed_backend(
-                "rocksdb", max_parallelism=GROUPS, key_group_range=ALL, now_ms=lambda: 0, operator="count", host=host  # type: ignore[arg-type]
+                "rocksdb",
+                max_parallelism=GROUPS,
+                key_group_range=ALL,
+                now_ms=lambda: 0,
+                operator="count",
+                host=host,  # type: ignore[arg-type]
             )
 
 
@@ -580,9 +669,16 @@ def test_without_the_package_it_is_refused_with_the_command_that_installs_it() -
         "import sys; sys.modules['rocksdict'] = None\n"
         "from aioflow.state.backend import create_keyed_backend\n"
         "from aioflow.core.keygroups import KeyGroupRange\n"
-        "create_keyed_backend('rocksdb', max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=lambda: 0)\n"
+        "create_keyed_backend('rocksdb', max_parallelism=8, key_group_range=KeyGroupRange(0, 7), "
+        "now_ms=lambda: 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
     assert "StateError" in done.stderr
     assert "pip install 'aioflow[rocksdb]'" in done.stderr
 

@@ -1,4 +1,6 @@
-"""Copies that a snapshot holds: nothing in them can be changed by the job, and what cannot be changed is shared."""
+"""Copies that a snapshot holds: nothing in them can be changed by the job, and what cannot be
+changed is shared.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,18 @@ def test_what_nobody_can_change_is_shared(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [[1, 2], {"a": 1}, [[1], [2]], {"a": {"b": [1]}}, ([1], 2), {1, 2}, bytearray(b"x"), Point([1]), [Point([1])], (Point([1]),)],
+    [
+        [1, 2],
+        {"a": 1},
+        [[1], [2]],
+        {"a": {"b": [1]}},
+        ([1], 2),
+        {1, 2},
+        bytearray(b"x"),
+        Point([1]),
+        [Point([1])],
+        (Point([1]),),
+    ],
 )
 def test_what_can_change_is_copied_all_the_way_down(value: Any) -> None:
     copied = frozen_copy(value)
@@ -51,7 +64,10 @@ def mutables(value: Any) -> list[int]:
 
 def test_snapshot_of_another_max_parallelism_is_named() -> None:
     check_max_parallelism(128, 128, "keyed state")
-    with pytest.raises(RestoreError, match=r"keyed state was written with max_parallelism=64, .* has 128.*set it to 64 again"):
+    with pytest.raises(
+        RestoreError,
+        match=r"keyed state was written with max_parallelism=64, .* has 128.*set it to 64 again",
+    ):
         check_max_parallelism(64, 128, "keyed state")
 
 
@@ -60,15 +76,29 @@ class Uncopyable:
         raise OSError("it holds a socket")
 
 
-@pytest.mark.parametrize("deed", [lambda state: state.value(), lambda state: state.update(2)], ids=["read", "write"])
-def test_a_value_that_cannot_be_copied_stops_the_snapshot_and_not_the_function_that_uses_it(deed: Any) -> None:
-    """The function uses it while the snapshot is being written: an error there would restart the job for ever."""
+@pytest.mark.parametrize(
+    "deed", [lambda state: state.value(), lambda state: state.update(2)], ids=["read", "write"]
+)
+def test_a_value_that_cannot_be_copied_stops_the_snapshot_and_not_the_function_that_uses_it(
+    deed: Any,
+) -> None:
+    """The function uses it while the snapshot is being written: an error there would restart the
+    job for ever.
+    """
     with closing_backends():
-        backend = made("heap", max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=lambda: 0, operator="keeps")
+        backend = made(
+            "heap",
+            max_parallelism=8,
+            key_group_range=KeyGroupRange(0, 7),
+            now_ms=lambda: 0,
+            operator="keeps",
+        )
         state = backend.get_state(ValueStateDescriptor("mine"))
         backend.set_current_key("k")
         state.update(Uncopyable())
         snapshot = backend.begin_snapshot(1)
         deed(state)
-        with pytest.raises(TypeNotSupported, match=r"state 'mine', key '?k'?.*OSError: it holds a socket"):
+        with pytest.raises(
+            TypeNotSupported, match=r"state 'mine', key '?k'?.*OSError: it holds a socket"
+        ):
             run_now(snapshot.write(InlineState()))

@@ -1,4 +1,6 @@
-"""The internal timer service: which timers fire, in which order, with which key and at which event time."""
+"""The internal timer service: which timers fire, in which order, with which key and at which
+event time.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ MAX_PARALLELISM = 16
 
 
 class Physical:
-    """Physical timers over a clock that a test moves. Each may be cancelled; what is due runs as mail."""
+    """Physical timers over a clock that a test moves.
+
+    Each may be cancelled; what is due runs as mail.
+    """
 
     def __init__(self) -> None:
         self.now = 0
@@ -37,7 +42,11 @@ class Physical:
         return [registration.timestamp_ms for registration in self.registered]
 
     def run_one(self) -> bool:
-        due = [registration for registration in self.registered if registration.timestamp_ms <= self.now]
+        due = [
+            registration
+            for registration in self.registered
+            if registration.timestamp_ms <= self.now
+        ]
         if due:
             self.registered.remove(due[0])
             due[0].callback(due[0].timestamp_ms)
@@ -50,7 +59,9 @@ class Physical:
 
 
 class Registration:
-    def __init__(self, physical: Physical, timestamp_ms: int, callback: Callable[[int], None]) -> None:
+    def __init__(
+        self, physical: Physical, timestamp_ms: int, callback: Callable[[int], None]
+    ) -> None:
         self.physical = physical
         self.timestamp_ms = timestamp_ms
         self.callback = callback
@@ -62,7 +73,9 @@ class Registration:
 class Bench:
     """A timer service that notes what fires: (domain, timestamp, key, namespace)."""
 
-    def __init__(self, groups: KeyGroupRange | None = None, restored: Sequence[KeyedStateHandle] = ()) -> None:
+    def __init__(
+        self, groups: KeyGroupRange | None = None, restored: Sequence[KeyedStateHandle] = ()
+    ) -> None:
         self.backend: KeyedStateBackend = create_keyed_backend(
             max_parallelism=MAX_PARALLELISM,
             key_group_range=groups or KeyGroupRange(0, MAX_PARALLELISM - 1),
@@ -72,7 +85,9 @@ class Bench:
         self.physical = Physical()
         self.fired: list[tuple[str, int, Any, Any]] = []
         self.then: Callable[[int, Any], None] = lambda timestamp, key: None
-        self.timers = InternalTimerService("timers", self.backend, self._on_event, self._on_processing, self.physical.register)
+        self.timers = InternalTimerService(
+            "timers", self.backend, self._on_event, self._on_processing, self.physical.register
+        )
 
     def _on_event(self, timestamp: int, key: Any, namespace: Any) -> None:
         assert self.backend.current_key == key
@@ -103,7 +118,11 @@ def test_timer_registered_twice_fires_once(bench: Bench) -> None:
     bench.timers.register_event_time_timer("a", "other", 5)
     bench.timers.advance_watermark(5)
     bench.physical.advance(5)
-    assert bench.fired == [("event", 5, "a", None), ("event", 5, "a", "other"), ("processing", 5, "a", None)]
+    assert bench.fired == [
+        ("event", 5, "a", None),
+        ("event", 5, "a", "other"),
+        ("processing", 5, "a", None),
+    ]
 
 
 def test_watermark_fires_what_is_due_in_order_of_time_with_its_key(bench: Bench) -> None:
@@ -116,7 +135,9 @@ def test_watermark_fires_what_is_due_in_order_of_time_with_its_key(bench: Bench)
     assert bench.backend.current_key is NO_KEY
 
 
-def test_equal_timestamps_fire_in_order_of_registration_and_keys_are_never_compared(bench: Bench) -> None:
+def test_equal_timestamps_fire_in_order_of_registration_and_keys_are_never_compared(
+    bench: Bench,
+) -> None:
     keys = ["b", 1, ("t",), "a", 2.5, b"x"]
     for key in keys:
         bench.timers.register_event_time_timer(key, None, 7)
@@ -150,7 +171,14 @@ def test_timer_registered_while_firing_fires_in_the_same_advance_if_due(bench: B
     bench.timers.register_event_time_timer("c", None, 20)
     bench.timers.advance_watermark(30)
     # The earlier one goes first, then the rest of 10, then the late one of 10.
-    assert [(t, k) for _, t, k, _ in bench.fired] == [(10, "a"), (5, "more"), (10, "b"), (10, "more"), (12, "more"), (20, "c")]
+    assert [(t, k) for _, t, k, _ in bench.fired] == [
+        (10, "a"),
+        (5, "more"),
+        (10, "b"),
+        (10, "more"),
+        (12, "more"),
+        (20, "c"),
+    ]
     assert bench.timers.next_event_time == 40
 
 
@@ -208,10 +236,14 @@ def test_timer_deleted_while_its_timestamp_fires_does_not_fire(bench: Bench) -> 
 
 def test_advance_stops_after_max_timers_and_goes_on_when_called_again(bench: Bench) -> None:
     for timestamp in (1, 2, 2, 3, 8):
-        bench.timers.register_event_time_timer(len(bench.timers.event_time_timers()), None, timestamp)
+        bench.timers.register_event_time_timer(
+            len(bench.timers.event_time_timers()), None, timestamp
+        )
     assert not bench.timers.advance_watermark(5, max_timers=3)
     assert (bench.times, bench.timers.current_watermark) == ([1, 2, 2], 2)
-    assert bench.timers.advance_watermark(5, max_timers=1), "the last due one leaves nothing to go on with"
+    assert bench.timers.advance_watermark(5, max_timers=1), (
+        "the last due one leaves nothing to go on with"
+    )
     assert (bench.times, bench.timers.current_watermark) == ([1, 2, 2, 3], 5)
 
 
@@ -273,7 +305,9 @@ def test_only_the_earliest_processing_timer_is_registered_physically(bench: Benc
 
 
 def test_processing_timer_registered_while_firing_fires_when_due(bench: Bench) -> None:
-    bench.then = lambda timestamp, key: bench.timers.register_processing_time_timer("a", None, timestamp + 10)
+    bench.then = lambda timestamp, key: bench.timers.register_processing_time_timer(
+        "a", None, timestamp + 10
+    )
     bench.timers.register_processing_time_timer("a", None, 100)
     bench.physical.advance(125)
     assert (bench.times, bench.physical.times) == ([100, 110, 120], [130])
@@ -303,7 +337,10 @@ def test_closed_service_leaves_no_physical_timer(bench: Bench) -> None:
 
 def rescaled(olds: list[Bench], parallelism: int) -> list[Bench]:
     snapshots = [taken(old.backend) for old in olds]
-    return [Bench(range_for_subtask(index, parallelism, MAX_PARALLELISM), snapshots) for index in range(parallelism)]
+    return [
+        Bench(range_for_subtask(index, parallelism, MAX_PARALLELISM), snapshots)
+        for index in range(parallelism)
+    ]
 
 
 def test_restored_timers_fire_in_the_order_they_would_have_fired_in(bench: Bench) -> None:
@@ -350,16 +387,25 @@ def test_event_time_goes_on_at_the_lowest_watermark_of_those_whose_keys_are_take
 
 def test_two_services_of_one_name_are_refused(bench: Bench) -> None:
     with pytest.raises(StateError, match="two timer services of the name 'timers'"):
-        InternalTimerService("timers", bench.backend, bench._on_event, bench._on_processing, bench.physical.register)
+        InternalTimerService(
+            "timers", bench.backend, bench._on_event, bench._on_processing, bench.physical.register
+        )
 
 
 def test_timers_of_a_service_that_is_not_made_stay_in_the_snapshots(bench: Bench) -> None:
     bench.timers.register_event_time_timer("a", None, 100)
     bench.timers.advance_watermark(40)
-    between = create_keyed_backend(max_parallelism=MAX_PARALLELISM, key_group_range=bench.backend.key_group_range, now_ms=lambda: 0)
+    between = create_keyed_backend(
+        max_parallelism=MAX_PARALLELISM,
+        key_group_range=bench.backend.key_group_range,
+        now_ms=lambda: 0,
+    )
     restore(between, [taken(bench.backend)])
     new = Bench(None, [taken(between)])
-    assert (new.timers.current_watermark, new.timers.event_time_timers()) == (40, [(100, "a", None)])
+    assert (new.timers.current_watermark, new.timers.event_time_timers()) == (
+        40,
+        [(100, "a", None)],
+    )
 
 
 # Against a naive model: a list, searched from the front.
@@ -375,7 +421,9 @@ ACTION = st.tuples(
 @settings(max_examples=200)
 @given(actions=st.lists(ACTION, max_size=60))
 def test_queue_agrees_with_a_naive_list(actions: list[tuple[str, int, str, Any]]) -> None:
-    """G5: in every interleaving of registering, deleting and firing, also in the middle of a timestamp."""
+    """G5: in every interleaving of registering, deleting and firing, also in the middle of a
+    timestamp.
+    """
     bench, model = Bench(), list[tuple[int, str, Any]]()
     for action, timestamp, key, namespace in actions:
         timer = (timestamp, key, namespace)
@@ -404,16 +452,23 @@ def test_queue_agrees_with_a_naive_list(actions: list[tuple[str, int, str, Any]]
     timers=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30)), max_size=40),
     parallelisms=st.lists(st.integers(1, 8), min_size=1, max_size=4),
 )
-def test_each_timer_fires_once_on_the_owner_of_its_key_after_any_rescaling(timers: list[tuple[int, int]], parallelisms: list[int]) -> None:
+def test_each_timer_fires_once_on_the_owner_of_its_key_after_any_rescaling(
+    timers: list[tuple[int, int]], parallelisms: list[int]
+) -> None:
     benches = rescaled([], parallelisms[0])
     for timestamp, key in timers:
-        (owner,) = [b for b in benches if key_group(key, MAX_PARALLELISM) in b.backend.key_group_range]
+        (owner,) = [
+            b for b in benches if key_group(key, MAX_PARALLELISM) in b.backend.key_group_range
+        ]
         owner.timers.register_event_time_timer(key, None, timestamp)
     for parallelism in parallelisms:
         benches = rescaled(benches, parallelism)
     for each in benches:
         each.timers.advance_watermark(100)
-        assert all(key_group(key, MAX_PARALLELISM) in each.backend.key_group_range for _, _, key, _ in each.fired)
+        assert all(
+            key_group(key, MAX_PARALLELISM) in each.backend.key_group_range
+            for _, _, key, _ in each.fired
+        )
     assert sorted((t, k) for b in benches for _, t, k, _ in b.fired) == sorted(set(timers))
 
 
@@ -429,9 +484,19 @@ def test_timers_deleted_one_by_one_leave_nothing_behind() -> None:
     assert queue.next_time == NO_TIMER
 
 
-def test_what_waits_for_the_clock_is_taken_in_order_without_what_is_set_or_deleted_meanwhile() -> None:
+def test_what_waits_for_the_clock_is_taken_in_order_without_what_is_set_or_deleted_meanwhile() -> (
+    None
+):
     bench = Bench()
-    for timestamp, key in ((7, "late"), (5, "a"), (5, "b"), (5, "deleted"), (6, "deleted"), (9, "set anew"), (5, "c")):
+    for timestamp, key in (
+        (7, "late"),
+        (5, "a"),
+        (5, "b"),
+        (5, "deleted"),
+        (6, "deleted"),
+        (9, "set anew"),
+        (5, "c"),
+    ):
         bench.timers.register_processing_time_timer(key, None, timestamp)
     taken = []
     for timestamp, key, namespace in bench.timers.take_waiting():
@@ -444,7 +509,11 @@ def test_what_waits_for_the_clock_is_taken_in_order_without_what_is_set_or_delet
             for new in (5, 8, 9):
                 bench.timers.register_processing_time_timer("set anew", namespace, new)
     assert taken == [(5, "a"), (5, "b"), (5, "c"), (7, "late")]
-    assert bench.timers.processing_time_timers() == [(5, "set anew", None), (8, "set anew", None), (9, "set anew", None)]
+    assert bench.timers.processing_time_timers() == [
+        (5, "set anew", None),
+        (8, "set anew", None),
+        (9, "set anew", None),
+    ]
 
 
 def test_what_waits_is_taken_from_where_a_mail_has_left_off() -> None:
@@ -455,5 +524,8 @@ def test_what_waits_is_taken_from_where_a_mail_has_left_off() -> None:
     bench.physical.now = 5
     bench.physical.run_one()
     bench.timers.register_processing_time_timer("new", None, 5)
-    assert [key for _, key, _ in bench.timers.take_waiting()] == [*range(FIRED_PER_MAIL, count), "new"]
+    assert [key for _, key, _ in bench.timers.take_waiting()] == [
+        *range(FIRED_PER_MAIL, count),
+        "new",
+    ]
     assert bench.timers.processing_time_timers() == []

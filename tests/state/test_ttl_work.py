@@ -18,7 +18,11 @@ class Bench:
 
     def __init__(self, descriptor: StateDescriptor) -> None:
         self.now = 0
-        self.backend = HeapKeyedStateBackend(max_parallelism=4, key_group_range=KeyGroupRange(0, 3), now_ms=lambda: Compared(self.now))
+        self.backend = HeapKeyedStateBackend(
+            max_parallelism=4,
+            key_group_range=KeyGroupRange(0, 3),
+            now_ms=lambda: Compared(self.now),
+        )
         self.state: Any = self.backend.get_state(descriptor)
         self.backend.set_current_key("k")
 

@@ -25,10 +25,22 @@ class Answers:
         self.declined: list[tuple[int, str, BaseException | None]] = []
         self.ended = 0
 
-    def acknowledge_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats) -> None:
+    def acknowledge_checkpoint(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        state: SubtaskState,
+        stats: CheckpointStats,
+    ) -> None:
         self.acknowledged[checkpoint_id] = state, stats
 
-    def decline_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, error: BaseException | None) -> None:
+    def decline_checkpoint(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        reason: str,
+        error: BaseException | None,
+    ) -> None:
         self.declined.append((checkpoint_id, reason, error))
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
@@ -66,7 +78,9 @@ class HeldStore:
         finally:
             self.writing -= 1
         self.files.append(content)
-        return StateFile("", len(content), hashlib.blake2b(content, digest_size=16).digest(), content)
+        return StateFile(
+            "", len(content), hashlib.blake2b(content, digest_size=16).digest(), content
+        )
 
     async def read(self, file: StateFile) -> bytes:
         assert file.content is not None
@@ -93,9 +107,16 @@ class Snapshotted(Logged):
         self._at(f"aborted {checkpoint_id}")
 
 
-def checkpointed(*vertices: list[Any], inputs: int = 1, **options: Any) -> tuple[Bench, Answers, HeldStore]:
+def checkpointed(
+    *vertices: list[Any], inputs: int = 1, **options: Any
+) -> tuple[Bench, Answers, HeldStore]:
     """A bench whose tasks take checkpoints."""
-    bench = Bench(*vertices, inputs=inputs, checkpoints=CheckpointTaskOptions(store="memory://here"), **options)
+    bench = Bench(
+        *vertices,
+        inputs=inputs,
+        checkpoints=CheckpointTaskOptions(store="memory://here"),
+        **options,
+    )
     answers, store = Answers(), HeldStore()
     bench.environment.responder = answers
     bench.environment.store = store
@@ -103,7 +124,9 @@ def checkpointed(*vertices: list[Any], inputs: int = 1, **options: Any) -> tuple
 
 
 class Reader:
-    """Reads what a task without a consumer task sends: elements in order, going on behind every barrier."""
+    """Reads what a task without a consumer task sends: elements in order, going on behind every
+    barrier.
+    """
 
     def __init__(self, partition: ResultPartition, index: int = 0) -> None:
         self._subpartition = partition.subpartitions[index]
@@ -122,13 +145,18 @@ class Reader:
         return self.read
 
     def has_barrier(self, checkpoint_id: int) -> bool:
-        return any(isinstance(e, CheckpointBarrier) and e.checkpoint_id == checkpoint_id for e in self.poll())
+        return any(
+            isinstance(e, CheckpointBarrier) and e.checkpoint_id == checkpoint_id
+            for e in self.poll()
+        )
 
     @property
     def markers(self) -> list[int]:
         return [e.checkpoint_id for e in self.poll() if isinstance(e, CancelCheckpointMarker)]
 
 
-def factories(log: list[str], names: str = "abc", cls: type[Any] = Snapshotted, **special: type[Operator]) -> list[Any]:
+def factories(
+    log: list[str], names: str = "abc", cls: type[Any] = Snapshotted, **special: type[Operator]
+) -> list[Any]:
     """Factories of one logged operator for each name."""
     return [lambda name=name: special.get(name, cls)(name, log) for name in names]

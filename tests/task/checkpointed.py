@@ -1,7 +1,9 @@
-"""A job driven by hand: its tasks in this loop, and a job master of a few lines that the test tells when to take a checkpoint.
+"""A job driven by hand: its tasks in this loop, and a job master of a few lines that the test tells
+when to take a checkpoint.
 
-`Run` is one execution. Leaving it kills what still runs, as a crash does; the next `Run` goes on from `latest` of the one before. What
-sources may read is let out in portions by `Feed.allow`, so that a test decides what comes before a barrier and what behind it.
+`Run` is one execution. Leaving it kills what still runs, as a crash does; the next `Run` goes on
+from `latest` of the one before. What sources may read is let out in portions by `Feed.allow`, so
+that a test decides what comes before a barrier and what behind it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ STORE = "memory://task-tests"
 
 
 class Feed:
-    """A source of lists, one a split, each read as far as the test allows. Positions are indices."""
+    """A source of lists, one a split, each read as far as the test allows.
+
+    Positions are indices.
+    """
 
     def __init__(self, *lists: list[Any], bounded: bool = True) -> None:
         self.lists = {str(number): values for number, values in enumerate(lists)}
@@ -59,7 +64,9 @@ class Feed:
     @property
     def is_drained(self) -> bool:
         """Whether everything that is allowed was read."""
-        return bool(self.readers) and all(at >= self.limit(id_) for reader in self.readers for id_, at in reader.at.items())
+        return bool(self.readers) and all(
+            at >= self.limit(id_) for reader in self.readers for id_, at in reader.at.items()
+        )
 
     async def discover(self) -> list[Split]:
         return [Split(id_) for id_ in self.lists]
@@ -103,7 +110,9 @@ class FeedReader:
 
     @property
     def finished(self) -> bool:
-        return self.feed.bounded and all(at == len(self.feed.lists[split_id]) for split_id, at in self.at.items())
+        return self.feed.bounded and all(
+            at == len(self.feed.lists[split_id]) for split_id, at in self.at.items()
+        )
 
     def position(self, split_id: str) -> int:
         return self.at[split_id]
@@ -120,7 +129,9 @@ class FeedReader:
 
 
 class Ledger:
-    """A sink whose outside is a list: what is prepared with a checkpoint appears once that checkpoint is complete, and once only."""
+    """A sink whose outside is a list: what is prepared with a checkpoint appears once that
+    checkpoint is complete, and once only.
+    """
 
     stays_here = True
 
@@ -159,7 +170,9 @@ class _LedgerWriter:
 
 
 def _is_parked(task: StreamTask) -> bool:
-    return not task._processor.is_default_action_available and not task._processor.mailbox.has_mail  # Nobody else asks.
+    return (
+        not task._processor.is_default_action_available and not task._processor.mailbox.has_mail
+    )  # Nobody else asks.
 
 
 @dataclass(slots=True)
@@ -175,7 +188,15 @@ class Checkpoint:
 class Run:
     """One execution of `flow`. A `CheckpointResponder`."""
 
-    def __init__(self, flow: af.Flow, restore: Checkpoint | None = None, *, first_id: int = 1, store: Any = None, **options: Any) -> None:
+    def __init__(
+        self,
+        flow: af.Flow,
+        restore: Checkpoint | None = None,
+        *,
+        first_id: int = 1,
+        store: Any = None,
+        **options: Any,
+    ) -> None:
         self.host = SystemHost()
         self.restored = restore
         self.registry = Registry()
@@ -200,18 +221,24 @@ class Run:
         self.declined: list[tuple[ExecutionAttemptId, int, str, BaseException | None]] = []
         self.ended: set[ExecutionAttemptId] = set()
         self.final = True
-        """Whether the last checkpoint is triggered when all tasks have reached the end of their data."""
+        """Whether the last checkpoint is triggered when all tasks have reached the end of their
+        data.
+        """
 
     async def __aenter__(self) -> Self:
         executions = ExecutionGraph("0" * 32, self.graph, no_restart())
-        splits = {v.id: await self._splits(v) for v in self.graph.vertices if v.head.source is not None}
+        splits = {
+            v.id: await self._splits(v) for v in self.graph.vertices if v.head.source is not None
+        }
         deployed = [one.descriptor for one in executions.start(splits) if isinstance(one, Deploy)]
         for descriptor in deployed:
             task = StreamTask(self._restoring(descriptor), self.environment, {})
             self.tasks[descriptor.attempt] = task
         loop = asyncio.get_running_loop()
         for attempt, task in self.tasks.items():
-            self.runners[attempt] = loop.create_task(task.run(lambda: None, lambda attempt=attempt: self.running.add(attempt)))
+            self.runners[attempt] = loop.create_task(
+                task.run(lambda: None, lambda attempt=attempt: self.running.add(attempt))
+            )
         try:
             while len(self.running) < len(self.tasks):
                 self._raise_failures()
@@ -247,7 +274,11 @@ class Run:
         waiting = self.waiting[checkpoint_id] = asyncio.get_running_loop().create_future()
         message = CheckpointBarrier(checkpoint_id, self.host.clock.wall_ms(), **barrier)
         for task in self._alive():
-            if all(self.runners[channel.partition.producer].done() for gate in task.descriptor.inputs for channel in gate.channels):
+            if all(
+                self.runners[channel.partition.producer].done()
+                for gate in task.descriptor.inputs
+                for channel in gate.channels
+            ):
                 task.trigger_checkpoint(message)
         return waiting
 
@@ -259,13 +290,19 @@ class Run:
         self._raise_failures()
 
     async def idle(self, *feeds: Feed) -> None:
-        """Wait until what the feeds allow has gone through: nothing waits anywhere and every task is parked."""
+        """Wait until what the feeds allow has gone through: nothing waits anywhere and every
+        task is parked.
+        """
         turns = 0
         while turns < 5:
             self._raise_failures()
             await asyncio.sleep(0)
-            quiet = all(feed.is_drained for feed in feeds) and all(_is_parked(task) for task in self._alive())
-            quiet = quiet and not any(partition.queued_batches for partition in self.registry.partitions.values())
+            quiet = all(feed.is_drained for feed in feeds) and all(
+                _is_parked(task) for task in self._alive()
+            )
+            quiet = quiet and not any(
+                partition.queued_batches for partition in self.registry.partitions.values()
+            )
             turns = turns + 1 if quiet else 0
 
     def _alive(self) -> list[StreamTask]:
@@ -273,12 +310,22 @@ class Run:
 
     def _raise_failures(self) -> None:
         for runner in self.runners.values():
-            if runner.done() and not runner.cancelled() and (error := runner.exception()) is not None:
+            if (
+                runner.done()
+                and not runner.cancelled()
+                and (error := runner.exception()) is not None
+            ):
                 raise error
 
     # CheckpointResponder.
 
-    def acknowledge_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats) -> None:
+    def acknowledge_checkpoint(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        state: SubtaskState,
+        stats: CheckpointStats,
+    ) -> None:
         pending = self.pending.get(checkpoint_id)
         if pending is None:
             return
@@ -286,11 +333,19 @@ class Run:
         pending.stats.append(stats)
         self._complete_if_all(pending)
 
-    def decline_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, error: BaseException | None) -> None:
+    def decline_checkpoint(
+        self,
+        attempt: ExecutionAttemptId,
+        checkpoint_id: int,
+        reason: str,
+        error: BaseException | None,
+    ) -> None:
         self.declined.append((attempt, checkpoint_id, reason, error))
         if self.pending.pop(checkpoint_id, None) is not None:
             for task in self._alive():
-                task.notify_checkpoint_aborted(checkpoint_id, None if self.latest is None else self.latest.checkpoint_id)
+                task.notify_checkpoint_aborted(
+                    checkpoint_id, None if self.latest is None else self.latest.checkpoint_id
+                )
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
         self.ended.add(attempt)
@@ -330,8 +385,13 @@ class Run:
         for place, uid in enumerate(descriptor.vertex.uids):
             handles = [state.operators[place] for state in states]
             keyed = tuple(handle.keyed for handle in handles if handle.keyed is not None)
-            operators[uid] = OperatorRestore(keyed=keyed, operator=tuple(handle.operator for handle in handles))
-        return replace(descriptor, restore=TaskRestore(checkpoint_id=checkpoint.checkpoint_id, operators=operators))
+            operators[uid] = OperatorRestore(
+                keyed=keyed, operator=tuple(handle.operator for handle in handles)
+            )
+        return replace(
+            descriptor,
+            restore=TaskRestore(checkpoint_id=checkpoint.checkpoint_id, operators=operators),
+        )
 
     async def _splits(self, vertex: Any) -> list[Split]:
         found: list[Split] = await vertex.head.source.discover()

@@ -1,4 +1,6 @@
-"""One task without a cluster: a chain of operators behind a reader that the test feeds, or behind gates, and what leaves it."""
+"""One task without a cluster: a chain of operators behind a reader that the test feeds, or
+behind gates, and what leaves it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from aioflow.core.host import SystemHost
 from aioflow.core.metrics import MetricGroup
 from aioflow.graph.deployment import InputChannelDescriptor, PartitionId, TaskDeploymentDescriptor
 from aioflow.graph.job_graph import build_job_graph
-from aioflow.graph.stream_graph import Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
+from aioflow.graph.stream_graph import (
+    Partitioning,
+    ShipStrategy,
+    StreamEdge,
+    StreamGraph,
+    StreamNode,
+)
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
 from aioflow.network.partition import ResultPartition
@@ -26,7 +34,9 @@ from aioflow.task.stream_task import StreamTask
 
 
 class Feed:
-    """A source that the test feeds: a list is polled as a batch, an exception is raised, None ends it."""
+    """A source that the test feeds: a list is polled as a batch, an exception is raised, None
+    ends it.
+    """
 
     bounded = False
 
@@ -90,19 +100,33 @@ class Registry:
 
 
 class Bench:
-    """Vertices deployed by hand. `vertices[i]` is a list of operator factories; vertex 0 is behind `feed`."""
+    """Vertices deployed by hand.
 
-    def __init__(self, *vertices: list[Callable[[], Operator]], inputs: int = 1, **options: Any) -> None:
+    `vertices[i]` is a list of operator factories; vertex 0 is behind `feed`.
+    """
+
+    def __init__(
+        self, *vertices: list[Callable[[], Operator]], inputs: int = 1, **options: Any
+    ) -> None:
         self.feeds = [Feed() for _ in range(inputs)]
         self.feed = self.feeds[0]
         graph = StreamGraph("bench")
         tails = []
         for feed in self.feeds:
-            node = graph.add_node(StreamNode(id=graph.next_id(), kind="source", name="feed", source=feed))
+            node = graph.add_node(
+                StreamNode(id=graph.next_id(), kind="source", name="feed", source=feed)
+            )
             tails.append(node.id)
         for number, factories in enumerate(vertices):
             for factory in factories:
-                node = graph.add_node(StreamNode(id=graph.next_id(), kind="op", name=f"op{graph.next_id() - inputs}", factory=factory))
+                node = graph.add_node(
+                    StreamNode(
+                        id=graph.next_id(),
+                        kind="op",
+                        name=f"op{graph.next_id() - inputs}",
+                        factory=factory,
+                    )
+                )
                 for index, tail in enumerate(tails):
                     chained = len(tails) == 1 and (factory is not factories[0] or number == 0)
                     ship = None if chained else Partitioning(ShipStrategy.REBALANCE)
@@ -122,8 +146,12 @@ class Bench:
         executions = ExecutionGraph("0" * 32, build_job_graph(graph), no_restart())
         splits = {node.id: [Split("0")] for node in graph.nodes.values() if node.source is not None}
         told = executions.start(splits)
-        self.descriptors: list[TaskDeploymentDescriptor] = [one.descriptor for one in told if isinstance(one, Deploy)]
-        self.tasks = [StreamTask(descriptor, self.environment, {}) for descriptor in self.descriptors]
+        self.descriptors: list[TaskDeploymentDescriptor] = [
+            one.descriptor for one in told if isinstance(one, Deploy)
+        ]
+        self.tasks = [
+            StreamTask(descriptor, self.environment, {}) for descriptor in self.descriptors
+        ]
 
     @property
     def task(self) -> StreamTask:

@@ -1,4 +1,6 @@
-"""Barriers at the input of a running task: which channels stand still, what the task tells downstream, and what it costs to wait."""
+"""Barriers at the input of a running task: which channels stand still, what the task tells
+downstream, and what it costs to wait.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from typing import Any
 import pytest
 
 from aioflow.core.aio import end_task
-from aioflow.core.elements import CancelCheckpointMarker, CheckpointBarrier, EndOfPartition, RecordBatch
+from aioflow.core.elements import (
+    CancelCheckpointMarker,
+    CheckpointBarrier,
+    EndOfPartition,
+    RecordBatch,
+)
 from aioflow.network.partition import ResultPartition
 from tests.task.checkpoint_doubles import Answers, Reader, Snapshotted, checkpointed, factories
 from tests.task.running import until
@@ -21,25 +28,44 @@ def barrier(checkpoint_id: int, **fields: Any) -> CheckpointBarrier:
 
 
 class Behind:
-    """One task behind as many producers as asked for. The producers do not run: the test writes their partitions."""
+    """One task behind as many producers as asked for.
+
+    The producers do not run: the test writes their partitions.
+    """
 
     def __init__(self, producers: int, **options: Any) -> None:
         self.log: list[str] = []
         chain = factories(self.log, "a")
-        before = [[lambda: Snapshotted("feed", [])]] if producers == 1 else []  # One source would be chained to the task itself.
-        self.bench, _, _ = checkpointed(*before, chain, [lambda: Snapshotted("sink", [])], inputs=producers, **options)
+        before = (
+            [[lambda: Snapshotted("feed", [])]] if producers == 1 else []
+        )  # One source would be chained to the task itself.
+        self.bench, _, _ = checkpointed(
+            *before, chain, [lambda: Snapshotted("sink", [])], inputs=producers, **options
+        )
         self.answers = Answers()
         self.bench.environment.responder = self.answers
-        chosen = [task for task in self.bench.tasks if task.descriptor.inputs and task.descriptor.outputs]
+        chosen = [
+            task for task in self.bench.tasks if task.descriptor.inputs and task.descriptor.outputs
+        ]
         (self.task,) = chosen
-        sources = {task.descriptor.attempt for task in self.bench.tasks if not task.descriptor.inputs}
+        sources = {
+            task.descriptor.attempt for task in self.bench.tasks if not task.descriptor.inputs
+        }
         by_producer = self.bench.registry.partitions
-        self.channels: list[ResultPartition] = [part for id_, part in by_producer.items() if id_.producer in sources]
-        (output,) = [part for id_, part in by_producer.items() if id_.producer == self.task.descriptor.attempt]
+        self.channels: list[ResultPartition] = [
+            part for id_, part in by_producer.items() if id_.producer in sources
+        ]
+        (output,) = [
+            part
+            for id_, part in by_producer.items()
+            if id_.producer == self.task.descriptor.attempt
+        ]
         self.reader = Reader(output)
 
     async def __aenter__(self) -> Behind:
-        self.runner = asyncio.get_running_loop().create_task(self.task.run(lambda: None, lambda: None))
+        self.runner = asyncio.get_running_loop().create_task(
+            self.task.run(lambda: None, lambda: None)
+        )
         await until(lambda: "a open" in self.log)
         return self
 
@@ -60,14 +86,24 @@ class Behind:
             self.event(channel, barrier(checkpoint_id))
 
     def blocked(self) -> list[int]:
-        return [index for index, channel in enumerate(self.channels) if channel.subpartitions[0].is_blocked]
+        return [
+            index
+            for index, channel in enumerate(self.channels)
+            if channel.subpartitions[0].is_blocked
+        ]
 
     async def sees(self, *values: int) -> None:
-        await until(lambda: set(values) <= {value for value in self.reader.poll() if isinstance(value, int)})
+        await until(
+            lambda: set(values) <= {value for value in self.reader.poll() if isinstance(value, int)}
+        )
 
 
-async def test_a_channel_behind_its_barrier_waits_at_the_sender_until_all_have_delivered_theirs() -> None:
-    """F2.2: one snapshot, behind everything that came before the barriers, before everything behind them."""
+async def test_a_channel_behind_its_barrier_waits_at_the_sender_until_all_have_delivered_theirs() -> (
+    None
+):
+    """F2.2: one snapshot, behind everything that came before the barriers, before everything
+    behind them.
+    """
     async with (behind := Behind(3)):
         behind.barriers(1, 1)
         behind.data(1, 10)
@@ -82,7 +118,10 @@ async def test_a_channel_behind_its_barrier_waits_at_the_sender_until_all_have_d
         await behind.sees(10, 20)
         assert behind.blocked() == [] and behind.log.count("a snapshot") == 1
         at = behind.reader.read.index(barrier(1))
-        assert set(behind.reader.read[:at]) == {1, 2} and set(behind.reader.read[at + 1 :]) == {10, 20}
+        assert set(behind.reader.read[:at]) == {1, 2} and set(behind.reader.read[at + 1 :]) == {
+            10,
+            20,
+        }
         await until(lambda: 1 in behind.answers.acknowledged)
         assert behind.answers.acknowledged[1][1].alignment_processed == 2
 
@@ -96,7 +135,11 @@ async def test_a_single_channel_needs_no_alignment_and_stays_open() -> None:
         await behind.sees(1, 2, 3)
         assert behind.reader.read == [barrier(1), 1, barrier(2), 2, barrier(3), 3]
         await until(lambda: 3 in behind.answers.acknowledged)
-        assert [stats.alignment_ms for _, stats in behind.answers.acknowledged.values()] == [0, 0, 0]
+        assert [stats.alignment_ms for _, stats in behind.answers.acknowledged.values()] == [
+            0,
+            0,
+            0,
+        ]
 
 
 async def test_a_newer_barrier_subsumes_the_alignment_and_downstream_is_told_once() -> None:
@@ -107,7 +150,9 @@ async def test_a_newer_barrier_subsumes_the_alignment_and_downstream_is_told_onc
         behind.barriers(2, 0)
         await until(lambda: 2 in behind.answers.acknowledged)
         assert behind.reader.poll() == [CancelCheckpointMarker(1), barrier(2)]
-        assert [(id_, reason) for id_, reason, _ in behind.answers.declined] == [(1, "DECLINED_SUBSUMED")]
+        assert [(id_, reason) for id_, reason, _ in behind.answers.declined] == [
+            (1, "DECLINED_SUBSUMED")
+        ]
 
 
 async def test_a_cancel_marker_frees_the_channels_and_goes_on_downstream_exactly_once() -> None:
@@ -122,7 +167,9 @@ async def test_a_cancel_marker_frees_the_channels_and_goes_on_downstream_exactly
         behind.barriers(2, 0, 1, 2)
         await until(lambda: 2 in behind.answers.acknowledged)
         assert behind.reader.poll() == [CancelCheckpointMarker(1), 5, barrier(2)]
-        assert [(id_, reason) for id_, reason, _ in behind.answers.declined] == [(1, "CANCELLATION_BARRIER")]
+        assert [(id_, reason) for id_, reason, _ in behind.answers.declined] == [
+            (1, "CANCELLATION_BARRIER")
+        ]
         assert behind.log.count("a snapshot") == 1
 
 
@@ -176,7 +223,9 @@ async def test_a_task_whose_inputs_have_all_ended_takes_the_checkpoint_by_itself
 
 
 async def test_what_waits_behind_a_barrier_is_bounded_by_the_room_of_its_sender() -> None:
-    """F10.2: however long the other channel takes, nothing piles up; the source that is ahead stands still."""
+    """F10.2: however long the other channel takes, nothing piles up; the source that is ahead
+    stands still.
+    """
     log: list[str] = []
     bench, answers, _ = checkpointed(factories(log, "a"), inputs=2, batch_records_max=1)
     runners = [bench.start(task) for task in bench.tasks]

@@ -1,4 +1,6 @@
-"""The loop over a chain: slices by measured cost, room, what waits where, taps, early emits and errors."""
+"""The loop over a chain: slices by measured cost, room, what waits where, taps, early emits and
+errors.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,13 @@ class Clock:
 class Step(Operator):
     """Calls `function` for each batch, and takes `cost_ns` a record of the clock."""
 
-    def __init__(self, name: str, clock: Clock, cost_ns: int = 0, function: Callable[[list[Any]], list[Any]] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        cost_ns: int = 0,
+        function: Callable[[list[Any]], list[Any]] | None = None,
+    ) -> None:
         self.ctx = context(name)
         self.clock = clock
         self.cost_ns = cost_ns
@@ -108,7 +116,12 @@ def test_the_deepest_waiting_work_goes_first() -> None:
     def logged(name: str) -> Callable[[list[Any]], list[Any]]:
         return lambda values: order.append((name, *values)) or values
 
-    world = World(Step("a", clock, 0, logged("a")), Step("b", clock, 0, logged("b")), clock=clock, batch_records_max=1)
+    world = World(
+        Step("a", clock, 0, logged("a")),
+        Step("b", clock, 0, logged("b")),
+        clock=clock,
+        batch_records_max=1,
+    )
     world.chain.push(RecordBatch([1, 2]))
     world.drain()
     assert order == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
@@ -140,7 +153,9 @@ def test_a_function_that_turns_slow_holds_the_loop_for_one_slice_only() -> None:
 
 
 def test_a_stage_that_was_interrupted_once_is_given_whole_batches_again_within_ten() -> None:
-    """On a busy machine the processor is taken away in the midst of a batch, which then seems to cost a thousand times as much."""
+    """On a busy machine the processor is taken away in the midst of a batch, which then seems to
+    cost a thousand times as much.
+    """
     clock = Clock()
     step = Step("interrupted", clock, 500)
     world = World(step, clock=clock, slice_ns=2_000_000, batch_records_max=1000)
@@ -300,7 +315,9 @@ def test_a_firing_that_cannot_wait_is_worked_off_by_slices_whatever_room_there_i
 
 def test_what_an_operator_emits_by_mail_goes_to_the_one_after_it() -> None:
     clock = Clock()
-    world = World(Step("a", clock), Step("b", clock, 0, lambda vs: [v + 1 for v in vs]), clock=clock)
+    world = World(
+        Step("a", clock), Step("b", clock, 0, lambda vs: [v + 1 for v in vs]), clock=clock
+    )
     world.chain.emit_from(0, RecordBatch([10]))
     world.chain.emit_from(1, RecordBatch([10]))
     world.drain()
@@ -311,7 +328,9 @@ def test_what_is_emitted_while_operators_open_waits_for_the_chain() -> None:
     """An operator may emit in `open`: those after it are open, but there are no stages yet."""
     clock, out = Clock(), []
     steps = [Step("a", clock), Step("b", clock, 0, lambda vs: [v + 1 for v in vs])]
-    chain = OperatorChain(steps, lambda batch: out.extend(batch.values), Availability(available=True), clock)
+    chain = OperatorChain(
+        steps, lambda batch: out.extend(batch.values), Availability(available=True), clock
+    )
     chain.emit_from(0, RecordBatch([1]))
     chain.compile()
     while chain.has_work:
@@ -404,7 +423,9 @@ def test_nobody_is_blamed_when_leaving_a_task_without_operators_took_long() -> N
     assert world.chain.slowest_operator is None
 
 
-def test_a_slice_takes_no_more_than_readers_of_the_output_want_and_the_usual_number_again_later() -> None:
+def test_a_slice_takes_no_more_than_readers_of_the_output_want_and_the_usual_number_again_later() -> (
+    None
+):
     clock, sizes = Clock(), []
 
     def note(values: list[Any]) -> list[Any]:
@@ -442,8 +463,14 @@ def test_the_scope_follows_the_operator_that_runs() -> None:
     assert seen == ["a", "b"]
 
 
-@given(st.lists(st.lists(st.integers(), max_size=20), max_size=8), st.integers(1, 9), st.sampled_from([1, 1000, 1 << 40]))
-def test_slicing_loses_and_reorders_nothing(batches: list[list[int]], size: int, slice_ns: int) -> None:
+@given(
+    st.lists(st.lists(st.integers(), max_size=20), max_size=8),
+    st.integers(1, 9),
+    st.sampled_from([1, 1000, 1 << 40]),
+)
+def test_slicing_loses_and_reorders_nothing(
+    batches: list[list[int]], size: int, slice_ns: int
+) -> None:
     clock = Clock()
     doubles = Step("doubles", clock, 700, lambda vs: [v for v in vs for _ in (0, 1)])
     drops = Step("drops", clock, 300, lambda vs: [v for v in vs if v % 3])
@@ -460,7 +487,9 @@ class Columns(Step):
 
     reads_columns = True
 
-    def __init__(self, clock: Clock, cost_ns: int, fixed_ns: int = 0, *, calls_functions: bool = False) -> None:
+    def __init__(
+        self, clock: Clock, cost_ns: int, fixed_ns: int = 0, *, calls_functions: bool = False
+    ) -> None:
         super().__init__("columns", clock, cost_ns)
         self.fixed_ns = fixed_ns
         self.calls_functions = calls_functions
@@ -504,13 +533,17 @@ def test_columns_are_taken_in_no_larger_pieces_than_readers_of_the_output_want()
     step = Columns(clock, 100)
     world = World(step, clock=clock)
     world.chain.limit_slice(40, 300)
-    assert (world.chain.room, world.chain.column_room) == (1, 300), "of rows it is not known yet what one costs"
+    assert (world.chain.room, world.chain.column_room) == (1, 300), (
+        "of rows it is not known yet what one costs"
+    )
     world.chain.push(columns(1_000))
     world.drain()
     assert step.sizes == [300, 300, 300, 100]
 
 
-def test_a_window_takes_columns_in_large_pieces_however_few_of_its_results_are_wanted_at_a_time() -> None:
+def test_a_window_takes_columns_in_large_pieces_however_few_of_its_results_are_wanted_at_a_time() -> (
+    None
+):
     clock = Clock()
 
     class Window(Columns):

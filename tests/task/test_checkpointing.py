@@ -22,16 +22,22 @@ def barrier(checkpoint_id: int, **fields: Any) -> CheckpointBarrier:
 
 
 class Checked:
-    """A source task with its chain, whose output the test reads; use as a context manager in a running loop."""
+    """A source task with its chain, whose output the test reads; use as a context manager in a
+    running loop.
+    """
 
     def __init__(self, chain: list[Any], **options: Any) -> None:
-        self.bench, self.answers, self.store = checkpointed(chain, [lambda: Snapshotted("sink", [])], **options)
+        self.bench, self.answers, self.store = checkpointed(
+            chain, [lambda: Snapshotted("sink", [])], **options
+        )
         self.task: StreamTask = self.bench.tasks[0]
         self.reader = Reader(next(iter(self.bench.registry.partitions.values())))
         self.is_running = False
 
     async def __aenter__(self) -> Checked:
-        self.runner = asyncio.get_running_loop().create_task(self.task.run(lambda: None, self._on_running))
+        self.runner = asyncio.get_running_loop().create_task(
+            self.task.run(lambda: None, self._on_running)
+        )
         await until(lambda: self.is_running or self.runner.done())
         return self
 
@@ -56,7 +62,9 @@ def only(log: list[str], *what: str) -> list[str]:
     return [entry for entry in log if entry.split()[1] in what]
 
 
-async def test_operators_prepare_head_first_the_barrier_leaves_and_then_snapshots_come_tail_first() -> None:
+async def test_operators_prepare_head_first_the_barrier_leaves_and_then_snapshots_come_tail_first() -> (
+    None
+):
     """F7.1: whoever waits for the barrier downstream does not wait for the snapshots here."""
     log: list[str] = []
 
@@ -70,23 +78,39 @@ async def test_operators_prepare_head_first_the_barrier_leaves_and_then_snapshot
         running.trigger(1)
         await running.acknowledged(1)
     events = [entry for entry in log if entry.split()[1] in ("prepare", "out", "snapshot")]
-    assert events == ["a prepare", "b prepare", "c prepare", "barrier out", "c snapshot", "b snapshot", "a snapshot"]
+    assert events == [
+        "a prepare",
+        "b prepare",
+        "c prepare",
+        "barrier out",
+        "c snapshot",
+        "b snapshot",
+        "a snapshot",
+    ]
 
 
 async def test_a_checkpoint_falls_between_two_slices_and_never_into_one() -> None:
-    """F1.1, H6.2: what the records before it made of the chain has left when the snapshot is taken."""
+    """F1.1, H6.2: what the records before it made of the chain has left when the snapshot is
+    taken.
+    """
     log: list[str] = []
     async with (running := Checked(factories(log), batch_records_max=1)):
         running.bench.feed.give([1, 2, 3])
         await until(lambda: "a batch 1" in log)
         running.trigger(1)
         await running.acknowledged(1)
-        assert log[log.index("a prepare") - 3 : log.index("a prepare")] == ["a batch 3", "b batch 3", "c batch 3"]
+        assert log[log.index("a prepare") - 3 : log.index("a prepare")] == [
+            "a batch 3",
+            "b batch 3",
+            "c batch 3",
+        ]
         assert running.reader.poll() == [1, 2, 3, barrier(1)]
 
 
 async def test_no_input_is_taken_once_a_checkpoint_is_due_and_the_chain_is_not_empty() -> None:
-    """F1.1: the cut lies where the trigger came: what waits in the chain goes before it, what waits in the source behind it."""
+    """F1.1: the cut lies where the trigger came: what waits in the chain goes before it, what
+    waits in the source behind it.
+    """
     log: list[str] = []
 
     class Triggers(Snapshotted):
@@ -97,7 +121,9 @@ async def test_no_input_is_taken_once_a_checkpoint_is_due_and_the_chain_is_not_e
             return super().process_batch(batch)
 
     async with (running := Checked(factories(log, c=Triggers), batch_records_max=1)):
-        running.bench.feed.give([-1], [-2, -3], [1, 2, 3])  # A source begins with one, and hands over twice as many each time.
+        running.bench.feed.give(
+            [-1], [-2, -3], [1, 2, 3]
+        )  # A source begins with one, and hands over twice as many each time.
         await running.acknowledged(1)
         await until(lambda: 9 in running.reader.poll())
         assert running.reader.read == [-1, -2, -3, 1, 2, 3, barrier(1), 8, 9]
@@ -125,11 +151,15 @@ async def test_a_task_that_has_ended_declines_as_closing() -> None:
         running.bench.feed.give(ValueError("over"))
         await until(running.runner.done)
         running.trigger(3)
-        assert [(id_, reason) for id_, reason, _ in running.answers.declined] == [(3, "TASK_CLOSING")]
+        assert [(id_, reason) for id_, reason, _ in running.answers.declined] == [
+            (3, "TASK_CLOSING")
+        ]
 
 
 @pytest.mark.parametrize("where", ["prepare", "snapshot"])
-async def test_an_operator_that_fails_in_its_snapshot_declines_the_checkpoint_and_fails_the_task(where: str) -> None:
+async def test_an_operator_that_fails_in_its_snapshot_declines_the_checkpoint_and_fails_the_task(
+    where: str,
+) -> None:
     """F1.4, H6.3: with the cause, and whose it was."""
     log: list[str] = []
     made = factories(log)
@@ -143,7 +173,9 @@ async def test_an_operator_that_fails_in_its_snapshot_declines_the_checkpoint_an
         running.trigger(1)
         await until(running.runner.done)
         error = running.runner.exception()
-        assert isinstance(error, ValueError) and any(f"in {where}" in note for note in error.__notes__)
+        assert isinstance(error, ValueError) and any(
+            f"in {where}" in note for note in error.__notes__
+        )
         assert running.answers.declined == [(1, "DECLINED", error)]
         assert running.answers.acknowledged == {}
 
@@ -189,7 +221,11 @@ async def test_a_snapshot_that_awaits_lets_nothing_else_of_the_task_run() -> Non
         gate.set()
         await running.acknowledged(1)
         await until(lambda: "c batch 5" in log)
-        assert log.index("b snapshot") < log.index("a snapshot") < min(log.index("mail ran"), log.index("a batch 5"))
+        assert (
+            log.index("b snapshot")
+            < log.index("a snapshot")
+            < min(log.index("mail ran"), log.index("a batch 5"))
+        )
         assert running.reader.poll() == [barrier(1), 5]
 
 
@@ -201,7 +237,9 @@ class KeepsState(Snapshotted):
         self.ctx.operator_state.get_list_state("kept").update([checkpoint_id])
 
 
-async def test_records_go_on_while_state_is_written_and_the_acknowledgement_waits_for_all_of_it() -> None:
+async def test_records_go_on_while_state_is_written_and_the_acknowledgement_waits_for_all_of_it() -> (
+    None
+):
     """F7.1: acknowledged is what could be restored, and nothing less."""
     log: list[str] = []
     async with (running := Checked(factories(log, cls=KeepsState))):
@@ -214,13 +252,20 @@ async def test_records_go_on_while_state_is_written_and_the_acknowledgement_wait
         running.store.open.set()
         await running.acknowledged(1)
         state, stats = running.answers.acknowledged[1]
-        written = [file for one in state.operators for file in (one.operator, one.source) if file is not None]
+        written = [
+            file
+            for one in state.operators
+            for file in (one.operator, one.source)
+            if file is not None
+        ]
         assert len(written) == len(running.store.files) == 4
         assert stats.state_size == stats.checkpointed_size == sum(map(len, running.store.files))
         assert [one.uid for one in state.operators] == list(running.task.descriptor.vertex.uids)
 
 
-async def test_a_write_that_fails_declines_the_checkpoint_the_task_goes_on_and_the_next_one_succeeds() -> None:
+async def test_a_write_that_fails_declines_the_checkpoint_the_task_goes_on_and_the_next_one_succeeds() -> (
+    None
+):
     """F7.5."""
     log: list[str] = []
     async with (running := Checked(factories(log, cls=KeepsState))):
@@ -287,7 +332,9 @@ async def test_a_notice_of_abort_before_the_task_runs_is_remembered() -> None:
 
 
 async def test_memory_of_aborted_checkpoints_is_bounded() -> None:
-    """F7: of a thousand notices the newest are kept, and none once a later checkpoint has completed."""
+    """F7: of a thousand notices the newest are kept, and none once a later checkpoint has
+    completed.
+    """
     async with (running := Checked(factories([]))):
         for checkpoint_id in range(1, 1001):
             running.task.notify_checkpoint_aborted(checkpoint_id, None)
@@ -385,5 +432,3 @@ async def test_a_checkpoint_waits_for_room_in_the_output_as_records_do() -> None
         assert running.answers.acknowledged == {} and "a batch 6" not in log
         await until(lambda: bool(running.reader.poll()) and 1 in running.answers.acknowledged)
         assert running.reader.poll() == [1, 2, 3, 4, 5, 6, barrier(1)]
-
-

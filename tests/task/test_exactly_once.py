@@ -1,6 +1,8 @@
-"""Whole jobs of a few tasks, checkpointed, killed and gone on with: what comes out is what would have come out without the crash.
+"""Whole jobs of a few tasks, checkpointed, killed and gone on with: what comes out is what would
+have come out without the crash.
 
-What sources may read is let out in portions, so that some records lie before the barrier, some behind it, and some are read again.
+What sources may read is let out in portions, so that some records lie before the barrier, some
+behind it, and some are read again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ async def reference(program: Program, lists: list[list[Any]]) -> Counter[Any]:
     return Counter(map(repr, ledger.rows))
 
 
-async def crashed_twice(program: Program, lists: list[list[Any]], portions: tuple[int, int, int, int], **options: Any) -> Counter[Any]:
+async def crashed_twice(
+    program: Program, lists: list[list[Any]], portions: tuple[int, int, int, int], **options: Any
+) -> Counter[Any]:
     """Two checkpoints, each with records behind it that are lost with a crash; then to the end."""
     feed, ledger = Feed(*lists), Ledger()
     flow = program(feed, ledger)
@@ -58,7 +62,9 @@ async def crashed_twice(program: Program, lists: list[list[Any]], portions: tupl
 
 
 async def caught_moving(program: Program, lists: list[list[Any]], **options: Any) -> Counter[Any]:
-    """The checkpoint falls into full traffic, wherever that is; the crash comes as soon as it is complete."""
+    """The checkpoint falls into full traffic, wherever that is; the crash comes as soon as it is
+    complete.
+    """
     feed, ledger = Feed(*lists), Ledger()
     flow = program(feed, ledger)
     taken = None
@@ -91,7 +97,9 @@ LONG: af.OutputTag[str] = af.OutputTag("seldom")
 
 
 class Splits(af.ProcessFunction[str, str]):
-    """Every third word of a subtask goes to a side output; how many there were is operator state."""
+    """Every third word of a subtask goes to a side output; how many there were is operator
+    state.
+    """
 
     def initialize_state(self, ctx: Any) -> None:
         self.state = ctx.operator_state.get_list_state("seen")
@@ -151,7 +159,9 @@ def asynchronous(feed: Feed, ledger: Ledger, parallelism: int = 2) -> af.Flow:
         return word + "!"
 
     flow = af.Flow("async", parallelism=parallelism)
-    flow.source(feed).rebalance().map(slowly, concurrency=4).key_by(lambda word: word).count().sink(ledger)
+    flow.source(feed).rebalance().map(slowly, concurrency=4).key_by(lambda word: word).count().sink(
+        ledger
+    )
     return flow
 
 
@@ -161,7 +171,9 @@ def in_batches(feed: Feed, ledger: Ledger, parallelism: int = 2) -> af.Flow:
         return [word + "?" for word in words]
 
     flow = af.Flow("batches", parallelism=parallelism)
-    flow.source(feed).rebalance().map_batches(together, max_size=4, max_wait="1h").key_by(lambda word: word).count().sink(ledger)
+    flow.source(feed).rebalance().map_batches(together, max_size=4, max_wait="1h").key_by(
+        lambda word: word
+    ).count().sink(ledger)
     return flow
 
 
@@ -197,7 +209,9 @@ async def test_a_killed_job_goes_on_as_if_nothing_had_happened(program: Program,
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-async def test_a_checkpoint_in_full_traffic_is_a_consistent_cut(program: Program, size: int) -> None:
+async def test_a_checkpoint_in_full_traffic_is_a_consistent_cut(
+    program: Program, size: int
+) -> None:
     """F2.7, F7: wherever the barriers meet the records."""
     expected = await reference(program, WORDS)
     assert await caught_moving(program, WORDS, batch_records_max=size) == expected
@@ -243,22 +257,30 @@ def midstream(feed: Feed, ledger: Ledger, parallelism: int = 2) -> af.Flow:
     """Event time is made behind a shuffle."""
     flow = af.Flow("midstream", parallelism=parallelism)
     stamped = flow.source(feed).map(lambda e: e).assign_timestamps_and_watermarks(strategy())
-    stamped.key_by(lambda e: e[0]).window(af.sliding("100ms", "50ms")).aggregate(af.count()).sink(ledger)
+    stamped.key_by(lambda e: e[0]).window(af.sliding("100ms", "50ms")).aggregate(af.count()).sink(
+        ledger
+    )
     return flow
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("program", [windows, timers, midstream], ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program", [windows, timers, midstream], ids=lambda program: program.__name__
+)
 async def test_windows_and_timers_survive_a_crash(program: Program, size: int) -> None:
     """G5, F7: what was open fires once, with everything that belongs to it."""
     expected = await reference(program, EVENTS)
-    assert await crashed_twice(program, EVENTS, (20, 35, 40, 50), batch_records_max=size) == expected
+    assert (
+        await crashed_twice(program, EVENTS, (20, 35, 40, 50), batch_records_max=size) == expected
+    )
     assert await caught_moving(program, EVENTS, batch_records_max=size) == expected
 
 
 @pytest.mark.parametrize("midway", [False, True], ids=["at the source", "in mid-stream"])
 async def test_what_was_late_before_a_crash_is_late_after_it(midway: bool) -> None:
-    """G5, F7: event time does not regress, though the first record after the restore is far behind."""
+    """G5, F7: event time does not regress, though the first record after the restore is far
+    behind.
+    """
     feed, ledger, late = Feed([("a", 1000), ("a", 10), ("a", 20)]), Ledger(), Ledger()
     flow = af.Flow("late")
     events: Any = flow.source(feed, watermarks=None if midway else strategy())
@@ -319,7 +341,9 @@ class Alarm(af.KeyedProcessFunction[str, str, str]):
 
     def process_element(self, value: str, ctx: Any) -> None:
         now = ctx.timer_service.current_processing_time
-        ctx.timer_service.register_processing_time_timer(now + (24 if value == "later" else 1) * HOUR_MS)
+        ctx.timer_service.register_processing_time_timer(
+            now + (24 if value == "later" else 1) * HOUR_MS
+        )
 
     def on_timer(self, timestamp: int, ctx: Any) -> Iterator[str]:
         yield f"fired {ctx.current_key}"
@@ -371,8 +395,12 @@ async def test_sinks_commit_with_the_last_checkpoint_before_the_job_ends() -> No
     assert Counter(ledger.rows) == Counter(["a", "b", "goodbye"])
 
 
-async def test_a_crash_behind_the_last_checkpoint_commits_what_it_holds_and_finishes_nothing_twice() -> None:
-    """F4: restored, a task that had finished emits nothing more; its sink commits what was prepared."""
+async def test_a_crash_behind_the_last_checkpoint_commits_what_it_holds_and_finishes_nothing_twice() -> (
+    None
+):
+    """F4: restored, a task that had finished emits nothing more; its sink commits what was
+    prepared.
+    """
     feed, ledger = Feed(["a", "b"]), Ledger()
     flow = af.Flow("end")
     flow.source(feed).rebalance().process(Farewell()).sink(ledger)
@@ -381,7 +409,8 @@ async def test_a_crash_behind_the_last_checkpoint_commits_what_it_holds_and_fini
     async with Run(flow) as run:
         run.final = False
         for task in run.tasks.values():
-            task.notify_checkpoint_complete = lambda checkpoint_id: notified.set()  # type: ignore[method-assign]  # Lost on its way.
+            # Lost on its way.
+            task.notify_checkpoint_complete = lambda checkpoint_id: notified.set()  # type: ignore[method-assign]
         await until(lambda: len(run.ended) == len(run.tasks))
         taken = await run.checkpoint()
     assert notified.is_set() and ledger.rows == []
@@ -394,7 +423,9 @@ async def test_a_source_that_ended_early_finishes_and_checkpoints_go_on_without_
     """F4, FLIP-147: its channels count as aligned, and a restore does not read it again."""
     short, long, ledger = Feed(["a", "b"]), Feed([f"n{i}" for i in range(20)]), Ledger()
     flow = af.Flow("short and long")
-    flow.source(short, uid="short").union(flow.source(long, uid="long")).key_by(lambda word: word).count().sink(ledger)
+    flow.source(short, uid="short").union(flow.source(long, uid="long")).key_by(
+        lambda word: word
+    ).count().sink(ledger)
     short.allow_all()
     async with Run(flow) as run:
         long.allow(5)
@@ -412,7 +443,9 @@ async def test_a_source_that_ended_early_finishes_and_checkpoints_go_on_without_
     assert Counter(ledger.rows) == Counter([("a", 1), ("b", 1), *((f"n{i}", 1) for i in range(20))])
 
 
-async def test_a_split_that_was_read_to_its_end_is_not_read_again_after_the_second_crash_either() -> None:
+async def test_a_split_that_was_read_to_its_end_is_not_read_again_after_the_second_crash_either() -> (
+    None
+):
     """F7: it stays in every checkpoint, though no reader has it any more."""
     feed, ledger = Feed(["a", "b"], [f"n{i}" for i in range(12)]), Ledger()
     flow = af.Flow("split")
@@ -439,7 +472,12 @@ async def test_a_reader_hears_of_its_checkpoint_and_of_its_completion() -> None:
         for _ in range(2):
             await run.checkpoint()
         await until(lambda: len(reader.told) == 4)
-        assert reader.told == [("checkpoint", 1), ("completed", 1), ("checkpoint", 2), ("completed", 2)]
+        assert reader.told == [
+            ("checkpoint", 1),
+            ("completed", 1),
+            ("checkpoint", 2),
+            ("completed", 2),
+        ]
 
 
 async def test_stopping_keeps_windows_open_for_the_run_that_goes_on() -> None:
@@ -460,7 +498,9 @@ async def test_stopping_keeps_windows_open_for_the_run_that_goes_on() -> None:
 
 
 async def test_a_checkpoint_that_was_under_way_does_not_end_what_is_stopped() -> None:
-    """F4: what was triggered before the stop may reach a task behind its end, and complete; the tasks stay for the final one."""
+    """F4: what was triggered before the stop may reach a task behind its end, and complete; the
+    tasks stay for the final one.
+    """
     feed, ledger = Feed(*EVENTS), Ledger()
     flow = windows(feed, ledger)
     async with Run(flow) as run:
@@ -485,7 +525,9 @@ async def test_a_checkpoint_that_was_under_way_does_not_end_what_is_stopped() ->
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize("program", [counts, timers, windows], ids=lambda program: program.__name__)
-async def test_another_parallelism_gives_the_same_results(program: Program, parallelism: int) -> None:
+async def test_another_parallelism_gives_the_same_results(
+    program: Program, parallelism: int
+) -> None:
     """H3, H5, G5: state, timers and splits go where their keys and numbers send them."""
     lists = EVENTS if program is not counts else WORDS
     feed, ledger = Feed(*lists), Ledger()

@@ -1,4 +1,6 @@
-"""The state machine of one attempt: every transition, the end reported once, and what readers of its partitions are told."""
+"""The state machine of one attempt: every transition, the end reported once, and what readers of
+its partitions are told.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Reports:
         self.errors: list[BaseException] = []
         self.execution = TaskExecution(bench.tasks[0], self._report)
 
-    def _report(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
+    def _report(
+        self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None
+    ) -> None:
         self.states.append(state)
         if error is not None:
             self.errors.append(error)
@@ -104,9 +108,19 @@ async def test_an_error_because_of_the_cancel_is_no_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("user"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), ProducerFailed("mine")], ids=repr
+    "error",
+    [
+        ValueError("user"),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        ProducerFailed("mine"),
+    ],
+    ids=repr,
 )
-async def test_an_error_fails_the_task_as_it_is_and_its_readers_see_it(error: BaseException) -> None:
+async def test_an_error_fails_the_task_as_it_is_and_its_readers_see_it(
+    error: BaseException,
+) -> None:
     """B1.6."""
     bench = Bench([lambda: Logged("a", [])], [lambda: Logged("b", [])])
     (partition,) = bench.registry.partitions.values()
@@ -124,7 +138,9 @@ async def test_a_task_whose_producer_failed_is_canceled_not_failed() -> None:
     """B1.6, and so are the ones behind it."""
     bench = Bench([lambda: Logged("a", [])], [lambda: Logged("b", [])])
     reports: list[tuple[ExecutionState, Any]] = []
-    consumer = TaskExecution(bench.tasks[1], lambda attempt, state, error: reports.append((state, error)))
+    consumer = TaskExecution(
+        bench.tasks[1], lambda attempt, state, error: reports.append((state, error))
+    )
     consumer.runner = asyncio.get_running_loop().create_task(consumer.run())
     await until(lambda: consumer.state is S.RUNNING)
     bench.tasks[0].fail_partitions(ValueError("producer"))

@@ -1,4 +1,6 @@
-"""How much a source hands over at once: what its chain is through with in a moment, measured until the chain is empty again."""
+"""How much a source hands over at once: what its chain is through with in a moment, measured
+until the chain is empty again.
+"""
 
 from __future__ import annotations
 
@@ -128,8 +130,10 @@ class CountingColumns(Counting):
 
 
 async def test_an_async_function_behind_columns_is_given_few_ahead_of_it() -> None:
-    """It is a task of its own: what has left the source is in the way of a checkpoint as well. Twenty calls at a time, of a twentieth of a
-    second each, make four hundred a second: as many as four batches of what the task asks for then."""
+    """It is a task of its own: what has left the source is in the way of a checkpoint as well.
+    Twenty calls at a time, of a twentieth of a second each, make four hundred a second: as many as
+    four batches of what the task asks for then.
+    """
     source, done, seen = CountingColumns(), asyncio.Event(), 0
 
     async def slow(row: Any) -> None:

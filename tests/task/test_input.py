@@ -1,4 +1,6 @@
-"""Several gates behind one task: fairness, selection, watermarks of all channels, and the ends of inputs."""
+"""Several gates behind one task: fairness, selection, watermarks of all channels, and the ends
+of inputs.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,14 @@ class World:
         self.partitions: list[list[ResultPartition]] = []
         wired = []
         for index, count in edges:
-            partitions = [ResultPartition("p", 1, pool.create_buffer_pool(1, 64), 1024) for _ in range(count)]
+            partitions = [
+                ResultPartition("p", 1, pool.create_buffer_pool(1, 64), 1024) for _ in range(count)
+            ]
             self.partitions.append(partitions)
-            channels = [LocalInputChannel(i, lambda p=p: p.subpartitions[0]) for i, p in enumerate(partitions)]  # type: ignore[misc]
+            channels = [
+                LocalInputChannel(i, lambda p=p: p.subpartitions[0])
+                for i, p in enumerate(partitions)
+            ]  # type: ignore[misc]
             wired.append(InputEdge(channels, index))
         self.input = NetworkInput(wired, self, self.head)
 
@@ -74,10 +81,18 @@ class World:
         return status
 
     def values(self) -> list[tuple[int, Any]]:
-        return [(index, got.values) for index, got in self.got if isinstance(got, RecordBatch) and got.values]
+        return [
+            (index, got.values)
+            for index, got in self.got
+            if isinstance(got, RecordBatch) and got.values
+        ]
 
     def watermarks(self) -> list[int]:
-        return [got.watermark for _, got in self.got if isinstance(got, RecordBatch) and got.watermark != MIN_WATERMARK]
+        return [
+            got.watermark
+            for _, got in self.got
+            if isinstance(got, RecordBatch) and got.watermark != MIN_WATERMARK
+        ]
 
     def on_batch(self, batch: RecordBatch, input_index: int) -> None:
         self.got.append((input_index, batch))
@@ -151,8 +166,13 @@ def test_a_union_ends_when_all_its_edges_have() -> None:
     assert world.poll_all() is InputStatus.END_OF_DATA
 
 
-@pytest.mark.parametrize(("drains", "status"), [((True, True), InputStatus.END_OF_DATA), ((True, False), InputStatus.STOPPED)])
-def test_the_end_is_a_drain_only_if_every_input_drained(drains: tuple[bool, bool], status: InputStatus) -> None:
+@pytest.mark.parametrize(
+    ("drains", "status"),
+    [((True, True), InputStatus.END_OF_DATA), ((True, False), InputStatus.STOPPED)],
+)
+def test_the_end_is_a_drain_only_if_every_input_drained(
+    drains: tuple[bool, bool], status: InputStatus
+) -> None:
     world = World((0, 1), (1, 1))
     for edge, drain in enumerate(drains):
         world.send(edge, EndOfData(drain))
@@ -184,7 +204,11 @@ def test_a_watermark_keeps_its_place_between_records() -> None:
     world = World((0, 1))
     world.send(0, RecordBatch([1]), empty_batch(5), RecordBatch([2]))
     world.poll_all()
-    assert [(got.values, got.watermark) for _, got in world.got] == [([1], MIN_WATERMARK), ([], 5), ([2], MIN_WATERMARK)]
+    assert [(got.values, got.watermark) for _, got in world.got] == [
+        ([1], MIN_WATERMARK),
+        ([], 5),
+        ([2], MIN_WATERMARK),
+    ]
 
 
 def test_a_finished_channel_holds_no_watermark_back() -> None:
@@ -229,7 +253,11 @@ def test_a_latency_marker_keeps_its_place_among_records() -> None:
     world, marker = World((0, 1)), LatencyMarker(1, "s", 0)
     world.send(0, [1], marker, [2])
     world.poll_all()
-    assert [got.values if isinstance(got, RecordBatch) else got for _, got in world.got] == [[1], marker, [2]]
+    assert [got.values if isinstance(got, RecordBatch) else got for _, got in world.got] == [
+        [1],
+        marker,
+        [2],
+    ]
 
 
 def test_a_failed_producer_comes_out_of_the_poll() -> None:
@@ -257,7 +285,9 @@ def test_records_and_waiting_batches_are_counted() -> None:
 
 
 def test_an_input_continues_at_the_event_time_behind_what_was_in_flight() -> None:
-    """New channels hold it there until each has told more; one that is known continues where it stood."""
+    """New channels hold it there until each has told more; one that is known continues where it
+    stood.
+    """
     world = World((0, 2))
     world.input.restore(RestoredInFlight([], 100))
     world.send(0, empty_batch(150), channel=0)
@@ -267,7 +297,9 @@ def test_an_input_continues_at_the_event_time_behind_what_was_in_flight() -> Non
     world.poll_all()
     assert world.watermarks() == [120]
     known = World((0, 2))
-    known.input.restore(RestoredInFlight([], 100, {(-1, 0): ChannelTime(100), (-1, 1): ChannelTime(170)}, 2))
+    known.input.restore(
+        RestoredInFlight([], 100, {(-1, 0): ChannelTime(100), (-1, 1): ChannelTime(170)}, 2)
+    )
     known.send(0, empty_batch(150), channel=0)
     known.poll_all()
     assert known.watermarks() == [150]

@@ -22,7 +22,9 @@ async def turns(count: int = 100) -> None:
 
 
 async def test_a_task_whose_input_has_ended_writes_to_the_end_before_it_closes() -> None:
-    """B2.7: the last checkpoint is complete, and another one that began behind it is still being written."""
+    """B2.7: the last checkpoint is complete, and another one that began behind it is still being
+    written.
+    """
     log: list[str] = []
     async with (running := Checked(factories(log, "a", cls=KeepsState))):
         running.bench.feed.give([1], None)
@@ -67,8 +69,12 @@ async def test_an_input_that_ends_while_state_is_written_lets_that_be_written() 
         await running.runner
 
 
-async def test_a_job_that_is_cancelled_while_it_writes_leaves_no_file_that_looks_whole(tmp_path: Path) -> None:
-    """F7.7: in a store of files, at any moment of the write; the next run begins from what was complete before."""
+async def test_a_job_that_is_cancelled_while_it_writes_leaves_no_file_that_looks_whole(
+    tmp_path: Path,
+) -> None:
+    """F7.7: in a store of files, at any moment of the write; the next run begins from what was
+    complete before.
+    """
     counted: list[tuple[int, int]] = []
 
     def flow() -> tuple[af.Flow, af.DataStream[int]]:
@@ -103,4 +109,7 @@ async def test_a_job_that_is_cancelled_while_it_writes_leaves_no_file_that_looks
                 assert outcome > complete
                 break
     else:
-        pytest.fail("no checkpoint was complete before the job was cancelled, so the moments behind its completion were not met")
+        pytest.fail(
+            "no checkpoint was complete before the job was cancelled, so the moments behind its "
+            "completion were not met"
+        )

@@ -1,4 +1,6 @@
-"""What may happen at the edges of a task's life, and of its input and output: mail that is late, helpers that fail after the end."""
+"""What may happen at the edges of a task's life, and of its input and output: mail that is late,
+helpers that fail after the end.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,18 @@ async def test_a_task_is_restored_once_however_often_it_is_told_to_run() -> None
     await runner
     await execution.run()
     assert Opens.opened == 1
-    assert states == [ExecutionState.DEPLOYING, ExecutionState.INITIALIZING, ExecutionState.RUNNING, ExecutionState.FINISHED]
+    assert states == [
+        ExecutionState.DEPLOYING,
+        ExecutionState.INITIALIZING,
+        ExecutionState.RUNNING,
+        ExecutionState.FINISHED,
+    ]
 
 
 async def test_the_task_waits_for_the_asynchronous_part_of_a_checkpoint_before_it_ends() -> None:
-    """B2.7: a helper task that writes, whose outcome comes back as mail, is not left behind at the end of the input."""
+    """B2.7: a helper task that writes, whose outcome comes back as mail, is not left behind at
+    the end of the input.
+    """
     log: list[str] = []
     upload = asyncio.Event()
 
@@ -87,7 +96,12 @@ async def test_the_task_waits_for_the_asynchronous_part_of_a_checkpoint_before_i
     assert not runner.done()
     upload.set()
     await runner
-    assert log.index("uploaded") < log.index("acknowledged") < log.index("a finish") < log.index("a close")
+    assert (
+        log.index("uploaded")
+        < log.index("acknowledged")
+        < log.index("a finish")
+        < log.index("a close")
+    )
 
 
 async def test_a_cancel_waits_for_the_timer_callback_that_is_running() -> None:
@@ -113,8 +127,12 @@ async def test_a_cancel_waits_for_the_timer_callback_that_is_running() -> None:
     assert log == ["a init", "timer begins", "timer ends", "a close"]
 
 
-async def test_after_the_end_of_the_input_mail_is_served_and_the_default_action_does_nothing_more() -> None:
-    """C2.5: while results are still to come, questions are answered, the source is not asked again, nothing spins."""
+async def test_after_the_end_of_the_input_mail_is_served_and_the_default_action_does_nothing_more() -> (
+    None
+):
+    """C2.5: while results are still to come, questions are answered, the source is not asked
+    again, nothing spins.
+    """
     log: list[str] = []
     released = asyncio.Event()
 
@@ -172,7 +190,9 @@ async def test_after_the_end_of_the_input_mail_is_served_and_the_default_action_
 
 
 async def test_an_error_of_a_flush_surfaces_at_once_and_is_not_lost() -> None:
-    """C9.5: here the task itself flushes, before it sleeps; what goes wrong fails the task, with no further record."""
+    """C9.5: here the task itself flushes, before it sleeps; what goes wrong fails the task, with
+    no further record.
+    """
 
     class Broken(Exception):
         pass
@@ -194,7 +214,9 @@ class OnlyTheFirst(Operator):
     """Lets the record 0 pass and nothing else."""
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
-        return RecordBatch([value for value in batch.values if value == 0], None, None, None, batch.watermark)
+        return RecordBatch(
+            [value for value in batch.values if value == 0], None, None, None, batch.watermark
+        )
 
 
 async def test_a_record_leaves_before_its_task_sleeps() -> None:
@@ -214,7 +236,9 @@ async def test_a_record_leaves_before_its_task_sleeps() -> None:
 
 @pytest.mark.parametrize("flush_max_age_ns", [0, 5_000_000])
 async def test_a_record_leaves_in_time_though_its_task_never_sleeps(flush_max_age_ns: int) -> None:
-    """C9.1: its batch never fills and the task always has work; the age is bounded, with 0 it leaves at the next slice."""
+    """C9.1: its batch never fills and the task always has work; the age is bounded, with 0 it
+    leaves at the next slice.
+    """
     bench = Bench([OnlyTheFirst], [OnlyTheFirst], flush_max_age_ns=flush_max_age_ns)
     (partition,) = bench.registry.partitions.values()
     polls = 0
@@ -235,7 +259,9 @@ async def test_a_record_leaves_in_time_though_its_task_never_sleeps(flush_max_ag
 
 
 async def test_a_cancel_ends_a_task_that_awaits_in_the_middle_of_a_snapshot() -> None:
-    """B3.1: mail that awaits, as the asynchronous part of user code does, is interrupted; everything is closed."""
+    """B3.1: mail that awaits, as the asynchronous part of user code does, is interrupted;
+    everything is closed.
+    """
     log: list[str] = []
     inside = asyncio.Event()
 
@@ -256,7 +282,9 @@ async def test_a_cancel_ends_a_task_that_awaits_in_the_middle_of_a_snapshot() ->
 
 
 async def test_elements_of_a_source_stand_still_while_a_checkpoint_looks() -> None:
-    """A11.1: the count at the beginning of an awaited snapshot is the count at its end, and the source's position is the same."""
+    """A11.1: the count at the beginning of an awaited snapshot is the count at its end, and the
+    source's position is the same.
+    """
     count = 0
 
     class Counts(Operator):
@@ -287,7 +315,8 @@ async def test_elements_of_a_source_stand_still_while_a_checkpoint_looks() -> No
         seen = count
         before, after = await bench.task._executor.submit(snapshot, "checkpoint")
         assert before == after
-        # What the source has handed out and the chain still holds belongs to the snapshot of the chain, not to its counts.
+        # What the source has handed out and the chain still holds belongs to the snapshot of the
+        # chain, not to its counts.
         assert 0 <= before[1] - before[0] <= bench.task._chain._batch_records_max
         await until(lambda seen=seen: count > seen)  # type: ignore[misc]
     runner.cancel()
@@ -295,7 +324,9 @@ async def test_elements_of_a_source_stand_still_while_a_checkpoint_looks() -> No
         await runner
 
 
-async def test_a_helper_that_is_begun_when_the_task_is_over_is_refused_and_not_left_behind_unawaited() -> None:
+async def test_a_helper_that_is_begun_when_the_task_is_over_is_refused_and_not_left_behind_unawaited() -> (
+    None
+):
     helpers: list[Coroutine[Any, Any, None]] = []
     refusals: list[str] = []
 

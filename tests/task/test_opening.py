@@ -1,4 +1,6 @@
-"""Between construction and the first element: what may be due already waits until every operator is open. And what close may not do."""
+"""Between construction and the first element: what may be due already waits until every operator
+is open. And what close may not do.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ pytestmark = pytest.mark.timeout(120)
 
 
 class SlowToOpen(Logged):
-    """Takes a while, in turns of the loop and by the clock: a timer that is due meanwhile had every chance to fire."""
+    """Takes a while, in turns of the loop and by the clock: a timer that is due meanwhile had
+    every chance to fire.
+    """
 
     async def open(self) -> None:
         await asyncio.sleep(0.01)
@@ -35,10 +39,14 @@ class Timed(Logged):
         self.ctx.register_processing_timer(0, lambda timestamp: self._at("timer"))
 
 
-async def test_a_timer_that_the_first_operator_registers_while_it_opens_fires_after_the_last_has_opened() -> None:
+async def test_a_timer_that_the_first_operator_registers_while_it_opens_fires_after_the_last_has_opened() -> (
+    None
+):
     """A12.7: tail first, so the timer of the tail is due while both others still open."""
     log: list[str] = []
-    bench = Bench([lambda: SlowToOpen("a", log), lambda: SlowToOpen("b", log), lambda: Timed("c", log)])
+    bench = Bench(
+        [lambda: SlowToOpen("a", log), lambda: SlowToOpen("b", log), lambda: Timed("c", log)]
+    )
     runner = bench.start(bench.task)
     await until(lambda: "c timer" in log)
     assert log == ["c init", "c open", "b init", "b open", "a init", "a open", "c timer"]
@@ -46,7 +54,9 @@ async def test_a_timer_that_the_first_operator_registers_while_it_opens_fires_af
     await asyncio.wait([runner])
 
 
-async def test_a_timer_of_open_fires_before_the_first_element_is_not_promised_but_never_inside_of_one() -> None:
+async def test_a_timer_of_open_fires_before_the_first_element_is_not_promised_but_never_inside_of_one() -> (
+    None
+):
     """A12.7: element and timer come one after the other, whichever is first."""
     log: list[str] = []
 
@@ -84,7 +94,9 @@ async def test_a_timer_of_open_does_not_fire_when_another_operator_fails_to_open
 
 
 async def test_what_close_emits_reaches_nobody() -> None:
-    """B5.3: of an operator in the middle of the chain, by mail and by return; the next one is closed by then."""
+    """B5.3: of an operator in the middle of the chain, by mail and by return; the next one is
+    closed by then.
+    """
     log: list[str] = []
 
     class EmitsLate(Logged):

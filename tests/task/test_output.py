@@ -1,4 +1,6 @@
-"""What leaves a task: routing into partitions, flushing, watermarks to everyone, events behind records, and what may not travel."""
+"""What leaves a task: routing into partitions, flushing, watermarks to everyone, events behind
+records, and what may not travel.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from typing import Any
 import pytest
 
 from aioflow.core.column_batch import ColumnBatch, ObjectColumn
-from aioflow.core.elements import MAX_WATERMARK, EndOfData, EndOfPartition, LatencyMarker, RecordBatch, Watermark, empty_batch
+from aioflow.core.elements import (
+    MAX_WATERMARK,
+    EndOfData,
+    EndOfPartition,
+    LatencyMarker,
+    RecordBatch,
+    Watermark,
+    empty_batch,
+)
 from aioflow.core.errors import ProducerFailed, TypeNotSupported
 from aioflow.core.functions import OutputTag
 from aioflow.core.serializers import Codec
@@ -24,12 +34,21 @@ TAG: OutputTag[Any] = OutputTag("side")
 
 
 def writer(
-    strategy: ShipStrategy = ShipStrategy.REBALANCE, channels: int = 2, size: int = 4, permits: int = 8, **options: Any
+    strategy: ShipStrategy = ShipStrategy.REBALANCE,
+    channels: int = 2,
+    size: int = 4,
+    permits: int = 8,
+    **options: Any,
 ) -> RecordWriter:
     pool = NetworkBufferPool(1000).create_buffer_pool(channels, permits)
     partition = ResultPartition("p", channels, pool, size)
     partitioner = create_partitioner(
-        Partitioning(strategy, lambda x: x), channels, max_parallelism=128, subtask_index=0, rng=random.Random(0), place="'op'"
+        Partitioning(strategy, lambda x: x),
+        channels,
+        max_parallelism=128,
+        subtask_index=0,
+        rng=random.Random(0),
+        place="'op'",
     )
     return RecordWriter(partition, partitioner, **options)
 
@@ -141,7 +160,9 @@ def test_an_event_goes_to_every_channel_behind_the_records_and_takes_no_permit()
     assert one.partition.pool_usage == 0
     one.emit(RecordBatch([1, 2, 3]))
     task_output(one).broadcast_event(marker)
-    assert [read(one, i) for i in range(4)] == [[marker, [i + 1], marker] for i in range(3)] + [[marker, marker]]
+    assert [read(one, i) for i in range(4)] == [[marker, [i + 1], marker] for i in range(3)] + [
+        [marker, marker]
+    ]
 
 
 def test_broadcast_puts_every_record_into_every_channel() -> None:
@@ -194,7 +215,9 @@ def test_side_outputs_keep_event_time_going() -> None:
 
 
 def test_the_end_follows_everything_that_was_gathered() -> None:
-    """C9.4, C2.4: end of input flushes regardless of age; MAX, EndOfData and EndOfPartition in this order, once."""
+    """C9.4, C2.4: end of input flushes regardless of age; MAX, EndOfData and EndOfPartition in
+    this order, once.
+    """
     one = writer(ShipStrategy.GLOBAL, channels=1)
     output = task_output(one)
     output.emit(RecordBatch([1]))
@@ -216,7 +239,10 @@ def test_readers_of_a_failed_task_see_their_producer_fail() -> None:
         one.partition.subpartitions[0].poll()
 
 
-@pytest.mark.parametrize(("edges", "age_ns"), [((), 1_000), ((2,), 1_000), ((8,), 1_000), ((64,), 7_001_000), ((6, 6), 501_000)])
+@pytest.mark.parametrize(
+    ("edges", "age_ns"),
+    [((), 1_000), ((2,), 1_000), ((8,), 1_000), ((64,), 7_001_000), ((6, 6), 501_000)],
+)
 def test_a_task_of_many_channels_gathers_for_longer(edges: tuple[int, ...], age_ns: int) -> None:
     """Each flush wakes all of their readers."""
     outputs = [writer(channels=channels, permits=channels) for channels in edges]
@@ -224,7 +250,9 @@ def test_a_task_of_many_channels_gathers_for_longer(edges: tuple[int, ...], age_
 
 
 @pytest.mark.parametrize(("channels", "records"), [(8, 0), (9, 64), (16, 512)])
-def test_a_flush_to_many_channels_is_worth_it_from_some_records_each_on(channels: int, records: int) -> None:
+def test_a_flush_to_many_channels_is_worth_it_from_some_records_each_on(
+    channels: int, records: int
+) -> None:
     output = task_output(writer(channels=channels, permits=channels))
     for _ in range(2):  # Counted anew behind each flush.
         for _ in range(records):
@@ -242,7 +270,10 @@ def test_a_task_without_edges_always_has_room() -> None:
 
 
 def test_a_task_with_two_consumers_follows_the_slower_one() -> None:
-    slow, quick = writer(ShipStrategy.GLOBAL, size=1, permits=2), writer(ShipStrategy.GLOBAL, size=1, permits=8)
+    slow, quick = (
+        writer(ShipStrategy.GLOBAL, size=1, permits=2),
+        writer(ShipStrategy.GLOBAL, size=1, permits=8),
+    )
     output = task_output(slow, quick)
     told: list[bool] = []
     while output.availability.is_available:
@@ -281,8 +312,12 @@ def test_a_released_consumer_takes_nothing_and_stops_nobody() -> None:
 
 def test_only_the_first_value_of_an_edge_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
     checked: set[int] = set()
-    one = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, checked, Codec(), strict=False))
-    again = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, checked, Codec(), strict=False))
+    one = writer(
+        ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, checked, Codec(), strict=False)
+    )
+    again = writer(
+        ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, checked, Codec(), strict=False)
+    )
     with caplog.at_level(logging.WARNING):
         for each in (one, again):
             each.emit(RecordBatch([threading.Lock()]))
@@ -293,22 +328,31 @@ def test_only_the_first_value_of_an_edge_is_looked_at(caplog: pytest.LogCaptureF
 
 
 def test_a_value_that_can_travel_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    one = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, set(), Codec(), strict=True))
+    one = writer(
+        ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, set(), Codec(), strict=True)
+    )
     one.emit(RecordBatch([{"a": 1}]))
     one.emit(RecordBatch([threading.Lock()]))
     assert caplog.records == []
 
 
 def test_strict_refuses_before_anything_is_written() -> None:
-    one = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, set(), Codec(), strict=True))
+    one = writer(
+        ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, set(), Codec(), strict=True)
+    )
     with pytest.raises(TypeNotSupported, match="output of 'op'"):
         one.emit(RecordBatch([threading.Lock()]))
     one.flush()
     assert read(one, 0) == []
 
 
-def test_the_task_is_told_what_makes_about_one_batch_for_each_consumer_of_its_narrowest_edge() -> None:
-    spread, everywhere = writer(channels=3, size=100), writer(ShipStrategy.BROADCAST, channels=3, size=100)
+def test_the_task_is_told_what_makes_about_one_batch_for_each_consumer_of_its_narrowest_edge() -> (
+    None
+):
+    spread, everywhere = (
+        writer(channels=3, size=100),
+        writer(ShipStrategy.BROADCAST, channels=3, size=100),
+    )
     output, told = task_output(spread, everywhere), []
     output.on_slice_records = lambda rows, _columns: told.append(rows)
     spread.partition.subpartitions[0].resize(10)
@@ -326,7 +370,9 @@ def columns(count: int) -> RecordBatch:
 
 
 @pytest.mark.parametrize("asked", [100, 1_500, 10_000])
-def test_columns_come_in_batches_of_what_the_consumer_asked_for_and_so_does_the_task_take_them(asked: int) -> None:
+def test_columns_come_in_batches_of_what_the_consumer_asked_for_and_so_does_the_task_take_them(
+    asked: int,
+) -> None:
     one = writer(ShipStrategy.GLOBAL, channels=1, size=1024)
     output, told = task_output(one), []
     output.on_slice_records = lambda rows, columns: told.append((rows, columns))
@@ -336,8 +382,12 @@ def test_columns_come_in_batches_of_what_the_consumer_asked_for_and_so_does_the_
     assert told == [(min(asked, 1024), asked)]
 
 
-@pytest.mark.parametrize("make", [lambda count: RecordBatch(list(range(count))), columns], ids=["rows", "columns"])
-def test_what_comes_all_at_once_is_queued_in_few_batches_and_says_nothing_of_how_fast_the_consumer_is(make: Any) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda count: RecordBatch(list(range(count))), columns], ids=["rows", "columns"]
+)
+def test_what_comes_all_at_once_is_queued_in_few_batches_and_says_nothing_of_how_fast_the_consumer_is(
+    make: Any,
+) -> None:
     one = writer(ShipStrategy.GLOBAL, channels=1, size=2048)
     (subpartition,) = one.partition.subpartitions
     subpartition.start_small()
@@ -347,10 +397,14 @@ def test_what_comes_all_at_once_is_queued_in_few_batches_and_says_nothing_of_how
     assert subpartition.builder.batch_records_max == subpartition.column_records == 16
     subpartition.resize(1)
     one.emit(make(10_000))
-    assert [len(values) for values in read(one, 0)] == [625] * PIECES_MAX, "the consumer asked for single records"
+    assert [len(values) for values in read(one, 0)] == [625] * PIECES_MAX, (
+        "the consumer asked for single records"
+    )
 
 
-def test_rows_in_pieces_follow_what_was_gathered_and_keep_their_watermarks_and_no_piece_is_larger_than_a_batch() -> None:
+def test_rows_in_pieces_follow_what_was_gathered_and_keep_their_watermarks_and_no_piece_is_larger_than_a_batch() -> (
+    None
+):
     one = writer(ShipStrategy.GLOBAL, channels=1, size=8)
     (subpartition,) = one.partition.subpartitions
     subpartition.resize(1)
@@ -372,7 +426,10 @@ def test_rows_in_pieces_follow_what_was_gathered_and_keep_their_watermarks_and_n
 
 
 def test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it() -> None:
-    one, quiet = writer(ShipStrategy.GLOBAL, channels=1, size=1024), writer(ShipStrategy.GLOBAL, channels=1, size=1024)
+    one, quiet = (
+        writer(ShipStrategy.GLOBAL, channels=1, size=1024),
+        writer(ShipStrategy.GLOBAL, channels=1, size=1024),
+    )
     output, told = task_output(one, quiet), []
     for each in (one, quiet):
         each.partition.subpartitions[0].start_small()
@@ -394,7 +451,9 @@ def test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it(
     one.flush()
     assert read(one, 0) == [[2]]
     output.grow()
-    assert told[-1] == (64, 64), "on the way to a consumer elsewhere, which is through with the first one"
+    assert told[-1] == (64, 64), (
+        "on the way to a consumer elsewhere, which is through with the first one"
+    )
     one.partition.subpartitions[0].taken_over()
     output.grow()
     assert told[-1] == whole

@@ -1,4 +1,6 @@
-"""Which consumer gets which record: every strategy, and errors of user functions that name the record."""
+"""Which consumer gets which record: every strategy, and errors of user functions that name the
+record.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,23 @@ def partitioner(
 
 def stamped(values: list[Any]) -> RecordBatch:
     """Times and watermarks that tell which record they belong to."""
-    return RecordBatch(values, [10 * i for i in range(len(values))], None, [10 * i - 1 for i in range(len(values))], 10 * len(values))
+    return RecordBatch(
+        values,
+        [10 * i for i in range(len(values))],
+        None,
+        [10 * i - 1 for i in range(len(values))],
+        10 * len(values),
+    )
 
 
 def got(split: list[tuple[int, RecordBatch]]) -> dict[int, list[Any]]:
     return {index: part.values for index, part in split}
 
 
-@pytest.mark.parametrize("strategy", [ShipStrategy.FORWARD, ShipStrategy.REBALANCE, ShipStrategy.SHUFFLE, ShipStrategy.BROADCAST])
+@pytest.mark.parametrize(
+    "strategy",
+    [ShipStrategy.FORWARD, ShipStrategy.REBALANCE, ShipStrategy.SHUFFLE, ShipStrategy.BROADCAST],
+)
 def test_a_single_consumer_gets_the_batch_itself(strategy: ShipStrategy) -> None:
     batch = stamped([1, 2])
     ((index, part),) = partitioner(strategy, 1).split(batch)
@@ -60,11 +71,19 @@ def test_global_sends_everything_to_the_first() -> None:
 
 
 def test_broadcast_sends_everything_to_all() -> None:
-    assert got(partitioner(ShipStrategy.BROADCAST, 3).split(stamped([1, 2]))) == {0: [1, 2], 1: [1, 2], 2: [1, 2]}
+    assert got(partitioner(ShipStrategy.BROADCAST, 3).split(stamped([1, 2]))) == {
+        0: [1, 2],
+        1: [1, 2],
+        2: [1, 2],
+    }
 
 
 @pytest.mark.parametrize("strategy", [ShipStrategy.REBALANCE, ShipStrategy.RESCALE])
-@given(consumers=st.integers(2, 7), rounds=st.integers(1, 5), cuts=st.lists(st.integers(1, 9), max_size=6))
+@given(
+    consumers=st.integers(2, 7),
+    rounds=st.integers(1, 5),
+    cuts=st.lists(st.integers(1, 9), max_size=6),
+)
 def test_rebalance_gives_exactly_equal_shares_however_it_is_cut_into_batches(
     strategy: ShipStrategy, consumers: int, rounds: int, cuts: list[int]
 ) -> None:
@@ -85,7 +104,10 @@ def test_rebalance_gives_exactly_equal_shares_however_it_is_cut_into_batches(
 
 def test_rebalance_begins_elsewhere_for_each_producer() -> None:
     """C6.6: the first channel is not always 0 across subtasks."""
-    firsts = [partitioner(ShipStrategy.REBALANCE, 3, subtask=i).split(stamped([1]))[0][0] for i in range(4)]
+    firsts = [
+        partitioner(ShipStrategy.REBALANCE, 3, subtask=i).split(stamped([1]))[0][0]
+        for i in range(4)
+    ]
     assert firsts == [0, 1, 2, 0]
 
 
@@ -98,13 +120,24 @@ def test_shuffle_loses_nothing_and_repeats_with_its_seed() -> None:
     assert run(1) != run(2)
 
 
-@given(st.integers(2, 6), st.lists(st.integers(0, 30) | st.text(max_size=3) | st.tuples(st.integers(0, 3), st.booleans()), max_size=40))
+@given(
+    st.integers(2, 6),
+    st.lists(
+        st.integers(0, 30) | st.text(max_size=3) | st.tuples(st.integers(0, 3), st.booleans()),
+        max_size=40,
+    ),
+)
 def test_a_key_goes_where_its_group_goes(consumers: int, keys: list[Any]) -> None:
     """C6.5."""
-    parts = partitioner(ShipStrategy.HASH, consumers, lambda record: record[0]).split(stamped([(key, i) for i, key in enumerate(keys)]))
+    parts = partitioner(ShipStrategy.HASH, consumers, lambda record: record[0]).split(
+        stamped([(key, i) for i, key in enumerate(keys)])
+    )
     for index, part in parts:
         assert part.keys == [record[0] for record in part.values]
-        assert all(subtask_for_group(key_group(key, 128), consumers, 128) == index for key in part.keys or ())
+        assert all(
+            subtask_for_group(key_group(key, 128), consumers, 128) == index
+            for key in part.keys or ()
+        )
     assert sum(len(part.values) for _, part in parts) == len(keys)
 
 
@@ -117,17 +150,25 @@ STRATEGIES: list[tuple[ShipStrategy, Callable[..., Any] | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("strategy", "function"), STRATEGIES, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize(
+    ("strategy", "function"), STRATEGIES, ids=lambda value: getattr(value, "name", "")
+)
 @pytest.mark.parametrize("consumers", [2, 3])
-def test_times_and_watermarks_go_with_their_records_in_order(strategy: ShipStrategy, function: Any, consumers: int) -> None:
+def test_times_and_watermarks_go_with_their_records_in_order(
+    strategy: ShipStrategy, function: Any, consumers: int
+) -> None:
     for _, part in partitioner(strategy, consumers, function).split(stamped(list(range(20)))):
         assert part.values == sorted(part.values)
         assert part.timestamps == [10 * value for value in part.values]
         assert part.watermarks == [10 * value - 1 for value in part.values]
 
 
-@pytest.mark.parametrize(("strategy", "function"), STRATEGIES, ids=lambda value: getattr(value, "name", ""))
-def test_parts_without_records_are_left_out_and_the_batch_is_not_changed(strategy: ShipStrategy, function: Any) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "function"), STRATEGIES, ids=lambda value: getattr(value, "name", "")
+)
+def test_parts_without_records_are_left_out_and_the_batch_is_not_changed(
+    strategy: ShipStrategy, function: Any
+) -> None:
     batch = RecordBatch([4])
     parts = partitioner(strategy, 3, function).split(batch)
     assert all(part.values for _, part in parts)
@@ -135,8 +176,12 @@ def test_parts_without_records_are_left_out_and_the_batch_is_not_changed(strateg
 
 
 @pytest.mark.parametrize("consumers", [1, 2, 3])
-@pytest.mark.parametrize("key", [lambda record: record[0], lambda record: record, str], ids=["field", "itself", "called"])
-def test_keys_that_travel_alone_go_where_their_records_would(consumers: int, key: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize(
+    "key", [lambda record: record[0], lambda record: record, str], ids=["field", "itself", "called"]
+)
+def test_keys_that_travel_alone_go_where_their_records_would(
+    consumers: int, key: Callable[[Any], Any]
+) -> None:
     batch = stamped([(i % 7, i) for i in range(40)])
     whole = partitioner(ShipStrategy.HASH, consumers, key).split(batch)
     alone = partitioner(ShipStrategy.HASH, consumers, key, keys_alone=True).split(batch)
@@ -147,18 +192,29 @@ def test_keys_that_travel_alone_go_where_their_records_would(consumers: int, key
 
 
 @pytest.mark.parametrize("consumers", [2, 3])
-@pytest.mark.parametrize("take", [lambda row: row[1], lambda row: str(row[1])], ids=["a body", "a call"])
+@pytest.mark.parametrize(
+    "take", [lambda row: row[1], lambda row: str(row[1])], ids=["a body", "a call"]
+)
 @pytest.mark.parametrize("carried", ["all", "nothing"])
-def test_what_is_taken_of_records_goes_where_they_would(consumers: int, take: Callable[[Any], Any], carried: str) -> None:
+def test_what_is_taken_of_records_goes_where_they_would(
+    consumers: int, take: Callable[[Any], Any], carried: str
+) -> None:
     rows = [(i % 7, i) for i in range(40)]
     batch = stamped(rows) if carried == "all" else RecordBatch(rows)
     whole = partitioner(ShipStrategy.HASH, consumers, itemgetter(0)).split(batch)
     taken = partitioner(ShipStrategy.HASH, consumers, itemgetter(0), taken=(take,)).split(batch)
     nothing = partitioner(ShipStrategy.HASH, consumers, itemgetter(0), taken=()).split(batch)
     assert not any(part.taken for _, part in whole)
-    for parts, values in ((taken, lambda part: list(map(take, part.values))), (nothing, lambda part: part.keys)):
-        assert [(i, part.values, part.keys, part.timestamps, part.watermarks, part.taken) for i, part in parts] == [
-            (i, values(part), part.keys, part.timestamps, part.watermarks, True) for i, part in whole
+    for parts, values in (
+        (taken, lambda part: list(map(take, part.values))),
+        (nothing, lambda part: part.keys),
+    ):
+        assert [
+            (i, part.values, part.keys, part.timestamps, part.watermarks, part.taken)
+            for i, part in parts
+        ] == [
+            (i, values(part), part.keys, part.timestamps, part.watermarks, True)
+            for i, part in whole
         ]
 
 
@@ -194,16 +250,22 @@ def test_an_error_of_the_key_function_names_operator_and_record(consumers: int, 
 
 
 @pytest.mark.parametrize("consumers", [1, 2, 3])
-@pytest.mark.parametrize("key", [None, float("nan"), [1], {}, object()], ids=lambda key: type(key).__name__)
+@pytest.mark.parametrize(
+    "key", [None, float("nan"), [1], {}, object()], ids=lambda key: type(key).__name__
+)
 def test_a_key_that_cannot_be_one_is_refused_at_its_record(consumers: int, key: object) -> None:
     with pytest.raises((TypeNotSupported, TypeError, ValueError)) as caught:
-        partitioner(ShipStrategy.HASH, consumers, lambda x: key if x == 2 else x).split(stamped([1, 2, 3]))
+        partitioner(ShipStrategy.HASH, consumers, lambda x: key if x == 2 else x).split(
+            stamped([1, 2, 3])
+        )
     assert "at record 2" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("target", [-1, 3, "x", None, 1.5, True])
 def test_a_custom_target_out_of_range_is_refused_at_its_record(target: object) -> None:
-    with pytest.raises(ValueError, match=f"partition_custom gave {target!r}, expected an int from 0 to 2") as caught:
+    with pytest.raises(
+        ValueError, match=f"partition_custom gave {target!r}, expected an int from 0 to 2"
+    ) as caught:
         partitioner(ShipStrategy.CUSTOM, 3, lambda x, n: target).split(stamped([7]))
     assert caught.value.__notes__ == ["aioflow: in partition_custom after 'producer', at record 7"]
 
@@ -215,5 +277,8 @@ def test_custom_gets_the_value_and_the_number_of_consumers() -> None:
         seen.append((value, consumers))
         return value % consumers
 
-    assert got(partitioner(ShipStrategy.CUSTOM, 2, choose).split(stamped([1, 2, 3]))) == {0: [2], 1: [1, 3]}
+    assert got(partitioner(ShipStrategy.CUSTOM, 2, choose).split(stamped([1, 2, 3]))) == {
+        0: [2],
+        1: [1, 3],
+    }
     assert seen == [(1, 2), (2, 2), (3, 2)]

@@ -1,4 +1,6 @@
-"""Barriers that overtake, and the urgent mail that fetches them: which of the two comes first must not matter."""
+"""Barriers that overtake, and the urgent mail that fetches them: which of the two comes first
+must not matter.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,26 @@ OVERTAKES = CheckpointBarrier(1, 0, unaligned=True)
 
 
 class Overtaken:
-    """The input of a task over `channels` channels that may be overtaken. Urgent mail waits in `mail` until the test runs it."""
+    """The input of a task over `channels` channels that may be overtaken.
+
+    Urgent mail waits in `mail` until the test runs it.
+    """
 
     def __init__(self, channels: int, kind: type[LocalInputChannel] = LocalInputChannel) -> None:
         pool = NetworkBufferPool(1000)
-        self.partitions = [ResultPartition("p", 1, pool.create_buffer_pool(1, 64), 1024) for _ in range(channels)]
+        self.partitions = [
+            ResultPartition("p", 1, pool.create_buffer_pool(1, 64), 1024) for _ in range(channels)
+        ]
         made = [kind(i, lambda p=p: p.subpartitions[0]) for i, p in enumerate(self.partitions)]  # type: ignore[misc]
         self.input = NetworkInput([InputEdge(made, 0, 0, may_be_overtaken=True)], self, Operator())
         self.mail: list[Callable[[], None]] = []
         self.heard: list[Any] = []
-        self.input.align(self, lambda: 0, lambda at_ms, callback: None, lambda action, what: self.mail.append(action))
+        self.input.align(
+            self,
+            lambda: 0,
+            lambda at_ms, callback: None,
+            lambda action, what: self.mail.append(action),
+        )
 
     def overtake(self, channel: int, barrier: CheckpointBarrier = OVERTAKES) -> None:
         self.partitions[channel].add_event(0, barrier, priority=True)
@@ -130,7 +142,9 @@ class Received(LocalInputChannel):
 
 
 def test_what_barriers_have_overtaken_is_forgotten_with_their_checkpoint() -> None:
-    """It is given up while the task is held up, so it never begins; the last of its barriers comes later still."""
+    """It is given up while the task is held up, so it never begins; the last of its barriers
+    comes later still.
+    """
     world = Overtaken(3, Received)
     for channel in range(2):
         world.overtake(channel)
@@ -170,7 +184,9 @@ def test_a_mail_that_comes_after_the_channel_has_ended_does_nothing() -> None:
     assert before.count(("take", 1)) == 1
 
 
-async def test_a_barrier_that_overtakes_reaches_a_task_that_has_just_ended_without_an_error() -> None:
+async def test_a_barrier_that_overtakes_reaches_a_task_that_has_just_ended_without_an_error() -> (
+    None
+):
     """F5.3: the mailbox is closed by then; whoever writes into the gate notices nothing."""
     log: list[str] = []
     bench, _, _ = checkpointed(factories(log, "a"), inputs=2)
@@ -179,7 +195,10 @@ async def test_a_barrier_that_overtakes_reaches_a_task_that_has_just_ended_witho
     runner = asyncio.get_running_loop().create_task(task.run(lambda: None, lambda: None))
     await until(lambda: "a open" in log)
     partitions = list(bench.registry.partitions.values())
-    task._processor.executor(-1).execute(lambda: [partition.add_event(0, OVERTAKES, priority=True) for partition in partitions], "late")
+    task._processor.executor(-1).execute(
+        lambda: [partition.add_event(0, OVERTAKES, priority=True) for partition in partitions],
+        "late",
+    )
     task._processor.executor(-1).execute(lambda: end_task(runner), "and cancelled")
     await asyncio.wait([runner])
     for partition in partitions:

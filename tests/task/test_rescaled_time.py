@@ -1,8 +1,9 @@
-"""Event time over a restore at another parallelism: with data in flight each record is as late as it was, and timers fire between the
-same records.
+"""Event time over a restore at another parallelism: with data in flight each record is as late as
+it was, and timers fire between the same records.
 
-Programs with one source give the same answers in every run, whatever is late in them. Each is cut by unaligned checkpoints with much in
-flight, and continued at other parallelisms; what comes out is what comes out without a restart.
+Programs with one source give the same answers in every run, whatever is late in them. Each is cut
+by unaligned checkpoints with much in flight, and continued at other parallelisms; what comes out is
+what comes out without a restart.
 """
 
 from __future__ import annotations
@@ -92,15 +93,29 @@ def timers(feed: Feed, ledger: Ledger, gate: Turnstile, parallelism: int) -> af.
 def windows(feed: Feed, ledger: Ledger, gate: Turnstile, parallelism: int) -> af.Flow:
     """With lateness, and what is too late besides."""
     flow = af.Flow("windows", parallelism=parallelism)
-    counts = source(flow, feed).key_by(key).window(af.tumbling("30ms"), lateness="15ms").aggregate(af.count(), uid="windows")
-    counts.rebalance().map(gate, concurrency=2, uid="gate").union(counts.late).sink(ledger, uid="ledger")
+    counts = (
+        source(flow, feed)
+        .key_by(key)
+        .window(af.tumbling("30ms"), lateness="15ms")
+        .aggregate(af.count(), uid="windows")
+    )
+    counts.rebalance().map(gate, concurrency=2, uid="gate").union(counts.late).sink(
+        ledger, uid="ledger"
+    )
     return flow
 
 
 def sessions(feed: Feed, ledger: Ledger, gate: Turnstile, parallelism: int) -> af.Flow:
     flow = af.Flow("sessions", parallelism=parallelism)
-    counts = source(flow, feed).key_by(key).window(af.session("12ms")).aggregate(af.count(), uid="sessions")
-    counts.rebalance().map(gate, concurrency=2, uid="gate").union(counts.late).sink(ledger, uid="ledger")
+    counts = (
+        source(flow, feed)
+        .key_by(key)
+        .window(af.session("12ms"))
+        .aggregate(af.count(), uid="sessions")
+    )
+    counts.rebalance().map(gate, concurrency=2, uid="gate").union(counts.late).sink(
+        ledger, uid="ledger"
+    )
     return flow
 
 
@@ -119,7 +134,11 @@ def sums_on_time(feed: Feed, ledger: Ledger, gate: Turnstile, parallelism: int) 
     events = source(flow, feed).filter(lambda e: e[2] >= 0, parallelism=1)
     counts = events.key_by(key).window(af.tumbling("20ms")).aggregate(af.count(), uid="counts")
     through = counts.rebalance().map(gate, concurrency=2, uid="gate")
-    sums = through.key_by(lambda row: len(row.key)).window(af.tumbling("60ms")).aggregate(af.sum(lambda row: row.value), uid="sums")
+    sums = (
+        through.key_by(lambda row: len(row.key))
+        .window(af.tumbling("60ms"))
+        .aggregate(af.sum(lambda row: row.value), uid="sums")
+    )
     sums.union(sums.late).sink(ledger, uid="ledger")
     return flow
 
@@ -128,7 +147,9 @@ def joined_on_time(feed: Feed, ledger: Ledger, gate: Turnstile, parallelism: int
     flow = af.Flow("joined", parallelism=parallelism)
     events = source(flow, feed).filter(lambda e: e[2] >= 0, parallelism=1)
     even = events.rebalance().filter(lambda e: e[2] % 2 == 0, parallelism=1)
-    pairs = events.join(even).where(key).equal_to(key).window(af.tumbling("10ms")).pairs(uid="pairs")
+    pairs = (
+        events.join(even).where(key).equal_to(key).window(af.tumbling("10ms")).pairs(uid="pairs")
+    )
     pairs.rebalance().map(gate, concurrency=2, uid="gate").sink(ledger, uid="ledger")
     return flow
 
@@ -159,10 +180,16 @@ async def reference(program: Program, events: list[Event]) -> Counter[str]:
     return Counter(map(repr, ledger.rows))
 
 
-@pytest.mark.parametrize(("seed", "backend"), [*((seed, "heap") for seed in range(4)), (4, "rocksdb")])
+@pytest.mark.parametrize(
+    ("seed", "backend"), [*((seed, "heap") for seed in range(4)), (4, "rocksdb")]
+)
 @pytest.mark.parametrize("program", PROGRAMS, ids=NAMES)
-async def test_nothing_becomes_late_or_stops_being_late_by_a_rescale(program: Program, seed: int, backend: str) -> None:
-    """F6, G5: chains of up to four restores, each at any parallelism, some before anything was processed."""
+async def test_nothing_becomes_late_or_stops_being_late_by_a_rescale(
+    program: Program, seed: int, backend: str
+) -> None:
+    """F6, G5: chains of up to four restores, each at any parallelism, some before anything was
+    processed.
+    """
     chance = random.Random(f"{program.__name__} {seed}")
     events = events_of(chance)
     expected = await reference(program, events)
@@ -173,13 +200,19 @@ async def test_nothing_becomes_late_or_stops_being_late_by_a_rescale(program: Pr
     for _ in range(chance.randint(1, 4)):
         gate = Turnstile()
         gate.allow(chance.choice((0, 1, 7, 20, 50)))
-        async with Execution(program(feed, ledger, gate, chance.choice(PARALLELISMS)), cut, **options) as run:
+        async with Execution(
+            program(feed, ledger, gate, chance.choice(PARALLELISMS)), cut, **options
+        ) as run:
             if chance.random() < 0.8:
                 await run.stuck()
-            cut = await run.cut_here(**chance.choice(({"unaligned": True}, {"aligned_timeout_ms": 10})))
+            cut = await run.cut_here(
+                **chance.choice(({"unaligned": True}, {"aligned_timeout_ms": 10}))
+            )
     gate = Turnstile()
     gate.open()
     feed.bounded = True
-    async with Execution(program(feed, ledger, gate, chance.choice(PARALLELISMS)), cut, **options) as run:
+    async with Execution(
+        program(feed, ledger, gate, chance.choice(PARALLELISMS)), cut, **options
+    ) as run:
         await run.finished()
     assert Counter(map(repr, ledger.rows)) == expected

@@ -1,4 +1,6 @@
-"""Resources of a job: opened once, told to all who wait, closed in reverse order, each in one task of its own."""
+"""Resources of a job: opened once, told to all who wait, closed in reverse order, each in one
+task of its own.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ async def test_an_opening_that_failed_is_told_to_all_and_tried_again_by_the_next
     scope = ResourceScope()
     outcomes = await asyncio.gather(scope.get(flaky), scope.get(flaky), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [OSError, OSError]
-    assert outcomes[0].__notes__ == [f"aioflow: while opening resource {flaky.name!r}"]  # type: ignore[union-attr]
+    assert outcomes[0].__notes__ == [(f"aioflow: while opening resource {flaky.name!r}")]  # type: ignore[union-attr]
     assert await scope.get(flaky) == 42
     await scope.close()
 
@@ -153,7 +155,9 @@ async def async_manager() -> AsyncIterator[str]:
     LOG.append(("closed", None))
 
 
-@pytest.mark.parametrize("resource", [plain_generator, plain_manager, async_manager], ids=lambda resource: resource.name)
+@pytest.mark.parametrize(
+    "resource", [plain_generator, plain_manager, async_manager], ids=lambda resource: resource.name
+)
 async def test_every_accepted_form_is_entered_and_left(resource: Any) -> None:
     scope = ResourceScope()
     assert await scope.get(resource) == "plain"

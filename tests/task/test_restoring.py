@@ -1,4 +1,6 @@
-"""What a task takes over before it runs, what it says when that cannot be read, and the numbers of its checkpoints."""
+"""What a task takes over before it runs, what it says when that cannot be read, and the numbers
+of its checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -64,17 +66,23 @@ async def test_state_is_there_before_open_and_says_that_it_was_restored() -> Non
 async def test_list_state_is_dealt_out_and_a_subtask_without_a_share_is_restored_too() -> None:
     """H4.5, H5.1."""
     taken = await taken_with(Feed(["a", "b", "c"], bounded=False))
-    async with Run(remembering(Feed(["a", "b", "c"], bounded=False), Ledger(), parallelism=4), taken):
+    async with Run(
+        remembering(Feed(["a", "b", "c"], bounded=False), Ledger(), parallelism=4), taken
+    ):
         assert all(restored for restored, _ in began)
         assert sorted(share for _, share in began) == [[], ["a"], ["b"], ["c"]]
 
 
-async def test_state_that_cannot_be_read_fails_the_task_before_user_code_and_names_operator_and_checkpoint() -> None:
+async def test_state_that_cannot_be_read_fails_the_task_before_user_code_and_names_operator_and_checkpoint() -> (
+    None
+):
     taken = await taken_with(Feed(["a"], bounded=False))
     (key,) = [key for key in taken.states if key[0] == "remembers"]
     handles = taken.states[key].operators
     assert handles[0].operator is not None
-    damaged = replace(handles[0], operator=replace(handles[0].operator, content=b"?" * handles[0].operator.size))
+    damaged = replace(
+        handles[0], operator=replace(handles[0].operator, content=b"?" * handles[0].operator.size)
+    )
     taken.states[key] = replace(taken.states[key], operators=(damaged, *handles[1:]))
     with pytest.raises(RestoreError) as caught:
         async with Run(remembering(Feed(["a"], bounded=False), Ledger()), taken):

@@ -1,4 +1,6 @@
-"""A source's input: polls, waits, watermarks by split, idleness that pauses, and readers that fail."""
+"""A source's input: polls, waits, watermarks by split, idleness that pauses, and readers that
+fail.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from aioflow.task.input import InputStatus
 from aioflow.task.source_input import SourceInput
 
 BY_VALUE = WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: value)
-IDLE_AFTER_1S = WatermarkStrategy.bounded_out_of_orderness("0ms", timestamp=lambda value: value, idle_after="1s")
+IDLE_AFTER_1S = WatermarkStrategy.bounded_out_of_orderness(
+    "0ms", timestamp=lambda value: value, idle_after="1s"
+)
 
 
 class Reader:
@@ -76,7 +80,11 @@ class World:
     """A SourceInput and all it tells."""
 
     def __init__(
-        self, group: OrderedTaskGroup, strategy: WatermarkStrategy[Any] | None = None, splits: str = "a", **options: bool
+        self,
+        group: OrderedTaskGroup,
+        strategy: WatermarkStrategy[Any] | None = None,
+        splits: str = "a",
+        **options: bool,
     ) -> None:
         self.group = group
         self.reader = Reader()
@@ -186,8 +194,12 @@ async def test_a_finished_reader_ends_the_input(group: OrderedTaskGroup) -> None
     assert world.input.emit_next(10) is InputStatus.END_OF_DATA
 
 
-@pytest.mark.parametrize(("drain", "status"), [(True, InputStatus.END_OF_DATA), (False, InputStatus.STOPPED)])
-async def test_a_stopped_source_ends_where_it_is_and_wakes_its_task(group: OrderedTaskGroup, drain: bool, status: InputStatus) -> None:
+@pytest.mark.parametrize(
+    ("drain", "status"), [(True, InputStatus.END_OF_DATA), (False, InputStatus.STOPPED)]
+)
+async def test_a_stopped_source_ends_where_it_is_and_wakes_its_task(
+    group: OrderedTaskGroup, drain: bool, status: InputStatus
+) -> None:
     world = await opened(group)
     world.input.emit_next(10)
     world.reader.give([1])
@@ -204,7 +216,9 @@ async def test_an_error_of_poll_comes_out(group: OrderedTaskGroup) -> None:
         world.input.emit_next(10)
 
 
-async def test_an_error_of_wait_is_reported_and_wakes_nobody_in_vain(group: OrderedTaskGroup) -> None:
+async def test_an_error_of_wait_is_reported_and_wakes_nobody_in_vain(
+    group: OrderedTaskGroup,
+) -> None:
     world = await opened(group)
     world.input.emit_next(10)
     world.reader.error = OSError("gone")
@@ -224,8 +238,12 @@ async def test_close_ends_the_wait(group: OrderedTaskGroup) -> None:
 
 
 async def test_one_poll_takes_what_the_slice_has_time_for(group: OrderedTaskGroup) -> None:
-    """A reader, or a timestamp function, of a millisecond a record must not hold the loop for a thousand."""
-    world = await opened(group, WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: world.spend(value)))
+    """A reader, or a timestamp function, of a millisecond a record must not hold the loop for a
+    thousand.
+    """
+    world = await opened(
+        group, WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: world.spend(value))
+    )
 
     def spend(value: int) -> int:
         world.perf += 1_000_000
@@ -242,7 +260,11 @@ async def test_one_poll_takes_what_the_slice_has_time_for(group: OrderedTaskGrou
 async def test_one_split_stamps_its_records(group: OrderedTaskGroup) -> None:
     world = await opened(group, BY_VALUE)
     batch = world.poll(5, 9, 7)
-    assert (batch.timestamps, batch.watermarks, batch.watermark) == ([5, 9, 7], [MIN_WATERMARK, 4, 8], 8)
+    assert (batch.timestamps, batch.watermarks, batch.watermark) == (
+        [5, 9, 7],
+        [MIN_WATERMARK, 4, 8],
+        8,
+    )
     assert world.input.current_watermark == 8
 
 
@@ -256,15 +278,23 @@ async def test_the_watermark_of_several_splits_is_the_least(group: OrderedTaskGr
 
 
 async def test_each_split_tells_how_far_its_event_time_is(group: OrderedTaskGroup) -> None:
-    world = World(group, WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: value), "ab")
-    assert [world.input.split_watermark(split) for split in world.input.timed_splits] == [MIN_WATERMARK, MIN_WATERMARK]
+    world = World(
+        group, WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: value), "ab"
+    )
+    assert [world.input.split_watermark(split) for split in world.input.timed_splits] == [
+        MIN_WATERMARK,
+        MIN_WATERMARK,
+    ]
     await world.input.open()
 
     world.poll(100, split="a")
     world.poll(30, split="b")
     world.reader.finished_splits.add("b")
 
-    assert [world.input.split_watermark(split) for split in world.input.timed_splits] == [99, MAX_WATERMARK]
+    assert [world.input.split_watermark(split) for split in world.input.timed_splits] == [
+        99,
+        MAX_WATERMARK,
+    ]
     assert World(group).input.timed_splits == []
 
 
@@ -275,7 +305,9 @@ async def test_a_split_that_was_read_to_its_end_holds_nothing_back(group: Ordere
     assert world.poll(500, split="b").watermark == 499
 
 
-async def test_watermarks_between_records_never_pass_the_other_splits(group: OrderedTaskGroup) -> None:
+async def test_watermarks_between_records_never_pass_the_other_splits(
+    group: OrderedTaskGroup,
+) -> None:
     world = await opened(group, BY_VALUE, "ab")
     world.poll(50, split="a")
     batch = world.poll(10, 60, 70, split="b")
@@ -283,7 +315,9 @@ async def test_watermarks_between_records_never_pass_the_other_splits(group: Ord
     assert batch.watermark == 49
 
 
-async def test_a_source_that_had_nothing_for_long_is_idle_until_records_come(group: OrderedTaskGroup) -> None:
+async def test_a_source_that_had_nothing_for_long_is_idle_until_records_come(
+    group: OrderedTaskGroup,
+) -> None:
     world = await opened(group, IDLE_AFTER_1S)
     world.input.emit_next(10)
     world.advance(999)
@@ -354,7 +388,9 @@ def drain(world: World) -> None:
         assert world.input.emit_next(1024) is InputStatus.MORE_AVAILABLE
 
 
-async def test_a_split_without_data_for_the_idle_time_holds_nothing_back(group: OrderedTaskGroup) -> None:
+async def test_a_split_without_data_for_the_idle_time_holds_nothing_back(
+    group: OrderedTaskGroup,
+) -> None:
     """The split alone: its subtask has data all the time, and is never idle."""
     world = await silent_b(group, unbounded=True)
     assert world.input.current_watermark == 2199
@@ -363,7 +399,9 @@ async def test_a_split_without_data_for_the_idle_time_holds_nothing_back(group: 
     world.input.close()
 
 
-async def test_the_watermark_goes_on_when_a_split_becomes_idle_and_not_with_the_next_record(group: OrderedTaskGroup) -> None:
+async def test_the_watermark_goes_on_when_a_split_becomes_idle_and_not_with_the_next_record(
+    group: OrderedTaskGroup,
+) -> None:
     world = await opened(group, IDLE_AFTER_1S, "ab", unbounded=True)
     world.poll(10, split="b")
     world.advance(500)
@@ -385,7 +423,9 @@ async def test_an_idle_split_counts_again_with_its_next_record(group: OrderedTas
 
 
 @pytest.mark.parametrize("why", ["bounded", "one after the other"])
-async def test_a_split_that_waits_for_its_turn_is_not_idle(group: OrderedTaskGroup, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_split_that_waits_for_its_turn_is_not_idle(
+    group: OrderedTaskGroup, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Reader, "one_at_a_time", why != "bounded", raising=False)
     world = await silent_b(group, unbounded=why != "bounded")
     assert world.input.current_watermark == 9
@@ -408,8 +448,12 @@ async def test_time_under_back_pressure_makes_no_split_idle(group: OrderedTaskGr
     world.input.close()
 
 
-async def test_a_split_that_was_not_asked_since_is_not_idle_however_long_the_others_take(group: OrderedTaskGroup) -> None:
-    """Functions behind the source may take their time; what waits in a split meanwhile is not late."""
+async def test_a_split_that_was_not_asked_since_is_not_idle_however_long_the_others_take(
+    group: OrderedTaskGroup,
+) -> None:
+    """Functions behind the source may take their time; what waits in a split meanwhile is not
+    late.
+    """
     world = await opened(group, IDLE_AFTER_1S, "abc", unbounded=True)
     world.poll(10, split="b")
     world.poll(10, split="c")
@@ -436,7 +480,9 @@ async def test_all_splits_idle_is_the_stream_idle(group: OrderedTaskGroup) -> No
 # Splits that are found later.
 
 
-async def test_a_source_that_looks_for_more_does_not_end_and_is_idle_at_once(group: OrderedTaskGroup) -> None:
+async def test_a_source_that_looks_for_more_does_not_end_and_is_idle_at_once(
+    group: OrderedTaskGroup,
+) -> None:
     world = await opened(group, BY_VALUE, "a", unbounded=True, discovers=True)
     world.poll(100)
     world.reader.finished = True
@@ -464,14 +510,19 @@ async def test_a_stopped_source_takes_no_more_splits(group: OrderedTaskGroup) ->
     assert [split.id for split in checkpointed(world, 1)] == ["a"]
 
 
-async def test_splits_that_were_added_and_those_that_were_read_are_in_the_checkpoint(group: OrderedTaskGroup) -> None:
+async def test_splits_that_were_added_and_those_that_were_read_are_in_the_checkpoint(
+    group: OrderedTaskGroup,
+) -> None:
     world = await opened(group, BY_VALUE, "a", unbounded=True, discovers=True)
     world.poll(100)
     world.reader.finished_splits.add("a")
     await world.input.add_splits([Split("b")])
     world.poll(150, split="b")
     state = checkpointed(world, 1)
-    assert [(split.id, split.watermark, split.finished) for split in state] == [("a", 149, True), ("b", 149, False)]
+    assert [(split.id, split.watermark, split.finished) for split in state] == [
+        ("a", 149, True),
+        ("b", 149, False),
+    ]
 
     again = World(group, BY_VALUE, "", unbounded=True, discovers=True)
     again.input = restored_input(again, state)
@@ -496,11 +547,15 @@ async def test_event_time_is_kept_where_all_splits_were_read(group: OrderedTaskG
 
 def checkpointed(world: World, checkpoint_id: int) -> list[SplitState]:
     """What a restore is given of it."""
-    return decode_source_state(world.input.checkpoint(checkpoint_id).encode(Codec(), "source"), Codec(), "source")
+    return decode_source_state(
+        world.input.checkpoint(checkpoint_id).encode(Codec(), "source"), Codec(), "source"
+    )
 
 
 def restored_input(world: World, state: Any) -> SourceInput:
-    splits = [Split(one.id, one.position, one.payload, one.watermark, one.finished) for one in state]
+    splits = [
+        Split(one.id, one.position, one.payload, one.watermark, one.finished) for one in state
+    ]
     return SourceInput(
         world.reader,
         splits,

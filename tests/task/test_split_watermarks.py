@@ -1,4 +1,6 @@
-"""The event time of many splits: the least of those that are read, whatever is idle, finished or found later."""
+"""The event time of many splits: the least of those that are read, whatever is idle, finished or
+found later.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,10 @@ def test_the_event_time_is_the_least_whatever_happens_to_the_splits(seed: int) -
         if what < 0.6 and model:
             reader.current_split = split_id = rng.choice(list(model))
             idle.pop(split_id, None)
-            others = min((mark for id_, mark in model.items() if id_ != split_id and id_ not in idle), default=MAX_WATERMARK)
+            others = min(
+                (mark for id_, mark in model.items() if id_ != split_id and id_ not in idle),
+                default=MAX_WATERMARK,
+            )
             low = -50 if rng.random() < goes_back else 0
             mark = max(model[split_id], 0) + rng.randrange(low, 20)
             batch = times.stamp([mark], idle)
@@ -78,7 +83,9 @@ def test_the_event_time_is_the_least_whatever_happens_to_the_splits(seed: int) -
             assert batch.watermark == times.current == current
         elif what < 0.75 and model:
             idle[rng.choice(list(model))] = None
-            least = min((mark for id_, mark in model.items() if id_ not in idle), default=MAX_WATERMARK)
+            least = min(
+                (mark for id_, mark in model.items() if id_ not in idle), default=MAX_WATERMARK
+            )
             moves = current < least < MAX_WATERMARK
             assert times.advance(idle) is moves
             current = least if moves else current

@@ -1,4 +1,6 @@
-"""The life of one task: phases in order, what ends it, what it holds back, and what it tells of itself."""
+"""The life of one task: phases in order, what ends it, what it holds back, and what it tells of
+itself.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from typing import Any
 import pytest
 
 from aioflow.core.availability import Availability
-from aioflow.core.elements import MAX_WATERMARK, EndOfData, EndOfPartition, RecordBatch, WatermarkStatus
+from aioflow.core.elements import (
+    MAX_WATERMARK,
+    EndOfData,
+    EndOfPartition,
+    RecordBatch,
+    WatermarkStatus,
+)
 from aioflow.core.errors import JobNotRunning
 from aioflow.operators.operator import Operator
 from aioflow.task.metrics import HARD
@@ -20,7 +28,10 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def chain(log: list[str], names: str = "abc", **special: Any) -> list[Any]:
-    return [lambda name=name: special[name](name, log) if name in special else Logged(name, log) for name in names]
+    return [
+        lambda name=name: special[name](name, log) if name in special else Logged(name, log)
+        for name in names
+    ]
 
 
 def only(log: list[str], *what: str) -> list[str]:
@@ -37,7 +48,9 @@ async def test_initialises_and_opens_tail_first_each_init_before_its_open() -> N
 
 
 async def test_ends_head_first_operator_by_operator() -> None:
-    """B4.1, C2.4: MAX, end of input and finish of one operator before those of the next; close tail first."""
+    """B4.1, C2.4: MAX, end of input and finish of one operator before those of the next; close
+    tail first.
+    """
     log: list[str] = []
     bench = Bench(chain(log))
     bench.feed.give([1], None)
@@ -83,7 +96,10 @@ async def test_mail_of_finish_runs_before_the_next_operator_finishes_and_before_
     bench = Bench(chain(log, b=Mails))
     bench.feed.give(None)
     await bench.run()
-    order = [log.index(entry) for entry in ("b finish", "b mail", "c batch 7", "c end_input", "c finish", "c close")]
+    order = [
+        log.index(entry)
+        for entry in ("b finish", "b mail", "c batch 7", "c end_input", "c finish", "c close")
+    ]
     assert order == sorted(order)
 
 
@@ -188,7 +204,9 @@ async def test_what_is_downstream_hears_the_end_once_and_last(drain: bool) -> No
         read.append(polled[0])
     assert isinstance(read[0], RecordBatch)
     assert read[-2:] == [EndOfData(drain), EndOfPartition()]
-    assert [getattr(element, "timestamp", None) for element in read[1:-2]] == ([MAX_WATERMARK] if drain else [])
+    assert [getattr(element, "timestamp", None) for element in read[1:-2]] == (
+        [MAX_WATERMARK] if drain else []
+    )
     bench.tasks[1].abandon()
 
 
@@ -362,7 +380,9 @@ async def test_active_again_before_idle_was_told_tells_nothing() -> None:
     bench.tasks[1].abandon()
 
 
-async def test_a_task_that_makes_its_own_watermarks_does_not_pass_on_the_idleness_of_its_input() -> None:
+async def test_a_task_that_makes_its_own_watermarks_does_not_pass_on_the_idleness_of_its_input() -> (
+    None
+):
     from aioflow.operators.watermarks import TimestampsAndWatermarksOperator, WatermarkStrategy
 
     strategy = WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: value)
@@ -388,7 +408,11 @@ async def test_a_task_without_room_waits_and_goes_on_when_there_is_some() -> Non
     (partition,) = bench.registry.partitions.values()
     runner = bench.start(bench.tasks[0])
     bench.feed.give(*([i] for i in range(50)), None)
-    await until(lambda: bench.tasks[0]._suspension is not None and bench.tasks[0]._suspension.reason != "input")
+    await until(
+        lambda: (
+            bench.tasks[0]._suspension is not None and bench.tasks[0]._suspension.reason != "input"
+        )
+    )
     assert bench.feed.entries, "back pressure stops the source"
     read: list[Any] = []
 
@@ -405,7 +429,9 @@ async def test_a_task_without_room_waits_and_goes_on_when_there_is_some() -> Non
     bench.tasks[1].abandon()
 
 
-async def test_twenty_thousand_records_of_one_go_beyond_the_room_once_and_the_task_waits_hard() -> None:
+async def test_twenty_thousand_records_of_one_go_beyond_the_room_once_and_the_task_waits_hard() -> (
+    None
+):
     """E4.5: no input is taken before all of it has left."""
 
     class Wide(Logged):
@@ -418,7 +444,9 @@ async def test_twenty_thousand_records_of_one_go_beyond_the_room_once_and_the_ta
     (partition,) = bench.registry.partitions.values()
     runner = bench.start(bench.tasks[0])
     bench.feed.give([1], [2], None)
-    await until(lambda: bench.tasks[0]._suspension is not None and bench.tasks[0]._suspension.reason == HARD)
+    await until(
+        lambda: bench.tasks[0]._suspension is not None and bench.tasks[0]._suspension.reason == HARD
+    )
     assert log.count("a took") == 1
     most = PIECES_MAX  # Of what is emitted at once on an edge that begins small.
     assert partition.pool.size < partition.queued_batches <= most
@@ -449,7 +477,9 @@ async def test_watches_do_not_pile_up_while_mail_wakes_the_task_again_and_again(
 
 
 async def test_taps_do_not_spin_while_the_chain_is_full() -> None:
-    """A tap that is set while something waits inside the chain is put in place later, without a mail that writes itself again."""
+    """A tap that is set while something waits inside the chain is put in place later, without a
+    mail that writes itself again.
+    """
     log: list[str] = []
 
     class Full(Busy):
@@ -459,10 +489,14 @@ async def test_taps_do_not_spin_while_the_chain_is_full() -> None:
     bench = Bench(chain(log, "ab", b=Full))
     runner = bench.start(bench.task)
     bench.feed.give([1, 2, 3])
-    await until(lambda: bench.task._suspension is not None and bench.task._suspension.reason == "operator")
+    await until(
+        lambda: bench.task._suspension is not None and bench.task._suspension.reason == "operator"
+    )
     taken = bench.task._processor.mailbox.taken
     seen: list[Any] = []
-    bench.task.set_taps(bench.descriptors[0].vertex.nodes[1].id, [lambda batch: seen.extend(batch.values)])
+    bench.task.set_taps(
+        bench.descriptors[0].vertex.nodes[1].id, [lambda batch: seen.extend(batch.values)]
+    )
     for _ in range(50):
         await asyncio.sleep(0)
     assert bench.task._processor.mailbox.taken - taken <= 3
@@ -512,7 +546,11 @@ async def test_metrics_of_time_add_up_and_stand_still_after_the_end() -> None:
     group = bench.environment.metrics
 
     def times() -> dict[str, float]:
-        return {name.rsplit(".", 1)[1]: value for name, value in group.snapshot().items() if "accumulate" in name}
+        return {
+            name.rsplit(".", 1)[1]: value
+            for name, value in group.snapshot().items()
+            if "accumulate" in name
+        }
 
     runner = bench.start(bench.task)
     await until(lambda: times().get("accumulateIdleTimeMs", 0.0) > 0)

@@ -1,4 +1,6 @@
-"""Checkpoints whose barriers overtake: what is in flight is part of them, and what comes out in the end is what would have come anyway."""
+"""Checkpoints whose barriers overtake: what is in flight is part of them, and what comes out in
+the end is what would have come anyway.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,12 @@ class Cut:
     @property
     def in_flight(self) -> Counter[str]:
         """Files of data in flight, by where it was."""
-        return Counter(one.side for state in self.checkpoint.states.values() for one in state.channels if one.is_data)
+        return Counter(
+            one.side
+            for state in self.checkpoint.states.values()
+            for one in state.channels
+            if one.is_data
+        )
 
 
 class Wires(Registry):
@@ -66,17 +73,24 @@ class Wires(Registry):
         await self._producer.close()
 
     def find_partition(self, partition_id: str) -> ResultPartition | None:
-        return next((partition for id_, partition in self.partitions.items() if str(id_) == partition_id), None)
+        return next(
+            (partition for id_, partition in self.partitions.items() if str(id_) == partition_id),
+            None,
+        )
 
     def open_channel(self, index: int, descriptor: InputChannelDescriptor) -> Any:
         link = self._consumer.link_to(("127.0.0.1", self._port))
-        return RemoteInputChannel(index, str(descriptor.partition), descriptor.subpartition_index, link, self._codec)
+        return RemoteInputChannel(
+            index, str(descriptor.partition), descriptor.subpartition_index, link, self._codec
+        )
 
 
 class Execution(Run):
     """A `Run` that goes on from a `Cut`, at its own parallelism, as a job master deals it out."""
 
-    def __init__(self, flow: af.Flow, cut: Cut | None = None, *, remote: bool = False, **options: Any) -> None:
+    def __init__(
+        self, flow: af.Flow, cut: Cut | None = None, *, remote: bool = False, **options: Any
+    ) -> None:
         """`remote`: the tasks reach each other over sockets."""
         super().__init__(flow, None if cut is None else cut.checkpoint, **options)
         self.cut = cut
@@ -99,10 +113,15 @@ class Execution(Run):
             return descriptor
         operators = tuple(operator for vertex in self.cut.vertices for operator in vertex.operators)
         taken = self.cut.checkpoint
-        completed = CompletedCheckpoint(checkpoint_id=taken.checkpoint_id, operators=operators, subtasks=taken.states)
+        completed = CompletedCheckpoint(
+            checkpoint_id=taken.checkpoint_id, operators=operators, subtasks=taken.states
+        )
         completed = decode_metadata(encode_metadata(completed), "test")
         plan = plan_restore(completed, self.vertices)
-        return replace(descriptor, restore=plan.tasks[descriptor.attempt.vertex_id, descriptor.attempt.subtask_index])
+        return replace(
+            descriptor,
+            restore=plan.tasks[descriptor.attempt.vertex_id, descriptor.attempt.subtask_index],
+        )
 
     async def cut_here(self, **barrier: Any) -> Cut:
         return Cut(await self.checkpoint(**barrier), self.vertices)
@@ -136,7 +155,9 @@ Program = Callable[[Feed, Ledger, Gate, int], af.Flow]
 
 def counts(feed: Feed, ledger: Ledger, gate: Gate, parallelism: int = 2) -> af.Flow:
     flow = af.Flow("counts", parallelism=parallelism)
-    flow.source(feed).key_by(lambda word: word).count().rebalance().map(gate, concurrency=2).sink(ledger)
+    flow.source(feed).key_by(lambda word: word).count().rebalance().map(gate, concurrency=2).sink(
+        ledger
+    )
     return flow
 
 
@@ -152,7 +173,9 @@ def two_inputs(feed: Feed, ledger: Ledger, gate: Gate, parallelism: int = 2) -> 
 def before_the_count(feed: Feed, ledger: Ledger, gate: Gate, parallelism: int = 2) -> af.Flow:
     """The gate is in the middle: what waits in front of it has not been counted."""
     flow = af.Flow("before", parallelism=parallelism)
-    flow.source(feed).shuffle().map(gate, concurrency=2).key_by(lambda word: word).count().sink(ledger)
+    flow.source(feed).shuffle().map(gate, concurrency=2).key_by(lambda word: word).count().sink(
+        ledger
+    )
     return flow
 
 
@@ -184,7 +207,9 @@ def fired_windows(feed: Feed, ledger: Ledger, gate: Gate, parallelism: int = 2) 
     """What windows and timers made waits behind them."""
     flow = af.Flow("fired", parallelism=parallelism)
     events = flow.source(feed, watermarks=strategy())
-    events.key_by(lambda e: e[0]).process(Reminds()).rebalance().map(gate, concurrency=2).sink(ledger)
+    events.key_by(lambda e: e[0]).process(Reminds()).rebalance().map(gate, concurrency=2).sink(
+        ledger
+    )
     return flow
 
 
@@ -213,7 +238,9 @@ async def reference(program: Program, lists: list[list[Any]]) -> Counter[str]:
 async def test_a_checkpoint_behind_a_closed_gate_completes_and_keeps_what_waits(
     program: Program, lists: list[list[Any]], size: int
 ) -> None:
-    """F5.1, F6: nothing moves in the output, and the checkpoint is taken; its data in flight count exactly once after a restore."""
+    """F5.1, F6: nothing moves in the output, and the checkpoint is taken; its data in flight
+    count exactly once after a restore.
+    """
     expected = await reference(program, lists)
     feed, ledger, gate = Feed(*lists, bounded=False), Ledger(), Gate()
     cut = None
@@ -235,8 +262,12 @@ async def test_a_checkpoint_behind_a_closed_gate_completes_and_keeps_what_waits(
 
 
 @pytest.mark.parametrize(("program", "lists"), PROGRAMS, ids=NAMES)
-async def test_the_next_checkpoint_after_a_restore_may_meet_what_was_restored(program: Program, lists: list[list[Any]]) -> None:
-    """F6: taken at once after a restore, with nothing processed in between, three times; then to the end."""
+async def test_the_next_checkpoint_after_a_restore_may_meet_what_was_restored(
+    program: Program, lists: list[list[Any]]
+) -> None:
+    """F6: taken at once after a restore, with nothing processed in between, three times; then to
+    the end.
+    """
     expected = await reference(program, lists)
     feed, ledger, gate = Feed(*lists, bounded=False), Ledger(), Gate()
     feed.allow_all()
@@ -263,7 +294,9 @@ async def test_data_in_flight_is_dealt_out_anew_when_the_job_is_rescaled(
     feed, ledger, gate = Feed(*lists, bounded=False), Ledger(), Gate()
     cut = None
     for parallelism, allowed in zip(way, (11, 31, 60), strict=True):
-        async with Execution(program(feed, ledger, gate, parallelism), cut, batch_records_max=4) as run:
+        async with Execution(
+            program(feed, ledger, gate, parallelism), cut, batch_records_max=4
+        ) as run:
             feed.allow(allowed)
             await run.stuck()
             cut = await run.cut_here(unaligned=True)
@@ -277,8 +310,12 @@ async def test_data_in_flight_is_dealt_out_anew_when_the_job_is_rescaled(
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize(("program", "lists"), PROGRAMS, ids=NAMES)
-async def test_random_cuts_in_full_traffic_change_nothing(program: Program, lists: list[list[Any]], seed: int) -> None:
-    """F6: aligned, overtaking, or aligned first, wherever the records are, with the gate open or closed."""
+async def test_random_cuts_in_full_traffic_change_nothing(
+    program: Program, lists: list[list[Any]], seed: int
+) -> None:
+    """F6: aligned, overtaking, or aligned first, wherever the records are, with the gate open or
+    closed.
+    """
     expected = await reference(program, lists)
     chance = random.Random(seed)
     feed, ledger = Feed(*lists, bounded=False), Ledger()
@@ -290,7 +327,9 @@ async def test_random_cuts_in_full_traffic_change_nothing(program: Program, list
             feed.allow(allowed)
             for _ in range(chance.randrange(60)):
                 await asyncio.sleep(0)
-            kind: dict[str, Any] = chance.choice(({"unaligned": True}, {"aligned_timeout_ms": 1}, {"aligned_timeout_ms": 20}, {}))
+            kind: dict[str, Any] = chance.choice(
+                ({"unaligned": True}, {"aligned_timeout_ms": 1}, {"aligned_timeout_ms": 20}, {})
+            )
             waiting = run.trigger(**kind)
             for _ in range(chance.randrange(20)):
                 await asyncio.sleep(0)
@@ -310,8 +349,12 @@ async def test_random_cuts_in_full_traffic_change_nothing(program: Program, list
 
 
 @pytest.mark.parametrize(("program", "lists"), PROGRAMS, ids=NAMES)
-async def test_an_aligned_checkpoint_that_is_not_through_in_time_overtakes(program: Program, lists: list[list[Any]]) -> None:
-    """F6.1: behind the closed gate it would wait for ever; its time is over, and it completes with what is in flight."""
+async def test_an_aligned_checkpoint_that_is_not_through_in_time_overtakes(
+    program: Program, lists: list[list[Any]]
+) -> None:
+    """F6.1: behind the closed gate it would wait for ever; its time is over, and it completes
+    with what is in flight.
+    """
     expected = await reference(program, lists)
     feed, ledger, gate = Feed(*lists, bounded=False), Ledger(), Gate()
     feed.allow_all()
@@ -342,16 +385,22 @@ async def test_barriers_overtake_what_waits_on_both_sides_of_a_connection(
     """F5.1, F6: what was received and not decoded, what was not sent, and what waits for credit."""
     expected = await reference(program, lists)
     feed, ledger, gate = Feed(*lists, bounded=False), Ledger(), Gate()
-    kind: dict[str, Any] = {"unaligned": True} if timeout_ms is None else {"aligned_timeout_ms": timeout_ms}
+    kind: dict[str, Any] = (
+        {"unaligned": True} if timeout_ms is None else {"aligned_timeout_ms": timeout_ms}
+    )
     cut = None
     for allowed in (13, 60):
-        async with Execution(program(feed, ledger, gate, 2), cut, remote=True, batch_records_max=size) as run:
+        async with Execution(
+            program(feed, ledger, gate, 2), cut, remote=True, batch_records_max=size
+        ) as run:
             feed.allow(allowed)
             await settled(run)
             cut = await run.cut_here(**kind)
     gate.is_open.set()
     feed.bounded = True
-    async with Execution(program(feed, ledger, gate, 2), cut, remote=True, batch_records_max=size) as run:
+    async with Execution(
+        program(feed, ledger, gate, 2), cut, remote=True, batch_records_max=size
+    ) as run:
         feed.allow_all()
         await run.finished()
     assert Counter(map(repr, ledger.rows)) == expected
@@ -381,8 +430,12 @@ class Slow(Ledger):
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["all barriers are there", "one is awaited"])
-async def test_a_task_held_up_by_one_checkpoint_keeps_what_was_in_flight_at_those_that_came_meanwhile(awaited: bool) -> None:
-    """F6: their barriers wait behind each other in one channel; each has overtaken what came before it, and only the last one counts."""
+async def test_a_task_held_up_by_one_checkpoint_keeps_what_was_in_flight_at_those_that_came_meanwhile(
+    awaited: bool,
+) -> None:
+    """F6: their barriers wait behind each other in one channel; each has overtaken what came
+    before it, and only the last one counts.
+    """
     expected = await reference(counts, WORDS)
     feed, ledger = Feed(*WORDS, bounded=False), Slow()
 
@@ -416,7 +469,9 @@ async def test_a_task_held_up_by_one_checkpoint_keeps_what_was_in_flight_at_thos
             await asyncio.sleep(0)
         cut = Cut(last.result(), run.vertices)
         assert cut.in_flight["input"]
-        assert first.done() != awaited, "the barrier of a later one gives up a checkpoint that still waits"
+        assert first.done() != awaited, (
+            "the barrier of a later one gives up a checkpoint that still waits"
+        )
     feed.bounded = True
     async with Execution(flow(), cut, remote=True, batch_records_max=2) as run:
         feed.allow_all()
@@ -425,20 +480,30 @@ async def test_a_task_held_up_by_one_checkpoint_keeps_what_was_in_flight_at_thos
 
 
 @pytest.mark.parametrize("timeout_ms", [None, 30], ids=["at once", "in time"])
-async def test_a_batch_of_several_frames_that_waits_for_credit_is_overtaken_whole(timeout_ms: int | None) -> None:
-    """F6: its first frames are at the consumer, the others wait: the producer keeps it, and it is processed once all the same."""
+async def test_a_batch_of_several_frames_that_waits_for_credit_is_overtaken_whole(
+    timeout_ms: int | None,
+) -> None:
+    """F6: its first frames are at the consumer, the others wait: the producer keeps it, and it
+    is processed once all the same.
+    """
     lists = [[f"{i:03}" * 20_000 for i in range(60)], [f"{i:03}" * 20_000 for i in range(60, 120)]]
     expected = await reference(counts, lists)
     feed, ledger, gate = Feed(*lists, bounded=False), Ledger(), Gate()
-    kind: dict[str, Any] = {"unaligned": True} if timeout_ms is None else {"aligned_timeout_ms": timeout_ms}
+    kind: dict[str, Any] = (
+        {"unaligned": True} if timeout_ms is None else {"aligned_timeout_ms": timeout_ms}
+    )
     feed.allow_all()
-    async with Execution(before_the_count(feed, ledger, gate), remote=True, batch_records_max=8) as run:
+    async with Execution(
+        before_the_count(feed, ledger, gate), remote=True, batch_records_max=8
+    ) as run:
         await settled(run)
         cut = await run.cut_here(**kind)
         assert cut.in_flight["output"]
     gate.is_open.set()
     feed.bounded = True
-    async with Execution(before_the_count(feed, ledger, gate), cut, remote=True, batch_records_max=8) as run:
+    async with Execution(
+        before_the_count(feed, ledger, gate), cut, remote=True, batch_records_max=8
+    ) as run:
         await run.finished()
     assert Counter(map(repr, ledger.rows)) == expected
 
@@ -455,7 +520,9 @@ async def test_what_is_through_in_time_stays_aligned() -> None:
 
 
 async def test_a_savepoint_never_overtakes() -> None:
-    """F6.7: with the gate closed it waits; once it is open the savepoint completes, without data in flight."""
+    """F6.7: with the gate closed it waits; once it is open the savepoint completes, without data
+    in flight.
+    """
     feed, ledger, gate = Feed(*WORDS, bounded=False), Ledger(), Gate()
     feed.allow(40)
     async with Execution(counts(feed, ledger, gate), batch_records_max=2) as run:
@@ -478,7 +545,9 @@ class Marks(af.ProcessFunction[Any, Any]):
 
 
 async def test_event_time_goes_on_where_each_channel_stood() -> None:
-    """G5, F6: records in flight meet the watermark that they would have met, though their batch does not bring it."""
+    """G5, F6: records in flight meet the watermark that they would have met, though their batch
+    does not bring it.
+    """
     lists = [[("a", 1000), ("a", 10), ("a", 20), ("a", 30), ("a", 40), ("a", 50)]]
     feed, ledger, gate = Feed(*lists, bounded=False), Ledger(), Gate()
 
@@ -500,8 +569,12 @@ async def test_event_time_goes_on_where_each_channel_stood() -> None:
     assert ledger.rows == [(1000, None), *((time, 979) for time in (10, 20, 30, 40, 50))]
 
 
-async def test_a_channel_that_has_nothing_in_flight_does_not_hold_back_event_time_after_a_restore() -> None:
-    """G5, F6: it stands where it stood, though nobody tells it again before what was in flight elsewhere is processed."""
+async def test_a_channel_that_has_nothing_in_flight_does_not_hold_back_event_time_after_a_restore() -> (
+    None
+):
+    """G5, F6: it stands where it stood, though nobody tells it again before what was in flight
+    elsewhere is processed.
+    """
     behind = [("a", time) for time in range(500, 810, 10)]
     feed, ledger, gate = Feed([("a", 1000)], behind, bounded=False), Ledger(), Gate()
 
@@ -517,16 +590,22 @@ async def test_a_channel_that_has_nothing_in_flight_does_not_hold_back_event_tim
         feed.allow_all()
         await run.stuck()
         cut = await run.cut_here(unaligned=True)
-        assert max(task._input.records_in for task in run.tasks.values()) < len(behind), "nothing waits in front of the operator"
+        assert max(task._input.records_in for task in run.tasks.values()) < len(behind), (
+            "nothing waits in front of the operator"
+        )
     gate.is_open.set()
     feed.bounded = True
     async with Execution(marks(), cut, batch_records_max=1) as run:
         await run.finished()
-    assert Counter(ledger.rows) == Counter([(1000, None), (500, None), *((time, time - 31) for _, time in behind[1:])])
+    assert Counter(ledger.rows) == Counter(
+        [(1000, None), (500, None), *((time, time - 31) for _, time in behind[1:])]
+    )
 
 
 async def test_a_barrier_that_waits_in_its_turn_overtakes_once_its_time_is_over() -> None:
-    """F6.1: its producer is not blocked and has taken its part in time; the barrier it sent stands behind what nobody takes."""
+    """F6.1: its producer is not blocked and has taken its part in time; the barrier it sent
+    stands behind what nobody takes.
+    """
     expected = await reference(counts, WORDS)
     feed, ledger, gate = Feed(*WORDS, bounded=False), Ledger(), Gate()
     async with Execution(counts(feed, ledger, gate), batch_records_max=1) as run:
@@ -549,7 +628,9 @@ async def test_a_barrier_that_waits_in_its_turn_overtakes_once_its_time_is_over(
 
 
 async def test_what_a_channel_brings_before_its_own_barrier_is_kept() -> None:
-    """F6: it is processed here and now, and again after a restore, from the state as it was before."""
+    """F6: it is processed here and now, and again after a restore, from the state as it was
+    before.
+    """
     feed, ledger, gate = Feed(*WORDS, bounded=False), Ledger(), Gate()
     gate.is_open.set()
     feed.allow(20)
@@ -557,7 +638,8 @@ async def test_what_a_channel_brings_before_its_own_barrier_is_kept() -> None:
     async with Execution(counts(feed, ledger, gate), batch_records_max=4) as run:
         await run.idle(feed)
         held, _ = [task for task in run.tasks.values() if not task.descriptor.inputs]
-        # The first source hears of it; the second goes on, and hears of it only when its records have arrived.
+        # The first source hears of it; the second goes on, and hears of it only when its records
+        # have arrived.
         later: list[Any] = []
         told, held.trigger_checkpoint = held.trigger_checkpoint, later.append  # type: ignore[method-assign]
         waiting = run.trigger(unaligned=True)
@@ -578,8 +660,12 @@ async def test_what_a_channel_brings_before_its_own_barrier_is_kept() -> None:
     assert Counter(map(repr, ledger.rows)) == expected
 
 
-async def test_a_task_that_may_end_serves_a_later_checkpoint_until_its_data_in_flight_are_known() -> None:
-    """F6: what it waits for comes in over its inputs, or as a notice; a task that only waited for its files would wait for ever."""
+async def test_a_task_that_may_end_serves_a_later_checkpoint_until_its_data_in_flight_are_known() -> (
+    None
+):
+    """F6: what it waits for comes in over its inputs, or as a notice; a task that only waited
+    for its files would wait for ever.
+    """
     feed, ledger, gate = Feed(*WORDS), Ledger(), Gate()
     gate.is_open.set()
     feed.allow_all()
@@ -591,13 +677,20 @@ async def test_a_task_that_may_end_serves_a_later_checkpoint_until_its_data_in_f
         notices: list[Callable[[], None]] = []
         for task in run.tasks.values():
             heard = task.notify_checkpoint_complete
-            task.notify_checkpoint_complete = lambda id_, heard=heard: notices.append(partial(heard, id_))  # type: ignore[method-assign]
+            task.notify_checkpoint_complete = lambda id_, heard=heard: notices.append(
+                partial(heard, id_)
+            )  # type: ignore[method-assign]
         await run.checkpoint()
-        # Of two sources only one hears of the next checkpoint, which has no chance any more when both end.
+        # Of two sources only one hears of the next checkpoint, which has no chance any more when
+        # both end.
         held = next(task for task in run.tasks.values() if not task.descriptor.inputs)
         held.trigger_checkpoint = lambda barrier: None  # type: ignore[method-assign]
         run.trigger(unaligned=True)
-        while not any(task._checkpoints._overtaking.is_under_way for task in run.tasks.values() if task.descriptor.inputs):
+        while not any(
+            task._checkpoints._overtaking.is_under_way
+            for task in run.tasks.values()
+            if task.descriptor.inputs
+        ):
             run._raise_failures()
             await asyncio.sleep(0)
         await run.stuck()
@@ -616,14 +709,25 @@ KEYS = 5_000
 
 def firing(feed: Feed, ledger: Ledger, gate: Gate) -> af.Flow:
     flow = af.Flow("firing", parallelism=1)
-    counted = flow.source(feed, watermarks=strategy()).key_by(lambda e: e[0]).window(af.tumbling("1s")).aggregate(af.count(), uid="counts")
+    counted = (
+        flow.source(feed, watermarks=strategy())
+        .key_by(lambda e: e[0])
+        .window(af.tumbling("1s"))
+        .aggregate(af.count(), uid="counts")
+    )
     counted.rebalance().map(gate, concurrency=2).sink(ledger)
     return flow
 
 
-async def test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_and_lets_the_loop_have_its_turns() -> None:
+async def test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_and_lets_the_loop_have_its_turns() -> (
+    None
+):
     """F6: nothing of it is lost or done twice; and however much it is, others live beside it."""
-    feed, ledger, gate = Feed([(f"k{i}", 0) for i in range(KEYS)] + [("z", 10**6)], bounded=False), Ledger(), Gate()
+    feed, ledger, gate = (
+        Feed([(f"k{i}", 0) for i in range(KEYS)] + [("z", 10**6)], bounded=False),
+        Ledger(),
+        Gate(),
+    )
     turn, ended_in = 0, list[int]()
 
     async def tick() -> None:
@@ -635,7 +739,11 @@ async def test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_an
     async with Execution(firing(feed, ledger, gate)) as run:
         feed.allow_all()
         await run.stuck()
-        (chain,) = [task._chain for task in run.tasks.values() if task._chain.operators and task._chain.operators[0].has_pending]
+        (chain,) = [
+            task._chain
+            for task in run.tasks.values()
+            if task._chain.operators and task._chain.operators[0].has_pending
+        ]
         finish = chain.finish_pending
 
         def counted() -> Iterator[None]:
@@ -649,17 +757,25 @@ async def test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_an
         cut = await run.cut_here(unaligned=True)
         ticking.cancel()
     assert len(ended_in) > 2
-    assert len(set(ended_in)) == len(ended_in), "there was a turn of the loop between any two slices"
+    assert len(set(ended_in)) == len(ended_in), (
+        "there was a turn of the loop between any two slices"
+    )
     feed.bounded = True
     gate.is_open.set()
     async with Execution(firing(feed, ledger, gate), cut) as run:
         feed.allow_all()
         await run.finished()
-    assert Counter(row.key for row in ledger.rows) == Counter([*(f"k{i}" for i in range(KEYS)), "z"])
+    assert Counter(row.key for row in ledger.rows) == Counter(
+        [*(f"k{i}" for i in range(KEYS)), "z"]
+    )
 
 
-async def test_what_gathers_behind_a_closed_gate_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many records as a batch may hold were more than a consumer takes at once, if each is a megabyte: the job failed."""
+async def test_what_gathers_behind_a_closed_gate_is_bounded_in_bytes_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many records as a batch may hold were more than a consumer takes at once, if each is a
+    megabyte: the job failed.
+    """
     count, sizes, encode = 600, list[int](), link.encode_batch
 
     def measured(batch: Any, *args: Any) -> bytes:
@@ -672,7 +788,9 @@ async def test_what_gathers_behind_a_closed_gate_is_bounded_in_bytes_too(monkeyp
     feed, ledger, gate = Feed([(f"k{i}", i) for i in range(count)]), Ledger(), Gate()
     flow = af.Flow("large", parallelism=1)
     large = flow.source(feed, watermarks=strategy()).map(lambda e: (e[0], "x" * 1_000), uid="large")
-    large.rebalance().map(gate, concurrency=2, uid="gate").map(lambda row: row[0], uid="name").sink(ledger)
+    large.rebalance().map(gate, concurrency=2, uid="gate").map(lambda row: row[0], uid="name").sink(
+        ledger
+    )
     async with Execution(flow, remote=True) as run:
         feed.allow_all()
         await run.stuck()

@@ -1,4 +1,6 @@
-"""`CheckpointedFunction`: when its two methods run, and what happens meanwhile, in the runtime's own mailbox and chain."""
+"""`CheckpointedFunction`: when its two methods run, and what happens meanwhile, in the runtime's
+own mailbox and chain.
+"""
 
 from __future__ import annotations
 
@@ -62,14 +64,18 @@ def test_a_snapshot_that_is_asked_for_during_an_element_is_taken_behind_it() -> 
     with OperatorHarness(function) as harness:
         task = harness._task
         snapshots: list[Any] = []
-        function.during = lambda: snapshots.append(task._executor.submit(task._snapshot, "checkpoint"))
+        function.during = lambda: snapshots.append(
+            task._executor.submit(task._snapshot, "checkpoint")
+        )
         task.loop.call_soon(task._feed, RecordBatch([1, 2, 3]), 0)
         task.settle()
         at = function.log.index("snapshot")
         assert function.log[at - 1] in ("2 ends", "3 ends")
         count = int(function.log[at - 1][0])
         (state,) = snapshots[0].result()
-        assert state.operator.split["seen"] == list(range(1, count + 1)), "the state holds exactly the elements before it"
+        assert state.operator.split["seen"] == list(range(1, count + 1)), (
+            "the state holds exactly the elements before it"
+        )
         assert harness.take() == [1, 2, 3]
 
 
@@ -107,7 +113,14 @@ def test_no_element_is_processed_while_a_snapshot_awaits(key: Any) -> None:
         function.during = lambda: task.loop.call_soon(task._feed, RecordBatch([3], None, keys), 0)
         (state,) = harness.snapshot().operators
         task.settle()
-        assert function.log[2:] == ["1 begins", "1 ends", "snapshot begins", "snapshot ends", "3 begins", "3 ends"]
+        assert function.log[2:] == [
+            "1 begins",
+            "1 ends",
+            "snapshot begins",
+            "snapshot ends",
+            "3 begins",
+            "3 ends",
+        ]
         assert state.operator.split["seen"] == [1]
         assert harness.take() == [1, 3]
 

@@ -52,19 +52,27 @@ async def close(*clients: Client) -> None:
             pass
 
 
-async def test_megabytes_pass_unchanged_and_a_half_closed_stream_is_answered(echo: int, fault_proxy: Callable[..., FaultProxy]) -> None:
+async def test_megabytes_pass_unchanged_and_a_half_closed_stream_is_answered(
+    echo: int, fault_proxy: Callable[..., FaultProxy]
+) -> None:
     async with fault_proxy(echo) as proxy:
         reader, writer = client = await connect(proxy)
         data = bytes(range(256)) * 8_192
         writer.write(data)
         writer.write_eof()
         assert await reader.read() == data
-        assert (proxy.bytes_up, proxy.bytes_down, proxy.connections_made) == (len(data), len(data), 1)
+        assert (proxy.bytes_up, proxy.bytes_down, proxy.connections_made) == (
+            len(data),
+            len(data),
+            1,
+        )
         await close(client)
         await until(lambda: proxy.connections == 0)
 
 
-async def test_a_stalled_connection_is_silent_until_it_is_resumed(echo: int, fault_proxy: Callable[..., FaultProxy]) -> None:
+async def test_a_stalled_connection_is_silent_until_it_is_resumed(
+    echo: int, fault_proxy: Callable[..., FaultProxy]
+) -> None:
     async with fault_proxy(echo) as proxy:
         reader, writer = client = await connect(proxy)
         proxy.stall()
@@ -76,7 +84,9 @@ async def test_a_stalled_connection_is_silent_until_it_is_resumed(echo: int, fau
         await close(client)
 
 
-async def test_late_chunks_keep_their_order(echo: int, fault_proxy: Callable[..., FaultProxy]) -> None:
+async def test_late_chunks_keep_their_order(
+    echo: int, fault_proxy: Callable[..., FaultProxy]
+) -> None:
     async with fault_proxy(echo) as proxy:
         reader, writer = client = await connect(proxy)
         loop = asyncio.get_running_loop()
@@ -91,7 +101,9 @@ async def test_late_chunks_keep_their_order(echo: int, fault_proxy: Callable[...
         await close(client)
 
 
-async def test_a_reset_breaks_the_connection_and_lets_new_ones_in(echo: int, fault_proxy: Callable[..., FaultProxy]) -> None:
+async def test_a_reset_breaks_the_connection_and_lets_new_ones_in(
+    echo: int, fault_proxy: Callable[..., FaultProxy]
+) -> None:
     async with fault_proxy(echo) as proxy:
         reader, writer = first = await connect(proxy)
         writer.write(b"x")
@@ -105,7 +117,9 @@ async def test_a_reset_breaks_the_connection_and_lets_new_ones_in(echo: int, fau
         await close(first, second)
 
 
-async def test_a_cut_lasts_until_it_heals(echo: int, fault_proxy: Callable[..., FaultProxy]) -> None:
+async def test_a_cut_lasts_until_it_heals(
+    echo: int, fault_proxy: Callable[..., FaultProxy]
+) -> None:
     async with fault_proxy(echo) as proxy:
         proxy.cut()
         reader, writer = first = await connect(proxy)
@@ -118,7 +132,9 @@ async def test_a_cut_lasts_until_it_heals(echo: int, fault_proxy: Callable[..., 
         await close(first, second)
 
 
-async def test_a_connection_can_break_in_the_middle_of_a_message(fault_proxy: Callable[..., FaultProxy]) -> None:
+async def test_a_connection_can_break_in_the_middle_of_a_message(
+    fault_proxy: Callable[..., FaultProxy],
+) -> None:
     arrived: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -149,7 +165,9 @@ async def test_one_bit_can_be_changed(echo: int, fault_proxy: Callable[..., Faul
         await close(client)
 
 
-async def test_a_server_that_is_not_there_breaks_the_client(fault_proxy: Callable[..., FaultProxy]) -> None:
+async def test_a_server_that_is_not_there_breaks_the_client(
+    fault_proxy: Callable[..., FaultProxy],
+) -> None:
     server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     server.close()
@@ -161,7 +179,9 @@ async def test_a_server_that_is_not_there_breaks_the_client(fault_proxy: Callabl
         await close(client)
 
 
-async def test_leaving_breaks_what_is_open(echo: int, fault_proxy: Callable[..., FaultProxy]) -> None:
+async def test_leaving_breaks_what_is_open(
+    echo: int, fault_proxy: Callable[..., FaultProxy]
+) -> None:
     async with fault_proxy(echo) as proxy:
         reader, writer = client = await connect(proxy)
         writer.write(b"x")

@@ -32,7 +32,9 @@ class Counting(af.KeyedProcessFunction[str, str, Any]):
         self.count.update(self.count.value() + 1)
         if ctx.timestamp is not None:
             ctx.timer_service.register_event_time_timer(ctx.timestamp + 10)
-        ctx.timer_service.register_processing_time_timer(ctx.timer_service.current_processing_time + 1_000)
+        ctx.timer_service.register_processing_time_timer(
+            ctx.timer_service.current_processing_time + 1_000
+        )
         yield value, self.count.value()
 
     def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
@@ -81,7 +83,10 @@ def test_a_function_of_value_and_context_is_a_process_function() -> None:
     [
         (af.col.x * 2, [6]),
         (type("Half", (af.FilterFunction,), {"filter": lambda self, row: row["x"] > 5}), []),
-        (type("Rows", (af.FlatMapFunction,), {"flat_map": lambda self, row: [row["x"]] * 2})(), [3, 3]),
+        (
+            type("Rows", (af.FlatMapFunction,), {"flat_map": lambda self, row: [row["x"]] * 2})(),
+            [3, 3],
+        ),
         (StatelessOperator([StatelessStep(StatelessKind.MAP, lambda row: row["x"])]), [3]),
     ],
 )
@@ -150,7 +155,10 @@ def test_event_time_timers_fire_with_the_watermark_in_order() -> None:
         h.push("b", ts=5)
         h.push("a", ts=1)
         h.take()
-        assert [(t.timestamp, t.key) for t in h.timers() if t.time == "event"] == [(11, "a"), (15, "b")]
+        assert [(t.timestamp, t.key) for t in h.timers() if t.time == "event"] == [
+            (11, "a"),
+            (15, "b"),
+        ]
         h.watermark(14)
         assert h.take(timestamps=True) == [(("timer", 11, "a"), 11)]
         h.watermark(15)
@@ -171,7 +179,10 @@ def test_processing_time_stands_still_until_it_is_advanced() -> None:
 
 def test_a_clock_can_be_shared() -> None:
     clock = ManualClock(50)
-    a, b = OperatorHarness(Counting(), key=first, clock=clock), OperatorHarness(Counting(), key=first, clock=clock)
+    a, b = (
+        OperatorHarness(Counting(), key=first, clock=clock),
+        OperatorHarness(Counting(), key=first, clock=clock),
+    )
     a.push("a")
     b.push("b")
     a.take(), b.take()
@@ -293,7 +304,8 @@ def test_resources_are_opened_for_the_harness_and_closed_with_it() -> None:
     assert log == ["open", "close"]
 
 
-# ------------------------------------------------------------------------------------------------------------------ two inputs
+# --------------------------------------------------------------------------------------------------
+# two inputs
 
 
 class Both(af.CoProcessFunction[int, str, Any]):
@@ -346,12 +358,15 @@ def test_the_broadcast_side_has_no_key() -> None:
         assert h.take() == [("a", 3)]
 
 
-# --------------------------------------------------------------------------------------------------------------------- streams
+# --------------------------------------------------------------------------------------------------
+# streams
 
 
 def windows() -> Any:
     flow = af.Flow("windows")
-    events = flow.source([("", 0)], watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda e: e[1]))
+    events = flow.source(
+        [("", 0)], watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda e: e[1])
+    )
     return events.key_by(first).window(af.tumbling("10ms")).aggregate(af.count())
 
 
@@ -377,8 +392,12 @@ def test_a_keyed_stream_brings_its_key_and_late_elements_are_told() -> None:
 
 def test_state_of_a_window_is_found_by_the_window() -> None:
     flow = af.Flow("sessions")
-    events = flow.source([("", 0)], watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda e: e[1]))
-    with OperatorHarness(events.key_by(first).window(af.session("10ms"), lateness="5ms").aggregate(af.count())) as h:
+    events = flow.source(
+        [("", 0)], watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda e: e[1])
+    )
+    with OperatorHarness(
+        events.key_by(first).window(af.session("10ms"), lateness="5ms").aggregate(af.count())
+    ) as h:
         h.push(("a", 1), ts=1)
         assert h.state("window-contents", "a", window=(1, 11)) == 1
         assert h.timers()[0].window == (1, 11)
@@ -404,7 +423,8 @@ def test_a_window_function_alone_is_refused_with_the_remedy() -> None:
         OperatorHarness(af.ProcessWindowFunction(), key=first)
 
 
-# ----------------------------------------------------------------------------------------------------------- snapshot, restore
+# --------------------------------------------------------------------------------------------------
+# snapshot, restore
 
 
 def test_a_restored_harness_goes_on_where_the_snapshot_was_taken() -> None:
@@ -422,14 +442,22 @@ def test_a_restored_harness_goes_on_where_the_snapshot_was_taken() -> None:
 
 
 @pytest.mark.parametrize("how", ["count", "session"])
-@pytest.mark.parametrize(("before", "after"), [([1], True), ([1.0], 1), ([1, 1.0], True), ([True], 1)])
-def test_equal_keys_keep_the_first_spelling_over_restores(how: str, before: list[Any], after: Any) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [([1], True), ([1.0], 1), ([1, 1.0], True), ([True], 1)]
+)
+def test_equal_keys_keep_the_first_spelling_over_restores(
+    how: str, before: list[Any], after: Any
+) -> None:
     in_order = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: 0)
     source = af.Flow("spelling").source([0], watermarks=in_order).key_by(lambda value: value)
     if how == "count":
         flow: Any = source.count()
     else:
-        flow = source.window(af.session(lambda value: 10)).aggregate(af.count()).map(lambda result: (result.key, result.value))
+        flow = (
+            source.window(af.session(lambda value: 10))
+            .aggregate(af.count())
+            .map(lambda result: (result.key, result.value))
+        )
     h = OperatorHarness(flow)
     for key in before:
         h.push(key, ts=1)
@@ -482,7 +510,9 @@ def test_the_state_in_a_snapshot_is_data_for_the_codec() -> None:
     h.push(("a", 1), ts=1)
     operators = h.snapshot().operators
     codec = Codec()
-    snapshot = HarnessSnapshot(h.snapshot().plan, codec.decode(codec.encode(operators, owner="snapshot")), 0)
+    snapshot = HarnessSnapshot(
+        h.snapshot().plan, codec.decode(codec.encode(operators, owner="snapshot")), 0
+    )
     r = OperatorHarness.restore(snapshot)
     r.watermark(9)
     assert r.take() == [("a", 0, 10, 1)]

@@ -1,4 +1,6 @@
-"""Whoever changes a value that others hold is found and named, in the harness and in debug mode; nobody else is."""
+"""Whoever changes a value that others hold is found and named, in the harness and in debug mode;
+nobody else is.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +45,29 @@ def change(value: Any) -> Any:
     return value
 
 
-MUTABLE = [{"a": 1}, [1], Reading("s", []), {1, 2}, Plain(), bytearray(b"x"), {"deep": [{"x": [1]}]}]
+MUTABLE = [
+    {"a": 1},
+    [1],
+    Reading("s", []),
+    {1, 2},
+    Plain(),
+    bytearray(b"x"),
+    {"deep": [{"x": [1]}]},
+]
 
 
 @pytest.mark.parametrize("value", MUTABLE, ids=lambda v: type(v).__name__)
 def test_a_changed_input_is_found_and_the_operator_named(value: Any) -> None:
-    with OperatorHarness(change) as h, pytest.raises(ValueMutated, match=r"'change'.* changed its input"):
+    with (
+        OperatorHarness(change) as h,
+        pytest.raises(ValueMutated, match=r"'change'.* changed its input"),
+    ):
         h.push(value)
 
 
-@pytest.mark.parametrize("value", [*MUTABLE, 1, "a", None, (1, "a"), threading.Lock()], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    "value", [*MUTABLE, 1, "a", None, (1, "a"), threading.Lock()], ids=lambda v: type(v).__name__
+)
 def test_a_function_that_only_looks_is_not_blamed(value: Any) -> None:
     with OperatorHarness(lambda v: (repr(v), v)) as h:
         h.push(value)
@@ -81,7 +96,9 @@ def test_a_value_kept_in_state_and_emitted_may_not_be_changed_afterwards() -> No
 
     with OperatorHarness(Gather(), key=lambda v: v[0]) as h:
         h.push("a")
-        for word in "bcdefghijklmnopqrstuvwxyz":  # More than are looked at each time: found because it is emitted again.
+        for word in (
+            "bcdefghijklmnopqrstuvwxyz"
+        ):  # More than are looked at each time: found because it is emitted again.
             h.push(word)
         with pytest.raises(ValueMutated, match=r"'Gather'.*emitted"):
             h.push("a")
@@ -148,7 +165,13 @@ async def test_a_sibling_that_changes_a_shared_record_fails_the_job_by_name() ->
 
 async def test_a_fused_operator_is_named_by_itself() -> None:
     """B4.6"""
-    rows = af.Flow("fused").source([{"a": 1}]).map(tidy, name="first").map(spoil, name="second").map(tidy, name="third")
+    rows = (
+        af.Flow("fused")
+        .source([{"a": 1}])
+        .map(tidy, name="first")
+        .map(spoil, name="second")
+        .map(tidy, name="third")
+    )
     with pytest.raises(ValueMutated, match="'second'"):
         await rows.collect(debug=True)
 
@@ -184,7 +207,12 @@ async def test_debug_mode_of_asyncio_turns_the_check_on() -> None:
 async def test_the_checks_change_no_result() -> None:
     def program() -> Any:
         flow = af.Flow("same")
-        words = flow.source(["b a", "a c", "b"] * 50).flat_map(str.split).filter(lambda w: w != "c").key_by(str)
+        words = (
+            flow.source(["b a", "a c", "b"] * 50)
+            .flat_map(str.split)
+            .filter(lambda w: w != "c")
+            .key_by(str)
+        )
         return words.count()
 
     assert await program().collect(debug=True) == await program().collect(debug=False)

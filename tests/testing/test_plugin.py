@@ -39,14 +39,21 @@ def test_flow_harness_closes_what_it_made_after_the_test(pytester: pytest.Pytest
 
 
 def test_pytest_finds_the_plugin_by_its_entry_point() -> None:
-    found = [entry for entry in entry_points(group="pytest11") if entry.value == "aioflow.testing.plugin"]
+    found = [
+        entry for entry in entry_points(group="pytest11") if entry.value == "aioflow.testing.plugin"
+    ]
     assert [entry.name for entry in found] == ["aioflow"]
 
 
 def test_the_plugin_imports_nothing_of_the_runtime() -> None:
     """It is loaded in every pytest run of every project that has aioflow installed."""
-    script = "import sys, aioflow.testing.plugin; print(sorted(m for m in sys.modules if m.startswith('aioflow')))"
-    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    script = (
+        "import sys, aioflow.testing.plugin; print(sorted(m for m in sys.modules if "
+        "m.startswith('aioflow')))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.strip()
     assert loaded == "['aioflow', 'aioflow.testing', 'aioflow.testing.plugin']"
 
 

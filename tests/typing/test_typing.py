@@ -1,4 +1,6 @@
-"""Element types are inferred through whole chains, and mistakes are found: held by a type checker, over the files in `cases/`."""
+"""Element types are inferred through whole chains, and mistakes are found: held by a type
+checker, over the files in `cases/`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_types_are_inferred_through_every_operator_and_mistakes_are_found() -> N
 
 def test_each_mistake_is_an_error_of_its_own_line(tmp_path: Path) -> None:
     source = (CASES / "refused.py").read_text()
-    marked = [number for number, line in enumerate(source.splitlines(), 1) if "# type: ignore" in line]
+    marked = [
+        number for number, line in enumerate(source.splitlines(), 1) if "# type: ignore" in line
+    ]
     bare = tmp_path / "mistakes.py"
     bare.write_text(re.sub(r"  # type: ignore\[.*\]", "", source))
     found = {int(number) for number in re.findall(r"mistakes\.py:(\d+): error", check(bare).stdout)}
@@ -49,7 +53,16 @@ def test_what_a_checker_accepts_can_also_be_built() -> None:
 
 
 def test_pyright_infers_the_same_types() -> None:
-    command = [sys.executable, "-m", "basedpyright", "--level", "error", "--pythonpath", sys.executable, str(CASES / "accepted.py")]
+    command = [
+        sys.executable,
+        "-m",
+        "basedpyright",
+        "--level",
+        "error",
+        "--pythonpath",
+        sys.executable,
+        str(CASES / "accepted.py"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert " warnings," in done.stdout, f"pyright did not run: {done.stdout} {done.stderr}"
     assert "reportAssertTypeFailure" not in done.stdout, done.stdout

@@ -1,4 +1,5 @@
-"""Deterministic simulation: whole clusters in one process, in virtual time, with the faults of real machines.
+"""Deterministic simulation: whole clusters in one process, in virtual time, with the faults of real
+machines.
 
     def test_counts_survive_a_kill():
         async def main(host):

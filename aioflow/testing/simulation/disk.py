@@ -1,12 +1,14 @@
 """A simulated disk: what it keeps when the power fails is only what was made to last.
 
-All machines see one disk, as they would a shared store. An operation happens at some moment of its time, and on a real machine in a
-thread: whoever is cancelled while it is under way does not stop it. Each write sits in the page cache of the machine that wrote it
-until `fsync`, and each new, renamed or deleted name until `fsync_dir`. Loss of power of a machine keeps, tears or drops
-its unsynced bytes and undoes a suffix of its unsynced names, as the seed decides. Directories last at once, as on a
-journalling file system.
+All machines see one disk, as they would a shared store. An operation happens at some moment of its
+time, and on a real machine in a thread: whoever is cancelled while it is under way does not stop
+it. Each write sits in the page cache of the machine that wrote it until `fsync`, and each new,
+renamed or deleted name until `fsync_dir`. Loss of power of a machine keeps, tears or drops its
+unsynced bytes and undoes a suffix of its unsynced names, as the seed decides. Directories last at
+once, as on a journalling file system.
 
-Invariant: nothing that was synced is ever lost, and names change in the order in which they were changed.
+Invariant: nothing that was synced is ever lost, and names change in the order in which they were
+changed.
 """
 
 from __future__ import annotations
@@ -30,18 +32,24 @@ __all__ = ["SimDisk", "SimFile"]
 T = TypeVar("T")
 
 OPERATION_S = (1e-4, 1.5e-3)
-"""How long an operation takes until it has happened, and half of the operations again until the caller hears of it."""
+"""How long an operation takes until it has happened, and half of the operations again until the
+caller hears of it.
+"""
 
 BEGUN_RATE = 0.5
 """Share of the operations that happen although their caller was cancelled before."""
 
 PARTIAL_RATE = 0.1
-"""Share of the writes that reach the page cache in two parts, so that a kill or a reader can come between."""
+"""Share of the writes that reach the page cache in two parts, so that a kill or a reader can
+come between.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class SimFile:
-    """An inode: what readers see, what is on the platter, and whose page cache holds the difference."""
+    """An inode: what readers see, what is on the platter, and whose page cache holds the
+    difference.
+    """
 
     writer: SimMachine
     modified_ms: int
@@ -62,9 +70,10 @@ class _Rename:
 class SimDisk:
     """Contents and faults of the disk that all machines of a simulation share.
 
-    The fields are the faults: `slow` multiplies the time of operations, `full` makes writes fail with ENOSPC, and
-    `error_rate` is the share of operations that fail with EIO, before they have done anything. `capacity` is the number of bytes that
-    the disk holds: the write that reaches it is cut off there and fails with ENOSPC, until files are deleted.
+    The fields are the faults: `slow` multiplies the time of operations, `full` makes writes fail
+    with ENOSPC, and `error_rate` is the share of operations that fail with EIO, before they have
+    done anything. `capacity` is the number of bytes that the disk holds: the write that reaches it
+    is cut off there and fails with ENOSPC, until files are deleted.
     """
 
     def __init__(self, loop: SimLoop) -> None:
@@ -83,9 +92,11 @@ class SimDisk:
     # Operations on whole files and names; each is atomic, the waiting is in `filesystem.py`.
 
     def operate(self, steps: Generator[None, None, T]) -> asyncio.Future[T]:
-        """Take `steps` one after the other, each after a while, and return a future of their result.
+        """Take `steps` one after the other, each after a while, and return a future of their
+        result.
 
-        The process may be killed before any step, and between the last one and its answer: nobody can tell which.
+        The process may be killed before any step, and between the last one and its answer: nobody
+        can tell which.
         """
         result: asyncio.Future[T] = self.loop.create_future()
         self.loop.call_later(self._delay_s(), self._begin, steps, result)
@@ -225,7 +236,10 @@ class SimDisk:
         if path not in self._dirs and not missing_ok:
             raise _missing(path)
         return sorted(
-            posixpath.basename(name) for names in (self._names, self._dirs) for name in names if _parent(name) == path
+            posixpath.basename(name)
+            for names in (self._names, self._dirs)
+            for name in names
+            if _parent(name) == path
         )
 
     def mkdirs(self, path: str) -> None:
@@ -302,7 +316,9 @@ def _settle(result: asyncio.Future[T], value: T) -> None:
 
 
 def _apply(names: dict[str, SimFile], change: _Rename) -> None:
-    """Repeat a change of names on another view of the directory, which may lack what it starts from."""
+    """Repeat a change of names on another view of the directory, which may lack what it starts
+    from.
+    """
     if change.source is not None and names.get(change.source) is change.file:
         del names[change.source]
     if change.target is not None:

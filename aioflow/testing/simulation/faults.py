@@ -1,7 +1,7 @@
 """Which faults a run suffers, how often, and the driver that inflicts them.
 
-Invariant: everything here is drawn from the `fault` stream of the seed, so that a change in the code under test does not
-change the faults it meets, up to the moment when it takes another path.
+Invariant: everything here is drawn from the `fault` stream of the seed, so that a change in the
+code under test does not change the faults it meets, up to the moment when it takes another path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from aioflow.testing.simulation.host import Simulation
 __all__ = ["Faults", "inject"]
 
 SLOW_FACTORS = (5.0, 20.0, 50.0)
-DISK_TROUBLES = (("slow", 40.0, 1.0), ("full", True, False), ("error_rate", 0.2, 0.0), ("capacity", 4096, None))
+DISK_TROUBLES = (
+    ("slow", 40.0, 1.0),
+    ("full", True, False),
+    ("error_rate", 0.2, 0.0),
+    ("capacity", 4096, None),
+)
 """Field of SimDisk, its value in trouble, its value in health.
 
 The capacity in trouble is the number of bytes in use plus less than the number given here.
@@ -45,18 +50,27 @@ class Faults:
     disk: float = 0.0
     """The disk is slow, full, filling up or failing for a while."""
     give_up: float = 0.0
-    """Two machines cannot reach each other for a while, and one side of each of their connections gives up."""
+    """Two machines cannot reach each other for a while, and one side of each of their
+    connections gives up.
+    """
     outage_s: tuple[float, float] = (0.02, 1.5)
     """How long "a while" is."""
 
     def __post_init__(self) -> None:
         for kind, rate in self.rates().items():
             if not rate >= 0:
-                raise ValueError(f"rate of {kind} is {rate!r}, expected a number of faults per second, at least 0")
+                raise ValueError(
+                    f"rate of {kind} is {rate!r}, expected a number of faults per second, at "
+                    "least 0"
+                )
 
     def rates(self) -> dict[str, float]:
         """Return the rate of each kind, in the order of the fields."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "outage_s"}
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "outage_s"
+        }
 
     @classmethod
     def swarm(cls, rng: Random, per_s: float = 5.0) -> Faults:
@@ -65,7 +79,9 @@ class Faults:
         Seeds that lack a kind find what the presence of that kind hides.
         """
         chosen = [kind for kind in cls().rates() if rng.random() < 0.5]
-        rates: dict[str, Any] = {kind: per_s / len(chosen) * rng.uniform(0.3, 2.0) for kind in chosen}  # Any: floats.
+        rates: dict[str, Any] = {
+            kind: per_s / len(chosen) * rng.uniform(0.3, 2.0) for kind in chosen
+        }  # Any: floats.
         return cls(**rates)
 
 
@@ -79,11 +95,13 @@ async def inject(
     done: Counter[str] | None = None,
     ready: Callable[[], Awaitable[object]] | None = None,
 ) -> Counter[str]:
-    """Inflict `faults` on the processes `targets` for `duration_s`, then undo them all and return their number by kind.
+    """Inflict `faults` on the processes `targets` for `duration_s`, then undo them all and return
+    their number by kind.
 
-    `check` is called after each fault: raise in it to report that a guarantee broke. On return every target runs. `done` is the counter
-    that is filled and returned, for whoever may cancel this. `ready` is awaited before the pause that ends in a fault: it may hold the
-    next one back until there is something to be lost.
+    `check` is called after each fault: raise in it to report that a guarantee broke. On return
+    every target runs. `done` is the counter that is filled and returned, for whoever may cancel
+    this. `ready` is awaited before the pause that ends in a fault: it may hold the next one back
+    until there is something to be lost.
     """
     rng = sim.fault_rng
     kinds = {kind: rate for kind, rate in faults.rates().items() if rate > 0}
@@ -122,7 +140,9 @@ async def inject(
             repair()
 
 
-def _strike(sim: Simulation, kind: str, targets: Sequence[str], later: Callable[[Callable[[], None]], None]) -> bool:
+def _strike(
+    sim: Simulation, kind: str, targets: Sequence[str], later: Callable[[Callable[[], None]], None]
+) -> bool:
     """Inflict one fault; False if its target is in no state to suffer it."""
     rng, network, disk = sim.fault_rng, sim.network, sim.disk
     target = rng.choice(targets)
@@ -137,7 +157,9 @@ def _strike(sim: Simulation, kind: str, targets: Sequence[str], later: Callable[
             later(lambda: _bring_back(sim, [target]))
         case "power":
             machine = sim.loop.machines[here]
-            running = [p.name for p in sim.loop.processes.values() if p.machine is machine and p.alive]
+            running = [
+                p.name for p in sim.loop.processes.values() if p.machine is machine and p.alive
+            ]
             lost = [name for name in running if sim.life(name).parent is None]
             sim.power(target)
             later(lambda: _bring_back(sim, lost))

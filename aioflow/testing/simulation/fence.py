@@ -1,8 +1,8 @@
 """Keeps simulated code off the real machine.
 
-While a fence stands, opening a file or a socket, starting a thread or a process, or sleeping for real raises
-`SimFenceBroken` on the spot, and ends the run even if that error is swallowed. Imports, tracebacks, logging and the test
-runner keep their access.
+While a fence stands, opening a file or a socket, starting a thread or a process, or sleeping for
+real raises `SimFenceBroken` on the spot, and ends the run even if that error is swallowed. Imports,
+tracebacks, logging and the test runner keep their access.
 """
 
 from __future__ import annotations
@@ -42,12 +42,17 @@ def fence(loop: SimLoop) -> Iterator[None]:
     """Fence in whatever runs on `loop` while the block lasts."""
     global _fenced_loop, _installed
     if not _installed:
-        sys.addaudithook(_hook)  # It cannot be taken out again; without a fenced loop it costs one comparison.
+        sys.addaudithook(
+            _hook
+        )  # It cannot be taken out again; without a fenced loop it costs one comparison.
         _installed = True
     before, _fenced_loop = _fenced_loop, loop
     try:
         # Before Python 3.13 these two raise no audit event.
-        with _guard(time, "sleep", "time.sleep"), _guard(threading.Thread, "start", "_thread.start_new_thread"):
+        with (
+            _guard(time, "sleep", "time.sleep"),
+            _guard(threading.Thread, "start", "_thread.start_new_thread"),
+        ):
             yield
     finally:
         _fenced_loop = before

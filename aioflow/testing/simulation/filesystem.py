@@ -1,7 +1,8 @@
-"""The simulated disk as one process sees it: each operation takes its time, and is noted under the name of the process.
+"""The simulated disk as one process sees it: each operation takes its time, and is noted under the
+name of the process.
 
-What an operation does at which of its moments is a generator, whose steps the disk takes one after the other: between two of them the
-process may be killed, and others may look.
+What an operation does at which of its moments is a generator, whose steps the disk takes one after
+the other: between two of them the process may be killed, and others may look.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class SimFileSystem:
     async def _write(self, path: str, data: bytes, sync: bool, *, empty: bool) -> None:
         await self._disk.operate(self._put(_normal(path), data, sync, empty=empty))
 
-    def _put(self, full: str, data: bytes, sync: bool, *, empty: bool) -> Generator[None, None, None]:
+    def _put(
+        self, full: str, data: bytes, sync: bool, *, empty: bool
+    ) -> Generator[None, None, None]:
         disk, machine = self._disk, self._process.machine
         disk.check("write", full, writes=True)
         file = disk.open(machine, full, empty=empty)
@@ -70,7 +73,11 @@ class SimFileSystem:
         await self._do("fsync_dir", path, self._disk.sync_dir)
 
     async def rename(self, source: str, target: str) -> None:
-        await self._do("rename", source, lambda full: self._disk.rename(self._process.machine, full, _normal(target)))
+        await self._do(
+            "rename",
+            source,
+            lambda full: self._disk.rename(self._process.machine, full, _normal(target)),
+        )
 
     async def rename_new(self, source: str, target: str) -> bool:
         def call(full: str) -> bool:
@@ -84,7 +91,9 @@ class SimFileSystem:
 
     async def delete(self, path: str, *, recursive: bool = False) -> bool:
         return await self._do(
-            "delete", path, lambda full: self._disk.delete(self._process.machine, full, recursive=recursive)
+            "delete",
+            path,
+            lambda full: self._disk.delete(self._process.machine, full, recursive=recursive),
         )
 
     async def list(self, path: str) -> list[str]:
@@ -92,7 +101,11 @@ class SimFileSystem:
 
     async def scan(self, path: str) -> builtins.list[tuple[str, bool]]:
         disk = self._disk
-        return await self._do("list", path, lambda full: [(name, disk.stat(f"{full}/{name}").is_dir) for name in disk.list(full)])
+        return await self._do(
+            "list",
+            path,
+            lambda full: [(name, disk.stat(f"{full}/{name}").is_dir) for name in disk.list(full)],
+        )
 
     async def stat(self, path: str) -> FileStat:
         return await self._do("stat", path, self._disk.stat)
@@ -100,7 +113,9 @@ class SimFileSystem:
     async def stats(self, paths: Sequence[str]) -> builtins.list[FileStat | None]:
         disk = self._disk
         full = [_normal(path) for path in paths]
-        return await self._do("stat", "/", lambda _: [disk.stat(path) if disk.exists(path) else None for path in full])
+        return await self._do(
+            "stat", "/", lambda _: [disk.stat(path) if disk.exists(path) else None for path in full]
+        )
 
     async def exists(self, path: str) -> bool:
         return await self._do("exists", path, self._disk.exists)
@@ -109,7 +124,12 @@ class SimFileSystem:
         """There are no links here."""
 
     async def create(self, path: str, data: bytes, *, aside: str, within: str) -> bool:
-        disk, machine, full, beside = self._disk, self._process.machine, _normal(path), _normal(aside)
+        disk, machine, full, beside = (
+            self._disk,
+            self._process.machine,
+            _normal(path),
+            _normal(aside),
+        )
 
         def steps() -> Generator[None, None, bool]:
             if disk.exists(full):
@@ -206,7 +226,8 @@ class _Writer(io.RawIOBase):
     def write(self, data: object) -> int:
         if self.closed:
             raise ValueError("I/O operation on closed file.")
-        chunk = bytes(memoryview(data))  # type: ignore[arg-type]  # Anything with the buffer protocol.
+        # Anything with the buffer protocol.
+        chunk = bytes(memoryview(data))  # type: ignore[arg-type]
         self._disk.check("write", self._path, writes=True)
         self._disk.fit(self._path, self._file, self._machine, chunk)
         self._disk.append(self._machine, self._file, chunk)

@@ -1,9 +1,10 @@
-"""The simulated counterpart of `SystemHost`, and the hand that starts, kills and cuts off simulated processes.
+"""The simulated counterpart of `SystemHost`, and the hand that starts, kills and cuts off simulated
+processes.
 
 Every simulated process gets a `SimulatedHost` of its own; all of one run share a `Simulation`.
 
-Invariant: what a process draws (random numbers, ids) depends on the seed, on its name and on how often it was started,
-never on what other processes do.
+Invariant: what a process draws (random numbers, ids) depends on the seed, on its name and on how
+often it was started, never on what other processes do.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ ProtocolT = TypeVar("ProtocolT", bound=asyncio.BaseProtocol)
 Args = TypeVarTuple("Args")
 
 PERF_COST_S = 1e-6
-"""Virtual time that reading `perf_ns` takes, so that code which watches its slice sees time pass."""
+"""Virtual time that reading `perf_ns` takes, so that code which watches its slice sees time
+pass.
+"""
 
 PERF_JUMP_RATE = 1 / 32
 """Share of the readings before which the work measured took long."""
@@ -50,7 +53,8 @@ Program = Callable[["SimulatedHost", list[str]], Coroutine[Any, Any, int | None]
 class Simulation:
     """All that one seed made: the loop, its processes, the network and the disk.
 
-    Methods name a process; network faults name machines, which are called as their first process unless told otherwise.
+    Methods name a process; network faults name machines, which are called as their first process
+    unless told otherwise.
     """
 
     def __init__(self, loop: SimLoop, network: NetworkOptions | None = None) -> None:
@@ -63,8 +67,12 @@ class Simulation:
         self._pids = 1
         self.root = SimulatedHost(self, loop.root)
 
-    def spawn(self, name: str, main: ProcessMain, *, machine: str | None = None) -> SimulatedProcess:
-        """Start the process `name`, which must not be running, with `main`; it begins once the caller awaits."""
+    def spawn(
+        self, name: str, main: ProcessMain, *, machine: str | None = None
+    ) -> SimulatedProcess:
+        """Start the process `name`, which must not be running, with `main`; it begins once the
+        caller awaits.
+        """
         return self._start(name, main, machine, {}, None)
 
     def restart(self, name: str) -> SimulatedProcess:
@@ -77,20 +85,30 @@ class Simulation:
         return self._started[name]
 
     def _start(
-        self, name: str, main: ProcessMain, machine: str | None, env: Mapping[str, str], secret: bytes | None
+        self,
+        name: str,
+        main: ProcessMain,
+        machine: str | None,
+        env: Mapping[str, str],
+        secret: bytes | None,
     ) -> SimulatedProcess:
         self._pids += 1
-        started = SimulatedProcess(self, self.loop.process(name, machine), main, self._pids, env, secret)
+        started = SimulatedProcess(
+            self, self.loop.process(name, machine), main, self._pids, env, secret
+        )
         self._started[name] = started
         self.loop.start(started.process, started.begin)
         return started
 
-    def exec(self, parent: SimProcess, argv: Sequence[str], env: Mapping[str, str], secret: bytes | None) -> Process:
+    def exec(
+        self, parent: SimProcess, argv: Sequence[str], env: Mapping[str, str], secret: bytes | None
+    ) -> Process:
         """Start the registered program that `argv` names first, on the machine of `parent`."""
         program = next((self.programs[word] for word in argv if word in self.programs), None)
         if program is None:
             raise FileNotFoundError(
-                f"no program of the simulation is named in {list(argv)}, expected one of {sorted(self.programs)}: "
+                f"no program of the simulation is named in {list(argv)}, expected one of "
+                f"{sorted(self.programs)}: "
                 "register it in Simulation.programs"
             )
         chosen = program
@@ -115,7 +133,9 @@ class Simulation:
             self._started[name].ended(-SIGKILL, None)
 
     def power(self, name: str) -> None:
-        """Cut the power of a process's machine: silence on the network, unsynced bytes and names lost or torn."""
+        """Cut the power of a process's machine: silence on the network, unsynced bytes and names
+        lost or torn.
+        """
         machine = self.loop.process(name).machine
         for process in list(self.loop.processes.values()):
             if process.machine is machine and process.alive:
@@ -182,7 +202,9 @@ class SimulatedProcess:
         else:
             result = task.result()
             code = result if isinstance(result, int) else 0
-        self._sim.loop.kill(self.process)  # The kernel cleans up after an exit as it does after a kill.
+        self._sim.loop.kill(
+            self.process
+        )  # The kernel cleans up after an exit as it does after a kill.
         self.ended(code, error)
 
     def ended(self, code: int, error: BaseException | None) -> None:
@@ -196,7 +218,9 @@ class SimulatedProcess:
         self._waiters.clear()
 
     async def wait(self) -> int:
-        """Wait until this life has ended; returns its code: 0, 1 for an error, or minus the signal."""
+        """Wait until this life has ended; returns its code: 0, 1 for an error, or minus the
+        signal.
+        """
         if self.returncode is None:
             future: asyncio.Future[int] = self._sim.loop.create_future()
             self._waiters.append((self._sim.loop.current, future))
@@ -249,20 +273,34 @@ class SimulatedHost:
         self._closed = False
 
     def blocking(
-        self, fn: Callable[[*Args], T], *args: *Args, dedicated: bool = False, name: str | None = None
+        self,
+        fn: Callable[[*Args], T],
+        *args: *Args,
+        dedicated: bool = False,
+        name: str | None = None,
     ) -> asyncio.Future[T]:
-        """Run `fn(*args)` inline after a seeded delay. It must not wait for the loop: there is no other thread."""
+        """Run `fn(*args)` inline after a seeded delay.
+
+        It must not wait for the loop: there is no other thread.
+        """
         if self._closed:
-            raise RuntimeError(f"host is closed, cannot run {name or getattr(fn, '__name__', fn)}: call before close()")
+            raise RuntimeError(
+                f"host is closed, cannot run {name or getattr(fn, '__name__', fn)}: call before "
+                "close()"
+            )
         return self._loop.run_in_executor(None, fn, *args)
 
     def buggify(self, point: str, probability: float) -> bool:
-        """Take the rare branch at `point` with `probability`, in those seeds that turn the point on."""
+        """Take the rare branch at `point` with `probability`, in those seeds that turn the point
+        on.
+        """
         if not self._loop.perturb:
             return False
         on = self._buggify_on.get(point)
         if on is None:
-            on = self._buggify_on[point] = self._loop.stream(f"buggify/{point}").random() < BUGGIFY_ENABLED
+            on = self._buggify_on[point] = (
+                self._loop.stream(f"buggify/{point}").random() < BUGGIFY_ENABLED
+            )
         return on and self._buggify_rng.random() < probability
 
     async def close(self) -> None:
@@ -297,7 +335,10 @@ class _SimIds:
 
 
 class _SimNet:
-    """The network as one process sees it. Nobody listens in, so a TLS context is taken and not used."""
+    """The network as one process sees it.
+
+    Nobody listens in, so a TLS context is taken and not used.
+    """
 
     __slots__ = ("_network", "_process")
 
@@ -337,7 +378,12 @@ class _SimProcesses:
 
     def identity(self) -> ProcessIdentity:
         process = self._process
-        return ProcessIdentity(process.machine.name, process.index, process.machine.name, f"{process.name}/{process.generation}")
+        return ProcessIdentity(
+            process.machine.name,
+            process.index,
+            process.machine.name,
+            f"{process.name}/{process.generation}",
+        )
 
     def usage(self) -> tuple[float, int]:
         return 0.0, 0
@@ -350,7 +396,11 @@ class _SimProcesses:
         return found is None or not found.alive or found.generation != int(generation)
 
     async def exec(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, secret: bytes | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        secret: bytes | None = None,
     ) -> Process:
         return self._sim.exec(self._process, argv, env or {}, secret)
 

@@ -20,16 +20,23 @@ def end_generator(agen: AsyncGenerator[Any, Any]) -> None:
         agen.aclose().send(None)
     except BaseException:  # noqa: BLE001  # StopIteration, or whatever its cleanup finds missing.
         return
-    close_chain(agen.ag_await)  # type: ignore[attr-defined]  # Generators have it, the abstract class does not.
+    # Generators have it, the abstract class does not.
+    close_chain(agen.ag_await)  # type: ignore[attr-defined]
 
 
 def close_chain(awaited: Any) -> None:
-    """Close a coroutine and all that it waits for, the innermost first, each as often as its cleanup awaits."""
+    """Close a coroutine and all that it waits for, the innermost first, each as often as its
+    cleanup awaits.
+    """
     chain = []
     while isinstance(awaited, CoroutineType):
         chain.append(awaited)
         awaited = awaited.cr_await
-    frame = chain[0].cr_frame if chain and inspect.getcoroutinestate(chain[0]) == inspect.CORO_CREATED else None
+    frame = (
+        chain[0].cr_frame
+        if chain and inspect.getcoroutinestate(chain[0]) == inspect.CORO_CREATED
+        else None
+    )
     if frame is not None:
         # A task that never took its first step may have been given what it was to await.
         chain += [value for value in frame.f_locals.values() if isinstance(value, CoroutineType)]

@@ -1,12 +1,15 @@
-"""A seeded event loop in virtual time, on which whole clusters of processes run inside one Python process.
+"""A seeded event loop in virtual time, on which whole clusters of processes run inside one Python
+process.
 
-It is asyncio's own `BaseEventLoop` with the scheduler, the timers, the network and the executor replaced; tasks,
-futures, streams, timeouts and locks are the real ones. What is chosen by the seed is only what a real machine leaves
-open: which process runs next and for how long, how long a call or a packet takes, when a process is stalled.
+It is asyncio's own `BaseEventLoop` with the scheduler, the timers, the network and the executor
+replaced; tasks, futures, streams, timeouts and locks are the real ones. What is chosen by the seed
+is only what a real machine leaves open: which process runs next and for how long, how long a call
+or a packet takes, when a process is stalled.
 
-Invariant: inside one process the order is asyncio's. A process works in iterations: what `call_soon` queued, then what
-came from the network, then the timers that are due, by (deadline, creation); what these queue runs in the next
-iteration. So the simulation reports no failure from an order that asyncio cannot produce.
+Invariant: inside one process the order is asyncio's. A process works in iterations: what
+`call_soon` queued, then what came from the network, then the timers that are due, by (deadline,
+creation); what these queue runs in the next iteration. So the simulation reports no failure from an
+order that asyncio cannot produce.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 START_S = 1000.0
-"""First reading of the virtual clock: not zero, so that code that takes 0 for "never" is found out."""
+"""First reading of the virtual clock: not zero, so that code that takes 0 for "never" is found
+out.
+"""
 
 WALL_START_MS = 1_767_225_600_000
 """Wall clock when the virtual clock read 0: 2026-01-01 00:00 UTC."""
@@ -73,9 +78,9 @@ class Switchboard(Protocol):
 class SimLoop(asyncio.BaseEventLoop):
     """The simulated world's scheduler. One seed, one history.
 
-    `perturb=False` switches off stalls, random time slices and random delays of blocking calls, leaving one plain
-    history for tests that want to see time and nothing else. Independent random streams (`streams.sched` and so on)
-    keep a new draw in one place from disturbing all others.
+    `perturb=False` switches off stalls, random time slices and random delays of blocking calls,
+    leaving one plain history for tests that want to see time and nothing else. Independent random
+    streams (`streams.sched` and so on) keep a new draw in one place from disturbing all others.
     """
 
     network: Switchboard
@@ -109,9 +114,12 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timers_made = 0
         self._runnable: list[SimProcess] = []
         self._graveyard: list[asyncio.Task[Any]] = []
-        self._own_generators: WeakKeyDictionary[AsyncGenerator[Any, Any], None] = WeakKeyDictionary()
+        self._own_generators: WeakKeyDictionary[AsyncGenerator[Any, Any], None] = (
+            WeakKeyDictionary()
+        )
         self._stop_asked = False
-        # The kernel is a process only so that its timers look like all others; they run the moment they are due.
+        # The kernel is a process only so that its timers look like all others; they run the moment
+        # they are due.
         self.kernel = SimProcess("kernel", 0, SimMachine("kernel"))
         self.root = self.process("main")
         self.root.begin_life()
@@ -122,7 +130,9 @@ class SimLoop(asyncio.BaseEventLoop):
     # Time.
 
     def time(self) -> float:
-        """Virtual seconds; moves by 2 us with each callback and leaps to the next timer when nothing is ready."""
+        """Virtual seconds; moves by 2 us with each callback and leaps to the next timer when
+        nothing is ready.
+        """
         return self._now
 
     def wall_ms(self) -> int:
@@ -140,9 +150,15 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # Scheduling.
 
-    def call_soon(self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None) -> SimHandle:
-        # A future passes the context of the task that waits for it: that tells whose callback this is.
-        process, generation = (None if context is None else context.get(OWNER)) or (self.current, None)
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> SimHandle:
+        # A future passes the context of the task that waits for it: that tells whose callback this
+        # is.
+        process, generation = (None if context is None else context.get(OWNER)) or (
+            self.current,
+            None,
+        )
         handle = SimHandle(self._now, callback, args, self, context or self._context(process))
         handle.process = process
         handle.generation = process.generation if generation is None else generation
@@ -153,7 +169,9 @@ class SimLoop(asyncio.BaseEventLoop):
         return handle
 
     def _context(self, process: SimProcess) -> Context | None:
-        """Return the context for a callback of `process`; None for a copy of the running one, if that is its own."""
+        """Return the context for a callback of `process`; None for a copy of the running one, if
+        that is its own.
+        """
         owner = OWNER.get()
         return None if owner is not None and owner[0] is process else process.context.copy()
 
@@ -163,17 +181,27 @@ class SimLoop(asyncio.BaseEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     def call_at(
-        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
     ) -> SimHandle:
         return self._set_timer(self.current, when, callback, args, context)
 
     def call_later(
-        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
     ) -> SimHandle:
         return self._set_timer(self.current, self._now + delay, callback, args, context)
 
     def kernel_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> SimHandle:
-        """Run `callback` at `when` whatever becomes of the current process: packets travel by themselves."""
+        """Run `callback` at `when` whatever becomes of the current process: packets travel by
+        themselves.
+        """
         return self._set_timer(self.kernel, when, callback, args, None)
 
     def post_io(self, process: SimProcess, callback: Callable[[*Ts], object], *args: *Ts) -> None:
@@ -276,7 +304,11 @@ class SimLoop(asyncio.BaseEventLoop):
             if not handle._cancelled:
                 self._now += CALLBACK_COST_S
                 self._step(process, handle)
-                if process.generation != generation or process.life is not Life.RUNNING or self._stop_asked:
+                if (
+                    process.generation != generation
+                    or process.life is not Life.RUNNING
+                    or self._stop_asked
+                ):
                     break
         if process.runnable and not (ready or process.io or process.due):
             process.runnable = False
@@ -287,7 +319,8 @@ class SimLoop(asyncio.BaseEventLoop):
         if self.steps > self.max_steps or self._now - START_S > self.max_virtual_s:
             raise SimLivelock(
                 f"not over after {self.steps} steps and {self._now - START_S:.3f} virtual s "
-                f"(limits {self.max_steps} and {self.max_virtual_s:g}); running: {process.name} {handle!r}"
+                f"(limits {self.max_steps} and {self.max_virtual_s:g}); running: {process.name} "
+                f"{handle!r}"
             )
         self.current = process
         try:
@@ -297,8 +330,13 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _describe_deadlock(self) -> str:
         waiting = [task.get_name() for process in self.processes.values() for task in process.tasks]
-        shown = ", ".join(waiting[:12]) + (f" and {len(waiting) - 12} more" if len(waiting) > 12 else "")
-        return f"nothing left to run at virtual {self._now - START_S:.6f} s; tasks that wait: {shown or 'none'}"
+        shown = ", ".join(waiting[:12]) + (
+            f" and {len(waiting) - 12} more" if len(waiting) > 12 else ""
+        )
+        return (
+            f"nothing left to run at virtual {self._now - START_S:.6f} s; tasks that wait: "
+            f"{shown or 'none'}"
+        )
 
     # What happened.
 
@@ -310,7 +348,9 @@ class SimLoop(asyncio.BaseEventLoop):
             self.trace.append(line)
 
     def fail(self, error: BaseException) -> None:
-        """End the run with `error` as soon as the running callback returns; the first one counts."""
+        """End the run with `error` as soon as the running callback returns; the first one
+        counts.
+        """
         if self.fatal is None and not self.finished:
             self.fatal = error
 
@@ -324,7 +364,8 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # Tasks and blocking calls.
 
-    def create_task(  # type: ignore[override]  # Generators as coroutines are gone from asyncio itself.
+    # Generators as coroutines are gone from asyncio itself.
+    def create_task(  # type: ignore[override]
         self,
         coro: Coroutine[Any, Any, T],
         *,
@@ -338,48 +379,74 @@ class SimLoop(asyncio.BaseEventLoop):
             # asyncio numbers tasks over the whole interpreter, which would differ from run to run.
             name = f"{process.name}-task-{process.tasks_made}"
         context = context or self._context(process)
-        task: asyncio.Task[T] = asyncio.Task(coro, loop=self, name=str(name), context=context, **options)
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # The dead are closed by `finish`.
+        task: asyncio.Task[T] = asyncio.Task(
+            coro, loop=self, name=str(name), context=context, **options
+        )
+        # The dead are closed by `finish`.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
         if self.finished:
-            close_chain(coro)  # Cleanup that begins something new: it will never run, and need not be reported as never awaited.
+            close_chain(
+                coro
+                # Cleanup that begins something new: it will never run, and need not be reported as
+                # never awaited.
+            )
         elif not task.done():
             process.tasks[task] = None
             task.add_done_callback(self._look_for_bug)
-            # Last: a process that is killed between the two would leave an error that nobody has seen and nobody knows of.
+            # Last: a process that is killed between the two would leave an error that nobody has
+            # seen and nobody knows of.
             task.add_done_callback(process.tasks.pop)
         return task
 
     def _look_for_bug(self, task: asyncio.Task[Any]) -> None:
-        """A failed assertion is a bug of ours, whoever awaits the task, and whatever they make of it."""
+        """A failed assertion is a bug of ours, whoever awaits the task, and whatever they make
+        of it.
+        """
         if not task.cancelled() and isinstance(task.exception(), AssertionError):
             # Looking marked the error as seen; the run fails with it, so nothing is lost.
             self.fail(task.exception() or AssertionError())
 
-    def run_in_executor(  # type: ignore[override]  # The executor is never used: there are no threads here.
+    # The executor is never used: there are no threads here.
+    def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
         """Call `func` inline after a seeded delay."""
         future: asyncio.Future[T] = self.create_future()
         low, high = BLOCKING_S
-        self.call_later(self.sched_rng.uniform(low, high) if self.perturb else low, settle, future, func, args)
+        self.call_later(
+            self.sched_rng.uniform(low, high) if self.perturb else low, settle, future, func, args
+        )
         return future
 
     # Network: the real streams and protocols land here.
 
     async def create_connection(  # The options that have no meaning here are one dict.
-        self, protocol_factory: Callable[[], Any], host: str | None = None, port: int | None = None, **options: Any
+        self,
+        protocol_factory: Callable[[], Any],
+        host: str | None = None,
+        port: int | None = None,
+        **options: Any,
     ) -> tuple[asyncio.Transport, Any]:
-        return await self.network.connect(self.current, protocol_factory, host or "localhost", port or 0)
+        return await self.network.connect(
+            self.current, protocol_factory, host or "localhost", port or 0
+        )
 
-    async def create_server(  # type: ignore[override]  # Likewise; and there is no asyncio.Server without sockets.
-        self, protocol_factory: Callable[[], Any], host: Any = None, port: int | None = None, **options: Any
+    # Likewise; and there is no asyncio.Server without sockets.
+    async def create_server(  # type: ignore[override]
+        self,
+        protocol_factory: Callable[[], Any],
+        host: Any = None,
+        port: int | None = None,
+        **options: Any,
     ) -> asyncio.AbstractServer:
         return self.network.listen(self.current, protocol_factory, port or 0)
 
     # Processes.
 
     def process(self, name: str, machine: str | None = None) -> SimProcess:
-        """Return the process of this name, made (not started) at the first call, on a machine of its own by default."""
+        """Return the process of this name, made (not started) at the first call, on a machine of
+        its own by default.
+        """
         process = self.processes.get(name)
         if process is None:
             host = machine or name
@@ -400,9 +467,12 @@ class SimLoop(asyncio.BaseEventLoop):
     def kill(self, process: SimProcess, *, power: bool = False) -> None:
         """End a process as SIGKILL does: no `finally` runs, sockets are closed by the kernel.
 
-        With `power` its machine goes dark instead and says nothing to its peers; kill the others on it as well.
+        With `power` its machine goes dark instead and says nothing to its peers; kill the others on
+        it as well.
         """
-        assert process is not self.root, "the main process drives the simulation, expected another one to be killed"
+        assert process is not self.root, (
+            "the main process drives the simulation, expected another one to be killed"
+        )
         if not process.alive:
             return
         self.note("POWER" if power else "KILL", process.name)
@@ -418,7 +488,8 @@ class SimLoop(asyncio.BaseEventLoop):
         for task in process.tasks:
             if task.done() and not task.cancelled():
                 task.exception()  # Who would have looked at it is dead, too.
-        # Kept until the end of the run: letting go of a suspended coroutine would run its `finally`.
+        # Kept until the end of the run: letting go of a suspended coroutine would run its
+        # `finally`.
         self._graveyard.extend(process.tasks)
         process.tasks = {}
         orphans, process.orphans = list(process.orphans), {}
@@ -427,7 +498,9 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def pause(self, process: SimProcess) -> None:
         """Stop a process as SIGSTOP does: its kernel still receives and acknowledges."""
-        assert process is not self.root, "the main process drives the simulation, expected another one to be paused"
+        assert process is not self.root, (
+            "the main process drives the simulation, expected another one to be paused"
+        )
         if process.life is Life.RUNNING:
             self.note("PAUSE", process.name)
             process.life = Life.PAUSED
@@ -449,12 +522,16 @@ class SimLoop(asyncio.BaseEventLoop):
     # The end.
 
     def _asyncgen_firstiter_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
-        super()._asyncgen_firstiter_hook(agen)  # type: ignore[misc]  # asyncio's own, which typeshed leaves out.
+        # asyncio's own, which typeshed leaves out.
+        super()._asyncgen_firstiter_hook(agen)  # type: ignore[misc]
         if self.current is self.root:
             self._own_generators[agen] = None
 
     async def close_own_generators(self) -> None:
-        """Close what generators the main process has left open. Those of the others died with them, or wait for what never comes."""
+        """Close what generators the main process has left open.
+
+        Those of the others died with them, or wait for what never comes.
+        """
         for agen in list(self._own_generators):
             await agen.aclose()
 
@@ -467,8 +544,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def finish(self) -> None:
         """Close what is left of every process without letting it do anything, then the loop itself.
 
-        Coroutines that were alive are closed, so their `finally` blocks run up to the first await, on a world that
-        takes no more work: nothing reaches the next seed.
+        Coroutines that were alive are closed, so their `finally` blocks run up to the first await,
+        on a world that takes no more work: nothing reaches the next seed.
         """
         if self.finished:
             return
@@ -480,14 +557,19 @@ class SimLoop(asyncio.BaseEventLoop):
             self._graveyard.extend(process.tasks)
             process.tasks = {}
             for orphan in list(process.orphans):
-                orphan.process_died(True)  # Streams that are collected later ask whether they were closed.
+                orphan.process_died(
+                    True
+                )  # Streams that are collected later ask whether they were closed.
             process.orphans = {}
         self._timers.clear()
         self._runnable.clear()
-        asyncio._set_running_loop(self)  # Cleanup asks for the running loop before it finds that nothing runs.
+        asyncio._set_running_loop(
+            self
+        )  # Cleanup asks for the running loop before it finds that nothing runs.
         try:
-            # Closing a coroutine that awaits an async generator does not reach into the generator: these come first.
-            for agen in list(self._asyncgens):  # type: ignore[attr-defined]  # asyncio's own record of them.
+            # Closing a coroutine that awaits an async generator does not reach into the generator:
+            # these come first. asyncio's own record of them.
+            for agen in list(self._asyncgens):  # type: ignore[attr-defined]
                 close_chain(agen.ag_await)
             for task in self._graveyard:
                 close_chain(task.get_coro())

@@ -1,10 +1,12 @@
 """A simulated network: machines, ports and links, and the faults of links.
 
-A cut link holds packets back until it is healed or their sender gives up, a reset breaks the connections of two machines,
-a slow link multiplies its latency. What a connection does with that is in `transport`.
+A cut link holds packets back until it is healed or their sender gives up, a reset breaks the
+connections of two machines, a slow link multiplies its latency. What a connection does with that is
+in `transport`.
 
-Invariant: a fault concerns a pair of machines, in both directions but for a cut that is `one_way`; the processes of one machine only if the
-pair is that machine twice. `part` alone concerns a pair of processes.
+Invariant: a fault concerns a pair of machines, in both directions but for a cut that is `one_way`;
+the processes of one machine only if the pair is that machine twice. `part` alone concerns a pair of
+processes.
 """
 
 from __future__ import annotations
@@ -18,17 +20,28 @@ from typing import Any, Self
 
 from aioflow.testing.simulation.loop import SimLoop
 from aioflow.testing.simulation.process import SimMachine, SimProcess
-from aioflow.testing.simulation.transport import RETRY_FIRST_S, RETRY_MAX_S, NetworkOptions, SimTransport, os_error
+from aioflow.testing.simulation.transport import (
+    RETRY_FIRST_S,
+    RETRY_MAX_S,
+    NetworkOptions,
+    SimTransport,
+    os_error,
+)
 
 __all__ = ["SimListener", "SimNetwork"]
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1", "::"})
 
+
 class SimListener(asyncio.AbstractServer):
     """A bound port; stands for `asyncio.Server` too."""
 
     def __init__(
-        self, loop: SimLoop, process: SimProcess, factory: Callable[[], asyncio.BaseProtocol], port: int
+        self,
+        loop: SimLoop,
+        process: SimProcess,
+        factory: Callable[[], asyncio.BaseProtocol],
+        port: int,
     ) -> None:
         self.process = process
         self.factory = factory
@@ -98,7 +111,9 @@ class SimNetwork:
         self.options = options or NetworkOptions()
         self.rng = loop.stream("net")
         self.connections_made = 0
-        self._cut: set[tuple[str, str]] = set()  # (from, to); only asked for membership, never iterated.
+        self._cut: set[tuple[str, str]] = (
+            set()
+        )  # (from, to); only asked for membership, never iterated.
         self._parted: set[tuple[str, str]] = set()
         """Cuts between processes: (from, to)."""
         self._slow: dict[tuple[str, str], float] = {}
@@ -153,21 +168,31 @@ class SimNetwork:
         self._slow[_link(a, b)] = factor
 
     def reset(self, a: str, b: str, among: Collection[str] | None = None) -> None:
-        """Break all connections between two machines, as a firewall that lost its state does; or those `among` these processes of them."""
+        """Break all connections between two machines, as a firewall that lost its state does; or
+        those `among` these processes of them.
+        """
         self.loop.note("RESET", a, b)
         for transport in list(self._live):
             peer = transport.peer
-            if (transport.machine.name, peer.machine.name) == (a, b) and _is_among(transport, among):
+            if (transport.machine.name, peer.machine.name) == (a, b) and _is_among(
+                transport, among
+            ):
                 transport.break_off(os_error(errno.ECONNRESET))
                 peer.break_off(os_error(errno.ECONNRESET))
 
     def give_up(self, a: str, b: str, among: Collection[str] | None = None) -> None:
-        """End one side of each connection between two machines with ETIMEDOUT, as a kernel does that got no answer for too long. The other
-        side hears nothing of it until it sends: its connection stays half open. The seed chooses the side. `among` is that of `reset`."""
+        """End one side of each connection between two machines with ETIMEDOUT, as a kernel does
+        that got no answer for too long. The other side hears nothing of it until it sends: its
+        connection stays half open. The seed chooses the side. `among` is that of `reset`.
+        """
         self.loop.note("GIVE UP", a, b)
         for transport in list(self._live):
             peer = transport.peer
-            if (transport.machine.name, peer.machine.name) == (a, b) and not peer.is_over and _is_among(transport, among):
+            if (
+                (transport.machine.name, peer.machine.name) == (a, b)
+                and not peer.is_over
+                and _is_among(transport, among)
+            ):
                 side = transport if self.rng.random() < 0.5 else peer
                 side.break_off(os_error(errno.ETIMEDOUT))
 
@@ -186,7 +211,9 @@ class SimNetwork:
         return b.up and (a.name, b.name) not in self._cut
 
     def _answers(self, process: SimProcess, there: SimMachine, port: int) -> bool:
-        """Tell whether a request for a connection and its answer, if only a refusal, would arrive."""
+        """Tell whether a request for a connection and its answer, if only a refusal, would
+        arrive.
+        """
         listener = there.ports.get(port)
         if listener is None:
             return self._is_open(process.machine, there) and self._is_open(there, process.machine)
@@ -205,7 +232,10 @@ class SimNetwork:
             port = machine.next_port
             machine.next_port += 1
         if port in machine.ports:
-            raise OSError(errno.EADDRINUSE, f"port {port} of {machine.name} is taken by {machine.ports[port].process}")
+            raise OSError(
+                errno.EADDRINUSE,
+                f"port {port} of {machine.name} is taken by {machine.ports[port].process}",
+            )
         listener = SimListener(self.loop, process, factory, port)
         machine.ports[port] = listener
         self.loop.note("LISTEN", process.name, port)
@@ -214,13 +244,17 @@ class SimNetwork:
     async def connect(
         self, process: SimProcess, factory: Callable[[], Any], host: str, port: int
     ) -> tuple[SimTransport, Any]:
-        """Shake hands: a round trip, or a refusal, or a time-out while the link is cut or the machine is dark."""
+        """Shake hands: a round trip, or a refusal, or a time-out while the link is cut or the
+        machine is dark.
+        """
         loop, here = self.loop, process.machine
         there = here if host in LOOPBACK_NAMES else loop.machines.get(host)
         if there is None and host in loop.processes:
             there = loop.processes[host].machine
         if there is None:
-            raise socket.gaierror(socket.EAI_NONAME, f"no machine of the simulation is called {host}")
+            raise socket.gaierror(
+                socket.EAI_NONAME, f"no machine of the simulation is called {host}"
+            )
         deadline, pause = loop.time() + self.options.connect_timeout_s, RETRY_FIRST_S
         await asyncio.sleep(self.latency(here, there))
         while not self._answers(process, there, port):
@@ -237,11 +271,16 @@ class SimNetwork:
         number = self.connections_made
         client_port = here.next_port
         here.next_port += 1
-        client = SimTransport(self, process, f"{number}c", (here.name, client_port), (there.name, port))
-        server = SimTransport(self, listener.process, f"{number}s", (there.name, port), (here.name, client_port))
+        client = SimTransport(
+            self, process, f"{number}c", (here.name, client_port), (there.name, port)
+        )
+        server = SimTransport(
+            self, listener.process, f"{number}s", (there.name, port), (here.name, client_port)
+        )
         client.peer, server.peer = server, client
         loop.note("CONNECT", number, process.name, listener.process.name, port)
-        # The kernel completes the handshake; the server's process sees the connection when it next looks.
+        # The kernel completes the handshake; the server's process sees the connection when it next
+        # looks.
         loop.post_io(listener.process, server.accept, listener)
         try:
             await asyncio.sleep(self.latency(there, here))
@@ -263,7 +302,9 @@ class SimNetwork:
 
 def _is_among(transport: SimTransport, processes: Collection[str] | None) -> bool:
     """Whether both ends of a connection belong to `processes`; None: to any."""
-    return processes is None or {transport.process.name, transport.peer.process.name}.issubset(processes)
+    return processes is None or {transport.process.name, transport.peer.process.name}.issubset(
+        processes
+    )
 
 
 def _link(a: str, b: str) -> tuple[str, str]:

@@ -1,8 +1,10 @@
-"""Simulated machines and processes: whose callbacks they are, and which of their lives they belong to.
+"""Simulated machines and processes: whose callbacks they are, and which of their lives they belong
+to.
 
-Invariant: a callback runs only in the life of the process that made it. Killing a process begins a new generation, so
-that whatever the old one had queued, timed or sent to itself is void. A task's process is kept in its context, so that a
-future which one process completes wakes the tasks of another one there, not here.
+Invariant: a callback runs only in the life of the process that made it. Killing a process begins a
+new generation, so that whatever the old one had queued, timed or sent to itself is void. A task's
+process is kept in its context, so that a future which one process completes wakes the tasks of
+another one there, not here.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class SimHandle(asyncio.TimerHandle):
 
 
 OWNER: ContextVar[tuple[SimProcess, int] | None] = ContextVar("OWNER", default=None)
-"""Process, and generation of it, to which the running code belongs; None outside of a simulation."""
+"""Process, and generation of it, to which the running code belongs; None outside of a
+simulation.
+"""
 
 
 class SimMachine:
@@ -46,7 +50,10 @@ class SimMachine:
         self.name = name
         self.up = True
         self.clock_ms = 0
-        """By so much its wall clock is fast. A fault may set it, forward or back, while everything runs."""
+        """By so much its wall clock is fast.
+
+        A fault may set it, forward or back, while everything runs.
+        """
         self.ports: dict[int, Any] = {}  # Any: listeners of `network`, which imports this module.
         self.next_port = 49_152
 

@@ -53,18 +53,27 @@ def simulate(
 ) -> SimResult[T]:
     """Run `main(host)` in virtual time under `seed`, and return its result.
 
-    `main` is the process that cannot be killed; it starts others with `host.sim.spawn`, which die with it. `perturb`
-    lets the seed stall processes and vary slices; `fence` fails the run when simulated code reaches for the machine.
-    `max_callback_s`: processor time that one callback may take.
-    Raises what `main` raised, `SimDeadlock`, `SimLivelock`, `SimFenceBroken`, or the first AssertionError of any task;
-    a note names the seed.
+    `main` is the process that cannot be killed; it starts others with `host.sim.spawn`, which die
+    with it. `perturb` lets the seed stall processes and vary slices; `fence` fails the run when
+    simulated code reaches for the machine. `max_callback_s`: processor time that one callback may
+    take. Raises what `main` raised, `SimDeadlock`, `SimLivelock`, `SimFenceBroken`, or the first
+    AssertionError of any task; a note names the seed.
     """
     collecting = gc.isenabled()
     gc.disable()  # Finalizers would run at moments that no seed decides.
-    loop = SimLoop(seed, max_steps=max_steps, max_virtual_s=max_virtual_s, perturb=perturb, keep_trace=keep_trace)
+    loop = SimLoop(
+        seed,
+        max_steps=max_steps,
+        max_virtual_s=max_virtual_s,
+        perturb=perturb,
+        keep_trace=keep_trace,
+    )
     try:
         sim = Simulation(loop, network)
-        with watchdog(loop, max_callback_s), stand_fence(loop) if fence else contextlib.nullcontext():
+        with (
+            watchdog(loop, max_callback_s),
+            stand_fence(loop) if fence else contextlib.nullcontext(),
+        ):
             value = loop.run_until_complete(main(sim.root))
             loop.run_until_complete(_clean_up(loop))
         loop.note("END", loop.steps)
@@ -78,7 +87,8 @@ def simulate(
         )
     except BaseException as error:
         error.add_note(
-            f"simulation: seed {seed!r} failed at step {loop.steps}, virtual {loop.time() - START_S:.6f} s, "
+            f"simulation: seed {seed!r} failed at step {loop.steps}, virtual "
+            f"{loop.time() - START_S:.6f} s, "
             f"trace {loop.crc:08x}; the same seed repeats it"
         )
         raise
@@ -92,7 +102,9 @@ async def _clean_up(loop: SimLoop) -> None:
     """Do for `main` what `asyncio.run` does, and report what it had left behind."""
     me = asyncio.current_task()
     left = [task for task in loop.root.tasks if task is not me]
-    loop.errors.extend(f"{loop.root.name}: task {task.get_name()} was left pending" for task in left)
+    loop.errors.extend(
+        f"{loop.root.name}: task {task.get_name()} was left pending" for task in left
+    )
     for error in await cancel_and_wait(left):
         loop.errors.append(f"{loop.root.name}: task left pending ended with {error!r}")
     await loop.close_own_generators()

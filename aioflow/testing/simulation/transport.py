@@ -1,10 +1,11 @@
 """One end of a simulated TCP connection.
 
-Bytes of a connection arrive in order and unbroken, but cut anywhere, after any delay, and no further than the receiver's
-window allows. Packets that cannot pass are sent again with a growing pause until the sender gives up; a reset, or a
-process that died, breaks the connection.
+Bytes of a connection arrive in order and unbroken, but cut anywhere, after any delay, and no
+further than the receiver's window allows. Packets that cannot pass are sent again with a growing
+pause until the sender gives up; a reset, or a process that died, breaks the connection.
 
-Invariant: a connection never loses, doubles or reorders a byte that it delivers. What it may do is end early.
+Invariant: a connection never loses, doubles or reorders a byte that it delivers. What it may do is
+end early.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from typing import Any, Protocol
 from aioflow.testing.simulation.loop import SimLoop
 from aioflow.testing.simulation.process import SimMachine, SimProcess
 
-__all__ = ["Links", "NetworkOptions", "OpenPort", "RETRY_FIRST_S", "RETRY_MAX_S", "SimTransport", "os_error"]
+__all__ = [
+    "Links",
+    "NetworkOptions",
+    "OpenPort",
+    "RETRY_FIRST_S",
+    "RETRY_MAX_S",
+    "SimTransport",
+    "os_error",
+]
 
 RETRY_FIRST_S = 0.2
 """Pause before a packet that was not acknowledged is sent again; it doubles up to `RETRY_MAX_S`."""
@@ -35,7 +44,9 @@ _FIN = "fin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkOptions:
-    """How the network behaves when nothing is wrong with it, and how patient it is when something is."""
+    """How the network behaves when nothing is wrong with it, and how patient it is when
+    something is.
+    """
 
     latency_s: tuple[float, float] = (1e-4, 2e-3)
     """One way between two machines; drawn for each packet."""
@@ -50,7 +61,9 @@ class NetworkOptions:
     """How long bytes may stay unacknowledged before their sender gets ETIMEDOUT."""
     connect_timeout_s: float = 3.0
     dead_fin_rate: float = 0.5
-    """Share of the connections of a killed process that end with FIN, as if closed, rather than with RST."""
+    """Share of the connections of a killed process that end with FIN, as if closed, rather than
+    with RST.
+    """
 
 
 class OpenPort(Protocol):
@@ -88,14 +101,20 @@ class Links(Protocol):
 
 
 class SimTransport(asyncio.Transport):
-    """One end of a connection: a send buffer, the packets under way to the peer, and what the peer's reads release.
+    """One end of a connection: a send buffer, the packets under way to the peer, and what the
+    peer's reads release.
 
-    The part that stands for the kernel (`_arrive`, `_pump`) works whatever the process does; the part that calls the
-    protocol runs as a callback of the process.
+    The part that stands for the kernel (`_arrive`, `_pump`) works whatever the process does; the
+    part that calls the protocol runs as a callback of the process.
     """
 
     def __init__(
-        self, network: Links, process: SimProcess, label: str, name: tuple[str, int], peer_name: tuple[str, int]
+        self,
+        network: Links,
+        process: SimProcess,
+        label: str,
+        name: tuple[str, int],
+        peer_name: tuple[str, int],
     ) -> None:
         super().__init__({"sockname": name, "peername": peer_name})
         self.network = network
@@ -104,7 +123,9 @@ class SimTransport(asyncio.Transport):
         self.label = label
         self.peer: SimTransport
         self._loop = network.loop
-        self._protocol: Any = None  # Any: a Protocol, a BufferedProtocol, or something shaped like one.
+        self._protocol: Any = (
+            None  # Any: a Protocol, a BufferedProtocol, or something shaped like one.
+        )
         # Sending.
         self._unsent = bytearray()
         self._wire: deque[tuple[float, bytes | str]] = deque()
@@ -125,7 +146,9 @@ class SimTransport(asyncio.Transport):
         self._reading_paused = False
         # The end.
         self._closing = False
-        self._gone = False  # The kernel has no such connection any more: what arrives is answered with RST.
+        self._gone = (
+            False  # The kernel has no such connection any more: what arrives is answered with RST.
+        )
         self._end_error: OSError | None = None
         process.orphans[self] = None
         network.opened(self)
@@ -206,10 +229,14 @@ class SimTransport(asyncio.Transport):
     # Sending: the kernel's side.
 
     def _pump(self) -> None:
-        """Move bytes from the send buffer to the wire, as the peer's window allows, then what follows them."""
+        """Move bytes from the send buffer to the wire, as the peer's window allows, then what
+        follows them.
+        """
         options, rng, unsent = self.network.options, self.network.rng, self._unsent
         while unsent and self._in_flight < options.window_bytes and not self._gone:
-            length = min(len(unsent), options.window_bytes - self._in_flight, options.segment_bytes_max)
+            length = min(
+                len(unsent), options.window_bytes - self._in_flight, options.segment_bytes_max
+            )
             if length > 1 and rng.random() < options.split_rate:
                 length = rng.randrange(1, length)
             self._in_flight += length
@@ -221,7 +248,9 @@ class SimTransport(asyncio.Transport):
         if unsent or self._gone:
             return
         if self._closing and self._unread:
-            self._send(_RST)  # Closing over bytes that nobody read tells the peer that they were lost.
+            self._send(
+                _RST
+            )  # Closing over bytes that nobody read tells the peer that they were lost.
         elif (self._closing or self._eof_asked) and not self._fin_sent:
             self._fin_sent = True
             self._send(_FIN)
@@ -246,7 +275,9 @@ class SimTransport(asyncio.Transport):
             self._loop.kernel_at(when, self._arrive)
 
     def _arrive(self) -> None:
-        """Hand the packets that are due to the peer's kernel, or hold them while they cannot pass."""
+        """Hand the packets that are due to the peer's kernel, or hold them while they cannot
+        pass.
+        """
         self._arrival_set = False
         now, wire = self._loop.time(), self._wire
         if wire and not self.network.passes(self.process, self.peer.process):
@@ -263,13 +294,17 @@ class SimTransport(asyncio.Transport):
         self._blocked_since = None
         while wire and wire[0][0] <= now:
             item = wire.popleft()[1]
-            self._loop.note("RX", self.peer.label, item if isinstance(item, str) else zlib.crc32(item))
+            self._loop.note(
+                "RX", self.peer.label, item if isinstance(item, str) else zlib.crc32(item)
+            )
             self.peer.receive(item)
         if wire:
             self._set_arrival(wire[0][0])
 
     def released(self, length: int) -> None:
-        """Note that the peer's process read `length` bytes, and use the window that is free again."""
+        """Note that the peer's process read `length` bytes, and use the window that is free
+        again.
+        """
         self._in_flight -= length
         self._pump()
 
@@ -288,7 +323,9 @@ class SimTransport(asyncio.Transport):
         else:
             self._rst_received = True
             if self._unsent or self._closing:
-                self._end(os_error(errno.ECONNRESET))  # A pending send finds out before any read does.
+                self._end(
+                    os_error(errno.ECONNRESET)
+                )  # A pending send finds out before any read does.
                 return
         self._set_read()
 
@@ -299,7 +336,9 @@ class SimTransport(asyncio.Transport):
             self._loop.post_io(self.process, self._read)
 
     def _read(self) -> None:
-        """Read once, as the selector loop does for a ready socket, and leave the rest to the next iteration."""
+        """Read once, as the selector loop does for a ready socket, and leave the rest to the
+        next iteration.
+        """
         self._read_set = False
         if not self.is_reading():
             return
@@ -391,11 +430,14 @@ class SimTransport(asyncio.Transport):
     def process_died(self, power: bool) -> None:
         """The kernel closes the socket of a killed process; without power there is no kernel."""
         if power:
-            # What had left the machine arrives, what had not is lost; until power is back nothing is answered.
+            # What had left the machine arrives, what had not is lost; until power is back nothing
+            # is answered.
             for _ in range(self.network.rng.randrange(len(self._wire) + 1)):
                 self._wire.pop()
         elif not self._gone and not self._closing:
-            orderly = not self._unread and self.network.rng.random() < self.network.options.dead_fin_rate
+            orderly = (
+                not self._unread and self.network.rng.random() < self.network.options.dead_fin_rate
+            )
             self._send(_FIN if orderly else _RST)
         self._gone = True
         self._unsent.clear()
@@ -404,6 +446,8 @@ class SimTransport(asyncio.Transport):
 
 
 def os_error(number: int, subject: str | None = None) -> OSError:
-    """Return the subclass of OSError that belongs to `number`: ConnectionResetError and the like."""
+    """Return the subclass of OSError that belongs to `number`: ConnectionResetError and the
+    like.
+    """
     text = os.strerror(number)
     return OSError(number, f"{text}: {subject}" if subject else text)

@@ -1,7 +1,9 @@
-"""Ends a run in which one callback never comes back: limits of steps and of virtual time count only between callbacks.
+"""Ends a run in which one callback never comes back: limits of steps and of virtual time count only
+between callbacks.
 
-A timer of the kernel counts the processor time of this process, so a machine under load changes nothing; it costs nothing per callback and
-no seed notices it. It looks twice: a callback that was under way at the last look already, and still is, has had its time.
+A timer of the kernel counts the processor time of this process, so a machine under load changes
+nothing; it costs nothing per callback and no seed notices it. It looks twice: a callback that was
+under way at the last look already, and still is, has had its time.
 """
 
 from __future__ import annotations
@@ -22,13 +24,18 @@ FRAMES_SHOWN = 12
 
 
 class Interrupted(BaseException):
-    """Raised where the callback is, to get out of it. No Exception: what loops for ever may catch all of those."""
+    """Raised where the callback is, to get out of it.
+
+    No Exception: what loops for ever may catch all of those.
+    """
 
 
 @contextmanager
 def watchdog(loop: SimLoop, limit_s: float) -> Iterator[None]:
-    """Fail the run of `loop` with SimLivelock, which shows the stack, when one callback takes more than `limit_s` of processor time, to
-    twice that. Only the main thread of a program hears its timer: elsewhere nothing is watched."""
+    """Fail the run of `loop` with SimLivelock, which shows the stack, when one callback takes more
+    than `limit_s` of processor time, to twice that. Only the main thread of a program hears its
+    timer: elsewhere nothing is watched.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -41,7 +48,8 @@ def watchdog(loop: SimLoop, limit_s: float) -> Iterator[None]:
             return
         where = "".join(traceback.format_stack(frame)[-FRAMES_SHOWN:])
         loop.fatal = SimLivelock(
-            f"seed {loop.seed!r}: step {loop.steps}, of process {loop.current.name}, is not over after {limit_s:g} s of processor time; it "
+            f"seed {loop.seed!r}: step {loop.steps}, of process {loop.current.name}, is not over "
+            f"after {limit_s:g} s of processor time; it "
             f"is here:\n{where}"
         )
         raise Interrupted

@@ -1,4 +1,7 @@
-"""Flows whose element types a checker must infer: functions and lambdas, sync and async alike. Also run, up to the build."""
+"""Flows whose element types a checker must infer: functions and lambdas, sync and async alike.
+
+Also run, up to the build.
+"""
 
 from __future__ import annotations
 
@@ -55,15 +58,17 @@ assert_type(flow.source(reads_from), af.DataStream[Trade])
 assert_type(flow.source(af.io.lines("genesis.txt")), af.DataStream[str])
 
 
-
 def event_time(event: Trade | Quote) -> int:
     return event.ts
 
 
-in_order = af.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp=event_time, idle_after="30s")
+in_order = af.WatermarkStrategy.bounded_out_of_orderness(
+    "5s", timestamp=event_time, idle_after="30s"
+)
 trades = flow.source(TRADES, watermarks=in_order)
 quotes = flow.source(
-    [Quote("A", 0, 1.0)], watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda q: q.ts)
+    [Quote("A", 0, 1.0)],
+    watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda q: q.ts),
 )
 assert_type(trades, af.DataStream[Trade])
 
@@ -125,7 +130,15 @@ bad = af.OutputTag[af.Failed[Trade]]("bad")
 assert_type(trades.map(lambda t: t.price), af.DataStream[float])
 assert_type(trades.map(price_of), af.DataStream[float])
 assert_type(
-    trades.map(price_of, concurrency=8, ordered=False, timeout="2s", retry=af.Retry(3, backoff="1ms"), on_error=bad), af.DataStream[float]
+    trades.map(
+        price_of,
+        concurrency=8,
+        ordered=False,
+        timeout="2s",
+        retry=af.Retry(3, backoff="1ms"),
+        on_error=bad,
+    ),
+    af.DataStream[float],
 )
 assert_type(trades.map(Doubled()), af.DataStream[float])
 assert_type(trades.map(Doubled), af.DataStream[float])
@@ -149,8 +162,13 @@ assert_type(trades.filter(Known), af.DataStream[Trade])
 assert_type(trades.flat_map(Listed), af.DataStream[str])
 assert_type(trades.flat_map(Paged), af.DataStream[str])
 assert_type(flow.source(["to be"]).flat_map(str.split), af.DataStream[str])
-assert_type(trades.select(symbol=af.col.symbol, value=af.col.price * af.col.size), af.DataStream[dict[str, Any]])
-assert_type(trades.map_batches(lambda batch: [t.price for t in batch], max_size=8), af.DataStream[float])
+assert_type(
+    trades.select(symbol=af.col.symbol, value=af.col.price * af.col.size),
+    af.DataStream[dict[str, Any]],
+)
+assert_type(
+    trades.map_batches(lambda batch: [t.price for t in batch], max_size=8), af.DataStream[float]
+)
 assert_type(trades.throttle(100).rebalance().start_new_chain(), af.DataStream[Trade])
 
 
@@ -204,11 +222,17 @@ class Remembering(af.KeyedProcessFunction[str, Trade, int]):
         self.last = ctx.get_state(af.ValueStateDescriptor[int]("last"))
         self.sizes = ctx.get_list_state(af.ListStateDescriptor[int]("sizes"))
         self.by_time = ctx.get_map_state(af.MapStateDescriptor[int, Trade]("by time"))
-        self.total = ctx.get_reducing_state(af.ReducingStateDescriptor[int]("total", lambda a, b: a + b))
-        self.mean = ctx.get_aggregating_state(af.AggregatingStateDescriptor[float]("mean", af.mean()))
+        self.total = ctx.get_reducing_state(
+            af.ReducingStateDescriptor[int]("total", lambda a, b: a + b)
+        )
+        self.mean = ctx.get_aggregating_state(
+            af.AggregatingStateDescriptor[float]("mean", af.mean())
+        )
         self.untold = ctx.get_state(af.ValueStateDescriptor("untold", default=None, ttl="1d"))
         self.told = ctx.get_state(af.ValueStateDescriptor("told", default=0))
-        self.declared: af.ValueState[int] = ctx.get_state(af.ValueStateDescriptor("declared", default=0))
+        self.declared: af.ValueState[int] = ctx.get_state(
+            af.ValueStateDescriptor("declared", default=0)
+        )
 
     def process_element(self, value: Trade, ctx: af.ProcessContext) -> Iterator[int]:
         assert_type(self.last, af.ValueState[int])
@@ -266,7 +290,10 @@ def larger(a: Trade, b: Trade) -> Trade:
 
 assert_type(by_symbol, af.KeyedStream[str, Trade])
 assert_type(trades.key_by(af.col.symbol), af.KeyedStream[Any, Trade])
-assert_type(flow.source(["to be"]).flat_map(str.split).key_by(str.lower).count(), af.DataStream[tuple[str, int]])
+assert_type(
+    flow.source(["to be"]).flat_map(str.split).key_by(str.lower).count(),
+    af.DataStream[tuple[str, int]],
+)
 assert_type(by_symbol.count(), af.DataStream[tuple[str, int]])
 assert_type(by_symbol.sum(lambda t: t.size), af.DataStream[tuple[str, int]])
 assert_type(by_symbol.max(lambda t: t.price), af.DataStream[tuple[str, float]])
@@ -274,14 +301,19 @@ assert_type(by_symbol.reduce(larger), af.DataStream[Trade])
 assert_type(by_symbol.aggregate(Vwap()), af.DataStream[tuple[str, float]])
 assert_type(by_symbol.aggregate(Vwap), af.DataStream[tuple[str, float]])
 assert_type(by_symbol.aggregate(af.count()), af.DataStream[tuple[str, int]])
-assert_type(by_symbol.aggregate(af.agg(n=af.count(), vwap=Vwap())), af.DataStream[tuple[str, dict[str, Any]]])
+assert_type(
+    by_symbol.aggregate(af.agg(n=af.count(), vwap=Vwap())),
+    af.DataStream[tuple[str, dict[str, Any]]],
+)
 assert_type(by_symbol.map(lambda t: t.size), af.DataStream[int])
 
 # Windows.
 
 
 class Spread(af.ProcessWindowFunction[Trade, tuple[str, float], str]):
-    def process(self, key: str, ctx: af.WindowContext, elements: Iterable[Trade]) -> Iterator[tuple[str, float]]:
+    def process(
+        self, key: str, ctx: af.WindowContext, elements: Iterable[Trade]
+    ) -> Iterator[tuple[str, float]]:
         yield key, max(t.price for t in elements)
 
 
@@ -294,15 +326,23 @@ vwaps = minutes.aggregate(Vwap())
 assert_type(minutes, af.WindowedStream[str, Trade])
 assert_type(vwaps.late, af.DataStream[Trade])
 assert_type(vwaps.map(lambda r: r), af.DataStream[af.WindowResult[str, float]])
-assert_type(vwaps.map(lambda r: (r.key, r.start // 1000, r.value)), af.DataStream[tuple[str, int | Any, float]])
+assert_type(
+    vwaps.map(lambda r: (r.key, r.start // 1000, r.value)),
+    af.DataStream[tuple[str, int | Any, float]],
+)
 assert_type(minutes.reduce(larger).map(lambda r: r.value), af.DataStream[Trade])
 assert_type(minutes.reduce(larger).late, af.DataStream[Trade])
 assert_type(minutes.aggregate(af.count()).map(lambda r: r.value), af.DataStream[int])
-assert_type(minutes.aggregate(af.agg(n=af.count(), vwap=Vwap())).map(lambda r: r.value), af.DataStream[dict[str, Any]])
+assert_type(
+    minutes.aggregate(af.agg(n=af.count(), vwap=Vwap())).map(lambda r: r.value),
+    af.DataStream[dict[str, Any]],
+)
 assert_type(minutes.aggregate(Vwap(), row).map(lambda r: r), af.DataStream[tuple[str, float]])
 assert_type(minutes.process(Spread).map(lambda r: r), af.DataStream[tuple[str, float]])
 assert_type(minutes.process(Spread).late, af.DataStream[Trade])
-assert_type(by_symbol.count_window(10, 5).aggregate(Vwap()).map(lambda r: r.key), af.DataStream[str])
+assert_type(
+    by_symbol.count_window(10, 5).aggregate(Vwap()).map(lambda r: r.key), af.DataStream[str]
+)
 
 # Streams of streams.
 
@@ -342,23 +382,40 @@ def group(key: str, lefts: list[Trade], rights: list[Quote]) -> Iterator[tuple[s
 
 
 connected = trades.connect(quotes)
-joined = trades.join(quotes).where(lambda t: t.symbol).equal_to(lambda q: q.symbol).window(af.tumbling("1m"))
-grouped = trades.co_group(quotes).where(lambda t: t.symbol).equal_to(lambda q: q.symbol).window(af.tumbling("1m"))
+joined = (
+    trades.join(quotes)
+    .where(lambda t: t.symbol)
+    .equal_to(lambda q: q.symbol)
+    .window(af.tumbling("1m"))
+)
+grouped = (
+    trades.co_group(quotes)
+    .where(lambda t: t.symbol)
+    .equal_to(lambda q: q.symbol)
+    .window(af.tumbling("1m"))
+)
 assert_type(trades.union(flow.source(reads)), af.DataStream[Trade])
 assert_type(connected, af.ConnectedStreams[Trade, Quote])
 assert_type(connected.map(lambda t: t.price, lambda q: q.bid), af.DataStream[float])
 assert_type(connected.flat_map(lambda t: [t.symbol], lambda q: [q.symbol]), af.DataStream[str])
-assert_type(connected.key_by(lambda t: t.symbol, lambda q: q.symbol).process(Matched), af.DataStream[float])
+assert_type(
+    connected.key_by(lambda t: t.symbol, lambda q: q.symbol).process(Matched), af.DataStream[float]
+)
 assert_type(trades.connect(quotes.broadcast(RULES)).process(Ruled), af.DataStream[str])
 assert_type(quotes.broadcast(RULES), af.BroadcastStream[Quote])
 assert_type(quotes.broadcast(), af.DataStream[Quote])
 assert_type(joined.apply(paired), af.DataStream[tuple[float, float]])
 assert_type(joined.apply(lambda t, q: t.price - q.bid), af.DataStream[float])
 assert_type(joined.pairs(), af.DataStream[af.Pair[Trade, Quote]])
-assert_type(joined.pairs(name="met").map(lambda p: p.left.price - p.right.bid), af.DataStream[float])
+assert_type(
+    joined.pairs(name="met").map(lambda p: p.left.price - p.right.bid), af.DataStream[float]
+)
 assert_type(joined.select(price=af.left.price), af.DataStream[dict[str, Any]])
 assert_type(grouped.apply(group), af.DataStream[tuple[str, int]])
-assert_type(by_symbol.interval_join(quotes.key_by(lambda q: q.symbol), "-1s", "1s").process(near), af.DataStream[float])
+assert_type(
+    by_symbol.interval_join(quotes.key_by(lambda q: q.symbol), "-1s", "1s").process(near),
+    af.DataStream[float],
+)
 
 # Running.
 

@@ -1,4 +1,7 @@
-"""Mistakes that a checker must find: each line is wrong in the one way that its comment names. An unused comment is an error too."""
+"""Mistakes that a checker must find: each line is wrong in the one way that its comment names.
+
+An unused comment is an error too.
+"""
 
 from __future__ import annotations
 
