@@ -89,8 +89,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "True\n",
         "",
         (
-            "tests/graph/"
-            "test_column_sources.py::test_what_an_aggregate_or_a_window_does_not_read_does_not_travel",
+            "tests/graph/test_column_sources.py::"
+            "test_what_an_aggregate_or_a_window_does_not_read_does_not_travel",
             "tests/columns/test_aggregates.py::test_late_records_are_the_same",
         ),
     ),
@@ -111,8 +111,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "            if seen is not None:\n",
         "            if not isinstance(seen, list | None):\n",
         (
-            "tests/columns/"
-            "test_flows.py::test_a_stream_of_which_fields_are_left_out_is_not_subscribed_to_unawares",
+            "tests/columns/test_flows.py::"
+            "test_a_stream_of_which_fields_are_left_out_is_not_subscribed_to_unawares",
         ),
     ),
     Mutant(
@@ -121,8 +121,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "        if len(entries) > len(codes):\n",
         "        if False:\n",
         (
-            "tests/core/"
-            "test_column_codec.py::test_a_part_of_a_column_costs_what_it_holds_and_not_what_its_entries_do",
+            "tests/core/test_column_codec.py::"
+            "test_a_part_of_a_column_costs_what_it_holds_and_not_what_its_entries_do",
         ),
     ),
     Mutant(
@@ -171,8 +171,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "        made.fn = made.where = None",
         "        made.fn = None",
         (
-            "tests/operators/"
-            "test_taking.py::test_what_was_taken_before_the_code_was_changed_counts_as_it_was_taken",
+            "tests/operators/test_taking.py::"
+            "test_what_was_taken_before_the_code_was_changed_counts_as_it_was_taken",
         ),
     ),
     Mutant(
@@ -186,8 +186,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "        if self._late_tag is not None:  # Nobody reads them where no whole ones are "
         "sent.\n",
         (
-            "tests/operators/"
-            "test_taking.py::test_a_window_adds_up_both_kinds_of_batches_and_gives_no_part_of_an_element_out_as_late",
+            "tests/operators/test_taking.py::"
+            "test_a_window_adds_up_both_kinds_of_batches_and_gives_out_no_part_as_late",
         ),
     ),
     Mutant(
@@ -276,8 +276,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         ),
         "    return local_aggregate(operator.aggregate, operator.grid)\n",
         (
-            "tests/graph/"
-            "test_column_sources.py::test_batches_are_folded_before_they_are_dealt_out_to_windows_whose_late_elements_nobody_reads",
+            "tests/graph/test_column_sources.py::"
+            "test_batches_are_folded_before_they_are_dealt_out_to_windows_with_unread_late_ones",
         ),
     ),
     Mutant(
@@ -346,8 +346,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "element.standing_alone() if isinstance(element, TabledBytes) else element",
         "element",
         (
-            "tests/core/"
-            "test_entry_tables.py::test_what_waits_is_kept_so_that_it_can_be_read_without_its_channel",
+            "tests/core/test_entry_tables.py::"
+            "test_what_waits_is_kept_so_that_it_can_be_read_without_its_channel",
         ),
     ),
     Mutant(
@@ -383,8 +383,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "hint if name not in defaults or type(defaults[name]) is hint else None",
         "hint",
         (
-            "tests/io/"
-            "test_record_columns.py::test_defaults_that_are_no_values_of_their_annotations_stay_what_they_are",
+            "tests/io/test_record_columns.py::"
+            "test_defaults_that_are_no_values_of_their_annotations_stay_what_they_are",
         ),
     ),
     Mutant(
@@ -393,8 +393,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "    elif not _is_plain_dataclass(kind):\n",
         "    elif False:\n",
         (
-            "tests/io/"
-            "test_record_columns.py::test_types_that_do_something_when_they_are_made_have_no_columns",
+            "tests/io/test_record_columns.py::"
+            "test_types_that_do_something_when_they_are_made_have_no_columns",
         ),
     ),
     Mutant(
@@ -495,7 +495,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "            self._count_before = cells.count\n",
         "            pass\n",
         (
-            f"{_WINDOW_TURNS}::test_the_first_keys_of_a_slice_keep_the_codes_that_the_slice_before_gave",
+            f"{_WINDOW_TURNS}::"
+            "test_the_first_keys_of_a_slice_keep_the_codes_that_the_slice_before_gave",
         ),
     ),
     Mutant(
@@ -539,7 +540,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "            dirty[part] = False\n            if begin + len(part) == len(codes):\n",
         "            dirty[:] = False\n            if True:\n",
         (
-            f"{_WINDOW_TURNS}::test_a_snapshot_that_was_given_up_in_its_midst_leaves_nothing_out_of_the_next",
+            f"{_WINDOW_TURNS}::"
+            "test_a_snapshot_that_was_given_up_in_its_midst_leaves_nothing_out_of_the_next",
         ),
     ),
     Mutant(
@@ -649,7 +651,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         'order = np.minimum(left.first[in_left], right.first[in_right]).argsort(kind="stable")',
         'order = left.first[in_left].argsort(kind="stable")',
         (
-            f"{_JOINS}::test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",
+            f"{_JOINS}::"
+            "test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",
         ),
     ),
     Mutant(
@@ -658,7 +661,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "self._sides.forget(self._grid.next_end(self._until - 1) - self._grid.size)",
         "self._sides.forget(self._until)",
         (
-            f"{_JOINS}::test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",
+            f"{_JOINS}::"
+            "test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",
         ),
     ),
     Mutant(
@@ -667,7 +671,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "            yield from self._leave_to_rows(grid.last_end(grid.slice_start(latest)))\n",
         "            self._until = max(self._until, grid.last_end(grid.slice_start(latest)))\n",
         (
-            f"{_JOINS}::test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",
+            f"{_JOINS}::"
+            "test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",
             f"{_JOIN_FLOWS}::test_a_join_gives_the_same_pairs_of_either_and_of_both_kinds",
         ),
     ),
@@ -683,7 +688,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         ),
         "            which = np.arange(begin, stop)[times[begin:stop] >= MIN_WATERMARK]\n",
         (
-            f"{_JOINS}::test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",
+            f"{_JOINS}::"
+            "test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",
         ),
     ),
     Mutant(

@@ -8,13 +8,13 @@ __all__ = ["COORDINATION_MUTANTS"]
 
 ALIGNMENT = "tests/checkpoint/test_alignment.py::"
 RANDOM_CUTS = (
-    "tests/checkpoint/"
-    "test_alignment_random.py::test_every_cut_through_ten_random_channels_is_consistent_and_none_stands_still"
+    "tests/checkpoint/test_alignment_random.py::"
+    "test_every_cut_through_ten_random_channels_is_consistent_and_none_stands_still"
 )
 COORDINATOR = "tests/checkpoint/test_coordinator.py::"
 WORLD = (
     "tests/checkpoint/test_coordinator_random.py::"
-    "test_nothing_is_deleted_too_early_or_completed_too_soon_in_whatever_order_things_happen"
+    "test_nothing_is_deleted_too_early_or_completed_too_soon_in_whatever_order"
 )
 RETENTION = "tests/checkpoint/test_completed.py::"
 ASSIGNMENT = "tests/checkpoint/test_assignment.py::"
@@ -52,7 +52,8 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "            return [*verdicts, Resume((channel,))] if stands_still else verdicts\n",
         "            return verdicts\n",
         (
-            f"{ALIGNMENT}test_barrier_of_a_checkpoint_that_is_over_is_swallowed_and_its_channel_goes_on",
+            f"{ALIGNMENT}"
+            "test_barrier_of_a_checkpoint_that_is_over_is_swallowed_and_its_channel_goes_on",
             RANDOM_CUTS,
         ),
     ),
@@ -111,7 +112,8 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "                self._late_ms = 2.0 * age_ms\n",
         "                self._late_ms = self._late_at_first_ms\n",
         (
-            f"{COORDINATOR}test_a_checkpoint_that_takes_several_intervals_is_warned_of_once_and_again_at_twice_its_age",
+            f"{COORDINATOR}"
+            "test_a_checkpoint_of_several_intervals_is_warned_of_once_and_again_at_twice_its_age",
         ),
     ),
     Mutant(
@@ -140,8 +142,8 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "        if self._final is not _Final.AHEAD:\n            return None\n        first",
         "        first",
         (
-            "tests/checkpoint/"
-            "test_turns.py::test_the_final_one_is_taken_once_all_are_at_their_end_and_nothing_behind_it",
+            "tests/checkpoint/test_turns.py::"
+            "test_the_final_one_is_taken_once_all_are_at_their_end_and_nothing_behind_it",
         ),
     ),
     Mutant(
@@ -183,7 +185,8 @@ COORDINATION_MUTANTS: list[Mutant] = [
         ),
         "        instructions: list[Instruction] = []\n",
         (
-            f"{COORDINATOR}test_what_is_being_stored_survives_a_lost_task_but_not_the_restart_from_an_older_one",
+            f"{COORDINATOR}"
+            "test_what_is_being_stored_survives_a_lost_task_but_not_the_restart_from_an_older_one",
         ),
     ),
     Mutant(
@@ -192,7 +195,8 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "self._discard(self._retention.failed(pending.id, pending.storing))",
         "self._discard(self._retention.failed(pending.id))",
         (
-            f"{COORDINATOR}test_failed_metadata_write_fails_that_checkpoint_and_the_next_one_subsumes_it",
+            f"{COORDINATOR}"
+            "test_failed_metadata_write_fails_that_checkpoint_and_the_next_one_subsumes_it",
             WORLD,
         ),
     ),
@@ -209,7 +213,8 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "            full=is_savepoint or self._needs_full,\n",
         "            full=is_savepoint,\n",
         (
-            f"{COORDINATOR}test_restore_without_claim_never_deletes_and_begins_with_a_full_checkpoint",
+            f"{COORDINATOR}"
+            "test_restore_without_claim_never_deletes_and_begins_with_a_full_checkpoint",
         ),
     ),
     Mutant(
@@ -304,7 +309,8 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "            if not split.finished:\n                known[split.id] = index\n",
         (
             f"{ASSIGNMENT}test_splits_stay_where_they_were_and_new_ones_go_where_least_is_open",
-            f"{ASSIGNMENT}test_no_split_is_lost_doubled_or_moved_back_however_often_the_parallelism_changes",
+            f"{ASSIGNMENT}"
+            "test_no_split_is_lost_doubled_or_moved_back_however_often_the_parallelism_changes",
         ),
     ),
     Mutant(

@@ -122,8 +122,8 @@ JOB_MUTANTS: list[Mutant] = [
         "                await self.job_master.start_failed(error)\n",
         "                raise\n",
         (
-            "tests/integration/"
-            "test_killed_while_starting.py::test_with_checkpoints_a_worker_that_is_killed_while_it_starts_is_replaced_by_default",
+            "tests/integration/test_killed_while_starting.py::"
+            "test_with_checkpoints_a_worker_that_is_killed_while_it_starts_is_replaced_by_default",
         ),
     ),
     Mutant(
@@ -132,8 +132,8 @@ JOB_MUTANTS: list[Mutant] = [
         "crashed=code > 0 or -code in CRASHES)",
         "crashed=False)",
         (
-            "tests/integration/"
-            "test_killed_while_starting.py::test_a_worker_that_crashes_while_it_starts_ends_the_job_by_default",
+            "tests/integration/test_killed_while_starting.py::"
+            "test_a_worker_that_crashes_while_it_starts_ends_the_job_by_default",
         ),
     ),
     Mutant(
@@ -142,8 +142,8 @@ JOB_MUTANTS: list[Mutant] = [
         '            self._restart_failed(region, epoch, error, "has no process to run in now")\n',
         "            self.fail(error)\n",
         (
-            "tests/integration/"
-            "test_killed_while_starting.py::test_replacements_that_are_killed_while_they_start_are_replaced_too",
+            "tests/integration/test_killed_while_starting.py::"
+            "test_replacements_that_are_killed_while_they_start_are_replaced_too",
         ),
     ),
     Mutant(
@@ -187,8 +187,8 @@ JOB_MUTANTS: list[Mutant] = [
         "    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))\n",
         "",
         (
-            "tests/cli/"
-            "test_processes.py::test_ctrl_c_in_the_midst_of_starting_a_process_of_a_cluster_leaves_none",
+            "tests/cli/test_processes.py::"
+            "test_ctrl_c_in_the_midst_of_starting_a_process_of_a_cluster_leaves_none",
         ),
     ),
     Mutant(
@@ -366,8 +366,8 @@ JOB_MUTANTS: list[Mutant] = [
         "    read = {edge.source for edge in graph.edges}\n",
         "    read = {edge.source for edge in graph.edges if edge.side is None}\n",
         (
-            "tests/api/"
-            "test_remedies.py::test_streams_that_end_nowhere_are_warned_of_where_nobody_can_subscribe",
+            "tests/api/test_remedies.py::"
+            "test_streams_that_end_nowhere_are_warned_of_where_nobody_can_subscribe",
         ),
     ),
     Mutant(
@@ -409,8 +409,8 @@ JOB_MUTANTS: list[Mutant] = [
         "self._unread]\n",
         "",
         (
-            "tests/io/"
-            "test_memory_streams.py::test_whoever_waits_for_what_was_accepted_waits_no_longer_once_it_was_read_or_the_job_is_over",
+            "tests/io/test_memory_streams.py::"
+            "test_who_waits_for_what_was_accepted_waits_until_it_is_read_or_the_job_is_over",
         ),
     ),
     Mutant(
@@ -439,8 +439,8 @@ JOB_MUTANTS: list[Mutant] = [
         "token = enter_scope(scope.at(context))",
         "token = enter_scope(scope)",
         (
-            "tests/api/"
-            "test_run.py::test_a_thread_that_a_source_started_is_in_its_scope_while_an_operator_holds_the_loop",
+            "tests/api/test_run.py::"
+            "test_a_thread_of_a_source_is_in_its_scope_while_an_operator_holds_the_loop",
         ),
     ),
     Mutant(
@@ -459,8 +459,8 @@ JOB_MUTANTS: list[Mutant] = [
         "in_context = contextvars.copy_context().run",
         "in_context = contextvars.Context().run",
         (
-            "tests/api/"
-            "test_run.py::test_context_variables_of_the_caller_reach_the_threads_of_functions_and_sources",
+            "tests/api/test_run.py::"
+            "test_context_variables_of_the_caller_reach_the_threads_of_functions_and_sources",
         ),
     ),
     Mutant(
@@ -469,8 +469,8 @@ JOB_MUTANTS: list[Mutant] = [
         "        if self._pump is not None:\n            await wait_first(",
         "        if self._pump is None:\n            await wait_first(",
         (
-            "tests/io/"
-            "test_network.py::test_a_webhook_listens_once_it_is_open_and_a_taken_port_is_an_error_of_opening",
+            "tests/io/test_network.py::"
+            "test_a_webhook_listens_once_it_is_open_and_a_taken_port_is_an_error_of_opening",
         ),
     ),
     Mutant(
@@ -480,7 +480,8 @@ JOB_MUTANTS: list[Mutant] = [
         "self._checkpoints",
         "                self.executions.restore({}, {})\n                if self._checkpoints",
         (
-            f"{CHECKPOINTS}test_a_failing_function_restarts_from_the_last_checkpoint_with_exact_state",
+            f"{CHECKPOINTS}"
+            "test_a_failing_function_restarts_from_the_last_checkpoint_with_exact_state",
         ),
     ),
     Mutant(
@@ -564,7 +565,8 @@ JOB_MUTANTS: list[Mutant] = [
         "        if self._operators.finished_before and batch.values:\n",
         "        if self._operators.finished_before and not batch.values and batch.values:\n",
         (
-            f"{CHECKPOINTS}test_functions_of_a_drained_job_finish_again_behind_new_input_and_only_then",
+            f"{CHECKPOINTS}"
+            "test_functions_of_a_drained_job_finish_again_behind_new_input_and_only_then",
         ),
     ),
     Mutant(
@@ -573,7 +575,8 @@ JOB_MUTANTS: list[Mutant] = [
         ("            if self.finished_before:\n                continue\n"),
         ("            if self.finished_before and not self.contexts:\n                continue\n"),
         (
-            f"{CHECKPOINTS}test_functions_of_a_drained_job_finish_again_behind_new_input_and_only_then",
+            f"{CHECKPOINTS}"
+            "test_functions_of_a_drained_job_finish_again_behind_new_input_and_only_then",
         ),
     ),
     Mutant(
@@ -596,7 +599,8 @@ JOB_MUTANTS: list[Mutant] = [
         "        if self._told is not None and self._over:  #",
         (
             f"{BACK}test_a_job_that_went_back_and_crashed_goes_on_from_where_it_went_back_to",
-            f"{BACK}test_a_job_that_began_with_state_of_another_store_and_crashed_goes_on_from_that",
+            f"{BACK}"
+            "test_a_job_that_began_with_state_of_another_store_and_crashed_goes_on_from_that",
         ),
     ),
     Mutant(
@@ -612,8 +616,8 @@ JOB_MUTANTS: list[Mutant] = [
         "                if self._checkpoints.is_stopping:\n",
         "                if not self._recovered and self._checkpoints.is_stopping:\n",
         (
-            "tests/cluster/"
-            "test_job_master.py::test_a_job_whose_leader_died_behind_the_savepoint_of_its_stop_ends_with_it",
+            "tests/cluster/test_job_master.py::"
+            "test_a_job_whose_leader_died_behind_the_savepoint_of_its_stop_ends_with_it",
         ),
     ),
     Mutant(
@@ -633,8 +637,8 @@ JOB_MUTANTS: list[Mutant] = [
         "            errors = await cancel_and_wait([start for start in starts if not "
         "start.done()])\n",
         (
-            "tests/cluster/"
-            "test_workers.py::test_a_job_cancelled_when_a_worker_has_died_says_nothing_more_about_it",
+            "tests/cluster/test_workers.py::"
+            "test_a_job_cancelled_when_a_worker_has_died_says_nothing_more_about_it",
         ),
     ),
     Mutant(
@@ -687,8 +691,8 @@ JOB_MUTANTS: list[Mutant] = [
         "        hopeless = not request.kind",
         "        hopeless = request.final and not request.kind",
         (
-            "tests/checkpoint/"
-            "test_coordinator.py::test_a_periodic_checkpoint_of_a_value_that_cannot_be_kept_fails_the_job_for_good",
+            "tests/checkpoint/test_coordinator.py::"
+            "test_a_periodic_checkpoint_of_a_value_that_cannot_be_kept_fails_the_job_for_good",
         ),
     ),
     Mutant(
@@ -717,8 +721,8 @@ JOB_MUTANTS: list[Mutant] = [
         "        loop.call_soon(server.close)\n",
         "        server.close()\n",
         (
-            "tests/core/"
-            "test_system_network.py::test_who_was_accepted_before_the_listener_was_closed_is_not_forgotten",
+            "tests/core/test_system_network.py::"
+            "test_who_was_accepted_before_the_listener_was_closed_is_not_forgotten",
         ),
     ),
     Mutant(
@@ -743,8 +747,8 @@ JOB_MUTANTS: list[Mutant] = [
         ),
         '            kept = "" if True else ", though its savepoint is complete"\n',
         (
-            "tests/api/"
-            "test_job_handle.py::test_a_stop_that_took_too_long_gives_the_savepoint_that_was_complete",
+            "tests/api/test_job_handle.py::"
+            "test_a_stop_that_took_too_long_gives_the_savepoint_that_was_complete",
         ),
     ),
     Mutant(
@@ -753,8 +757,8 @@ JOB_MUTANTS: list[Mutant] = [
         "            if is_expression(result):\n",
         "            if False:\n",
         (
-            "tests/api/"
-            "test_remedies.py::test_a_function_that_gives_an_expression_is_told_so_at_its_first_result",
+            "tests/api/test_remedies.py::"
+            "test_a_function_that_gives_an_expression_is_told_so_at_its_first_result",
         ),
     ),
     Mutant(
@@ -770,10 +774,10 @@ JOB_MUTANTS: list[Mutant] = [
         "            if issubclass(value, msgspec.Struct):\n",
         "            if False:\n",
         (
-            "tests/cluster/"
-            "test_struct_classes.py::test_a_struct_of_the_program_has_its_fields_and_options_on_arrival",
-            "tests/cluster/"
-            "test_struct_classes.py::test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival",
+            "tests/cluster/test_struct_classes.py::"
+            "test_a_struct_of_the_program_has_its_fields_and_options_on_arrival",
+            "tests/cluster/test_struct_classes.py::"
+            "test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival",
         ),
     ),
     Mutant(
@@ -782,8 +786,8 @@ JOB_MUTANTS: list[Mutant] = [
         "    if has_post_init:\n",
         "    if False:\n",
         (
-            "tests/cluster/"
-            "test_struct_classes.py::test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival",
+            "tests/cluster/test_struct_classes.py::"
+            "test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival",
         ),
     ),
     Mutant(
@@ -794,8 +798,8 @@ JOB_MUTANTS: list[Mutant] = [
         "            None  # None would mean the tag of the base, and with it the field of the "
         "tag.\n",
         (
-            "tests/cluster/"
-            "test_struct_classes.py::test_a_struct_that_is_not_tagged_as_its_base_is_not_tagged_on_arrival",
+            "tests/cluster/test_struct_classes.py::"
+            "test_a_struct_that_is_not_tagged_as_its_base_is_not_tagged_on_arrival",
         ),
     ),
     Mutant(
@@ -804,8 +808,8 @@ JOB_MUTANTS: list[Mutant] = [
         '        if own := kept.get("__annotations__"):\n',
         "        if own := None:\n",
         (
-            "tests/cluster/"
-            "test_shipping.py::test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival",
+            "tests/cluster/test_shipping.py::"
+            "test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival",
         ),
     ),
     Mutant(
@@ -814,8 +818,8 @@ JOB_MUTANTS: list[Mutant] = [
         "        elif isinstance(value, NewType) and _is_by_value(value.__module__):\n",
         "        elif isinstance(value, NewType) and not _is_by_value(value.__module__):\n",
         (
-            "tests/cluster/"
-            "test_shipping.py::test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival",
+            "tests/cluster/test_shipping.py::"
+            "test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival",
         ),
     ),
     Mutant(
@@ -824,8 +828,8 @@ JOB_MUTANTS: list[Mutant] = [
         "meant[name] if name in meant and self._travels(meant[name]) else",
         "meant[name] if name in meant else",
         (
-            "tests/cluster/"
-            "test_shipping.py::test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written",
+            "tests/cluster/test_shipping.py::"
+            "test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written",
         ),
     ),
     Mutant(
@@ -834,8 +838,8 @@ JOB_MUTANTS: list[Mutant] = [
         "        elif type(value) is msgspec.Meta:\n",
         "        elif False:\n",
         (
-            "tests/cluster/"
-            "test_shipping.py::test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written",
+            "tests/cluster/test_shipping.py::"
+            "test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written",
         ),
     ),
     Mutant(
@@ -844,8 +848,8 @@ JOB_MUTANTS: list[Mutant] = [
         ', {"__module__": value.__module__}\n',
         "\n",
         (
-            "tests/cluster/"
-            "test_shipping.py::test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written",
+            "tests/cluster/test_shipping.py::"
+            "test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written",
         ),
     ),
     Mutant(
@@ -856,8 +860,8 @@ JOB_MUTANTS: list[Mutant] = [
         "            self._host, self, fencing_token, self._metrics, job.options, None, "
         "self._on_stuck\n",
         (
-            "tests/integration/"
-            "test_worker_programs.py::test_workers_keep_classes_of_a_script_in_state_and_savepoints",
+            "tests/integration/test_worker_programs.py::"
+            "test_workers_keep_classes_of_a_script_in_state_and_savepoints",
         ),
     ),
     Mutant(
@@ -879,8 +883,8 @@ JOB_MUTANTS: list[Mutant] = [
         "collected.lengths.setdefault(restored, collected.complete)",
         "collected.lengths.setdefault(restored, 0)",
         (
-            "tests/api/"
-            "test_checkpoints.py::test_collect_keeps_the_rows_of_a_part_that_had_ended_when_another_failed",
+            "tests/api/test_checkpoints.py::"
+            "test_collect_keeps_the_rows_of_a_part_that_had_ended_when_another_failed",
         ),
     ),
     Mutant(
@@ -889,8 +893,8 @@ JOB_MUTANTS: list[Mutant] = [
         "            self._generations.collect(FULL)\n",
         "            self._generations.collect(YOUNG)\n",
         (
-            "tests/cluster/"
-            "test_collector.py::test_garbage_that_survived_the_young_is_found_in_a_process_that_makes_few_objects",
+            "tests/cluster/test_collector.py::"
+            "test_garbage_that_survived_the_young_is_found_in_a_process_that_makes_few_objects",
         ),
     ),
     Mutant(

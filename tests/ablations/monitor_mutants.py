@@ -67,7 +67,8 @@ MONITOR_MUTANTS: list[Mutant] = [
         "not (options.guards_reads or _is_from_elsewhere(request))",
         "not options.guards_reads",
         (
-            f"{GUARD}test_where_a_service_listens_for_others_they_do_not_read_by_calling_it_localhost",
+            f"{GUARD}"
+            "test_where_a_service_listens_for_others_they_do_not_read_by_calling_it_localhost",
         ),
     ),
     Mutant(
@@ -190,7 +191,8 @@ MONITOR_MUTANTS: list[Mutant] = [
         ),
         "        if known.state.is_terminal:\n",
         (
-            f"{INSIDE}test_what_comes_behind_the_end_or_the_cancelling_of_an_attempt_changes_nothing",
+            f"{INSIDE}"
+            "test_what_comes_behind_the_end_or_the_cancelling_of_an_attempt_changes_nothing",
         ),
     ),
     Mutant(

@@ -36,8 +36,8 @@ MUTANTS: list[Mutant] = [
         "return RecordBatch(values, timestamps, None, watermarks, after)",
         "return RecordBatch(values, timestamps, None, None, after)",
         (
-            "tests/api/"
-            "test_guarantees.py::test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
+            "tests/api/test_guarantees.py::"
+            "test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
         ),
     ),
     Mutant(
@@ -46,8 +46,8 @@ MUTANTS: list[Mutant] = [
         "            self.watermarks.extend(entries)\n",
         "            self.watermarks.extend([self.watermark] * len(entries))\n",
         (
-            "tests/api/"
-            "test_guarantees.py::test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
+            "tests/api/test_guarantees.py::"
+            "test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
             "tests/network/test_builder.py::test_a_sealed_batch_is_not_touched_by_later_appends",
         ),
     ),
@@ -57,8 +57,8 @@ MUTANTS: list[Mutant] = [
         "            watermark = MIN_WATERMARK if watermarks is None else watermarks[stop]\n",
         "            watermark = self.watermark\n",
         (
-            "tests/api/"
-            "test_guarantees.py::test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
+            "tests/api/test_guarantees.py::"
+            "test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
         ),
     ),
     Mutant(
@@ -69,8 +69,8 @@ MUTANTS: list[Mutant] = [
         (
             "tests/operators/"
             "test_watermarks.py::test_bounded_out_of_orderness_lags_by_the_delay_and_one",
-            "tests/api/"
-            "test_guarantees.py::test_windows_and_late_elements_are_those_of_a_reference_that_knows_no_batches",
+            "tests/api/test_guarantees.py::"
+            "test_windows_and_late_elements_are_those_of_a_reference_that_knows_no_batches",
         ),
     ),
     Mutant(
@@ -141,8 +141,8 @@ MUTANTS: list[Mutant] = [
         "        elif 2 * gone >= len(times):\n",
         "        elif gone:\n",
         (
-            "tests/operators/"
-            "test_turns.py::test_what_an_interval_join_forgets_of_a_key_costs_the_same_for_each_element",
+            "tests/operators/test_turns.py::"
+            "test_what_an_interval_join_forgets_of_a_key_costs_the_same_for_each_element",
         ),
     ),
     Mutant(
@@ -151,8 +151,8 @@ MUTANTS: list[Mutant] = [
         "        elif 2 * gone >= len(times):\n",
         "        elif False:\n",
         (
-            "tests/operators/"
-            "test_turns.py::test_what_an_interval_join_forgets_of_a_key_costs_the_same_for_each_element",
+            "tests/operators/test_turns.py::"
+            "test_what_an_interval_join_forgets_of_a_key_costs_the_same_for_each_element",
         ),
     ),
     Mutant(
@@ -214,8 +214,8 @@ MUTANTS: list[Mutant] = [
         "                self._acted(result, key, window, namespace, over=over)\n                "
         "if not done:\n",
         (
-            "tests/operators/"
-            "test_turns.py::test_a_function_that_is_left_in_the_midst_finds_its_window_and_key_again",
+            "tests/operators/test_turns.py::"
+            "test_a_function_that_is_left_in_the_midst_finds_its_window_and_key_again",
         ),
     ),
     Mutant(
@@ -224,8 +224,8 @@ MUTANTS: list[Mutant] = [
         "            yield\n            state.set_current_key(key)\n",
         "            yield\n",
         (
-            "tests/operators/"
-            "test_turns.py::test_a_function_that_is_left_in_the_midst_finds_its_window_and_key_again",
+            "tests/operators/test_turns.py::"
+            "test_a_function_that_is_left_in_the_midst_finds_its_window_and_key_again",
         ),
     ),
     Mutant(
@@ -259,8 +259,8 @@ MUTANTS: list[Mutant] = [
         "first, behind = sum(session[1] < start for session in sessions), bisect_right(starts, "
         "end)",
         (
-            "tests/operators/"
-            "test_session_window.py::test_among_many_open_sessions_of_a_key_one_is_found_by_few_comparisons",
+            "tests/operators/test_session_window.py::"
+            "test_among_many_open_sessions_of_a_key_one_is_found_by_few_comparisons",
         ),
     ),
     Mutant(
@@ -279,8 +279,8 @@ MUTANTS: list[Mutant] = [
         "sorted(stored, key=_START)",
         "stored",
         (
-            "tests/operators/"
-            "test_session_window.py::test_open_sessions_that_state_of_before_holds_in_any_order_go_on",
+            "tests/operators/test_session_window.py::"
+            "test_open_sessions_that_state_of_before_holds_in_any_order_go_on",
         ),
     ),
     Mutant(
@@ -289,8 +289,8 @@ MUTANTS: list[Mutant] = [
         "if order and order <= newest:",
         "if order:",
         (
-            "tests/state/"
-            "test_timers.py::test_what_waits_for_the_clock_is_taken_in_order_without_what_is_set_or_deleted_meanwhile",
+            "tests/state/test_timers.py::"
+            "test_what_waits_for_the_clock_is_taken_in_order_without_what_changes_meanwhile",
         ),
     ),
     Mutant(
@@ -299,8 +299,8 @@ MUTANTS: list[Mutant] = [
         "if order and order <= newest:",
         "if order is None or order <= newest:",
         (
-            "tests/state/"
-            "test_timers.py::test_what_waits_for_the_clock_is_taken_in_order_without_what_is_set_or_deleted_meanwhile",
+            "tests/state/test_timers.py::"
+            "test_what_waits_for_the_clock_is_taken_in_order_without_what_changes_meanwhile",
         ),
     ),
     Mutant(
@@ -311,8 +311,8 @@ MUTANTS: list[Mutant] = [
         "        stored = self._current()\n        if stored is MISSING:\n            "
         "self._store[key] = added\n",
         (
-            "tests/state/"
-            "test_ttl_work.py::test_an_element_costs_the_same_however_long_the_list_is_that_it_is_added_to",
+            "tests/state/test_ttl_work.py::"
+            "test_an_element_costs_the_same_however_long_the_list_is_that_it_is_added_to",
         ),
     ),
     Mutant(
@@ -332,8 +332,8 @@ MUTANTS: list[Mutant] = [
         "if batch.watermark == MAX_WATERMARK and fires_by_clock_alone(self._trigger):",
         "if batch.watermark > MAX_WATERMARK:",
         (
-            "tests/operators/"
-            "test_window.py::test_what_the_clock_would_make_of_windows_of_event_time_is_given_at_the_end",
+            "tests/operators/test_window.py::"
+            "test_what_the_clock_would_make_of_windows_of_event_time_is_given_at_the_end",
         ),
     ),
     Mutant(
@@ -342,8 +342,8 @@ MUTANTS: list[Mutant] = [
         "if batch.watermark == MAX_WATERMARK and fires_by_clock_alone(self._trigger):",
         "if batch.watermark == MAX_WATERMARK:",
         (
-            "tests/operators/"
-            "test_window.py::test_what_the_clock_would_make_of_windows_of_event_time_is_given_at_the_end",
+            "tests/operators/test_window.py::"
+            "test_what_the_clock_would_make_of_windows_of_event_time_is_given_at_the_end",
         ),
     ),
     Mutant(
@@ -359,8 +359,8 @@ MUTANTS: list[Mutant] = [
         ),
         "            if len(tables) < RUNS_FROM_IN_MEMORY or type(tables[0]) is not dict:\n",
         (
-            "tests/operators/"
-            "test_slice_window.py::test_windows_of_few_slices_share_merges_where_any_grouping_gives_the_same",
+            "tests/operators/test_slice_window.py::"
+            "test_windows_of_few_slices_share_merges_where_any_grouping_gives_the_same",
         ),
     ),
     Mutant(
@@ -369,8 +369,8 @@ MUTANTS: list[Mutant] = [
         "        if start < self._runs_to:\n            self.runs.drop(self._number(start))\n",
         "",
         (
-            "tests/operators/"
-            "test_slice_window.py::test_counts_of_windows_of_few_slices_are_those_of_the_textbook_for_every_cut",
+            "tests/operators/test_slice_window.py::"
+            "test_counts_of_windows_of_few_slices_are_those_of_the_textbook_for_every_cut",
         ),
     ),
     Mutant(
@@ -481,8 +481,8 @@ MUTANTS: list[Mutant] = [
         "        while timer in held:\n            timer = (key, (timer[1],))\n",
         (
             "tests/state/test_timers.py::test_timer_registered_twice_fires_once",
-            "tests/api/"
-            "test_guarantees.py::test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
+            "tests/api/test_guarantees.py::"
+            "test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
         ),
     ),
     Mutant(
@@ -498,8 +498,8 @@ MUTANTS: list[Mutant] = [
         "max(timestamp_ms - self._look(), 0) + 1",
         "max(timestamp_ms - self._look(), 0)",
         (
-            "tests/mailbox/"
-            "test_timers.py::test_timer_fires_in_the_owner_with_its_timestamp_one_millisecond_after_it",
+            "tests/mailbox/test_timers.py::"
+            "test_timer_fires_in_the_owner_with_its_timestamp_one_millisecond_after_it",
         ),
     ),
     Mutant(
@@ -509,8 +509,8 @@ MUTANTS: list[Mutant] = [
         "= timer[1]\n",
         "                self.current_watermark = reached\n",
         (
-            "tests/operators/"
-            "test_process.py::test_timers_fire_in_order_of_time_each_with_its_key_and_only_what_is_due",
+            "tests/operators/test_process.py::"
+            "test_timers_fire_in_order_of_time_each_with_its_key_and_only_what_is_due",
         ),
     ),
     Mutant(
@@ -552,8 +552,8 @@ MUTANTS: list[Mutant] = [
         "self._next = (first + len(batch.values)) % consumers",
         "self._next = first",
         (
-            "tests/task/"
-            "test_partitioners.py::test_rebalance_gives_exactly_equal_shares_however_it_is_cut_into_batches",
+            "tests/task/test_partitioners.py::"
+            "test_rebalance_gives_exactly_equal_shares_however_it_is_cut_into_batches",
         ),
     ),
     Mutant(
@@ -570,8 +570,8 @@ MUTANTS: list[Mutant] = [
         "if count and keys is batch.values and (not values or self.keys is values):",
         "if count and keys is batch.values:",
         (
-            "tests/network/"
-            "test_builder.py::test_keys_that_are_the_values_stay_with_them_however_others_come_between",
+            "tests/network/test_builder.py::"
+            "test_keys_that_are_the_values_stay_with_them_however_others_come_between",
         ),
     ),
     Mutant(
@@ -581,8 +581,8 @@ MUTANTS: list[Mutant] = [
         "  self.keys.extend",
         "            self.keys.extend",
         (
-            "tests/network/"
-            "test_builder.py::test_keys_that_are_the_values_stay_with_them_however_others_come_between",
+            "tests/network/test_builder.py::"
+            "test_keys_that_are_the_values_stay_with_them_however_others_come_between",
         ),
     ),
     Mutant(
@@ -650,8 +650,8 @@ MUTANTS: list[Mutant] = [
         "            of_function = failure_of(self._functions[step].call, taken, error)\n",
         "            pass\n",
         (
-            "tests/operators/"
-            "test_inlining.py::test_an_error_of_an_inlined_function_has_its_frame_and_names_its_record",
+            "tests/operators/test_inlining.py::"
+            "test_an_error_of_an_inlined_function_has_its_frame_and_names_its_record",
         ),
     ),
     Mutant(
@@ -665,8 +665,8 @@ MUTANTS: list[Mutant] = [
         "        if True:\n",
         (
             "tests/state/test_retired.py::test_notes_that_a_later_checkpoint_writes_are_left_alone",
-            "tests/state/"
-            "test_retired.py::test_a_savepoint_that_takes_longer_than_checkpoints_after_it_holds_the_state_of_its_moment",
+            "tests/state/test_retired.py::"
+            "test_a_savepoint_that_outlasts_later_checkpoints_holds_the_state_of_its_moment",
         ),
     ),
     Mutant(
@@ -675,8 +675,8 @@ MUTANTS: list[Mutant] = [
         "        self.seal()\n        queue.append(entry)\n",
         "        queue.append(entry)\n",
         (
-            "tests/network/"
-            "test_subpartition.py::test_an_event_never_overtakes_records_that_were_written_before_it",
+            "tests/network/test_subpartition.py::"
+            "test_an_event_never_overtakes_records_that_were_written_before_it",
         ),
     ),
     Mutant(
@@ -686,8 +686,8 @@ MUTANTS: list[Mutant] = [
         "\n    def request_buffer",
         "\n    def request_buffer",
         (
-            "tests/network/"
-            "test_partition.py::test_the_partition_is_unavailable_while_the_queued_batches_reach_the_budget",
+            "tests/network/test_partition.py::"
+            "test_the_partition_is_unavailable_while_the_queued_batches_reach_the_budget",
             "tests/network/"
             "test_partition.py::test_a_waiting_producer_is_woken_by_its_consumer_alone",
         ),
@@ -698,8 +698,8 @@ MUTANTS: list[Mutant] = [
         "        for _ in range(backlog):\n            self._recycle(self.index)\n",
         "",
         (
-            "tests/network/"
-            "test_subpartition.py::test_release_while_reading_wakes_the_reader_and_returns_the_permits",
+            "tests/network/test_subpartition.py::"
+            "test_release_while_reading_wakes_the_reader_and_returns_the_permits",
             "tests/network/"
             "test_channels.py::test_a_consumer_that_fails_at_a_batch_holds_no_permit_of_it",
         ),
@@ -783,8 +783,8 @@ MUTANTS: list[Mutant] = [
         "DRAIN_RECORDS_MAX:\n                    break\n",
         "",
         (
-            "tests/operators/"
-            "test_async_process.py::test_timers_of_the_clock_that_are_due_at_once_fire_in_several_mails",
+            "tests/operators/test_async_process.py::"
+            "test_timers_of_the_clock_that_are_due_at_once_fire_in_several_mails",
         ),
     ),
     Mutant(
@@ -794,8 +794,8 @@ MUTANTS: list[Mutant] = [
         "self._give_turn()\n",
         "            if False:\n                await self._give_turn()\n",
         (
-            "tests/mailbox/"
-            "test_processor.py::test_busy_default_action_gives_the_event_loop_its_turn_after_each_slice",
+            "tests/mailbox/test_processor.py::"
+            "test_busy_default_action_gives_the_event_loop_its_turn_after_each_slice",
         ),
     ),
     Mutant(
@@ -806,8 +806,8 @@ MUTANTS: list[Mutant] = [
         (
             "tests/task/"
             "test_chain.py::test_a_function_that_turns_slow_holds_the_loop_for_one_slice_only",
-            "tests/api/"
-            "test_guarantees.py::test_the_loop_is_never_held_for_ten_milliseconds_by_functions_of_one",
+            "tests/api/test_guarantees.py::"
+            "test_the_loop_is_never_held_for_ten_milliseconds_by_functions_of_one",
         ),
     ),
     Mutant(
@@ -853,8 +853,8 @@ MUTANTS: list[Mutant] = [
         "reached = self._queue.oldest_mark if self.busy else self._watermark",
         "reached = self._watermark",
         (
-            "tests/operators/"
-            "test_async_wait.py::test_watermarks_are_never_overtaken_nor_overtake_and_nothing_is_lost",
+            "tests/operators/test_async_wait.py::"
+            "test_watermarks_are_never_overtaken_nor_overtake_and_nothing_is_lost",
         ),
     ),
     Mutant(
@@ -870,8 +870,8 @@ MUTANTS: list[Mutant] = [
         "return max(0, self._concurrency - len(self._queue))",
         "return max(0, 2 * self._concurrency - len(self._queue))",
         (
-            "tests/operators/"
-            "test_async_wait.py::test_at_most_so_many_calls_are_in_flight_and_the_chain_is_told_when_there_is_room",
+            "tests/operators/test_async_wait.py::"
+            "test_at_most_so_many_calls_are_in_flight_and_the_chain_is_told_when_there_is_room",
         ),
     ),
     # The life of a task.
@@ -893,8 +893,8 @@ MUTANTS: list[Mutant] = [
         "                emit(index, operator.finish())\n            await settle()\n",
         "                emit(index, operator.finish())\n",
         (
-            "tests/task/"
-            "test_stream_task.py::test_mail_of_finish_runs_before_the_next_operator_finishes_and_before_close",
+            "tests/task/test_stream_task.py::"
+            "test_mail_of_finish_runs_before_the_next_operator_finishes_and_before_close",
         ),
     ),
     Mutant(
@@ -939,8 +939,8 @@ MUTANTS: list[Mutant] = [
         "    if not has_place(error):\n",
         "    if note:\n",
         (
-            "tests/api/"
-            "test_guarantees.py::test_an_error_of_user_code_names_operator_subtask_and_record_in_exactly_one_note",
+            "tests/api/test_guarantees.py::"
+            "test_an_error_of_user_code_names_operator_subtask_and_record_in_exactly_one_note",
         ),
     ),
     Mutant(
@@ -959,8 +959,8 @@ MUTANTS: list[Mutant] = [
         "        if broken and (not rows or broken[0][0] < rows[0][0]):\n",
         "        if broken and not rows:\n",
         (
-            "tests/io/"
-            "test_files.py::test_a_csv_header_that_cannot_be_read_fails_the_file_and_no_row_takes_its_place",
+            "tests/io/test_files.py::"
+            "test_a_csv_header_that_cannot_be_read_fails_the_file_and_no_row_takes_its_place",
         ),
     ),
     Mutant(
@@ -970,8 +970,8 @@ MUTANTS: list[Mutant] = [
         "          shown",
         '            "".join(names)\n        except UnicodeEncodeError:\n            shown',
         (
-            "tests/io/"
-            "test_files.py::test_a_csv_header_that_cannot_be_read_fails_the_file_and_no_row_takes_its_place",
+            "tests/io/test_files.py::"
+            "test_a_csv_header_that_cannot_be_read_fails_the_file_and_no_row_takes_its_place",
         ),
     ),
     Mutant(
@@ -980,7 +980,8 @@ MUTANTS: list[Mutant] = [
         ("                if ends:\n                    subpartition.seal()"),
         ("                if ends:\n                    subpartition.builder.watermarks = None"),
         (
-            "tests/api/test_guarantees.py::test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
+            "tests/api/test_guarantees.py::"
+            "test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
         ),
     ),
     Mutant(
@@ -1027,8 +1028,8 @@ MUTANTS: list[Mutant] = [
         "        if self._chain.has_work:\n",
         "        if self._chain.has_work and not self._checkpoints.is_due:\n",
         (
-            "tests/task/"
-            "test_checkpointing.py::test_no_input_is_taken_once_a_checkpoint_is_due_and_the_chain_is_not_empty",
+            "tests/task/test_checkpointing.py::"
+            "test_no_input_is_taken_once_a_checkpoint_is_due_and_the_chain_is_not_empty",
         ),
     ),
     Mutant(
@@ -1038,8 +1039,8 @@ MUTANTS: list[Mutant] = [
         "        if self._checkpoints.is_due and not self._end.is_finishing and self._emit_next() "
         "is not InputStatus.MORE_AVAILABLE:\n",
         (
-            "tests/task/"
-            "test_checkpointing.py::test_no_input_is_taken_once_a_checkpoint_is_due_and_the_chain_is_not_empty",
+            "tests/task/test_checkpointing.py::"
+            "test_no_input_is_taken_once_a_checkpoint_is_due_and_the_chain_is_not_empty",
         ),
     ),
     Mutant(
@@ -1050,7 +1051,7 @@ MUTANTS: list[Mutant] = [
         "self._output.broadcast_event(barrier, blocking=True))\n",
         (
             "tests/task/test_checkpointing.py::"
-            "test_operators_prepare_head_first_the_barrier_leaves_and_then_snapshots_come_tail_first",
+            "test_operators_prepare_head_first_the_barrier_leaves_snapshots_come_tail_first",
         ),
     ),
     Mutant(
@@ -1065,7 +1066,7 @@ MUTANTS: list[Mutant] = [
         "finished=taken.finished)\n",
         (
             "tests/task/test_checkpointing.py::"
-            "test_records_go_on_while_state_is_written_and_the_acknowledgement_waits_for_all_of_it",
+            "test_records_go_on_while_state_is_written_and_the_acknowledgement_waits_for_all",
             "tests/task/test_checkpointing.py::test_cancelling_the_task_cancels_what_it_is_writing",
         ),
     ),
@@ -1097,7 +1098,7 @@ MUTANTS: list[Mutant] = [
         "        self._finished = FinishedSplits()\n",
         (
             "tests/task/test_exactly_once.py::"
-            "test_a_split_that_was_read_to_its_end_is_not_read_again_after_the_second_crash_either",
+            "test_a_split_that_was_read_to_its_end_is_not_read_again_after_a_second_crash",
         ),
     ),
     Mutant(
@@ -1137,8 +1138,8 @@ MUTANTS: list[Mutant] = [
         (
             "tests/checkpoint/test_source_state.py::"
             "test_every_checkpoint_has_what_was_finished_up_to_it_however_late_it_is_written",
-            "tests/task/"
-            "test_source_input.py::test_splits_that_were_added_and_those_that_were_read_are_in_the_checkpoint",
+            "tests/task/test_source_input.py::"
+            "test_splits_that_were_added_and_those_that_were_read_are_in_the_checkpoint",
         ),
     ),
     Mutant(
@@ -1154,10 +1155,10 @@ MUTANTS: list[Mutant] = [
         "        if parts and any(kind(path, *where).place not in places for where in former):\n",
         "        if not parts:\n",
         (
-            "tests/io/"
-            "test_files_grown.py::test_whatever_parts_a_checkpoint_knows_the_rest_of_the_file_is_read_once",
             "tests/io/test_files_grown.py::"
-            "test_a_file_that_grew_while_the_job_was_down_or_is_cut_elsewhere_now_is_not_read_again",
+            "test_whatever_parts_a_checkpoint_knows_the_rest_of_the_file_is_read_once",
+            "tests/io/test_files_grown.py::"
+            "test_a_file_that_grew_while_the_job_was_down_or_is_cut_elsewhere_is_not_read_again",
         ),
     ),
     Mutant(
@@ -1166,8 +1167,8 @@ MUTANTS: list[Mutant] = [
         "    return [*left, any_part._replace(start=reached, end=None)]\n",
         "    return left\n",
         (
-            "tests/io/"
-            "test_files_grown.py::test_whatever_parts_a_checkpoint_knows_the_rest_of_the_file_is_read_once",
+            "tests/io/test_files_grown.py::"
+            "test_whatever_parts_a_checkpoint_knows_the_rest_of_the_file_is_read_once",
         ),
     ),
     Mutant(
@@ -1176,8 +1177,8 @@ MUTANTS: list[Mutant] = [
         "        self._splits += new\n",
         "",
         (
-            "tests/task/"
-            "test_source_input.py::test_splits_that_were_added_and_those_that_were_read_are_in_the_checkpoint",
+            "tests/task/test_source_input.py::"
+            "test_splits_that_were_added_and_those_that_were_read_are_in_the_checkpoint",
             "tests/io/"
             "test_files_discovered.py::test_a_stopped_job_goes_on_with_what_it_has_not_read",
         ),
@@ -1201,8 +1202,8 @@ MUTANTS: list[Mutant] = [
             "            self._in_doubt.pop(attempt, None)\n"
         ),
         (
-            "tests/cluster/"
-            "test_split_discovery.py::test_what_may_not_have_arrived_is_sent_again_and_to_nobody_else",
+            "tests/cluster/test_split_discovery.py::"
+            "test_what_may_not_have_arrived_is_sent_again_and_to_nobody_else",
         ),
     ),
     Mutant(
@@ -1229,8 +1230,8 @@ MUTANTS: list[Mutant] = [
         "if id_ not in idle or id_ == but]",
         'if id_ in generators and id_ == ""]',
         (
-            "tests/task/"
-            "test_split_watermarks.py::test_the_event_time_is_the_least_whatever_happens_to_the_splits",
+            "tests/task/test_split_watermarks.py::"
+            "test_the_event_time_is_the_least_whatever_happens_to_the_splits",
         ),
     ),
     Mutant(
@@ -1250,8 +1251,8 @@ MUTANTS: list[Mutant] = [
         "            self._become_idle(self._now_ms())\n            return",
         "            self._idle_since_ms = self._now_ms()\n            return",
         (
-            "tests/task/"
-            "test_source_input.py::test_a_source_that_looks_for_more_does_not_end_and_is_idle_at_once",
+            "tests/task/test_source_input.py::"
+            "test_a_source_that_looks_for_more_does_not_end_and_is_idle_at_once",
             "tests/io/"
             "test_files_discovered.py::test_subtasks_without_a_file_do_not_hold_event_time_back",
         ),
@@ -1262,7 +1263,8 @@ MUTANTS: list[Mutant] = [
         ("            if self.finished_before:\n                continue\n"),
         ("            if self.finished_before and False:\n                continue\n"),
         (
-            "tests/task/test_exactly_once.py::test_a_crash_behind_the_last_checkpoint_commits_what_it_holds_and_finishes_nothing_twice",
+            "tests/task/test_exactly_once.py::"
+            "test_a_crash_behind_the_last_checkpoint_commits_it_and_finishes_nothing_twice",
         ),
     ),
     Mutant(
@@ -1281,8 +1283,8 @@ MUTANTS: list[Mutant] = [
         "        if checkpoint_id <= self._completed:\n",
         "        if checkpoint_id < self._completed:\n",
         (
-            "tests/task/"
-            "test_checkpointing.py::test_a_completed_checkpoint_is_told_once_tail_first_and_never_an_older_one",
+            "tests/task/test_checkpointing.py::"
+            "test_a_completed_checkpoint_is_told_once_tail_first_and_never_an_older_one",
         ),
     ),
     Mutant(
@@ -1304,10 +1306,10 @@ MUTANTS: list[Mutant] = [
         "self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))\n",
         "        self._cancel_writing(checkpoint_id)\n",
         (
-            "tests/task/"
-            "test_barriers.py::test_a_cancel_marker_frees_the_channels_and_goes_on_downstream_exactly_once",
-            "tests/task/"
-            "test_barriers.py::test_a_newer_barrier_subsumes_the_alignment_and_downstream_is_told_once",
+            "tests/task/test_barriers.py::"
+            "test_a_cancel_marker_frees_the_channels_and_goes_on_downstream_exactly_once",
+            "tests/task/test_barriers.py::"
+            "test_a_newer_barrier_subsumes_the_alignment_and_downstream_is_told_once",
         ),
     ),
     Mutant(
@@ -1319,7 +1321,7 @@ MUTANTS: list[Mutant] = [
         "CheckpointFailureReason.ASYNC_EXCEPTION, error)\n            raise\n",
         (
             "tests/task/test_checkpointing.py::"
-            "test_a_write_that_fails_declines_the_checkpoint_the_task_goes_on_and_the_next_one_succeeds",
+            "test_a_failed_write_declines_the_checkpoint_and_the_next_one_succeeds",
         ),
     ),
     # Flow control between processes, and who may listen.
@@ -1378,8 +1380,8 @@ MUTANTS: list[Mutant] = [
         "        check_listen(self._host, address)\n",
         "",
         (
-            "tests/network/"
-            "test_security.py::test_nobody_listens_off_loopback_in_plain_text_unless_that_is_allowed",
+            "tests/network/test_security.py::"
+            "test_nobody_listens_off_loopback_in_plain_text_unless_that_is_allowed",
         ),
     ),
 ]

@@ -35,7 +35,8 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         "            if lookup(key) is MISSING and (written is None or key not in written):\n",
         "            if lookup(key) is MISSING:\n",
         (
-            f"{ROCKSDB}test_a_key_that_came_and_went_is_gone_also_where_a_cancelled_snapshot_was_to_say_so",
+            f"{ROCKSDB}"
+            "test_a_key_that_came_and_went_is_gone_also_where_a_cancelled_snapshot_was_to_say_so",
         ),
     ),
     Mutant(
@@ -44,7 +45,8 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         "self.cache.stored_from(self, self.passed)",
         'self.cache.stored_from(self, b"")',
         (
-            f"{ROCKSDB}test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_rows_again",
+            f"{ROCKSDB}"
+            "test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_rows_again",
         ),
     ),
     Mutant(
@@ -53,7 +55,8 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         "        space.passed = min(space.passed, row)\n",
         "",
         (
-            f"{ROCKSDB}test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_rows_again",
+            f"{ROCKSDB}"
+            "test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_rows_again",
         ),
     ),
     Mutant(
@@ -62,7 +65,8 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         "            if len(space.few) > ROWS_FEW:\n",
         "            if space.few:\n",
         (
-            f"{ROCKSDB}test_a_window_of_few_keys_leaves_no_deleted_range_that_reads_would_have_to_heed",
+            f"{ROCKSDB}"
+            "test_a_window_of_few_keys_leaves_no_deleted_range_that_reads_would_have_to_heed",
         ),
     ),
     Mutant(
@@ -72,7 +76,8 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         "                    for row in list(space.few)[:1]:\n                        "
         "batch.delete(row)\n",
         (
-            f"{ROCKSDB}test_a_window_of_few_keys_leaves_no_deleted_range_that_reads_would_have_to_heed",
+            f"{ROCKSDB}"
+            "test_a_window_of_few_keys_leaves_no_deleted_range_that_reads_would_have_to_heed",
         ),
     ),
     Mutant(
@@ -128,8 +133,8 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         "        if (other := self.spaces.get(number)) is not None:\n",
         "        if (other := None) is not None:\n",
         (
-            "tests/contracts/"
-            "test_state_backend.py::test_a_namespace_used_first_after_a_restore_is_none_that_was_restored",
+            "tests/contracts/test_state_backend.py::"
+            "test_a_namespace_used_first_after_a_restore_is_none_that_was_restored",
         ),
     ),
 ]

@@ -7,12 +7,12 @@ from tests.ablations.runner import Mutant
 __all__ = ["SINK_MUTANTS"]
 
 _CRASH = (
-    "tests/io/"
-    "test_parts_crash.py::test_a_crash_at_any_operation_leaves_what_was_committed_and_the_next_run_the_rest"
+    "tests/io/test_parts_crash.py::"
+    "test_a_crash_at_any_operation_leaves_what_was_committed_and_the_next_run_the_rest"
 )
 _RESTORED = (
-    "tests/io/"
-    "test_files_restored.py::test_a_followed_file_that_is_not_what_it_was_is_refused_after_a_restore"
+    "tests/io/test_files_restored.py::"
+    "test_a_followed_file_that_is_not_what_it_was_is_refused_after_a_restore"
 )
 
 _REDIS, _NATS, _KAFKA = (
@@ -26,8 +26,8 @@ SINK_MUTANTS: list[Mutant] = [
         "    checked_encoding(encoding, place)\n",
         "",
         (
-            "tests/io/"
-            "test_refused_arguments.py::test_an_argument_that_cannot_be_meant_is_refused_where_it_is_given",
+            "tests/io/test_refused_arguments.py::"
+            "test_an_argument_that_cannot_be_meant_is_refused_where_it_is_given",
         ),
     ),
     Mutant(
@@ -51,8 +51,8 @@ SINK_MUTANTS: list[Mutant] = [
         ),
         "        raise\n",
         (
-            "tests/io/"
-            "test_damaged_input.py::test_an_arrow_file_with_an_offset_behind_its_end_is_refused_by_name_and_batch",
+            "tests/io/test_damaged_input.py::"
+            "test_an_arrow_file_with_an_offset_behind_its_end_is_refused_by_name_and_batch",
         ),
     ),
     Mutant(
@@ -134,8 +134,8 @@ SINK_MUTANTS: list[Mutant] = [
         "self._mark = part.mark if self._skip_first else mark",
         "self._mark = None if self._skip_first else mark",
         (
-            "tests/io/"
-            "test_files_restored.py::test_a_part_of_a_large_file_that_was_replaced_before_it_was_begun_is_refused",
+            "tests/io/test_files_restored.py::"
+            "test_a_part_of_a_large_file_that_was_replaced_before_it_was_begun_is_refused",
         ),
     ),
     Mutant(
@@ -145,7 +145,7 @@ SINK_MUTANTS: list[Mutant] = [
         "        if new and self._is_told_of_new:\n",
         (
             "tests/io/test_files_restored.py::"
-            "test_files_that_came_while_a_job_was_down_that_ends_by_itself_are_told_once_and_not_read",
+            "test_files_that_came_while_a_job_that_ends_was_down_are_told_once_and_not_read",
         ),
     ),
     Mutant(
@@ -155,7 +155,7 @@ SINK_MUTANTS: list[Mutant] = [
         "",
         (
             "tests/io/test_files_restored.py::"
-            "test_files_that_came_while_a_job_was_down_that_ends_by_itself_are_told_once_and_not_read",
+            "test_files_that_came_while_a_job_that_ends_was_down_are_told_once_and_not_read",
         ),
     ),
     Mutant(
@@ -187,8 +187,8 @@ SINK_MUTANTS: list[Mutant] = [
         "return first if first is not None and first <= self._confirmed else None",
         "return first if first is not None and first == self._confirmed else None",
         (
-            "tests/operators/"
-            "test_sink.py::test_a_completed_checkpoint_commits_everything_prepared_up_to_it_in_order",
+            "tests/operators/test_sink.py::"
+            "test_a_completed_checkpoint_commits_everything_prepared_up_to_it_in_order",
         ),
     ),
     Mutant(
@@ -267,8 +267,8 @@ SINK_MUTANTS: list[Mutant] = [
         "            if False:\n",
         (
             _CRASH,
-            "tests/contracts/"
-            "test_sink.py::test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_is_not",
+            "tests/contracts/test_sink.py::"
+            "test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_is_not",
         ),
     ),
     Mutant(
@@ -277,8 +277,8 @@ SINK_MUTANTS: list[Mutant] = [
         "            if self._is_orphan(name) and await self._is_abandoned(name):\n",
         "            if self._is_orphan(name):\n",
         (
-            "tests/io/"
-            "test_parts.py::test_two_runs_of_one_flow_without_checkpoints_do_not_take_each_others_parts",
+            "tests/io/test_parts.py::"
+            "test_two_runs_of_one_flow_without_checkpoints_do_not_take_each_others_parts",
         ),
     ),
     Mutant(
@@ -287,8 +287,8 @@ SINK_MUTANTS: list[Mutant] = [
         "return not self._self_commit and int(match[3]) >= self._restored",
         "return not self._self_commit",
         (
-            "tests/contracts/"
-            "test_sink.py::test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_is_not",
+            "tests/contracts/test_sink.py::"
+            "test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_is_not",
             "tests/io/test_parts_crash.py::test_a_crash_and_a_restart_at_another_parallelism",
         ),
     ),
@@ -327,8 +327,8 @@ SINK_MUTANTS: list[Mutant] = [
         "    if found == prepared.pieces:\n        return last is not None and last >= "
         "prepared.checkpoint\n",
         (
-            "tests/io/"
-            "test_sqlite.py::test_a_job_restored_from_an_older_savepoint_commits_under_numbers_that_were_used",
+            "tests/io/test_sqlite.py::"
+            "test_a_job_restored_from_an_older_savepoint_commits_under_numbers_that_were_used",
         ),
     ),
     Mutant(
@@ -355,8 +355,8 @@ SINK_MUTANTS: list[Mutant] = [
         "        return len(head) == length and _digest(head) == known.restored[1]\n",
         "        return True\n",
         (
-            "tests/io/"
-            "test_files_restored.py::test_a_rotation_while_the_job_was_down_loses_and_repeats_nothing",
+            "tests/io/test_files_restored.py::"
+            "test_a_rotation_while_the_job_was_down_loses_and_repeats_nothing",
             _RESTORED,
         ),
     ),
@@ -383,7 +383,8 @@ SINK_MUTANTS: list[Mutant] = [
         'f"{piece.batch}:{number}"',
         'f"{number}"',
         (
-            f"{_NATS}test_a_commit_that_is_repeated_publishes_nothing_and_other_records_are_not_taken_for_repeated",
+            f"{_NATS}"
+            "test_a_repeated_commit_publishes_nothing_and_other_records_are_not_taken_for_it",
         ),
     ),
     Mutant(

@@ -96,8 +96,8 @@ SPARK_MUTANTS: list[Mutant] = [
         "        if is_silent or os.getppid() != parent:\n",
         "        if os.getppid() != parent:\n",
         (
-            "tests/spark/"
-            "test_worker_process.py::test_a_worker_whose_loop_is_held_ends_with_its_driver_all_the_same",
+            "tests/spark/test_worker_process.py::"
+            "test_a_worker_whose_loop_is_held_ends_with_its_driver_all_the_same",
         ),
     ),
     Mutant(

@@ -20,8 +20,8 @@ STATE_MUTANTS: list[Mutant] = [
         '        return Uncopied(f"{type(error).__name__}: {error}")\n',
         "        raise\n",
         (
-            "tests/state/"
-            "test_snapshot.py::test_a_value_that_cannot_be_copied_stops_the_snapshot_and_not_the_function_that_uses_it",
+            "tests/state/test_snapshot.py::"
+            "test_a_value_that_cannot_be_copied_stops_the_snapshot_and_not_the_function_that_uses_it",
         ),
     ),
     Mutant(
@@ -30,8 +30,8 @@ STATE_MUTANTS: list[Mutant] = [
         "CancellationTimeout, ValueNotSupported)\n",
         "CancellationTimeout)\n",
         (
-            "tests/api/"
-            "test_unwritable_state.py::test_keyed_state_that_cannot_be_written_ends_the_job_by_name",
+            "tests/api/test_unwritable_state.py::"
+            "test_keyed_state_that_cannot_be_written_ends_the_job_by_name",
         ),
     ),
     Mutant(
@@ -41,7 +41,8 @@ STATE_MUTANTS: list[Mutant] = [
         "        return held\n",
         (
             f"{SNAPSHOTS}test_a_list_changed_while_the_snapshot_is_written_is_in_it_as_it_was",
-            f"{SNAPSHOTS}test_accumulators_and_tables_changed_in_place_are_in_the_snapshot_as_they_were",
+            f"{SNAPSHOTS}"
+            "test_accumulators_and_tables_changed_in_place_are_in_the_snapshot_as_they_were",
         ),
     ),
     Mutant(
@@ -110,8 +111,8 @@ STATE_MUTANTS: list[Mutant] = [
         "            self._timers_of(name)\n",
         (
             f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore",
-            "tests/state/"
-            "test_timers.py::test_event_time_goes_on_at_the_lowest_watermark_of_those_whose_keys_are_taken_over",
+            "tests/state/test_timers.py::"
+            "test_event_time_goes_on_at_the_lowest_watermark_of_those_whose_keys_are_taken_over",
         ),
     ),
     Mutant(
@@ -120,8 +121,8 @@ STATE_MUTANTS: list[Mutant] = [
         "                if len(shared) > frame.last - frame.first\n",
         "                if len(shared)\n",
         (
-            "tests/state/"
-            "test_timers.py::test_each_timer_fires_once_on_the_owner_of_its_key_after_any_rescaling",
+            "tests/state/test_timers.py::"
+            "test_each_timer_fires_once_on_the_owner_of_its_key_after_any_rescaling",
         ),
     ),
     Mutant(
@@ -140,8 +141,8 @@ STATE_MUTANTS: list[Mutant] = [
         "        if not self._checkpointing:  # Nothing",
         "        if False:  # Nothing",
         (
-            "tests/io/"
-            "test_memory_streams.py::test_without_a_checkpoint_to_wait_for_put_waits_for_the_source_alone",
+            "tests/io/test_memory_streams.py::"
+            "test_without_a_checkpoint_to_wait_for_put_waits_for_the_source_alone",
         ),
     ),
     Mutant(
@@ -223,7 +224,8 @@ STATE_MUTANTS: list[Mutant] = [
         "            self.current.whole[space] = None\n",
         "            pass\n",
         (
-            f"{SNAPSHOTS}test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_written",
+            f"{SNAPSHOTS}"
+            "test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_written",
         ),
     ),
     Mutant(
@@ -238,7 +240,8 @@ STATE_MUTANTS: list[Mutant] = [
         ),
         ("        return found\n"),
         (
-            f"{SNAPSHOTS}test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_written",
+            f"{SNAPSHOTS}"
+            "test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_written",
         ),
     ),
     Mutant(
@@ -266,8 +269,8 @@ STATE_MUTANTS: list[Mutant] = [
         "        if self._runs_left > 0:\n",
         "        if False:\n",
         (
-            "tests/state/"
-            "test_heap_keys.py::test_on_a_full_loop_a_snapshot_does_more_at_once_and_gives_one_turn",
+            "tests/state/test_heap_keys.py::"
+            "test_on_a_full_loop_a_snapshot_does_more_at_once_and_gives_one_turn",
         ),
     ),
     Mutant(
@@ -315,8 +318,8 @@ STATE_MUTANTS: list[Mutant] = [
         "    for _ in range(TURNS):\n",
         "    for _ in range(1):\n",
         (
-            "tests/state/"
-            "test_heap_keys.py::test_a_record_goes_all_its_way_between_two_slices_where_the_loop_has_time",
+            "tests/state/test_heap_keys.py::"
+            "test_a_record_goes_all_its_way_between_two_slices_where_the_loop_has_time",
         ),
     ),
     Mutant(
@@ -395,8 +398,8 @@ STATE_MUTANTS: list[Mutant] = [
         "    if any(own):\n",
         "    if not any(own) or own:\n",
         (
-            "tests/api/"
-            "test_checkpoints.py::test_state_of_an_operator_of_another_kind_under_one_uid_is_refused_unless_allowed",
+            "tests/api/test_checkpoints.py::"
+            "test_state_of_an_operator_of_another_kind_under_one_uid_is_refused_unless_allowed",
         ),
     ),
     Mutant(
@@ -405,8 +408,8 @@ STATE_MUTANTS: list[Mutant] = [
         "if name not in self._asked and state.get()]",
         "if name in self._asked and not state.get()]",
         (
-            "tests/api/"
-            "test_checkpoints.py::test_state_of_an_operator_of_another_kind_under_one_uid_is_refused_unless_allowed",
+            "tests/api/test_checkpoints.py::"
+            "test_state_of_an_operator_of_another_kind_under_one_uid_is_refused_unless_allowed",
             "tests/state/"
             "test_operator_state.py::test_restored_lists_that_nobody_asked_for_are_known",
         ),
@@ -426,9 +429,9 @@ STATE_MUTANTS: list[Mutant] = [
         ),
         (
             "tests/api/test_checkpoints.py::"
-            "test_a_running_job_with_operator_state_that_cannot_be_kept_fails_at_its_first_checkpoint_naming_it",
-            "tests/state/"
-            "test_operator_state.py::test_what_cannot_be_copied_is_refused_by_name_when_it_is_written",
+            "test_operator_state_that_cannot_be_kept_fails_a_running_job_at_its_first_checkpoint",
+            "tests/state/test_operator_state.py::"
+            "test_what_cannot_be_copied_is_refused_by_name_when_it_is_written",
         ),
     ),
     Mutant(

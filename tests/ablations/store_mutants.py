@@ -13,8 +13,8 @@ STORE_MUTANTS: list[Mutant] = [
         'put_file(aside, "wb", data, True)',
         'put_file(aside, "wb", data, False)',
         (
-            "tests/core/"
-            "test_system_files.py::test_content_is_durable_before_the_name_and_the_name_before_the_answer",
+            "tests/core/test_system_files.py::"
+            "test_content_is_durable_before_the_name_and_the_name_before_the_answer",
         ),
     ),
     Mutant(
@@ -23,8 +23,8 @@ STORE_MUTANTS: list[Mutant] = [
         "    fsync_path(directory)\n    return created\n",
         "    return created\n",
         (
-            "tests/core/"
-            "test_system_files.py::test_content_is_durable_before_the_name_and_the_name_before_the_answer",
+            "tests/core/test_system_files.py::"
+            "test_content_is_durable_before_the_name_and_the_name_before_the_answer",
         ),
     ),
     Mutant(
@@ -33,8 +33,8 @@ STORE_MUTANTS: list[Mutant] = [
         "            await self._objects.harden()\n",
         "            pass\n",
         (
-            "tests/checkpoint_store/"
-            "test_crashes.py::test_what_a_successor_has_found_survives_although_its_writer_died_before_it_was_durable",
+            "tests/checkpoint_store/test_crashes.py::"
+            "test_what_a_successor_has_found_survives_its_writer_that_died_before_it_was_durable",
         ),
     ),
     Mutant(
@@ -85,8 +85,8 @@ STORE_MUTANTS: list[Mutant] = [
         "                if not fall_back:\n",
         "                if fall_back:\n",
         (
-            "tests/checkpoint_store/"
-            "test_store.py::test_a_newest_that_is_damaged_is_refused_and_passed_over_only_when_asked",
+            "tests/checkpoint_store/test_store.py::"
+            "test_a_newest_that_is_damaged_is_refused_and_passed_over_only_when_asked",
         ),
     ),
     Mutant(
@@ -149,8 +149,8 @@ STORE_MUTANTS: list[Mutant] = [
         "        if self._lease is not None:\n            await self._lease.confirm()\n",
         "        if self._lease is None:\n            return\n",
         (
-            "tests/checkpoint_store/"
-            "test_flow_lease.py::test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more",
+            "tests/checkpoint_store/test_flow_lease.py::"
+            "test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more",
         ),
     ),
     Mutant(
@@ -172,8 +172,8 @@ STORE_MUTANTS: list[Mutant] = [
         "self.candidate:\n",
         "            if head is None:\n",
         (
-            "tests/checkpoint_store/"
-            "test_flow_lease.py::test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more",
+            "tests/checkpoint_store/test_flow_lease.py::"
+            "test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more",
         ),
     ),
     Mutant(
@@ -184,8 +184,8 @@ STORE_MUTANTS: list[Mutant] = [
         (
             "tests/checkpoint_store/"
             "test_flow_lease.py::test_a_second_job_is_refused_naming_the_first",
-            "tests/checkpoint_store/"
-            "test_flow_lease.py::test_one_that_was_killed_elsewhere_is_followed_when_its_lease_has_run_out",
+            "tests/checkpoint_store/test_flow_lease.py::"
+            "test_one_that_was_killed_elsewhere_is_followed_when_its_lease_has_run_out",
         ),
     ),
     Mutant(
@@ -194,8 +194,8 @@ STORE_MUTANTS: list[Mutant] = [
         "        return _start_time(process.pid) != process.started\n",
         "        return True\n",
         (
-            "tests/checkpoint_store/"
-            "test_flow_lease.py::test_a_process_of_this_machine_that_was_killed_is_known_to_be_dead",
+            "tests/checkpoint_store/test_flow_lease.py::"
+            "test_a_process_of_this_machine_that_was_killed_is_known_to_be_dead",
         ),
     ),
     Mutant(
@@ -211,8 +211,8 @@ STORE_MUTANTS: list[Mutant] = [
         (
             "tests/checkpoint_store/"
             "test_sweeping.py::test_state_that_no_checkpoint_refers_to_goes_once_it_is_old",
-            "tests/checkpoint_store/"
-            "test_crashes.py::test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged",
+            "tests/checkpoint_store/test_crashes.py::"
+            "test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged",
         ),
     ),
     Mutant(
@@ -261,10 +261,10 @@ STORE_MUTANTS: list[Mutant] = [
         "        wanted = {name for part in self._parts.values() for name in part}\n",
         "        wanted = {name for part in list(self._parts.values())[1:] for name in part}\n",
         (
-            "tests/checkpoint/"
-            "test_local_state.py::test_a_copy_stays_while_a_checkpoint_refers_to_it_that_the_job_may_go_back_to",
-            "tests/api/"
-            "test_checkpoints.py::test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote",
+            "tests/checkpoint/test_local_state.py::"
+            "test_a_copy_stays_while_a_checkpoint_refers_to_it_that_the_job_may_go_back_to",
+            "tests/api/test_checkpoints.py::"
+            "test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote",
         ),
     ),
     Mutant(
@@ -274,8 +274,8 @@ STORE_MUTANTS: list[Mutant] = [
         "        return store\n",
         (
             "tests/checkpoint/test_local_state.py::test_what_was_written_here_is_read_here",
-            "tests/api/"
-            "test_checkpoints.py::test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote",
+            "tests/api/test_checkpoints.py::"
+            "test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote",
         ),
     ),
 ]

@@ -16,7 +16,7 @@ ENDED = (
     "tests/api/test_unaligned.py::test_checkpoints_complete_while_records_of_an_ended_source_wait"
 )
 
-HELD_UP = f"{HERE}test_a_task_held_up_by_one_checkpoint_keeps_what_was_in_flight_at_those_that_came_meanwhile"
+HELD_UP = f"{HERE}test_a_task_held_up_by_a_checkpoint_keeps_what_was_in_flight_at_those_meanwhile"
 
 LATE = (
     "tests/task/test_rescaled_time.py::test_nothing_becomes_late_or_stops_being_late_by_a_rescale"
@@ -29,10 +29,10 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "                if self._perf_ns() >= deadline:\n                    yield\n",
         "                if self._perf_ns() < 0:\n                    yield\n",
         (
-            "tests/task/"
-            "test_chain.py::test_a_firing_that_cannot_wait_is_worked_off_by_slices_whatever_room_there_is",
-            "tests/task/"
-            "test_unaligned.py::test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_and_lets_the_loop_have_its_turns",
+            "tests/task/test_chain.py::"
+            "test_a_firing_that_cannot_wait_is_worked_off_by_slices_whatever_room_there_is",
+            "tests/task/test_unaligned.py::"
+            "test_a_checkpoint_amid_a_firing_ends_it_without_room_and_gives_the_loop_turns",
         ),
     ),
     Mutant(
@@ -41,8 +41,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "        for _ in self._chain.finish_pending():\n",
         "        if next(self._chain.finish_pending(), self) is not self:\n",
         (
-            "tests/task/"
-            "test_unaligned.py::test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_and_lets_the_loop_have_its_turns",
+            "tests/task/test_unaligned.py::"
+            "test_a_checkpoint_amid_a_firing_ends_it_without_room_and_gives_the_loop_turns",
         ),
     ),
     Mutant(
@@ -53,8 +53,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "self._priority:\n            later.clear()\n",
         (
             HELD_UP,
-            "tests/network/"
-            "test_remote_channel.py::test_each_of_two_barriers_that_wait_has_overtaken_all_that_waits",
+            "tests/network/test_remote_channel.py::"
+            "test_each_of_two_barriers_that_wait_has_overtaken_all_that_waits",
         ),
     ),
     Mutant(
@@ -83,8 +83,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         " and not self.barriers.is_over(barrier.checkpoint_id)",
         "",
         (
-            "tests/task/"
-            "test_priority_events.py::test_what_barriers_have_overtaken_is_forgotten_with_their_checkpoint",
+            "tests/task/test_priority_events.py::"
+            "test_what_barriers_have_overtaken_is_forgotten_with_their_checkpoint",
         ),
     ),
     Mutant(
@@ -150,9 +150,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "aioflow/task/inflight_restore.py",
         "            valve.restore(number, found.time)\n",
         "            valve.restore(number, BEGINNING)\n",
-        (
-            f"{HERE}test_a_channel_that_has_nothing_in_flight_does_not_hold_back_event_time_after_a_restore",
-        ),
+        (f"{HERE}test_a_channel_with_nothing_in_flight_holds_back_no_event_time_after_a_restore",),
     ),
     Mutant(
         "a barrier that was sent in its turn may not overtake later",
@@ -182,8 +180,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "list(takewhile(_is_priority, self.unsent))",
         "list(takewhile(lambda sent: False, self.unsent))",
         (
-            "tests/protocol/"
-            "test_exchange.py::test_events_that_overtake_leave_in_their_order_and_overtake_none_of_each_other",
+            "tests/protocol/test_exchange.py::"
+            "test_events_that_overtake_leave_in_their_order_and_overtake_none_of_each_other",
         ),
     ),
     Mutant(
@@ -192,8 +190,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "        if inlet is not None and inlet.is_refused:\n",
         "        if inlet is not None:\n",
         (
-            "tests/protocol/"
-            "test_exchange.py::test_asking_again_for_a_partition_that_was_found_meanwhile_changes_nothing",
+            "tests/protocol/test_exchange.py::"
+            "test_asking_again_for_a_partition_that_was_found_meanwhile_changes_nothing",
         ),
     ),
     Mutant(
@@ -208,9 +206,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         ),
         "        return self._first_after_end is not None and self._completed >= "
         "self._first_after_end\n",
-        (
-            f"{HERE}test_a_task_that_may_end_serves_a_later_checkpoint_until_its_data_in_flight_are_known",
-        ),
+        (f"{HERE}test_a_task_that_may_end_serves_a_later_checkpoint_until_its_flight_is_known",),
     ),
     Mutant(
         "data in flight are dropped where an exchange has become one to one",
@@ -219,8 +215,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "        ends = {which[1:] for which in files if which[0] is ChannelSide.INPUT and "
         "vertex.inputs[0].may_be_overtaken}\n",
         (
-            "tests/checkpoint/"
-            "test_assignment.py::test_data_in_flight_is_dealt_out_although_the_exchange_is_one_to_one_now",
+            "tests/checkpoint/test_assignment.py::"
+            "test_data_in_flight_is_dealt_out_although_the_exchange_is_one_to_one_now",
         ),
     ),
     Mutant(
@@ -250,8 +246,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "        until = ahead[1][0] if len(ahead) > 1 else MAX_WATERMARK\n",
         "        until = MAX_WATERMARK\n",
         (
-            "tests/task/"
-            "test_inflight_restore.py::test_lines_of_former_subtasks_are_merged_in_the_order_of_their_watermarks",
+            "tests/task/test_inflight_restore.py::"
+            "test_lines_of_former_subtasks_are_merged_in_the_order_of_their_watermarks",
         ),
     ),
     Mutant(
@@ -270,8 +266,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "        valve = StatusWatermarkValve(max(len(channels), head.channels, 1))\n",
         "        valve = StatusWatermarkValve(max(len(channels), 1))\n",
         (
-            "tests/task/"
-            "test_inflight_restore.py::test_a_channel_that_has_told_nothing_holds_back_though_it_left_nothing",
+            "tests/task/test_inflight_restore.py::"
+            "test_a_channel_that_has_told_nothing_holds_back_though_it_left_nothing",
         ),
     ),
     Mutant(

@@ -15,8 +15,8 @@ WIRE_MUTANTS: list[Mutant] = [
         "FORGET_S = GIVE_UP_S + 1.5 * HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1)\n",
         "FORGET_S = GIVE_UP_S\n",
         (
-            "tests/network/"
-            "test_links.py::test_after_outages_around_the_limit_all_is_read_or_the_consumer_has_given_up",
+            "tests/network/test_links.py::"
+            "test_after_outages_around_the_limit_all_is_read_or_the_consumer_has_given_up",
         ),
     ),
     Mutant(
@@ -25,10 +25,10 @@ WIRE_MUTANTS: list[Mutant] = [
         "    return Broken(\n",
         "    return ProducerFailed(\n",
         (
-            "tests/network/"
-            "test_links.py::test_a_consumer_that_comes_back_after_its_producer_has_forgotten_it_fails",
-            "tests/protocol/"
-            "test_exchange.py::test_a_producer_that_forgot_the_channel_fails_it_instead_of_beginning_again",
+            "tests/network/test_links.py::"
+            "test_a_consumer_that_comes_back_after_its_producer_has_forgotten_it_fails",
+            "tests/protocol/test_exchange.py::"
+            "test_a_producer_that_forgot_the_channel_fails_it_instead_of_beginning_again",
         ),
     ),
     Mutant(
@@ -93,8 +93,8 @@ WIRE_MUTANTS: list[Mutant] = [
         "    for arguments in (_told_to_pickle, _args, _short_args):\n",
         "    for arguments in (_told_to_pickle,):\n",
         (
-            "tests/protocol/"
-            "test_errors.py::test_an_error_that_tells_pickle_what_cannot_travel_is_rebuilt_of_its_args",
+            "tests/protocol/test_errors.py::"
+            "test_an_error_that_tells_pickle_what_cannot_travel_is_rebuilt_of_its_args",
         ),
     ),
     Mutant(
@@ -103,8 +103,8 @@ WIRE_MUTANTS: list[Mutant] = [
         "        return self._unread > 0\n",
         "        return False\n",
         (
-            "tests/task/"
-            "test_output.py::test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one",
+            "tests/task/test_output.py::"
+            "test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one",
         ),
     ),
     Mutant(
@@ -113,8 +113,8 @@ WIRE_MUTANTS: list[Mutant] = [
         "        return self._unread > 0\n",
         "        return True\n",
         (
-            "tests/task/"
-            "test_output.py::test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one",
+            "tests/task/test_output.py::"
+            "test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one",
         ),
     ),
     Mutant(
@@ -123,8 +123,8 @@ WIRE_MUTANTS: list[Mutant] = [
         "                if all(map(is_, keys, map(_getter(kind, field), values))):\n",
         "                if True:\n",
         (
-            "tests/core/"
-            "test_batch_codec.py::test_keys_that_are_no_field_of_all_values_come_out_as_they_went_in",
+            "tests/core/test_batch_codec.py::"
+            "test_keys_that_are_no_field_of_all_values_come_out_as_they_went_in",
         ),
     ),
     Mutant(
@@ -151,7 +151,7 @@ WIRE_MUTANTS: list[Mutant] = [
         "        elif (reduced := None) is not None:\n",
         (
             "tests/cluster/test_shipping.py"
-            "::test_the_attributes_of_a_function_object_are_as_near_in_the_worker_as_where_it_was_made",
+            "::test_attributes_of_a_function_object_are_as_near_in_the_worker_as_where_it_was_made",
         ),
     ),
     Mutant(
@@ -161,8 +161,8 @@ WIRE_MUTANTS: list[Mutant] = [
         "state):\n",
         "    if not state:\n",
         (
-            "tests/cluster/"
-            "test_shipping.py::test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it",
+            "tests/cluster/test_shipping.py::"
+            "test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it",
         ),
     ),
     Mutant(
@@ -171,8 +171,8 @@ WIRE_MUTANTS: list[Mutant] = [
         '        if not usual or hasattr(cls, "__setstate__") or cls in self.dispatch_table:\n',
         "        if not usual or cls in self.dispatch_table:\n",
         (
-            "tests/cluster/"
-            "test_shipping.py::test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it",
+            "tests/cluster/test_shipping.py::"
+            "test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it",
         ),
     ),
     Mutant(
@@ -187,8 +187,8 @@ WIRE_MUTANTS: list[Mutant] = [
         ),
         "        if not self.is_starting:\n",
         (
-            "tests/network/"
-            "test_subpartition.py::test_the_first_batches_are_small_and_grow_when_the_consumer_is_through_with_some",
+            "tests/network/test_subpartition.py::"
+            "test_the_first_batches_are_small_and_grow_when_the_consumer_is_through_with_some",
         ),
     ),
     Mutant(
@@ -202,8 +202,8 @@ WIRE_MUTANTS: list[Mutant] = [
         ),
         "            pass\n",
         (
-            "tests/task/"
-            "test_output.py::test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",
+            "tests/task/test_output.py::"
+            "test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",
         ),
     ),
     Mutant(
@@ -212,8 +212,8 @@ WIRE_MUTANTS: list[Mutant] = [
         "bool(self._backlog or self._unread or self.builder.values)",
         "True",
         (
-            "tests/task/"
-            "test_output.py::test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",
+            "tests/task/test_output.py::"
+            "test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",
         ),
     ),
     Mutant(
@@ -222,8 +222,8 @@ WIRE_MUTANTS: list[Mutant] = [
         "                subpartition.grow()\n        self._on_resized()\n",
         "                subpartition.grow()\n",
         (
-            "tests/task/"
-            "test_output.py::test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",
+            "tests/task/test_output.py::"
+            "test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",
         ),
     ),
     Mutant(
@@ -232,8 +232,8 @@ WIRE_MUTANTS: list[Mutant] = [
         "    step = max(records, min(-(-count // PIECES_MAX), records_max))\n",
         "    step = records\n",
         (
-            "tests/task/"
-            "test_output.py::test_what_comes_all_at_once_is_queued_in_few_batches_and_says_nothing_of_how_fast_the_consumer_is",
+            "tests/task/test_output.py::"
+            "test_what_comes_at_once_is_queued_in_few_batches_and_says_nothing_of_the_consumer",
         ),
     ),
     Mutant(
@@ -248,8 +248,8 @@ WIRE_MUTANTS: list[Mutant] = [
         ),
         "            count = min(stage.column_limit, self._slice_columns_max)\n",
         (
-            "tests/task/"
-            "test_chain.py::test_a_window_takes_columns_in_large_pieces_however_few_of_its_results_are_wanted_at_a_time",
+            "tests/task/test_chain.py::"
+            "test_a_window_takes_columns_in_large_pieces_however_few_of_its_results_are_wanted",
         ),
     ),
     Mutant(
@@ -259,9 +259,9 @@ WIRE_MUTANTS: list[Mutant] = [
         "        self.column_records = self.column_records_max\n",
         (
             "tests/network/test_debloat.py::"
-            "test_a_task_that_takes_rows_of_columns_has_a_second_of_them_before_it_whatever_a_batch_of_rows_may_hold",
-            "tests/task/"
-            "test_output.py::test_columns_come_in_batches_of_what_the_consumer_asked_for_and_so_does_the_task_take_them",
+            "test_a_task_that_takes_rows_of_columns_has_a_second_of_them_before_it",
+            "tests/task/test_output.py::"
+            "test_columns_come_and_are_taken_in_batches_of_what_the_consumer_asked_for",
         ),
     ),
     Mutant(
@@ -287,8 +287,8 @@ WIRE_MUTANTS: list[Mutant] = [
         ),
         "        if self.credit.is_credit_due or self.untold_events >= UNTOLD_EVENTS_MAX:\n",
         (
-            "tests/network/"
-            "test_remote_channel.py::test_batches_that_were_taken_over_are_told_long_before_half_of_the_window_is",
+            "tests/network/test_remote_channel.py::"
+            "test_batches_that_were_taken_over_are_told_long_before_half_of_the_window_is",
         ),
     ),
 ]

@@ -1052,7 +1052,7 @@ class Holds(af.CheckpointedFunction):
         return value
 
 
-async def test_a_running_job_with_operator_state_that_cannot_be_kept_fails_at_its_first_checkpoint_naming_it(
+async def test_operator_state_that_cannot_be_kept_fails_a_running_job_at_its_first_checkpoint(
     store: str,
 ) -> None:
     """As with keyed state: no restart would change it."""

@@ -1372,9 +1372,7 @@ async def test_what_a_source_starts_is_in_its_own_scope_whichever_operator_runs_
     }
 
 
-async def test_a_thread_that_a_source_started_is_in_its_scope_while_an_operator_holds_the_loop() -> (
-    None
-):
+async def test_a_thread_of_a_source_is_in_its_scope_while_an_operator_holds_the_loop() -> None:
     held, looked = threading.Event(), threading.Event()
     seen: list[str] = []
 

@@ -319,9 +319,7 @@ async def test_plain_functions_that_cancel_fail_the_job_by_name(
     assert "aioflow: in " in caught.value.__notes__[0]
 
 
-async def test_a_plain_source_that_takes_the_result_of_a_cancelled_future_fails_the_job_by_name() -> (
-    None
-):
+async def test_a_plain_source_that_asks_a_cancelled_future_fails_the_job_by_name() -> None:
     def numbers() -> Iterator[int]:
         yield 1
         raise asyncio.CancelledError

@@ -112,9 +112,7 @@ async def test_rescale_of_a_running_flow_feeds_the_local_group_alone(
         assert max(shares) - min(shares) <= 1
 
 
-async def test_a_source_makes_no_more_than_there_is_room_for_and_goes_on_at_the_pace_of_its_sink() -> (
-    None
-):
+async def test_a_source_makes_no_more_than_there_is_room_for_and_keeps_pace_with_its_sink() -> None:
     """E4.1, E4.2: what is in flight between the two stays the same however long the sink takes;
     once it is let go, all of it arrives.
     """

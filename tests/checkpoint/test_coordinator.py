@@ -123,9 +123,7 @@ def test_slow_acknowledgement_keeps_the_next_one_back_and_a_savepoint_goes_first
     assert triggered(job.advance(1000)) == [4]  # and then what the clock asks for.
 
 
-def test_a_checkpoint_that_takes_several_intervals_is_warned_of_once_and_again_at_twice_its_age() -> (
-    None
-):
+def test_a_checkpoint_of_several_intervals_is_warned_of_once_and_again_at_twice_its_age() -> None:
     job = Job(interval_ms=2_000)
     job.run()
     assert triggered(job.advance(2_000)) == [1]
@@ -741,9 +739,7 @@ def test_stop_without_savepoint_ends_with_a_checkpoint() -> None:
     assert answered(job.complete(1)) == {7: "file:///1"}
 
 
-def test_stop_without_savepoint_whose_checkpoint_fails_tries_again_and_is_answered_once_it_is_complete() -> (
-    None
-):
+def test_stop_without_savepoint_tries_a_failed_checkpoint_again_and_is_answered_then() -> None:
     job = Job(tolerable_failures=1)
     job.run()
     job.stop(7, savepoint=False, directory="")

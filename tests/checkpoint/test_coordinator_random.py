@@ -393,7 +393,5 @@ class World(RuleBasedStateMachine):
         )
 
 
-def test_nothing_is_deleted_too_early_or_completed_too_soon_in_whatever_order_things_happen() -> (
-    None
-):
+def test_nothing_is_deleted_too_early_or_completed_too_soon_in_whatever_order() -> None:
     run_state_machine_as_test(World, settings=settings(max_examples=30, stateful_step_count=50))

@@ -81,9 +81,7 @@ def test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowled
     assert crashed_inside > SEEDS // 2, "the crashes hit nothing, so the test tests nothing"
 
 
-def test_what_a_successor_has_found_survives_although_its_writer_died_before_it_was_durable() -> (
-    None
-):
+def test_what_a_successor_has_found_survives_its_writer_that_died_before_it_was_durable() -> None:
     """R16: it resumes that checkpoint and commits what was prepared for it, so it must not go
     back behind it later.
     """

@@ -377,9 +377,7 @@ def test_an_error_while_cancelling_is_no_failure() -> None:
     assert not hasattr(earlier, "__notes__")
 
 
-def test_cancel_while_a_region_waits_for_its_restart_ends_the_job_and_nothing_is_deployed_later() -> (
-    None
-):
+def test_cancel_while_a_region_waits_for_its_restart_ends_the_job_and_deploys_nothing() -> None:
     job = Job(graph(fixed_delay(5, "1h")))
     job.run_all()
     job.report(0, FAILED, ValueError())

@@ -44,9 +44,7 @@ def run(monitor: HeartbeatMonitor, start: float, end: float) -> list[tuple[float
     return done
 
 
-def test_a_watched_peer_gets_a_heartbeat_at_once_and_then_each_interval_with_the_payload_of_the_moment() -> (
-    None
-):
+def test_a_watched_peer_gets_a_heartbeat_at_once_and_each_interval_with_a_new_payload() -> None:
     count = 0
 
     def report(peer: str) -> object:

@@ -197,9 +197,7 @@ async def until(condition, seconds: float = 60.0) -> None:  # type: ignore[no-un
             await asyncio.sleep(0.05)
 
 
-def test_a_leader_that_cannot_renew_is_cancelled_before_its_lease_ends_and_leads_again_when_it_can() -> (
-    None
-):
+def test_a_leader_that_cannot_renew_is_cancelled_before_its_lease_ends_and_leads_again() -> None:
     """I6.1: `stop_s` is there to end in order."""
 
     async def main(host: SimulatedHost) -> None:

@@ -195,9 +195,7 @@ def test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it
     assert (named, named.name) == ({"one": 1}, "items")
 
 
-def test_the_attributes_of_a_function_object_are_as_near_in_the_worker_as_where_it_was_made() -> (
-    None
-):
+def test_attributes_of_a_function_object_are_as_near_in_the_worker_as_where_it_was_made() -> None:
     def keeps_a_dict(instance: object) -> bool:
         """Whether the collector sees a dict between the object and its attributes."""
         return any(type(held) is dict for held in gc.get_referents(instance))

@@ -38,9 +38,7 @@ def active(slots: int = 1) -> TaskSlotTable:
     return table
 
 
-def test_a_requested_slot_is_offered_once_its_job_master_is_connected_and_accepted_it_is_active() -> (
-    None
-):
+def test_a_requested_slot_is_offered_once_its_job_master_is_connected_then_it_is_active() -> None:
     """I4: request, connect, offer, accept."""
     table = TaskSlotTable(2, timeout_s=10.0)
     assert table.request(1, "job", "a1", "jm:1", 0.0) == [ConnectToJobMaster("job", "jm:1")]

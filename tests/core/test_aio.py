@@ -140,9 +140,7 @@ async def test_cancelling_the_owner_in_its_body_cancels_the_children() -> None:
     assert log == ["child"]
 
 
-async def test_child_that_fails_while_the_owner_is_cancelled_wins_and_the_cancellation_is_kept() -> (
-    None
-):
+async def test_child_that_fails_while_the_owner_is_cancelled_wins_and_keeps_the_cancel() -> None:
     seen: list[str] = []
 
     async def stubborn() -> None:

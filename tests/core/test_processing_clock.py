@@ -85,9 +85,7 @@ def test_a_step_back_is_not_followed_and_logged_once(caplog: pytest.LogCaptureFi
     assert clock() == start + 41_000 == machine.wall_ms()
 
 
-def test_a_step_forward_is_followed_as_far_as_the_wall_clock_though_it_had_been_put_back_before() -> (
-    None
-):
+def test_a_step_forward_is_followed_to_the_wall_clock_though_it_was_put_back_before() -> None:
     machine, clock, start = begun()
     machine.set_ms -= 5_000
     machine.now_s += 1

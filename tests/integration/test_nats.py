@@ -357,7 +357,7 @@ async def test_a_server_without_jetstream_says_so(name: str) -> None:
             await nats(f"nats://127.0.0.1:{server.port}", name, stream=name).discover()
 
 
-async def test_a_commit_that_is_repeated_publishes_nothing_and_other_records_are_not_taken_for_repeated(
+async def test_a_repeated_commit_publishes_nothing_and_other_records_are_not_taken_for_it(
     server: Server, url: str, name: str, ctx: SinkContext
 ) -> None:
     """A job that was restored from an older savepoint counts through the same checkpoints again."""

@@ -75,7 +75,7 @@ async def test_a_file_that_grows_after_it_was_read_is_not_read_again_and_that_is
     "first", [["1"], ["line 1", "line 2", "line 3"]], ids=["whole", "in parts"]
 )
 @pytest.mark.parametrize("split_bytes", [SPLIT_BYTES, 3, 10_000])
-async def test_a_file_that_grew_while_the_job_was_down_or_is_cut_elsewhere_now_is_not_read_again(
+async def test_a_file_that_grew_while_the_job_was_down_or_is_cut_elsewhere_is_not_read_again(
     inbox: Inbox, tmp_path: Path, first: list[str], split_bytes: int
 ) -> None:
     inbox.put("a", *first)

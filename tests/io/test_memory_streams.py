@@ -223,9 +223,7 @@ async def test_a_restored_checkpoint_covers_what_it_holds_although_nobody_lived_
         assert await take(reader, 1) == ["b"]
 
 
-async def test_whoever_waits_for_what_was_accepted_waits_no_longer_once_it_was_read_or_the_job_is_over() -> (
-    None
-):
+async def test_who_waits_for_what_was_accepted_waits_until_it_is_read_or_the_job_is_over() -> None:
     source = push().for_run()
     inlet = inlet_of(source)
     await inlet.put_many(["early", "next"])
@@ -249,9 +247,7 @@ async def test_whoever_waits_for_what_was_accepted_waits_no_longer_once_it_was_r
         await inlet.caught_up()
 
 
-async def test_a_durable_put_before_the_first_reader_counts_from_where_an_earlier_run_had_ended() -> (
-    None
-):
+async def test_a_durable_put_before_the_first_reader_counts_from_where_a_run_had_ended() -> None:
     source = push().for_run()
     inlet = inlet_of(source)
     durable = asyncio.ensure_future(inlet.put("early", durable=True))

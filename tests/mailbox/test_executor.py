@@ -338,7 +338,7 @@ class TestYield:
         with pytest.raises(ValueError, match="reported"):
             await processor.run_loop()
 
-    async def test_error_reported_while_an_operator_yields_before_the_loop_runs_interrupts_it_as_it_is(
+    async def test_error_reported_while_an_operator_yields_before_the_loop_interrupts_it(
         self,
     ) -> None:
         processor = MailboxProcessor(complete)

@@ -63,9 +63,7 @@ def test_a_change_below_the_threshold_is_not_announced() -> None:
     assert task.announced == announced
 
 
-def test_a_slow_task_gets_small_batches_after_its_first_one_and_large_ones_when_it_is_fast_again() -> (
-    None
-):
+def test_a_slow_task_gets_small_batches_after_its_first_and_large_ones_when_fast_again() -> None:
     task = Task()
     task.work(100, for_s=12)
     assert task.announced[0] == (10.24, 100 // BATCHES_PER_CHANNEL)
@@ -162,9 +160,7 @@ class World:
         return polled[1].values
 
 
-def test_a_task_that_takes_rows_of_columns_has_a_second_of_them_before_it_whatever_a_batch_of_rows_may_hold() -> (
-    None
-):
+def test_a_task_that_takes_rows_of_columns_has_a_second_of_them_before_it() -> None:
     """Six thousand rows a second are more than four full batches of rows, and far less than four
     of columns.
     """
@@ -196,9 +192,7 @@ def test_a_slow_gate_shrinks_the_batches_of_its_producer_and_loses_nothing() -> 
     assert len(world.take(0, 0.01)) == 100 // BATCHES_PER_CHANNEL
 
 
-def test_the_output_of_one_record_that_is_larger_than_a_shrunk_batch_arrives_whole_and_in_order() -> (
-    None
-):
+def test_the_output_of_a_record_that_exceeds_a_shrunk_batch_arrives_whole_and_in_order() -> None:
     """D6.2"""
     world = World()
     subpartition = world.partitions[0].subpartitions[0]

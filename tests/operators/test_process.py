@@ -266,9 +266,7 @@ async def test_one_physical_timer_moves_to_the_earliest() -> None:
         hash(context.keyed_state.current_key)
 
 
-async def test_processing_time_timers_that_wait_fire_at_the_end_of_the_input_and_cannot_be_set_anew() -> (
-    None
-):
+async def test_waiting_processing_time_timers_fire_at_the_end_of_input_and_cannot_be_set() -> None:
     class Again(Timers):
         def on_timer(self, timestamp: int, ctx: ProcessContext) -> list[Any]:
             ctx.timer_service.register_processing_time_timer(timestamp + 1)
@@ -373,9 +371,7 @@ async def test_watermarks_are_none_before_the_first_and_max_at_the_end() -> None
     ]
 
 
-async def test_without_event_time_there_is_no_timestamp_and_an_event_time_timer_is_refused_when_registered() -> (
-    None
-):
+async def test_without_event_time_there_is_no_timestamp_and_event_time_timers_are_refused() -> None:
     context = Context(has_event_time=False)
     operator = await opened(KeyedProcessOperator(Timers(processing=True)), context)
     assert rows(push(operator, keyed_batch("a", [[5]]))) == []
@@ -740,9 +736,7 @@ async def test_a_broadcast_element_has_no_key_and_no_timers(use: Any) -> None:
         operator.process_input(1, RecordBatch([1]))
 
 
-async def test_a_timer_that_fires_on_the_way_of_a_broadcast_element_cannot_write_broadcast_state() -> (
-    None
-):
+async def test_a_timer_fired_on_the_way_of_a_broadcast_cannot_write_broadcast_state() -> None:
     class Writes(KeyedBroadcastProcessFunction[str, int, int, Any]):
         def process_element(self, value: int, ctx: ProcessContext) -> None:
             ctx.timer_service.register_event_time_timer(5)

@@ -91,9 +91,7 @@ def test_what_is_no_aggregate_of_ours_gets_whole_elements() -> None:
     assert taken_by(object()) is None
 
 
-async def test_a_window_adds_up_both_kinds_of_batches_and_gives_no_part_of_an_element_out_as_late() -> (
-    None
-):
+async def test_a_window_adds_up_both_kinds_of_batches_and_gives_out_no_part_as_late() -> None:
     late: OutputTag[Any] = OutputTag("late")
     operator = await context.opened(
         SliceWindowOperator(tumbling("10ms"), af.sum(value), late_tag=late)

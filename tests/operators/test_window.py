@@ -400,9 +400,7 @@ async def test_a_trigger_of_the_user_has_state_per_key_and_window() -> None:
     assert [row[:2] for row in rows] == [("k", 0), ("k", 0), ("k", 10), ("k", 10), ("j", 0)]
 
 
-async def test_an_event_time_timer_without_a_watermark_strategy_is_an_error_when_it_is_registered() -> (
-    None
-):
+async def test_an_event_time_timer_without_a_watermark_strategy_is_refused_when_set() -> None:
     operator = await window(tumbling("10ms"), Context(has_event_time=False))
     with pytest.raises(StateError, match="no watermark strategy"):
         drive(operator, cut([("k", 1, 1, START)], START, [1]))

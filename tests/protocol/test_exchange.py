@@ -401,7 +401,7 @@ def test_a_channel_goes_on_exactly_where_the_connection_broke(arrived: int) -> N
 @pytest.mark.parametrize(
     "arrived", [*range(0, 420, 13), 420 + PAYLOAD_BYTES_MAX, 440 + 2 * PAYLOAD_BYTES_MAX]
 )
-def test_an_event_that_overtakes_comes_once_and_tells_what_it_overtook_wherever_the_connection_broke(
+def test_an_event_that_overtakes_comes_once_wherever_the_connection_broke(
     arrived: int, moment: str
 ) -> None:
     """F6, fault 10: what is here in front of it and what the producer keeps as overtaken are all

@@ -130,7 +130,7 @@ TOOLS = (
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_on_the_java_of_the_wheel_what_is_killed_loses_no_row_and_doubles_none_and_fails_calls_that_cannot_go_on(
+def test_on_the_java_of_the_wheel_what_is_killed_loses_and_doubles_no_row(
     tmp_path: Path,
 ) -> None:
     """Python processes while a source reads and while a sink writes: the second attempt of a task

@@ -239,7 +239,7 @@ async def test_a_commit_that_died_between_two_files_completes_them(
     assert await ids_in(spark, tmp_path / "out") == list(range(3 * BATCH_ROWS))
 
 
-async def test_a_new_attempt_deletes_what_was_begun_after_the_checkpoint_and_keeps_what_was_prepared(
+async def test_a_new_attempt_deletes_what_was_begun_later_and_keeps_what_was_prepared(
     spark: SparkBridge, tmp_path: Path
 ) -> None:
     sink = frames(spark, into=tmp_path / "out", schema=SCHEMA)

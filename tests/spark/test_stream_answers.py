@@ -79,7 +79,7 @@ async def test_a_query_whose_python_process_comes_too_late_begins_again(tmp_path
         await streamed(tmp_path, rows, event_of, counts, late=[0, STARTS_MAX])
 
 
-async def test_a_query_that_runs_for_long_may_come_too_late_as_often_as_it_likes_if_batches_get_through(
+async def test_a_long_query_may_come_too_late_as_often_as_it_likes_if_batches_get_through(
     tmp_path: Path,
 ) -> None:
     rows = [[Event("a", at, 0)._asdict()] for at in (1, 2, 3)]

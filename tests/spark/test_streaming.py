@@ -62,7 +62,7 @@ def flow_of(
     return flow
 
 
-async def test_what_is_there_is_taken_once_and_more_by_the_next_run_and_a_batch_that_is_given_again_by_none(
+async def test_what_is_there_is_taken_once_and_more_by_the_next_run_and_repeats_by_none(
     spark: SparkBridge, tmp_path: Path
 ) -> None:
     files(tmp_path / "in", 0, 3)

@@ -136,9 +136,7 @@ async def test_what_comes_and_goes_between_two_snapshots_leaves_no_note() -> Non
     state.close()
 
 
-async def test_work_and_notes_of_a_snapshot_are_bounded_by_what_is_there_however_much_comes_and_goes() -> (
-    None
-):
+async def test_work_of_a_snapshot_is_bounded_by_what_is_there_however_much_comes_and_goes() -> None:
     state, output = backend(), InlineState()
     passing = Passing(state)
     worst = 0

@@ -106,9 +106,7 @@ class HeldUp(InlineState):
         return await super().write(one_by_one())
 
 
-async def test_a_savepoint_that_takes_longer_than_checkpoints_after_it_holds_the_state_of_its_moment() -> (
-    None
-):
+async def test_a_savepoint_that_outlasts_later_checkpoints_holds_the_state_of_its_moment() -> None:
     """A later checkpoint that completes subsumes no savepoint: what both look at is not to go."""
     state, output, slow = backend(), InlineState(), HeldUp()
     put(state, range(100), 1)

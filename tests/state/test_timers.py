@@ -484,9 +484,7 @@ def test_timers_deleted_one_by_one_leave_nothing_behind() -> None:
     assert queue.next_time == NO_TIMER
 
 
-def test_what_waits_for_the_clock_is_taken_in_order_without_what_is_set_or_deleted_meanwhile() -> (
-    None
-):
+def test_what_waits_for_the_clock_is_taken_in_order_without_what_changes_meanwhile() -> None:
     bench = Bench()
     for timestamp, key in (
         (7, "late"),

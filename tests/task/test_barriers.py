@@ -98,9 +98,7 @@ class Behind:
         )
 
 
-async def test_a_channel_behind_its_barrier_waits_at_the_sender_until_all_have_delivered_theirs() -> (
-    None
-):
+async def test_a_channel_behind_its_barrier_waits_at_the_sender_until_all_have_theirs() -> None:
     """F2.2: one snapshot, behind everything that came before the barriers, before everything
     behind them.
     """

@@ -423,9 +423,7 @@ def test_nobody_is_blamed_when_leaving_a_task_without_operators_took_long() -> N
     assert world.chain.slowest_operator is None
 
 
-def test_a_slice_takes_no_more_than_readers_of_the_output_want_and_the_usual_number_again_later() -> (
-    None
-):
+def test_a_slice_takes_no_more_than_readers_of_the_output_want_and_as_usual_again_later() -> None:
     clock, sizes = Clock(), []
 
     def note(values: list[Any]) -> list[Any]:
@@ -541,9 +539,7 @@ def test_columns_are_taken_in_no_larger_pieces_than_readers_of_the_output_want()
     assert step.sizes == [300, 300, 300, 100]
 
 
-def test_a_window_takes_columns_in_large_pieces_however_few_of_its_results_are_wanted_at_a_time() -> (
-    None
-):
+def test_a_window_takes_columns_in_large_pieces_however_few_of_its_results_are_wanted() -> None:
     clock = Clock()
 
     class Window(Columns):

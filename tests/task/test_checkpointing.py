@@ -62,9 +62,7 @@ def only(log: list[str], *what: str) -> list[str]:
     return [entry for entry in log if entry.split()[1] in what]
 
 
-async def test_operators_prepare_head_first_the_barrier_leaves_and_then_snapshots_come_tail_first() -> (
-    None
-):
+async def test_operators_prepare_head_first_the_barrier_leaves_snapshots_come_tail_first() -> None:
     """F7.1: whoever waits for the barrier downstream does not wait for the snapshots here."""
     log: list[str] = []
 
@@ -237,9 +235,7 @@ class KeepsState(Snapshotted):
         self.ctx.operator_state.get_list_state("kept").update([checkpoint_id])
 
 
-async def test_records_go_on_while_state_is_written_and_the_acknowledgement_waits_for_all_of_it() -> (
-    None
-):
+async def test_records_go_on_while_state_is_written_and_the_acknowledgement_waits_for_all() -> None:
     """F7.1: acknowledged is what could be restored, and nothing less."""
     log: list[str] = []
     async with (running := Checked(factories(log, cls=KeepsState))):
@@ -263,9 +259,7 @@ async def test_records_go_on_while_state_is_written_and_the_acknowledgement_wait
         assert [one.uid for one in state.operators] == list(running.task.descriptor.vertex.uids)
 
 
-async def test_a_write_that_fails_declines_the_checkpoint_the_task_goes_on_and_the_next_one_succeeds() -> (
-    None
-):
+async def test_a_failed_write_declines_the_checkpoint_and_the_next_one_succeeds() -> None:
     """F7.5."""
     log: list[str] = []
     async with (running := Checked(factories(log, cls=KeepsState))):

@@ -395,9 +395,7 @@ async def test_sinks_commit_with_the_last_checkpoint_before_the_job_ends() -> No
     assert Counter(ledger.rows) == Counter(["a", "b", "goodbye"])
 
 
-async def test_a_crash_behind_the_last_checkpoint_commits_what_it_holds_and_finishes_nothing_twice() -> (
-    None
-):
+async def test_a_crash_behind_the_last_checkpoint_commits_it_and_finishes_nothing_twice() -> None:
     """F4: restored, a task that had finished emits nothing more; its sink commits what was
     prepared.
     """
@@ -443,9 +441,7 @@ async def test_a_source_that_ended_early_finishes_and_checkpoints_go_on_without_
     assert Counter(ledger.rows) == Counter([("a", 1), ("b", 1), *((f"n{i}", 1) for i in range(20))])
 
 
-async def test_a_split_that_was_read_to_its_end_is_not_read_again_after_the_second_crash_either() -> (
-    None
-):
+async def test_a_split_that_was_read_to_its_end_is_not_read_again_after_a_second_crash() -> None:
     """F7: it stays in every checkpoint, though no reader has it any more."""
     feed, ledger = Feed(["a", "b"], [f"n{i}" for i in range(12)]), Ledger()
     flow = af.Flow("split")

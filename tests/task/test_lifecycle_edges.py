@@ -127,9 +127,7 @@ async def test_a_cancel_waits_for_the_timer_callback_that_is_running() -> None:
     assert log == ["a init", "timer begins", "timer ends", "a close"]
 
 
-async def test_after_the_end_of_the_input_mail_is_served_and_the_default_action_does_nothing_more() -> (
-    None
-):
+async def test_after_the_end_of_input_mail_is_served_and_the_default_action_does_no_more() -> None:
     """C2.5: while results are still to come, questions are answered, the source is not asked
     again, nothing spins.
     """
@@ -324,9 +322,7 @@ async def test_elements_of_a_source_stand_still_while_a_checkpoint_looks() -> No
         await runner
 
 
-async def test_a_helper_that_is_begun_when_the_task_is_over_is_refused_and_not_left_behind_unawaited() -> (
-    None
-):
+async def test_a_helper_begun_when_the_task_is_over_is_refused_and_not_left_unawaited() -> None:
     helpers: list[Coroutine[Any, Any, None]] = []
     refusals: list[str] = []
 

@@ -39,9 +39,7 @@ class Timed(Logged):
         self.ctx.register_processing_timer(0, lambda timestamp: self._at("timer"))
 
 
-async def test_a_timer_that_the_first_operator_registers_while_it_opens_fires_after_the_last_has_opened() -> (
-    None
-):
+async def test_a_timer_that_the_first_operator_registers_in_open_fires_after_all_opened() -> None:
     """A12.7: tail first, so the timer of the tail is due while both others still open."""
     log: list[str] = []
     bench = Bench(
@@ -54,9 +52,7 @@ async def test_a_timer_that_the_first_operator_registers_while_it_opens_fires_af
     await asyncio.wait([runner])
 
 
-async def test_a_timer_of_open_fires_before_the_first_element_is_not_promised_but_never_inside_of_one() -> (
-    None
-):
+async def test_a_timer_of_open_may_fire_before_the_first_element_but_never_inside_of_one() -> None:
     """A12.7: element and timer come one after the other, whichever is first."""
     log: list[str] = []
 

@@ -370,7 +370,7 @@ def columns(count: int) -> RecordBatch:
 
 
 @pytest.mark.parametrize("asked", [100, 1_500, 10_000])
-def test_columns_come_in_batches_of_what_the_consumer_asked_for_and_so_does_the_task_take_them(
+def test_columns_come_and_are_taken_in_batches_of_what_the_consumer_asked_for(
     asked: int,
 ) -> None:
     one = writer(ShipStrategy.GLOBAL, channels=1, size=1024)
@@ -385,7 +385,7 @@ def test_columns_come_in_batches_of_what_the_consumer_asked_for_and_so_does_the_
 @pytest.mark.parametrize(
     "make", [lambda count: RecordBatch(list(range(count))), columns], ids=["rows", "columns"]
 )
-def test_what_comes_all_at_once_is_queued_in_few_batches_and_says_nothing_of_how_fast_the_consumer_is(
+def test_what_comes_at_once_is_queued_in_few_batches_and_says_nothing_of_the_consumer(
     make: Any,
 ) -> None:
     one = writer(ShipStrategy.GLOBAL, channels=1, size=2048)
@@ -402,9 +402,7 @@ def test_what_comes_all_at_once_is_queued_in_few_batches_and_says_nothing_of_how
     )
 
 
-def test_rows_in_pieces_follow_what_was_gathered_and_keep_their_watermarks_and_no_piece_is_larger_than_a_batch() -> (
-    None
-):
+def test_rows_in_pieces_of_a_batch_follow_what_was_gathered_and_keep_their_watermarks() -> None:
     one = writer(ShipStrategy.GLOBAL, channels=1, size=8)
     (subpartition,) = one.partition.subpartitions
     subpartition.resize(1)

@@ -73,9 +73,7 @@ async def test_list_state_is_dealt_out_and_a_subtask_without_a_share_is_restored
         assert sorted(share for _, share in began) == [[], ["a"], ["b"], ["c"]]
 
 
-async def test_state_that_cannot_be_read_fails_the_task_before_user_code_and_names_operator_and_checkpoint() -> (
-    None
-):
+async def test_unreadable_state_fails_the_task_before_user_code_and_names_what_it_is_of() -> None:
     taken = await taken_with(Feed(["a"], bounded=False))
     (key,) = [key for key in taken.states if key[0] == "remembers"]
     handles = taken.states[key].operators

@@ -380,9 +380,7 @@ async def test_active_again_before_idle_was_told_tells_nothing() -> None:
     bench.tasks[1].abandon()
 
 
-async def test_a_task_that_makes_its_own_watermarks_does_not_pass_on_the_idleness_of_its_input() -> (
-    None
-):
+async def test_a_task_that_makes_its_own_watermarks_does_not_pass_on_idleness_of_input() -> None:
     from aioflow.operators.watermarks import TimestampsAndWatermarksOperator, WatermarkStrategy
 
     strategy = WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: value)

@@ -430,7 +430,7 @@ class Slow(Ledger):
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["all barriers are there", "one is awaited"])
-async def test_a_task_held_up_by_one_checkpoint_keeps_what_was_in_flight_at_those_that_came_meanwhile(
+async def test_a_task_held_up_by_a_checkpoint_keeps_what_was_in_flight_at_those_meanwhile(
     awaited: bool,
 ) -> None:
     """F6: their barriers wait behind each other in one channel; each has overtaken what came
@@ -569,9 +569,7 @@ async def test_event_time_goes_on_where_each_channel_stood() -> None:
     assert ledger.rows == [(1000, None), *((time, 979) for time in (10, 20, 30, 40, 50))]
 
 
-async def test_a_channel_that_has_nothing_in_flight_does_not_hold_back_event_time_after_a_restore() -> (
-    None
-):
+async def test_a_channel_with_nothing_in_flight_holds_back_no_event_time_after_a_restore() -> None:
     """G5, F6: it stands where it stood, though nobody tells it again before what was in flight
     elsewhere is processed.
     """
@@ -660,9 +658,7 @@ async def test_what_a_channel_brings_before_its_own_barrier_is_kept() -> None:
     assert Counter(map(repr, ledger.rows)) == expected
 
 
-async def test_a_task_that_may_end_serves_a_later_checkpoint_until_its_data_in_flight_are_known() -> (
-    None
-):
+async def test_a_task_that_may_end_serves_a_later_checkpoint_until_its_flight_is_known() -> None:
     """F6: what it waits for comes in over its inputs, or as a notice; a task that only waited
     for its files would wait for ever.
     """
@@ -719,9 +715,7 @@ def firing(feed: Feed, ledger: Ledger, gate: Gate) -> af.Flow:
     return flow
 
 
-async def test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_and_lets_the_loop_have_its_turns() -> (
-    None
-):
+async def test_a_checkpoint_amid_a_firing_ends_it_without_room_and_gives_the_loop_turns() -> None:
     """F6: nothing of it is lost or done twice; and however much it is, others live beside it."""
     feed, ledger, gate = (
         Feed([(f"k{i}", 0) for i in range(KEYS)] + [("z", 10**6)], bounded=False),
