@@ -85,7 +85,8 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.s
 _SHADOWING = frozenset({"sum", "min", "max"})
 """Public, but a star import would replace the built-ins."""
 
-__all__ = sorted(["io", "testing", *(name for name in _HOME_OF if name not in _SHADOWING)])  # pyright: ignore[reportUnsupportedDunderAll]
+_UNSHADOWED = [name for name in _HOME_OF if name not in _SHADOWING]
+__all__ = sorted(["io", "testing", *_UNSHADOWED])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

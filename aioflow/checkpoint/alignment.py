@@ -7,10 +7,12 @@ then the task takes its checkpoint, and nothing is in flight. Overtaking (unalig
 it at once, and what the other channels bring before their barriers is kept with it, as channel
 state.
 
-    IDLE --first barrier of a newer id, or the announcement of one--> ALIGNING --last barrier--> Take --> IDLE
-                                                                      ALIGNING --timeout, or an unaligned barrier--> Take --> OVERTAKING
-                                                                      OVERTAKING --last barrier--> CaptureComplete --> IDLE
-    ALIGNING | OVERTAKING --newer barrier, cancel marker, notice of the coordinator--> Abort --> IDLE
+    IDLE        --first barrier of a newer id, or the announcement of one--> ALIGNING
+    ALIGNING    --last barrier--> Take --> IDLE
+    ALIGNING    --timeout, or an unaligned barrier--> Take --> OVERTAKING
+    OVERTAKING  --last barrier--> CaptureComplete --> IDLE
+    ALIGNING | OVERTAKING
+                --newer barrier, cancel marker, notice of the coordinator--> Abort --> IDLE
 
 Ids only rise, and may jump. Whatever comes for an id that is over is swallowed, and its channel
 goes on: an id is taken at most once, aborted at most once. Verdicts are carried out in their order;

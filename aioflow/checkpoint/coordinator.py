@@ -4,9 +4,11 @@ completed, what failed. Decides, does nothing.
 Stimuli in, instructions out; the JobMaster carries them out in their order. Time is an argument,
 and every message of a task names its attempt: what an older one says changes nothing.
 
-    requested --slot free, all tasks running--> PENDING --last acknowledgement--> STORING --stored--> completed
-              PENDING --declined, expired, subsumed, a task lost--> aborted
-              STORING --not stored, expired, subsumed, job restarted--> aborted, and what may have been stored is deleted
+    requested  --slot free, all tasks running--> PENDING
+    PENDING    --last acknowledgement--> STORING --stored--> completed
+    PENDING    --declined, expired, subsumed, a task lost--> aborted
+    STORING    --not stored, expired, subsumed, job restarted--> aborted,
+               and what may have been stored is deleted
 
 A checkpoint is complete when its metadata is durable, not before: only then tasks are told, and
 sinks commit. It subsumes every earlier one that is under way, and what earlier ones left

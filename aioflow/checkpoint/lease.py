@@ -131,8 +131,9 @@ class LeaseInfo:
     address: str | None
 
     def encode(self) -> bytes:
+        fields = [FORMAT, self.token, self.holder, self.address]
         # msgpack has no types.
-        return msgpack.packb([FORMAT, self.token, self.holder, self.address])  # type: ignore[no-any-return]
+        return msgpack.packb(fields)  # type: ignore[no-any-return]
 
     @staticmethod
     def decode(number: int, data: bytes, where: str) -> LeaseInfo:

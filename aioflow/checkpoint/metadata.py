@@ -30,7 +30,8 @@ from aioflow.core.errors import RestoreError
 from aioflow.state.handles import KeyedStateHandle, StateFile
 
 __all__ = [
-    "decode_metadata", "decode_subtask", "encode_metadata", "encode_subtask", "map_files", "rename_files", "seal", "shown", "unseal",
+    "decode_metadata", "decode_subtask", "encode_metadata", "encode_subtask", "map_files",
+    "rename_files", "seal", "shown", "unseal",
 ]  # fmt: skip
 
 T = TypeVar("T")

@@ -3,14 +3,20 @@ whether its job is over.
 
     state/<id>                      one file of state
     checkpoints/<number>/metadata   a completed checkpoint: written last; without it there is none
-    savepoints/<id>/...             a savepoint: a directory complete in itself, `metadata` beside `state/<id>`; it may be anywhere else too
-    taken/<number>                  says where savepoint <number> is, written after its metadata: of those under the root, and of each that
-                                    ended a job, wherever it is, as what is older than it must not be resumed; and of what a job was told to
-                                    begin with, under a number of its own
+    savepoints/<id>/...             a savepoint: a directory complete in itself, `metadata` beside
+                                    `state/<id>`; it may be anywhere else too
+    taken/<number>                  says where savepoint <number> is, written after its metadata:
+                                    of those under the root, and of each that ended a job,
+                                    wherever it is, as what is older than it must not be resumed;
+                                    and of what a job was told to begin with, under a number of
+                                    its own
     lease/<number>                  whose job it is (`lease`)
-    finished/<number>               up to that number there is nothing to resume: its jobs were given up
-    ended/<number>                  the job came to its end by itself with checkpoint <number>: a run from there has nothing to do
-    left/<number>                   a job that went on from an older one has left it behind: not resumed unless it is asked for
+    finished/<number>               up to that number there is nothing to resume: its jobs were
+                                    given up
+    ended/<number>                  the job came to its end by itself with checkpoint <number>: a
+                                    run from there has nothing to do
+    left/<number>                   a job that went on from an older one has left it behind: not
+                                    resumed unless it is asked for
 
 Numbers grow over the whole life of a flow. Names of state files are relative to the root of the
 flow in the metadata of a checkpoint, relative to its own directory in that of a savepoint, which

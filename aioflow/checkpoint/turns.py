@@ -1,8 +1,10 @@
 """What is taken next, and when: savepoints, the final checkpoint, checkpoints that were asked for,
 then what the clock asks for.
 
-    AHEAD --every subtask is through with its data--> UNDER_WAY --complete--> COMPLETE       (the final checkpoint)
-    UNDER_WAY --failed--> AHEAD, again after a while          COMPLETE --the job restarts--> AHEAD
+    The final checkpoint:
+    AHEAD      --every subtask is through with its data--> UNDER_WAY --complete--> COMPLETE
+    UNDER_WAY  --failed--> AHEAD, again after a while
+    COMPLETE   --the job restarts--> AHEAD
 
 Nothing is taken behind the final one: the tasks are ending. After Flink's CheckpointRequestDecider.
 """

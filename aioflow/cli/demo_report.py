@@ -35,7 +35,10 @@ def next_lines(command: str) -> Iterator[str]:
 
 
 def _airlines(report: Report) -> Iterator[str]:
-    yield f"{'Departure delay by airline, 2013':<34}{'flights':>9}{'mean':>11}{'worst':>11}{'>15 min':>10}"
+    yield (
+        f"{'Departure delay by airline, 2013':<34}"
+        f"{'flights':>9}{'mean':>11}{'worst':>11}{'>15 min':>10}"
+    )
     for year in sorted(
         report.airlines, key=lambda year: -year.value["minutes"] / year.value["flights"]
     ):

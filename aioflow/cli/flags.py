@@ -27,7 +27,8 @@ FLAGS = {
 """By argument; those that a command line does not offer stay as they are."""
 
 ARGUMENT = re.compile(
-    rf"(?<![\w?&-])(?P<name>{'|'.join(FLAGS)})=(?P<value>True|None|\"[^\"]*\"|'[^']*'|[A-Z]+\b|\d+\b|Path\(\.\.\.\))?"
+    rf"(?<![\w?&-])(?P<name>{'|'.join(FLAGS)})="
+    r"(?P<value>True|None|\"[^\"]*\"|'[^']*'|[A-Z]+\b|\d+\b|Path\(\.\.\.\))?"
 )
 SUBJECT = re.compile(rf"(?P<name>{'|'.join(FLAGS)}) (?=is ['\"])")
 """`every is '0s', expected more than nothing`: what begins a message, and names what was given."""

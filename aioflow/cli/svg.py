@@ -40,7 +40,8 @@ STYLE = """
   .quiet { fill: #667085; }
   .edge { fill: none; stroke: #667085; stroke-width: 1.4; }
   .tip { fill: #667085; }
-  .label { font-size: 10px; fill: #475467; paint-order: stroke; stroke: #ffffff; stroke-width: 4px; text-anchor: middle; }
+  .label { font-size: 10px; fill: #475467; paint-order: stroke; stroke: #ffffff;
+           stroke-width: 4px; text-anchor: middle; }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6e9ef; } .page { fill: #14171c; }
     .box { fill: #1c2128; stroke: #58657a; }

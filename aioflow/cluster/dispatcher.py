@@ -1,6 +1,7 @@
 """The front door: takes jobs, has each run by a JobMaster of its own, and survives them all.
 
-    submit -> stored -> INITIALIZING -> a JobMaster runs it -> ended for good: remembered -> cleaned up -> forgotten by the store
+    submit -> stored -> INITIALIZING -> a JobMaster runs it -> ended for good: remembered
+           -> cleaned up -> forgotten by the store
 
 A Dispatcher is what one leader does with its time: entering it recovers what the leader before had
 stored, leaving it (or losing the lease) suspends every job, which then belongs to the next leader.

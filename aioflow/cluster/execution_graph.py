@@ -6,8 +6,10 @@ carries them out. Time and chance are arguments. A region is a set of vertices j
 exchanges: when one of its tasks fails, all of it restarts, and nothing else. Reports of an attempt
 that is not the current one are ignored.
 
-    region: RUNNING --failure, may retry--> CANCELING --all ended--> WAITING --delay over--> RUNNING (attempt + 1)
-    job:    CREATED -> RUNNING <-> RESTARTING; RUNNING -> FINISHED | FAILING -> FAILED | CANCELLING -> CANCELED
+    region: RUNNING --failure, may retry--> CANCELING --all ended--> WAITING
+            WAITING --delay over--> RUNNING (attempt + 1)
+    job:    CREATED -> RUNNING <-> RESTARTING
+            RUNNING -> FINISHED | FAILING -> FAILED | CANCELLING -> CANCELED
 
 An attempt that ends CANCELED without a request is a failure too. As a rule its producer failed and
 reports the root cause itself; that report may come later, and then takes the place of the first one

@@ -1,6 +1,7 @@
 """What must outlive a Dispatcher: the jobs that run, and which ids have ended for good.
 
-    jobs/<job id>/<fencing token>    one job as the leader with that token knows it; the largest token counts
+    jobs/<job id>/<fencing token>    one job as the leader with that token knows it; the largest
+                                     token counts
     ended/<job id>.<fencing token>   how it ended; such an id is never run again
 
 A file appears whole or not at all: written aside, fsynced, renamed, its directory fsynced. Each

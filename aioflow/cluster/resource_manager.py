@@ -1,11 +1,14 @@
 """Who gets which slot, and how many workers there should be: the ResourceManager's decisions.
 Decides, does nothing.
 
-    JobMaster declares "2 slots" -> a registered worker has free ones: RequestSlot to that worker, which offers them to the JobMaster
-                                 -> none free: StartWorker; the new worker registers with its slots; then the same
+    JobMaster declares "2 slots"
+        -> a registered worker has free ones: RequestSlot to that worker, which offers them to the
+           JobMaster
+        -> none free: StartWorker; the new worker registers with its slots; then the same
 
-    slot: FREE --RequestSlot sent--> PENDING --worker confirms--> ALLOCATED --worker frees it--> FREE
-                                     PENDING --worker refuses: it says what is there--> FREE or ALLOCATED
+    slot: FREE --RequestSlot sent--> PENDING
+          PENDING --worker confirms--> ALLOCATED --worker frees it--> FREE
+          PENDING --worker refuses: it says what is there--> FREE or ALLOCATED
 
 Workers know which slots are taken; this is a copy that their reports correct. So a new leader needs
 no store: workers register again with their reports, jobs declare again what they want, and what

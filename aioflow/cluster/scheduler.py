@@ -7,8 +7,9 @@ goes to place `i * width // parallelism`, which spreads narrow vertices over the
 pointwise neighbours together. Vertices of one co-location group are spread by the widest of them:
 subtask i of each has the same place, always, because only whole places are bound to slots.
 
-    place: UNBOUND --request, slot at hand--> BOUND --all its subtasks released--> UNBOUND, its slot freed
-                                                    --slot or worker lost--------> UNBOUND, still wanted: its subtasks will restart
+    place: UNBOUND --request, slot at hand--> BOUND
+           BOUND --all its subtasks released--> UNBOUND, its slot freed
+                 --slot or worker lost--------> UNBOUND, still wanted: its subtasks will restart
 
 The job declares how many slots it wants, once, whenever that number changes; slots come by
 themselves, offered by workers. A slot that is lost stays wanted, so its replacement is on its way

@@ -323,10 +323,8 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         make, args, (attributes, slots), *rest = reduced
         kept = {name: value for name, value in attributes.items() if name != MSGSPEC_CACHE}
         subscript = kept.get("__class_getitem__")
-        if (
-            isinstance(subscript, classmethod)
-            and subscript.__func__ is Generic.__class_getitem__.__func__  # type: ignore[attr-defined]
-        ):
+        of_generic = Generic.__class_getitem__.__func__  # type: ignore[attr-defined]
+        if isinstance(subscript, classmethod) and subscript.__func__ is of_generic:
             del kept[
                 "__class_getitem__"
             ]  # A generic NamedTuple has a copy of that of Generic, which cannot be pickled.

@@ -3,8 +3,10 @@ slots. Decides, does nothing.
 
     FREE --ResourceManager asks for a job--> ALLOCATED --JobMaster accepts, or deploys--> ACTIVE
     ALLOCATED --rejected, or nobody took it in time--> FREE
-    ACTIVE --JobMaster lost: its tasks are failed--> ALLOCATED, kept for the next JobMaster for a while
-    ALLOCATED, ACTIVE --freed--> FREE, or RELEASING while tasks are still inside --last task ended--> FREE
+    ACTIVE --JobMaster lost: its tasks are failed--> ALLOCATED, kept for the next JobMaster for a
+           while
+    ALLOCATED, ACTIVE --freed--> FREE, or RELEASING while tasks are still inside
+    RELEASING --last task ended--> FREE
 
 Invariants: a slot has one job and one allocation from its request until it is FREE; it is FREE only
 when no task is inside; a task is let in only by the JobMaster that leads the job now. A JobMaster

@@ -95,7 +95,8 @@ class SplitDiscovery:
         What cannot be looked at is logged, and tried again.
         """
         # It is one of those.
-        every_s = to_seconds(vertex.head.source.discover_every, "discover_every")  # type: ignore[union-attr]
+        given = vertex.head.source.discover_every  # type: ignore[union-attr]
+        every_s = to_seconds(given, "discover_every")
         while True:
             await asyncio.sleep(every_s)
             try:

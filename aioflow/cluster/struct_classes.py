@@ -19,8 +19,8 @@ import msgspec
 __all__ = ["with_fields"]
 
 OPTIONS = (
-    "array_like", "cache_hash", "dict", "eq", "forbid_unknown_fields", "frozen", "gc", "omit_defaults", "order", "repr_omit_defaults",
-    "tag", "tag_field", "weakref",
+    "array_like", "cache_hash", "dict", "eq", "forbid_unknown_fields", "frozen", "gc",
+    "omit_defaults", "order", "repr_omit_defaults", "tag", "tag_field", "weakref",
 )  # fmt: skip
 """Keywords of a Struct that it inherits and knows afterwards.
 

@@ -244,9 +244,14 @@ class KeyRouter:
             values = ColumnBatch({name: values.columns[name] for name in self._fields}, len(values))
         subtasks = self._route(keys)
         if self._consumers == 1:
-            return [
-                (0, RecordBatch(values, batch.timestamps, keys, batch.watermarks, batch.watermark))  # type: ignore[arg-type]
-            ]
+            whole = RecordBatch(
+                values,
+                batch.timestamps,
+                keys,  # type: ignore[arg-type]
+                batch.watermarks,
+                batch.watermark,
+            )
+            return [(0, whole)]
         parts = []
         for consumer in range(self._consumers):
             chosen = np.flatnonzero(subtasks == consumer)

@@ -40,7 +40,8 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 """Of `datetime.date`, counted from 1970."""
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    ">=": operator.ge,
 }  # fmt: skip
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,

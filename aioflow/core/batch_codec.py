@@ -6,10 +6,13 @@ is decoded equals what was encoded, type for type, in every column. Keys that *a
 (`key_by` of the element itself), or the same field of each of them, are not written twice; keys
 that are only equal are, since 1 and True are equal.
 
-    batch   1 version | 1 flags | 8 watermark | for each column that is there: 4 length, msgpack or codec bytes | values
+    batch   1 version | 1 flags | 8 watermark
+            | for each column that is there: 4 length, msgpack or codec bytes | values
             (the column of keys may be the msgpack index or name of a field of the values)
-            with flag 64 each of them is a column of `core.column_codec`: times, watermarks, keys (or the name of a field), values;
-            with flag 128 as well some of them refer to the tables of a channel (`core.entry_tables`);
+            with flag 64 each of them is a column of `core.column_codec`: times, watermarks, keys
+            (or the name of a field), values;
+            with flag 128 as well some of them refer to the tables of a channel
+            (`core.entry_tables`);
             with flag 128 alone the values are what an aggregate takes of the records
     event   msgpack array [kind, field, ...]
 

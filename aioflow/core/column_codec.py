@@ -1,10 +1,13 @@
 """A batch of columns as bytes: msgpack of the shape of its columns, in which arrays of numbers are
 their bytes.
 
-    [kind, ...]   0 numbers: dtype, values, bytes of validity or nil     1 coded: codes as unsigned ints, 0 for None, and entries as a
-                  2 objects: a batch of the codec                          batch of the codec
-                  3 records: length, names, columns, of what kind        4 ints: dtype, the least, how much each is above it, validity
-                  5 coded: number of a table of the channel, how many entries it has, those that come to it, codes
+    [kind, ...]   0 numbers: dtype, values, bytes of validity or nil
+                  1 coded: codes as unsigned ints, 0 for None, and entries as a batch of the codec
+                  2 objects: a batch of the codec
+                  3 records: length, names, columns, of what kind
+                  4 ints: dtype, the least, how much each is above it, validity
+                  5 coded: number of a table of the channel, how many entries it has, those that
+                    come to it, codes
 
 Ints that are close together take as many bytes as their distance does, and floats four where they
 have no more digits: each byte is copied and checked at both ends. The kind of records is False for

@@ -11,7 +11,8 @@
     ├── ProtocolError
     │   ├── LocalProtocolError    our own side broke the protocol: a bug of this program
     │   └── RemoteProtocolError   the peer sent something that the protocol does not allow
-    │       └── MalformedInput    what a source read, from a file or a server, is not of the format that it should be
+    │       └── MalformedInput    what a source read, from a file or a server, is not of the format
+    │                             that it should be
     ├── JobError
     │   ├── JobFailed         the job ended FAILED; the cause is chained
     │   ├── JobCanceled       the job ended CANCELED while somebody waited for its result

@@ -249,7 +249,8 @@ def explain(
         note_text(error, row, *expressions)
 
 
-_MIXED_CODE = (lambda row: _mixed(row)).__code__  # type: ignore[name-defined]  # noqa: F821  (a global of the function that takes it)
+# `_mixed` is a global of the function that takes it.
+_MIXED_CODE = (lambda row: _mixed(row)).__code__  # type: ignore[name-defined]  # noqa: F821
 
 
 def _specialising_batch(

@@ -41,7 +41,8 @@ def same_as(a: Expr[Any], b: object) -> bool:
     """
     if type(a) is not type(b):
         return False
-    return all(_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))  # type: ignore[arg-type]
+    names = [f.name for f in fields(a)]  # type: ignore[arg-type]
+    return all(_same(getattr(a, name), getattr(b, name)) for name in names)
 
 
 def column_names(*expressions: Expr[Any]) -> tuple[str | int, ...]:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import builtins
 
 __all__ = [
-    "SECRET_FD_ENV", "Clock", "FileStat", "FileSystem", "Host", "Ids", "Listener", "Network", "Process", "Processes",
-    "ProcessIdentity", "ProtocolFactory", "Rng", "SystemHost",
+    "SECRET_FD_ENV", "Clock", "FileStat", "FileSystem", "Host", "Ids", "Listener", "Network",
+    "Process", "Processes", "ProcessIdentity", "ProtocolFactory", "Rng", "SystemHost",
 ]  # fmt: skip
 
 T = TypeVar("T")

@@ -10,13 +10,20 @@ vectors in the tests never change.
 The canonical form is a tag byte and a body; elements of composite keys are length-prefixed, so that
 no two forms run into each other:
 
-    i  integer: big-endian two's complement, shortest    f  non-integral float, or infinity: IEEE 754, big endian
+    i  integer: big-endian two's complement, shortest
+    f  non-integral float, or infinity: IEEE 754, big endian
     q  non-integral Decimal that no float equals: shortest decimal text
-    s  str: UTF-8, lone surrogates passed through         b  bytes
-    T  aware datetime: microseconds since 1970 UTC        N  naive datetime: microseconds since 1970
-    D  date: proleptic ordinal                            d  timedelta: microseconds
-    u  UUID: 16 bytes                                     E  Enum of no value type: class, name (Flag: value)
-    t  tuple, NamedTuple     z  frozenset, sorted         c  frozen dataclass: class and compared fields
+    s  str: UTF-8, lone surrogates passed through
+    b  bytes
+    T  aware datetime: microseconds since 1970 UTC
+    N  naive datetime: microseconds since 1970
+    D  date: proleptic ordinal
+    d  timedelta: microseconds
+    u  UUID: 16 bytes
+    E  Enum of no value type: class, name (Flag: value)
+    t  tuple, NamedTuple
+    z  frozenset, sorted
+    c  frozen dataclass: class and compared fields
 """
 
 from __future__ import annotations

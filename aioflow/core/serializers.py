@@ -6,14 +6,16 @@ once, by the exact types of its values, and written in the cheapest of five shap
 
     PLAIN    scalars, or lists or dicts of scalars: straight through msgspec
     TUPLES   tuples of scalars: the same, read by a decoder that makes tuples
-    ROWS     one dataclass, NamedTuple or Struct class, or tuples of one length: rows of field values; only the columns
-             that hold something else than scalars are tagged, and the class and its fields are named once
-    COLUMNS  lists or tuples that are all built alike, out of lists and tuples, as accumulators are: how they are built
-             is said once, and each place in it is a column of scalars
+    ROWS     one dataclass, NamedTuple or Struct class, or tuples of one length: rows of field
+             values; only the columns that hold something else than scalars are tagged, and the
+             class and its fields are named once
+    COLUMNS  lists or tuples that are all built alike, out of lists and tuples, as accumulators
+             are: how they are built is said once, and each place in it is a column of scalars
     TAGGED   anything: each value as a tagged tree (`core.tagging`)
 
     byte 0 version | byte 1 shape | PLAIN, TUPLES: msgpack array
-                                  | ROWS, TAGGED, COLUMNS: 4 bytes length of the header, msgpack header, msgpack array
+                                  | ROWS, TAGGED, COLUMNS: 4 bytes length of the header, msgpack
+                                   header, msgpack array
 
 A value that cannot be kept is refused with TypeNotSupported before anything is written. Malformed
 bytes raise DecodeError, whatever the decoder said.

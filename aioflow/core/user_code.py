@@ -61,8 +61,12 @@ def check_own_task() -> None:
         task = asyncio.current_task()
     except RuntimeError:  # In a thread.
         return
-    # Either kind of tasks has it.
-    if task is not None and task._must_cancel and not is_asked_to_end(task):  # type: ignore[attr-defined]
+    if (
+        task is not None
+        # Either kind of tasks has it.
+        and task._must_cancel  # type: ignore[attr-defined]
+        and not is_asked_to_end(task)
+    ):
         raise asyncio.CancelledError
 
 

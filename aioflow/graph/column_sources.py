@@ -80,7 +80,8 @@ def with_columns(
     if obstacle is None and (columnar := offer()) is not None:
         return _narrowed(graph, replace(node, source=columnar), whole)
     # Beside `with_columns`.
-    return replace(node, remark=f"rows: {obstacle or source.why_rows}")  # type: ignore[attr-defined]
+    reason = obstacle or source.why_rows  # type: ignore[attr-defined]
+    return replace(node, remark=f"rows: {reason}")
 
 
 def _narrowed(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> StreamNode:

@@ -58,7 +58,10 @@ class PartitionId:
 
     def __str__(self) -> str:
         producer = self.producer
-        return f"{producer.job_id}-{self.edge_id}-{producer.vertex_id}-{producer.subtask_index}#{producer.attempt}"
+        return (
+            f"{producer.job_id}-{self.edge_id}-{producer.vertex_id}-"
+            f"{producer.subtask_index}#{producer.attempt}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

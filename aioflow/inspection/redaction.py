@@ -22,7 +22,8 @@ A longer text is cut, and ends with a remark that says how much is missing.
 """
 
 _WORD = (
-    r"(?:passw(?:or)?d|passphrase|pwd|(?<![a-z])pass(?![a-z])|secret|token|credential|authorization|cookie|signature|(?<![a-z])sig(?![a-z])"
+    r"(?:passw(?:or)?d|passphrase|pwd|(?<![a-z])pass(?![a-z])|secret|token|credential"
+    r"|authorization|cookie|signature|(?<![a-z])sig(?![a-z])"
     r"|(?:api|access|account|private|encryption|checkpoint)[_-]?key)"
 )
 """Part of a name that marks its value as a secret."""
@@ -50,8 +51,8 @@ _QUOTED = (
 )
 
 _VALUE = (
-    rf"(?:(?:(?:bearer|basic|token|apikey|negotiate)\s++)?(?:{_QUOTED}|[\[{{(][^\]}})]*+[\]}})]?|[^\s,"
-    rf";&}})\]]++))"
+    r"(?:(?:(?:bearer|basic|token|apikey|negotiate)\s++)?"
+    rf"(?:{_QUOTED}|[\[{{(][^\]}})]*+[\]}})]?|[^\s,;&}})\]]++))"
 )
 """A quoted text, a list in brackets, or a word."""
 
@@ -59,7 +60,8 @@ _SCHEMES = r"(?:digest|aws4-[\w-]++)\s[^\n]*+"
 """Ways to authorize that are followed by several settings: they end with the line."""
 
 _NAMED = re.compile(
-    rf"(?is)({_WORD})([\w.-]*+)(?:(\\*+[\"']?\s*+[:=]++>?\s*+)(?:{_SCHEMES}|{_VALUE}(?:\s*+=\s*+{_VALUE})?))?"
+    rf"(?is)({_WORD})([\w.-]*+)"
+    rf"(?:(\\*+[\"']?\s*+[:=]++>?\s*+)(?:{_SCHEMES}|{_VALUE}(?:\s*+=\s*+{_VALUE})?))?"
 )
 """`password=...`, `"api_key": "..."`, `Authorization: Bearer ...`, `password: str = "..."`.
 

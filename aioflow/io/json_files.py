@@ -288,8 +288,9 @@ class JsonColumnDecoder:
             and len(data) >= FLAT_BYTES
             and (columns := self._flat.read(data, self._made)) is not None
         ):
+            line_ends = len(columns) - (not data.endswith(b"\n"))
             # They read like a list.
-            return Decoded(columns, line_ends=len(columns) - (not data.endswith(b"\n")))  # type: ignore[arg-type]
+            return Decoded(columns, line_ends=line_ends)  # type: ignore[arg-type]
         records = decode_objects(data, self._decode_lines, self._lines_of)
         if records is None:
             decoded = self._rows.decode(data, final)

@@ -10,11 +10,15 @@ parts itself when they are full or old, and the rest at the end.
 later one. An attempt that is killed leaves hidden files, which no reader looks at. The next attempt
 of this sink (flow and uid), restored from checkpoint r, tells them apart by their names alone:
 
-    since < r     prepared up to r: it is among the committables of r, this subtask's or another's, or was committed
-    since >= r    begun after r: nobody will ever commit it, its records are written again; deleted before the writer begins
-    newer         of a later attempt of this job: left alone; whoever sees it is the one that should be gone
-    none          of a run without checkpoints. No lease keeps a second one of its flow from running beside it, so what another run left is
-                  deleted only when nobody has written to it for so long that nobody can be about to
+    since < r     prepared up to r: it is among the committables of r, this subtask's or another's,
+                  or was committed
+    since >= r    begun after r: nobody will ever commit it, its records are written again;
+                  deleted before the writer begins
+    newer         of a later attempt of this job: left alone; whoever sees it is the one that
+                  should be gone
+    none          of a run without checkpoints. No lease keeps a second one of its flow from
+                  running beside it, so what another run left is deleted only when nobody has
+                  written to it for so long that nobody can be about to
 
 Invariants: a visible part is complete and never changes; committing and aborting again do nothing;
 no name is used twice, so a copy of a request that comes late finds nothing to act on. Several

@@ -1,8 +1,10 @@
 """Adds entries to a stream of Redis: staged in a stream beside it, moved by the commit.
 
-    flush        entries -> the staged stream of the batch that the next checkpoint will take, numbered 0-1, 0-2 ...
+    flush        entries -> the staged stream of the batch that the next checkpoint will take,
+                 numbered 0-1, 0-2 ...
     prepare(n)   the batch of n is whole; its committable is its name and how many entries it has
-    commit       entries out of the staged stream into the other, some at a time, and with the last n into the hash of the sinks
+    commit       entries out of the staged stream into the other, some at a time, and with the
+                 last n into the hash of the sinks
 
 Each step is one script, so Redis does all of it or nothing, and a step that is sent twice, because
 its answer was lost, finds it done: what is staged has numbers, and what was moved is not there any

@@ -289,7 +289,9 @@ def open_client(config: RedisStreams[Any]) -> Any:
         async def execute_command(self, *args: Any, **options: Any) -> Any:
             async with answered(config):
                 # redis-py has no types there.
-                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+                return await super().execute_command(  # type: ignore[no-untyped-call]
+                    *args, **options
+                )
 
     try:
         client = Bounded.from_url(

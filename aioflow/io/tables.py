@@ -1,9 +1,11 @@
 """Tables of a database as a sink: rows are staged in the database at the barrier, and moved to
 their table by the commit.
 
-    flush        rows -> `aioflow_staged`, as pieces of the batch that the next checkpoint will take; tried on the table itself first
+    flush        rows -> `aioflow_staged`, as pieces of the batch that the next checkpoint will
+                 take; tried on the table itself first
     prepare(n)   the batch of n is whole and durable; its committable is only its name
-    commit       one transaction: rows of the batch into the table, the batch out of `aioflow_staged`, n into `aioflow_sinks`
+    commit       one transaction: rows of the batch into the table, the batch out of
+                 `aioflow_staged`, n into `aioflow_sinks`
 
 Staged rather than carried in the checkpoint: memory stays bounded by a piece, whatever the
 interval, and a checkpoint holds names instead of data that it would write a second time. Tried
@@ -60,11 +62,12 @@ commit has in memory at once.
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS aioflow_sinks (
-        sink TEXT NOT NULL, subtask BIGINT NOT NULL, checkpoint BIGINT NOT NULL, generation BIGINT NOT NULL,
+        sink TEXT NOT NULL, subtask BIGINT NOT NULL, checkpoint BIGINT NOT NULL,
+        generation BIGINT NOT NULL,
         PRIMARY KEY (sink, subtask))""",
     """CREATE TABLE IF NOT EXISTS aioflow_staged (
-        sink TEXT NOT NULL, subtask BIGINT NOT NULL, batch TEXT NOT NULL, piece BIGINT NOT NULL, since BIGINT NOT NULL,
-        generation BIGINT NOT NULL, content {binary} NOT NULL,
+        sink TEXT NOT NULL, subtask BIGINT NOT NULL, batch TEXT NOT NULL, piece BIGINT NOT NULL,
+        since BIGINT NOT NULL, generation BIGINT NOT NULL, content {binary} NOT NULL,
         PRIMARY KEY (batch, piece))""",
 )
 """Of `aioflow_sinks`, the row with subtask -1 counts the generations; the others hold the last

@@ -3,7 +3,8 @@ to stop.
 
     while running:
         run one batch of mail                  control, urgent, then normal mail in order
-        while the default action is suspended: run mail as it comes; the task awaits only `mailbox.take()`
+        while the default action is suspended: run mail as it comes; the task awaits only
+                                               `mailbox.take()`
         call default_action(controller)        one slice of input, a plain call
 
 Everything runs in one asyncio task, the owner, so nothing an action touches needs a lock. The event

@@ -44,7 +44,8 @@ NAME_CHARACTERS_MAX = 255
 _UNFIT = re.compile(r"[^A-Za-z0-9_.\-/]")
 
 _COUNTED = re.compile(
-    r"(.*\.)?(num(records|laterecords|bytes|buffers|firedtimers)\w*(?<!persecond)|accumulate\w+|slowcallbacks)"
+    r"(.*\.)?(num(records|laterecords|bytes|buffers|firedtimers)\w*(?<!persecond)"
+    r"|accumulate\w+|slowcallbacks)"
 )
 
 Attributes = dict[str, str | int]

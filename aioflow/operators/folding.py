@@ -334,8 +334,8 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
 
 def _make_merger(merging: str, what: str) -> Callable[..., None]:
     source = "\n".join([
-        "def merger(merged, items):", " get = merged.get", " for key, b in items:", "  a = get(key, absent)",
-        f"  merged[key] = b if a is absent else {merging}", "",
+        "def merger(merged, items):", " get = merged.get", " for key, b in items:",
+        "  a = get(key, absent)", f"  merged[key] = b if a is absent else {merging}", "",
     ])  # fmt: skip
     return build_function(source, "merger", {"absent": _ABSENT}, what)
 

@@ -146,4 +146,5 @@ def _letters(name: str) -> str:
 
 
 def _head(method: FunctionType) -> str:
-    return f"{method.__name__}({', '.join(method.__code__.co_varnames[: method.__code__.co_argcount])})"
+    code = method.__code__
+    return f"{method.__name__}({', '.join(code.co_varnames[: code.co_argcount])})"

@@ -157,7 +157,11 @@ def _read(code: CodeType) -> Body | None:
             made = _joined(f"({_UNARY[name]}", stack.pop(), ")")
         elif name == "LOAD_ATTR" and stack and isinstance(given, str) and given.isidentifier():
             made = _joined("", stack.pop(), f".{given}")
-        elif name in ("BUILD_TUPLE", "BUILD_LIST") and 0 < instruction.arg <= len(stack):  # type: ignore[operator]
+        elif (
+            name in ("BUILD_TUPLE", "BUILD_LIST")
+            # These have one always.
+            and 0 < instruction.arg <= len(stack)  # type: ignore[operator]
+        ):
             members = tuple(stack[-given:])
             del stack[-given:]
             made = _display(members, "(" if name == "BUILD_TUPLE" else "[")

@@ -89,4 +89,6 @@ class KeyedRowsOperator(Operator):
         await self._user.close()
 
     def _described(self) -> str:
-        return f"{getattr(self._user.function, '__qualname__', type(self._user.function).__name__)}.{self._kind.value}"
+        function = self._user.function
+        name = getattr(function, "__qualname__", type(function).__name__)
+        return f"{name}.{self._kind.value}"

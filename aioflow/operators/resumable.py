@@ -43,7 +43,8 @@ class ResumableOutput:
     """
 
     __slots__ = (
-        "_affordable", "_final", "_limit", "_perf_ns", "_timed", "_timestamps", "_tried", "_values", "_watermarks", "_work", "watermark",
+        "_affordable", "_final", "_limit", "_perf_ns", "_timed", "_timestamps", "_tried", "_values",
+        "_watermarks", "_work", "watermark",
     )  # fmt: skip
 
     def __init__(self, perf_ns: Callable[[], int]) -> None:

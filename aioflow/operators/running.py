@@ -133,7 +133,13 @@ class RunningAggregateOperator(_RunningOperator):
             results = columns.process(batch.keys, batch.values)
         except NotOnColumns:
             return None
-        return RecordBatch(results, batch.timestamps, None, batch.watermarks, batch.watermark)  # type: ignore[arg-type]
+        return RecordBatch(
+            results,  # type: ignore[arg-type]
+            batch.timestamps,
+            None,
+            batch.watermarks,
+            batch.watermark,
+        )
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         values = batch.values

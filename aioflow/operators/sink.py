@@ -1,9 +1,12 @@
 """What a sink is, and the operator that writes to it. Two phases: prepare at the barrier, commit
 when the checkpoint is complete.
 
-    barrier n        flush, prepare(n): the committables of n go into operator state, beside those not confirmed yet
-    n is complete    commit everything prepared up to n, in order, with retries; what is committed leaves the state
-    restore of n     commit what the state of n holds, before the writer opens: n is complete, and committing again does nothing
+    barrier n        flush, prepare(n): the committables of n go into operator state, beside those
+                     not confirmed yet
+    n is complete    commit everything prepared up to n, in order, with retries; what is committed
+                     leaves the state
+    restore of n     commit what the state of n holds, before the writer opens: n is complete, and
+                     committing again does nothing
 
 A completed checkpoint subsumes those before it: if the metadata of n was never written and n + 1 is
 complete, what was prepared for n is part of n + 1. Nothing is committed for a checkpoint that is

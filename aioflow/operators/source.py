@@ -178,7 +178,11 @@ async def discover_splits(source: Source[Any], host: Host) -> list[Split]:
         )
     if len({split.id for split in splits}) < len(splits):
         seen: set[str] = set()
-        twice = next(split.id for split in splits if split.id in seen or seen.add(split.id))  # type: ignore[func-returns-value]
+        twice = next(
+            split.id
+            for split in splits
+            if split.id in seen or seen.add(split.id)  # type: ignore[func-returns-value]
+        )
         raise ValueError(
             f"{what} gave two splits the id {twice!r}, expected one for each: positions are kept "
             "under it"

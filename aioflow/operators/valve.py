@@ -5,7 +5,8 @@ The combined watermark is the minimum over whoever takes part. It only rises, an
 MAX_WATERMARK while somebody could still send records: whoever has reached MAX is finished and no
 longer counts, until all have.
 
-    StatusWatermarkValve   channels of one input; one that comes back from being idle has to catch up with the output
+    StatusWatermarkValve   channels of one input; one that comes back from being idle has to catch
+                           up with the output
     CombinedWatermark      splits of a source; may come and go
     MultiInputWatermarks   inputs of one operator, over CombinedWatermark
 

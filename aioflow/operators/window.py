@@ -429,7 +429,8 @@ class WindowOperator(Operator):
         window: Window = TimeWindow(*namespace) if namespace else GLOBAL
         contents = namespace
         if self._assigner.is_merging:
-            state = MergingWindowSet(self._sessions.peek(None).get(key)).state_window(namespace)  # type: ignore[arg-type]
+            merging = MergingWindowSet(self._sessions.peek(None).get(key))
+            state = merging.state_window(namespace)  # type: ignore[arg-type]
             if state is None:
                 # The window has merged into another one since, which has timers of its own.
                 return None
@@ -538,8 +539,11 @@ class WindowOperator(Operator):
                         if evicting
                         else self._results(key, window, held)
                     )
-                    # These are known to have one.
-                    if type(results) not in _COUNTED or len(results) > self._out.room:  # type: ignore[arg-type]
+                    if (
+                        type(results) not in _COUNTED
+                        # These are known to have one.
+                        or len(results) > self._out.room  # type: ignore[arg-type]
+                    ):
                         results = iter(results)
                     done = self._emit(results, timestamp, watermark)
                 except BaseException as error:

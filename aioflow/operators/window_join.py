@@ -138,8 +138,9 @@ class WindowJoinOperator(CoGroupOperator):
         timers, count = self._timers, len(values)
         assert timestamps is not None  # Checked in process_input.
         times = np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)
+        numbers = np.arange(self._arrived, self._arrived + count)
         # It is a batch of columns.
-        whole = Held(codes, np.arange(self._arrived, self._arrived + count), values)  # type: ignore[arg-type]
+        whole = Held(codes, numbers, values)  # type: ignore[arg-type]
         self._arrived += count
         begin = 0
         while begin < count:

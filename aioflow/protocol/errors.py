@@ -187,7 +187,8 @@ def _encoded_arguments(error: BaseException, codec: Codec, room: int) -> bytes |
     for arguments in (_told_to_pickle, _args, _short_args):
         try:
             encoded = codec.encode_batch(list(arguments(error)), owner="an error")
-        except Exception:  # noqa: BLE001 - __reduce__ and the encode= of a type are the user's; then the message must do.
+        # __reduce__ and the encode= of a type are the user's; then the message must do.
+        except Exception:  # noqa: BLE001
             continue
         if len(encoded) <= room:
             return encoded
@@ -244,7 +245,8 @@ def _rebuild(response: ErrorResponse, codec: Codec) -> Exception | None:
         )
     except (DecodeError, TypeNotSupported):
         return None
-    except Exception:  # noqa: BLE001 - the constructor is the user's; the RemoteError says all that is known.
+    # The constructor is the user's; the RemoteError says all that is known.
+    except Exception:  # noqa: BLE001
         return None
 
 

@@ -1,7 +1,8 @@
 """Frames: how bytes of a connection are cut, checked and told apart, before anybody looks into
 them.
 
-    4 magic | 1 version | 1 type | 4 channel | 4 length of the body | 4 CRC-32 || 8 sequence | body | 16 MAC, if keyed
+    4 magic | 1 version | 1 type | 4 channel | 4 length of the body | 4 CRC-32
+        || 8 sequence | body | 16 MAC, if keyed
 
 All integers are big endian. The CRC covers everything else of the frame but the magic and the MAC.
 `channel` is a number that the consumer chose for one of its inputs; `sequence` numbers the elements

@@ -184,7 +184,9 @@ class Outlet:
             elif sent.ends_batch:
                 # The very object that was encoded: it knows what its bytes refer to.
                 # A view of bytes.
-                elements.append(payload if isinstance(payload, bytes) else payload.obj)  # type: ignore[arg-type]
+                elements.append(
+                    payload if isinstance(payload, bytes) else payload.obj  # type: ignore[arg-type]
+                )
         return elements
 
     def put_first(self, event: Event, backlog: int) -> None:

@@ -243,7 +243,8 @@ class ProducerExchange:
                 total += self._send_one(outlet, encoder, out)
             except LocalProtocolError:
                 raise
-            except Exception as error:  # noqa: BLE001 - the producer failed, or a value cannot travel: its consumer must know.
+            # The producer failed, or a value cannot travel: its consumer must know.
+            except Exception as error:  # noqa: BLE001
                 self._fail(outlet, error)
             self._schedule(outlet)
         return out

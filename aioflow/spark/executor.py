@@ -199,7 +199,8 @@ class TaskChannel:
 
     def _prove(self, secret: bytes) -> tuple[Sealer, Sealer]:
         # No Host here.
-        handshake = ClientHandshake(secret, PeerRole.EXECUTOR, os.urandom(NONCE_BYTES))  # noqa: TID251
+        nonce = os.urandom(NONCE_BYTES)  # noqa: TID251
+        handshake = ClientHandshake(secret, PeerRole.EXECUTOR, nonce)
         self._socket.sendall(handshake.start())
         while handshake.done is None:
             data = self._socket.recv(4096)

@@ -3,8 +3,10 @@ and the few words around them.
 
     4 length of the body | 1 kind || body | 16 MAC, if keyed
 
-    task -> service   HELLO  {op, stream, partition, attempt}      BATCH, SCHEMA, END when it pushes; CREDIT when it pulls
-    service -> task   START  {window} and where to go on           CREDIT, ACK when it pushes; BATCH, SCHEMA, END when it pulls
+    task -> service   HELLO  {op, stream, partition, attempt}
+                      BATCH, SCHEMA, END when it pushes; CREDIT when it pulls
+    service -> task   START  {window} and where to go on
+                      CREDIT, ACK when it pushes; BATCH, SCHEMA, END when it pulls
     either            ERROR  a sentence; the connection ends with it
 
 Batches need credit, one each; nothing else does. A body is judged by its length before a byte of it
@@ -32,8 +34,8 @@ import msgpack
 from aioflow.core.errors import LocalProtocolError, RemoteProtocolError
 
 __all__ = [
-    "HEADER_BYTES", "MAC_BYTES", "BatchBody", "FrameKind", "Hello", "Sealer", "Start", "decode_words", "encode_words", "parse_header",
-    "parse_hello", "parse_start",
+    "HEADER_BYTES", "MAC_BYTES", "BatchBody", "FrameKind", "Hello", "Sealer", "Start",
+    "decode_words", "encode_words", "parse_header", "parse_hello", "parse_start",
 ]  # fmt: skip
 
 HEADER: Final = struct.Struct(">IB")

@@ -1,8 +1,10 @@
 """What a streaming query of Spark has handed over and the flow has not taken for good: its batches,
 as files of this machine.
 
-    <batch>.arrow      the batches of Arrow, one behind the other, written while Spark's tasks push them
-    <batch>.batch      that it is whole, and where each begins; written after it, and durable before Spark is answered
+    <batch>.arrow      the batches of Arrow, one behind the other, written while Spark's tasks
+                       push them
+    <batch>.batch      that it is whole, and where each begins; written after it, and durable
+                       before Spark is answered
     query              the id of the query, that its numbers are taken for no other's
 
 Spark gives a batch again, under the same number, when it does not know whether it was taken: what

@@ -29,7 +29,8 @@ HOW_TO_GET = (
 
 _LAUNCHER = """\
 #!/bin/sh
-# Spark always asks for a module that this trimmed runtime lacks, and can do without: it only makes some algebra of MLlib faster.
+# Spark always asks for a module that this trimmed runtime lacks, and can do without: it only makes
+# some algebra of MLlib faster.
 count=$#
 while [ "$count" -gt 0 ]; do
     argument=$1

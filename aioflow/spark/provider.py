@@ -1,8 +1,9 @@
 """Brings up workers in Spark's executors for a ResourceManager: one Spark job of one task each, in
 a thread and a job group of its own.
 
-    asked for --Spark starts the task, it registers--> there --it is sent home, it dies, it is given up--> its job has ended
+    asked for --Spark starts the task, it registers--> there
               --the job fails, or nobody comes in time--> reported as failed
+    there     --it is sent home, it dies, it is given up--> its job has ended
 
 Who is started again, and when, is decided by the ResourceManager alone: Spark does not retry these
 tasks, and an attempt that it starts all the same goes home at once. A worker that is given up is

@@ -157,7 +157,8 @@ def _compared(operator: str, column: Any, value: Any, types: Mapping[str, str]) 
         return None, False
     made = _column(column)
     compare = {
-        "==": made.__eq__, "!=": made.__ne__, "<": made.__lt__, "<=": made.__le__, ">": made.__gt__, ">=": made.__ge__
+        "==": made.__eq__, "!=": made.__ne__, "<": made.__lt__, "<=": made.__le__, ">": made.__gt__,
+        ">=": made.__ge__
     }  # fmt: skip
     return compare[operator](value), True
 

@@ -103,7 +103,9 @@ def session_config(master: str, given: Mapping[str, str], scratch: str) -> dict[
         # as all else that it does for the row. Rows are limited by number, as they are for
         # toArrow(), and tasks of ours cut what is large all the same (`executor`).
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
-        "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
         # A Python worker that is asked to trace its own end prints into everybody's log.
         "spark.sql.pyspark.jvmStacktrace.enabled": "false",
     }

@@ -1,9 +1,11 @@
 """A stream written through Spark, a batch a checkpoint: `stream.sink(af.io.spark(bridge,
 into="/data/delays", schema="..."))`.
 
-    records       become Arrow batches of the schema at once; what does not fit is an error at the record
+    records       become Arrow batches of the schema at once; what does not fit is an error at the
+                  record
     prepare(n)    they are whole and durable in the spool, a directory of this machine
-    commit        a Spark job whose tasks fetch them over our channels writes them; then the spool lets go
+    commit        a Spark job whose tasks fetch them over our channels writes them; then the spool
+                  lets go
 
 Spooled rather than written to Spark at once, for no DataFrameWriter can be taken back: a job that
 fails after its write would leave rows that will be written again. Without checkpoints a batch is

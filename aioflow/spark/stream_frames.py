@@ -1,7 +1,8 @@
 """The query of a flow that never ends. Everything here calls Spark and blocks: it runs in threads
 of the bridge.
 
-    query of the user -> mapInArrow: rows of keys, and of time -> withWatermark -> groupBy(key).transformWithState -> foreachBatch
+    query of the user -> mapInArrow: rows of keys, and of time -> withWatermark
+                      -> groupBy(key).transformWithState -> foreachBatch
 
 Late rows are not for Spark to drop: window and process functions have something to say about them.
 So the column of event time ends behind `withWatermark`, which only learns the time from it.
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["rows_of", "start_query"]
 
 SETTINGS = {
-    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
 }
 

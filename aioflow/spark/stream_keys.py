@@ -5,7 +5,9 @@ Spark keeps bytes for each key (`ValueState`), and calls for the state cost a fi
 each. So a turn is one read, the operators of the stage with the state and timers of that key in
 memory, and one write: a cache that is written behind.
 
-    turn    event time goes to Spark's watermark: what is due fires      then the key's records, in order of arrival      then the write
+    turn    event time goes to Spark's watermark: what is due fires
+            then the key's records, in order of arrival
+            then the write
 
 Spark sets one timer a key: for the earliest of the key's own. When it comes, that is a turn without
 records. So timers fire before the records of the batch that finds them due, in order of their own

@@ -44,8 +44,8 @@ KNOWN_TIME = (WatermarkKind.BOUNDED, WatermarkKind.NONE)
 
 
 BY_KEY = (
-    ProcessOperator, RunningAggregateOperator, RunningReduceOperator, WindowOperator, SessionWindowOperator, SliceWindowOperator,
-    IntervalJoinOperator,
+    ProcessOperator, RunningAggregateOperator, RunningReduceOperator, WindowOperator,
+    SessionWindowOperator, SliceWindowOperator, IntervalJoinOperator,
 )  # fmt: skip
 """Operators all of whose state and timers are of keys."""
 

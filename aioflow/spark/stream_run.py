@@ -1,7 +1,9 @@
 """A flow that never ends as a query of Spark, in the program that runs it: starts the query, and
 hands each batch to the sinks.
 
-    batch n of Spark   its rows go through the sinks       they commit, as at a checkpoint       only now Spark goes on to batch n + 1
+    batch n of Spark   its rows go through the sinks
+                       they commit, as at a checkpoint
+                       only now Spark goes on to batch n + 1
 
 A batch that Spark had not noted as done when the program ended comes again, so sinks see rows at
 least once. The state of keys is exact all the same: Spark keeps it with the batch.

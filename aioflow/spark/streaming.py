@@ -1,9 +1,12 @@
 """A streaming query of Spark as the source of a flow: `af.io.spark(bridge, query,
 checkpoint="/var/lib/app/spark")`.
 
-    Spark     computes batch n, and calls us (foreachBatch)      its tasks push the rows over our channels
-    we        write them down (`handover`), then answer           only now Spark goes on to batch n + 1
-    the flow  reads what is written down, batch by batch          a completed checkpoint behind a batch lets it go
+    Spark     computes batch n, and calls us (foreachBatch)
+              its tasks push the rows over our channels
+    we        write them down (`handover`), then answer
+              only now Spark goes on to batch n + 1
+    the flow  reads what is written down, batch by batch
+              a completed checkpoint behind a batch lets it go
 
 So rows are taken exactly once over restarts of either side: Spark gives a batch again until it was
 answered, and what was written down before is not taken again; the flow goes on where its checkpoint

@@ -115,9 +115,14 @@ class SparkPlan:
 
     def describe(self) -> str:
         """The stages in lines, for logs."""
+
+        def place(stage: Stage) -> str:
+            if stage.at_home:
+                return "here"
+            return "by split" if stage.by_split else f"{stage.parallelism} subtasks"
+
         return "\n".join(
-            f"{'here' if stage.at_home else 'by split' if stage.by_split else f'{stage.parallelism} subtasks'}: "
-            + ", ".join(vertex.name for vertex in stage.vertices)
+            f"{place(stage)}: " + ", ".join(vertex.name for vertex in stage.vertices)
             for stage in self.stages
         )
 

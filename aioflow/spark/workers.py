@@ -1,7 +1,8 @@
 """`on=af.SparkWorkers(...)`: a flow on machines of Spark, run by the engine itself, with its own
 state, timers and checkpoints.
 
-    await flow.execute(on=af.SparkWorkers("spark://host:7077", workers=4, slots=2), checkpoints="s3://bucket/flows")
+    on = af.SparkWorkers("spark://host:7077", workers=4, slots=2)
+    await flow.execute(on=on, checkpoints="s3://bucket/flows")
 
 Spark brings up the workers and owns their machines: each is one long task in an executor
 (`provider`, `worker`). What they run, and what happens when one is lost, is decided by the

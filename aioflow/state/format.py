@@ -1,10 +1,14 @@
 """The file format of keyed state: what savepoints are written in, and the checkpoints of the heap.
 
-    "aioflow.keyed" | version (1 byte) | frame* ;   frame = length (4 bytes, big endian) | msgpack array, its first element the kind
+    "aioflow.keyed" | version (1 byte) | frame*
+    frame = length (4 bytes, big endian) | msgpack array, its first element the kind
 
-    HEADER   first and once: max_parallelism, first and last key group, the tables (name, kind, timed), event time of the timer services
-    DROPS    a table, namespaces: all that earlier files say of them is void. Before the entries, which may fill them anew
-    PUTS     a table, first and last key group of the entries, namespaces, keys, values: three columns of equal length
+    HEADER   first and once: max_parallelism, first and last key group, the tables (name, kind,
+             timed), event time of the timer services
+    DROPS    a table, namespaces: all that earlier files say of them is void. Before the entries,
+             which may fill them anew
+    PUTS     a table, first and last key group of the entries, namespaces, keys, values: three
+             columns of equal length
     REMOVES  likewise without values: keys that earlier files hold and that are gone
     END      last and once: how many frames there were before it
 

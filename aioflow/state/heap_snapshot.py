@@ -309,7 +309,9 @@ class HeapSnapshot:
         gone: tuple[list[Any], list[Any]] = ([], [])
         for group, of, some in parts:
             one = of if isinstance(of, Space) else None
-            spaces: Sequence[Space] = [one] * len(some) if one is not None else of  # type: ignore[assignment]
+            spaces: Sequence[Space] = (
+                [one] * len(some) if one is not None else of  # type: ignore[assignment]
+            )
             held = values_of(later, spaces, some) if one is None else values_at(later, one, some)
             if left_of is not None:
                 held = [now if now is MISSING else left_of(now) for now in held]

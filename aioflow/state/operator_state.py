@@ -1,6 +1,7 @@
 """Operator state: what a subtask remembers that belongs to no key. Always on the heap.
 
-    list state        elements that may go to any subtask: spread evenly when the parallelism changes
+    list state        elements that may go to any subtask: spread evenly when the parallelism
+                      changes
     union list state  elements that every subtask wants to see: all get all
     broadcast state   a map that is the same on every subtask
 

@@ -94,8 +94,8 @@ class Space:
     """One namespace of one table."""
 
     __slots__ = (
-        "cache", "complete", "dirty", "dropped", "entries", "few", "fresh", "groups", "namespace", "number", "passed", "spelled", "stored",
-        "table", "token",
+        "cache", "complete", "dirty", "dropped", "entries", "few", "fresh", "groups", "namespace",
+        "number", "passed", "spelled", "stored", "table", "token",
     )  # fmt: skip
 
     is_timers: ClassVar[bool] = False

@@ -1,7 +1,11 @@
 """How entries of keyed state become rows of RocksDB, and back.
 
-    row      = key group (2 bytes) | space (6 bytes) | canonical key          all big endian, so that rows are in order of key groups
-    content  = flags (1 byte) | the key as it was first spelled, with its length, if its canonical bytes do not tell | value
+    row      = key group (2 bytes) | space (6 bytes) | canonical key
+               all big endian, so that rows are in order of key groups
+    content  = flags (1 byte)
+               | the key as it was first spelled, with its length, if its canonical bytes do not
+                 tell
+               | value
 
 A *space* is one namespace of one table, by a number that is never used again: so what is dropped is
 out of reach at once, and removed when there is time. Which number stands for what is in rows of its

@@ -137,11 +137,8 @@ class SubtaskRuntimeContext:
         if given in METHODS:
             remedy = f"write {METHODS[given]}(...), which takes it"
         else:
-            remedy = (
-                "write "
-                f"{method}(af.{kind.__name__}({descriptor if isinstance(descriptor, str) else 'name'!r}, "
-                "...))"
-            )
+            name = descriptor if isinstance(descriptor, str) else "name"
+            remedy = f"write {method}(af.{kind.__name__}({name!r}, ...))"
         shown = f"{given.__name__}: {descriptor!r}"
         raise StateError(
             f"operator {self.operator_name!r}: {method}() takes a {kind.__name__}, got {shown}; "

@@ -1,7 +1,8 @@
 """How a task comes to its end, from the last element of its input until nothing of it is missing
 downstream.
 
-    RUNNING --input ended--> FINISHING --with checkpoints--> LINGERING --consumers are through, last checkpoint complete--> LEAVING
+    RUNNING   --input ended--> FINISHING --with checkpoints--> LINGERING
+    LINGERING --consumers are through, last checkpoint complete--> LEAVING
 
 `finish` lets everything come that is still to come; no checkpoint is taken meanwhile, as operators
 are half-way between their last element and their end. `leave` then closes the stream behind it.

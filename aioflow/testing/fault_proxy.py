@@ -6,7 +6,8 @@ their connection survives.
         proxy.stall()        # silence: nothing arrives, nothing is reported
         proxy.resume()
         proxy.reset()        # every connection breaks now
-        proxy.cut_after(100) # the next 100 bytes to the server arrive, then the connection breaks in the middle
+        proxy.cut_after(100) # the next 100 bytes to the server arrive, then the connection breaks
+                             # in the middle
 
 Invariant: without faults every byte arrives once, in order, in both directions, with back pressure;
 half-closed stays half-closed.

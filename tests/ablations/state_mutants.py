@@ -235,7 +235,8 @@ STATE_MUTANTS: list[Mutant] = [
             "        return found + [\n"
             "            space\n"
             "            for space in self._dropped\n"
-            "            if space.born <= number and space.dropped > number  # type: ignore[operator]\n"
+            "            if space.born <= number and space.dropped > number"
+            "  # type: ignore[operator]\n"
             "        ]\n"
         ),
         ("        return found\n"),

@@ -22,15 +22,17 @@ __all__ = ["fence"]
 
 _FENCED = frozenset(
     {
-        "_thread.start_joinable_thread", "_thread.start_new_thread", "open", "os.exec", "os.fork", "os.forkpty",
-        "os.listdir", "os.mkdir", "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.scandir", "os.system",
-        "socket.__new__", "socket.bind", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname",
-        "subprocess.Popen", "time.sleep",
+        "_thread.start_joinable_thread", "_thread.start_new_thread", "open", "os.exec", "os.fork",
+        "os.forkpty", "os.listdir", "os.mkdir", "os.posix_spawn", "os.remove", "os.rename",
+        "os.rmdir", "os.scandir", "os.system", "socket.__new__", "socket.bind", "socket.connect",
+        "socket.getaddrinfo", "socket.gethostbyname", "subprocess.Popen", "time.sleep",
     }
 )  # fmt: skip
 
-_PASS = ("importlib", "_frozen_importlib", "zipimport", "linecache", "traceback", "logging", "warnings", "inspect",
-         "tokenize", "_pytest", "pluggy", "coverage", "pdb", "bdb")  # fmt: skip
+_PASS = (
+    "importlib", "_frozen_importlib", "zipimport", "linecache", "traceback", "logging", "warnings",
+    "inspect", "tokenize", "_pytest", "pluggy", "coverage", "pdb", "bdb",
+)  # fmt: skip
 """Modules whose own access to the machine is no business of a simulation."""
 
 _fenced_loop: SimLoop | None = None

@@ -71,8 +71,8 @@ class SimProcess:
     """A simulated operating system process with an event loop of its own, as its tasks see it."""
 
     __slots__ = (
-        "context", "due", "generation", "index", "io", "life", "machine", "name", "orphans", "ready", "runnable", "tasks",
-        "tasks_made", "todo",
+        "context", "due", "generation", "index", "io", "life", "machine", "name", "orphans",
+        "ready", "runnable", "tasks", "tasks_made", "todo",
     )  # fmt: skip
 
     def __init__(self, name: str, index: int, machine: SimMachine) -> None:
