@@ -1,7 +1,8 @@
 """Keys that come and go at full speed, with a checkpoint each second: whether checkpoints keep up,
 and memory stays.
 
-    python benchmarks/bench_churn.py [--seconds 60] [--only timers ttl ...] [--state heap rocksdb] [--workers 0 2] [--push] [--pairs 2]
+    python benchmarks/bench_churn.py [--seconds 60] [--only timers ttl ...] [--state heap rocksdb]
+                                     [--workers 0 2] [--push] [--pairs 2]
 
 About 20,000 keys live at any time, and each lives for a fraction of a second: at full speed more
 keys come and go between two checkpoints than there ever are. Flows: `timers` (each key has a value
@@ -333,9 +334,8 @@ async def run(
     durations = [round(1000 * s) for s in asked] if cpu else [ms for ms, _ in took]
     third = max(1, len(durations) // 3)
     return {
-        "flow": name, "state": state, "cpu": cpu, "workers": workers, "push": push, "every": every, "seconds": seconds,
-        "completed": len(took),
-        "unfinished_ms": unfinished,
+        "flow": name, "state": state, "cpu": cpu, "workers": workers, "push": push, "every": every,
+        "seconds": seconds, "completed": len(took), "unfinished_ms": unfinished,
         "took_ms": [round(median(durations)), max(durations)] if durations else [],
         "drift": round(mean(durations[-third:]) / mean(durations[:third]), 2) if durations else None,
         "bytes": round(mean(size for _, size in took)) if took else 0,

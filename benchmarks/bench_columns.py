@@ -8,9 +8,12 @@ Arrow table of the same records, strings as strings. A figure is the slope betwe
 ending count for nothing. Both forms run in turns; their results are compared before anything is
 timed.
 
-    w1  running count per word, 10,000 words        w3  three selects and a filter
-    w2  count and sum per user, windows of 10 s     w4  count per word, windows of 10 s sliding by 2 s
-    join  a quarter of the records with the others of their user, windows of 10 s: two pairs a record, one field of each side
+    w1    running count per word, 10,000 words
+    w2    count and sum per user, windows of 10 s
+    w3    three selects and a filter
+    w4    count per word, windows of 10 s sliding by 2 s
+    join  a quarter of the records with the others of their user, windows of 10 s: two pairs a
+          record, one field of each side
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """aioflow beside other engines: the same work over the same data, alternating in one run, answers
 compared before anything is said.
 
-    python benchmarks/bench_engines.py [--only w1 w2] [--records 2000000] [--rounds 5] [--out build/bench]
+    python benchmarks/bench_engines.py [--only w1 w2] [--records 2000000] [--rounds 5]
+                                       [--out build/bench]
 
 Writes engines.json, engines.md and a plot for each workload into the directory `--out`. Every
 figure is steady state, behind the first 30 % of the outputs. Ratios are to Flink Java (without it,

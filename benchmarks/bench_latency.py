@@ -1,7 +1,8 @@
 """How long a record takes from the source to the sink, over a keyed exchange and a running count,
 at a steady rate.
 
-    python benchmarks/bench_latency.py [--rates 10000 50000] [--seconds 5] [--loops uvloop asyncio cpu] [--keys 1000000]
+    python benchmarks/bench_latency.py [--rates 10000 50000] [--seconds 5]
+                                       [--loops uvloop asyncio cpu] [--keys 1000000]
 
 A record is the time at which it was made; the sink subtracts that. No setting is changed from one
 rate to the other. Timers of both loops tick in milliseconds, so records are made in bursts of (rate

@@ -1,6 +1,7 @@
 """What the monitoring endpoint costs, and how fast it answers while the job has all of the loop.
 
-    python benchmarks/bench_monitor.py [--seconds 10] [--rounds 3] [--parallelism 4] [--loops uvloop asyncio]
+    python benchmarks/bench_monitor.py [--seconds 10] [--rounds 3] [--parallelism 4]
+                                       [--loops uvloop asyncio]
 
 "answers": time from request to the end of the body, over kept connections, asked one after the
 other by a process of its own, while every task of the job is at full load. "scrapes": CPU time of

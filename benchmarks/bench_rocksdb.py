@@ -93,8 +93,10 @@ def hot(host: SystemHost, rounds: int) -> list[dict[str, Any]]:
                 run(backend)
                 times[kind].append((process_time_ns() - begun) / count)
         best = {kind: min(found[1:]) for kind, found in times.items()}
-        rows.append({"access": name, "rocksdb_ns": round(best["rocksdb"]), "heap_ns": round(best["heap"]),
-                     "ratio": round(best["rocksdb"] / best["heap"], 2)})  # fmt: skip
+        rows.append({
+            "access": name, "rocksdb_ns": round(best["rocksdb"]), "heap_ns": round(best["heap"]),
+            "ratio": round(best["rocksdb"] / best["heap"], 2),
+        })  # fmt: skip
     for backend in backends.values():
         backend.close()
     return rows

@@ -1,7 +1,8 @@
 """What a record costs as the work grows: more keys, longer chains, more channels, more tasks in one
 loop, larger batches and records, windows of more slices.
 
-    python benchmarks/bench_scaling.py [--records 300000] [--rounds 3] [--only keys chain] [--large] [--out build/bench]
+    python benchmarks/bench_scaling.py [--records 300000] [--rounds 3] [--only keys chain] [--large]
+                                       [--out build/bench]
 
 CPU nanoseconds a record, the best of the rounds, on uvloop; JSON, and a plot of each curve in
 --out. A curve should be flat, or its slope should be explained in README.md. --large adds the ends

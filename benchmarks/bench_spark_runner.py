@@ -1,7 +1,8 @@
 """Word counts by Spark: a flow with `on=af.Spark(...)` beside a plain PySpark program over RDDs, in
 one session, and beside PyFlink.
 
-    python benchmarks/bench_spark_runner.py [--words 1000000] [--rounds 3] [--pyflink thread|process|none]
+    python benchmarks/bench_spark_runner.py [--words 1000000] [--rounds 3]
+                                            [--pyflink thread|process|none]
 
 `running` is the word count of a stream: a pair (word, how many so far) for each word. `total` is
 that of a batch program: one pair a word at the end, for which the RDD adds up before the shuffle

@@ -1,7 +1,8 @@
 """Throughput of whole flows in one process against the bare loop, alternating in one run; then the
 cost of each stage.
 
-    python benchmarks/bench_throughput.py [--records 2000000] [--rounds 5] [--only w1 w3] [--loops uvloop asyncio] [--collect-pools]
+    python benchmarks/bench_throughput.py [--records 2000000] [--rounds 5] [--only w1 w3]
+                                          [--loops uvloop asyncio] [--collect-pools]
 
 Ratios are of CPU time, since a busy neighbour on the machine changes wall time and not this; each
 is the median over the rounds of (bare loop / flow), both taken in the same round. A flow whose

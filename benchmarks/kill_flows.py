@@ -5,7 +5,8 @@ files, each count in part files and in a table of SQLite or PostgreSQL, each win
 A record that is lost or comes twice is missing there, or there twice; a record that came late by
 mistake is missing in its window.
 
-    python -m benchmarks.kill_flows FOLDER --workers 2 --parallelism 3 --store FOLDER/store --every 500ms
+    python -m benchmarks.kill_flows FOLDER --workers 2 --parallelism 3 --store FOLDER/store
+                                    --every 500ms
 
 runs the flow with unaligned checkpoints and slow windows, so that much is in flight.
 """

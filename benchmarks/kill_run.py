@@ -5,7 +5,8 @@ checkpoint?
 
     workers       worker processes of a flow that runs with workers=2
     service       the process that runs the flow itself; it is started again with restore="latest"
-    rescaled      the same, unaligned and under back pressure; each start draws its parallelism and workers
+    rescaled      the same, unaligned and under back pressure; each start draws its parallelism and
+                  workers
     taskmanager   one of three of a standalone cluster, of which the job needs two; another is started
     jobmanager    the leader, whose standby takes over; another standby is started
     store         an S3 store behind a proxy that refuses, or stops to answer, for up to two seconds

@@ -1,7 +1,8 @@
 """Where the CPU time of the workloads goes: a statistical profile of the worker processes, by
 function.
 
-    python -m benchmarks.profiles [--only w1 w2] [--forms rows columns] [--records 2000000] [--py-spy PATH] [--out build/bench]
+    python -m benchmarks.profiles [--only w1 w2] [--forms rows columns] [--records 2000000]
+                                  [--py-spy PATH] [--out build/bench]
 
 Runs the programs of `bench_engines` with two workers under py-spy (`pip install py-spy`), which
 looks 200 times a second at what their threads do, and costs them a few hundredths. What a function

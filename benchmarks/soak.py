@@ -1,6 +1,7 @@
 """Runs a service for a long time, kills it again and again, and looks for anything that grows.
 
-    python -m benchmarks.soak [--minutes 100] [--workers 2] [--kill-every 60] [--rate 500] [--folder build/soak]
+    python -m benchmarks.soak [--minutes 100] [--workers 2] [--kill-every 60] [--rate 500]
+                              [--folder build/soak]
 
 The service is `soak_service`: a process with worker processes, a checkpoint each second, and a
 monitoring endpoint. One client reads that endpoint each second; another asks for its events and

@@ -27,15 +27,19 @@ import aioflow as af
 SILENCE_MS = 9 * 3_600_000
 CLEANED = """
     WITH departures AS (
-        SELECT origin, int(dep_delay) AS delay, timestampadd(MINUTE, minute + coalesce(int(dep_delay), 0), timestamp(time_hour)) AS at
+        SELECT origin, int(dep_delay) AS delay,
+               timestampadd(MINUTE, minute + coalesce(int(dep_delay), 0), timestamp(time_hour)) AS at
         FROM flights),
     skies AS (
         SELECT origin, timestamp(time_hour) AS hour,
-               CASE WHEN double(visib) < 2 THEN 'visibility under 2 miles' WHEN double(precip) > 0 THEN 'rain or snow'
+               CASE WHEN double(visib) < 2 THEN 'visibility under 2 miles'
+                    WHEN double(precip) > 0 THEN 'rain or snow'
                     WHEN double(wind_speed) > 25 THEN 'wind over 25 mph' ELSE 'fair' END AS sky
         FROM weather)
     SELECT d.origin, coalesce(sky, 'not observed') AS sky, delay, unix_millis(at) AS at
-    FROM departures d LEFT JOIN skies s ON d.origin = s.origin AND hour = date_trunc('HOUR', at) ORDER BY at, origin, delay"""
+    FROM departures d
+    LEFT JOIN skies s ON d.origin = s.origin AND hour = date_trunc('HOUR', at)
+    ORDER BY at, origin, delay"""
 WINDOWS = "origin string, sky string, day bigint, flights bigint, minutes bigint, late15 bigint"
 YEAR = (
     "SELECT sky, sum(flights) AS n, sum(minutes) / n AS mean, sum(late15) / n FROM here GROUP BY "

@@ -22,11 +22,14 @@ import aioflow as af
 HOUR_MS = 3_600_000
 
 DEPARTURES = """
-    SELECT * FROM VALUES ('JFK', 5, 10, 4), ('JFK', 5, 40, 31), ('LGA', 5, 55, NULL), ('LGA', 6, 5, 2), ('JFK', 6, 20, 9), (NULL, 6, 30, 1),
-                         ('LGA', 10, 45, 75), ('JFK', 11, 15, 20) AS departures(airport, hour, minute, delay)"""
+    SELECT * FROM VALUES ('JFK', 5, 10, 4), ('JFK', 5, 40, 31), ('LGA', 5, 55, NULL),
+                         ('LGA', 6, 5, 2), ('JFK', 6, 20, 9), (NULL, 6, 30, 1),
+                         ('LGA', 10, 45, 75), ('JFK', 11, 15, 20)
+                         AS departures(airport, hour, minute, delay)"""
 WEATHER = """
-    SELECT * FROM VALUES ('JFK', 5, 'fair'), ('LGA', 5, 'fair'), ('JFK', 6, 'rain'), ('LGA', 6, 'fair'), ('LGA', 10, 'snow'),
-                         ('JFK', 11, 'fair') AS weather(airport, hour, sky)"""
+    SELECT * FROM VALUES ('JFK', 5, 'fair'), ('LGA', 5, 'fair'), ('JFK', 6, 'rain'),
+                         ('LGA', 6, 'fair'), ('LGA', 10, 'snow'), ('JFK', 11, 'fair')
+                         AS weather(airport, hour, sky)"""
 CLEANED = """
     SELECT airport, sky, delay, (hour * 60 + minute) * 60000 AS at
     FROM departures JOIN weather USING (airport, hour)

@@ -1,7 +1,7 @@
 """Asks Nexmark's queries: each is held against DuckDB, then timed, by CPU time and as ratios to q0.
 
-    python -m benchmarks.nexmark [--events 100000] [--factor 4] [--rounds 5] [--only q0 q5] [--checked 5000] [--workers 2]
-                                 [--markdown FILE] [--json FILE]
+    python -m benchmarks.nexmark [--events 100000] [--factor 4] [--rounds 5] [--only q0 q5]
+                                 [--checked 5000] [--workers 2] [--markdown FILE] [--json FILE]
 
 All tasks run in this process, on asyncio's loop. The events are made before the clock starts, so a
 figure is the engine's with the query, not the generator's. Each round times every query once, as

@@ -157,8 +157,11 @@ def q20(events: Events) -> af.DataStream[Any]:
     return pairs.map(lambda pair: (*pair[1], *pair[0]))
 
 
-SALE = """FROM auction JOIN bid ON bid.auction = auction.id AND bid.date_time BETWEEN auction.date_time AND expires
-          QUALIFY row_number() OVER (PARTITION BY auction.id ORDER BY price DESC, bid.date_time, bid.seq) = 1"""
+SALE = """FROM auction
+          JOIN bid ON bid.auction = auction.id
+                      AND bid.date_time BETWEEN auction.date_time AND expires
+          QUALIFY row_number() OVER (
+              PARTITION BY auction.id ORDER BY price DESC, bid.date_time, bid.seq) = 1"""
 
 JOINED = [
     Query(
@@ -184,7 +187,9 @@ JOINED = [
         asks="the mean price of each seller's last ten sales",
         flow=q6,
         reads=(*WINNERS, "seller"),
-        sql=f"""SELECT seller, id, avg(price) OVER (PARTITION BY seller ORDER BY expires, id ROWS BETWEEN 9 PRECEDING AND CURRENT ROW)
+        sql=f"""SELECT seller, id, avg(price) OVER (
+                    PARTITION BY seller ORDER BY expires, id
+                    ROWS BETWEEN 9 PRECEDING AND CURRENT ROW)
                 FROM (SELECT seller, auction.id AS id, expires, price {SALE})""",
         answer=rows,
         event_time=True,
@@ -203,7 +208,8 @@ JOINED = [
         asks="bids with their auction, in one category",
         flow=q20,
         reads=(*Auction._fields, *Bid._fields),
-        sql="""SELECT bid.* EXCLUDE (seq), auction.* EXCLUDE (seq) FROM bid JOIN auction ON auction = id WHERE category = 10""",
+        sql="""SELECT bid.* EXCLUDE (seq), auction.* EXCLUDE (seq)
+               FROM bid JOIN auction ON auction = id WHERE category = 10""",
         answer=rows,
     ),
 ]

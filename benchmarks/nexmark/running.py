@@ -138,8 +138,9 @@ RUNNING = [
         column_answer=latest(
             lambda key, row: (*_channel_day(key), row["minute"], *row["counts"].values())
         ),
-        sql=f"""SELECT channel, date_time // {DAY_MS} AS day, max(date_time % {DAY_MS} // 60000), {SQL_COUNTS} FROM bid
-                GROUP BY channel, day""",
+        sql=f"""SELECT channel, date_time // {DAY_MS} AS day,
+                       max(date_time % {DAY_MS} // 60000), {SQL_COUNTS}
+                FROM bid GROUP BY channel, day""",
         answer=latest(lambda key, row: (*key, row["minute"], *row["counts"].values())),
     ),
     Query(
@@ -149,8 +150,10 @@ RUNNING = [
         reads=("auction", "price", "date_time"),
         on_columns=q17_on_columns,
         column_answer=latest(lambda key, row: (*divmod(key, DAYS_MAX), *row.values())),
-        sql=f"""SELECT auction, date_time // {DAY_MS} AS day, count(*), count(*) FILTER (WHERE price < 10000),
-                       count(*) FILTER (WHERE price >= 10000 AND price < 1000000), count(*) FILTER (WHERE price >= 1000000),
+        sql=f"""SELECT auction, date_time // {DAY_MS} AS day, count(*),
+                       count(*) FILTER (WHERE price < 10000),
+                       count(*) FILTER (WHERE price >= 10000 AND price < 1000000),
+                       count(*) FILTER (WHERE price >= 1000000),
                        min(price), max(price), avg(price), sum(price)::BIGINT
                 FROM bid GROUP BY auction, day""",
         answer=latest(lambda key, row: (*key, *row.values())),
@@ -162,7 +165,8 @@ RUNNING = [
         reads=BID,
         on_columns=q18_on_columns,
         sql="""SELECT auction, bidder, price, channel, url, date_time, extra FROM bid
-               QUALIFY row_number() OVER (PARTITION BY bidder, auction ORDER BY date_time DESC, seq) = 1""",
+               QUALIFY row_number() OVER (
+                   PARTITION BY bidder, auction ORDER BY date_time DESC, seq) = 1""",
         answer=latest(lambda key, b: values_of(b)),
     ),
     Query(
@@ -171,7 +175,8 @@ RUNNING = [
         flow=q19,
         reads=BID,
         sql="""SELECT auction, bidder, price, channel, url, date_time, extra,
-                      row_number() OVER (PARTITION BY auction ORDER BY price DESC, seq) AS rank FROM bid QUALIFY rank <= 10""",
+                      row_number() OVER (PARTITION BY auction ORDER BY price DESC, seq) AS rank
+               FROM bid QUALIFY rank <= 10""",
         answer=_ranked,
     ),
 ]

@@ -204,7 +204,8 @@ STATELESS = [
         reads=BID,
         sql="""SELECT auction, bidder, 0.908::DOUBLE * price AS euros,
                       CASE WHEN hour(make_timestamp_ms(date_time)) BETWEEN 8 AND 18 THEN 'dayTime'
-                           WHEN hour(make_timestamp_ms(date_time)) <= 6 OR hour(make_timestamp_ms(date_time)) >= 20 THEN 'nightTime'
+                           WHEN hour(make_timestamp_ms(date_time)) <= 6
+                                OR hour(make_timestamp_ms(date_time)) >= 20 THEN 'nightTime'
                            ELSE 'otherTime' END,
                       date_time, extra, length(regexp_replace(extra, '[^c]', '', 'g'))
                FROM bid WHERE euros > 1000000 AND euros < 50000000""",
@@ -217,8 +218,10 @@ STATELESS = [
         reads=("auction", "bidder", "price", "channel", "url"),
         on_columns=q21_on_columns,
         sql="""SELECT auction, bidder, price, channel,
-                      CASE lower(channel) WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2' WHEN 'baidu' THEN '3'
-                                          ELSE regexp_extract(url, '(&|^)channel_id=([^&]*)', 2) END AS channel_id
+                      CASE lower(channel)
+                           WHEN 'apple' THEN '0' WHEN 'google' THEN '1'
+                           WHEN 'facebook' THEN '2' WHEN 'baidu' THEN '3'
+                           ELSE regexp_extract(url, '(&|^)channel_id=([^&]*)', 2) END AS channel_id
                FROM bid WHERE channel_id <> ''""",
         answer=rows,
     ),
@@ -227,7 +230,8 @@ STATELESS = [
         asks="the directories in the address of each bid",
         flow=q22,
         reads=("auction", "bidder", "price", "channel", "url"),
-        sql="""SELECT auction, bidder, price, channel, split_part(url, '/', 4), split_part(url, '/', 5), split_part(url, '/', 6)
+        sql="""SELECT auction, bidder, price, channel, split_part(url, '/', 4),
+                      split_part(url, '/', 5), split_part(url, '/', 6)
                FROM bid""",
         answer=rows,
     ),

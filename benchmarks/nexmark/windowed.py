@@ -107,9 +107,11 @@ WINDOWED = [
         flow=q5,
         reads=("auction", "date_time"),
         sql="""WITH counts AS (
-                   SELECT auction, count(*) AS num, (date_time // 2000 + 1 + slide) * 2000 AS window_end
+                   SELECT auction, count(*) AS num,
+                          (date_time // 2000 + 1 + slide) * 2000 AS window_end
                    FROM bid, range(5) AS slides(slide) GROUP BY auction, window_end)
-               SELECT auction, num, window_end FROM counts QUALIFY num = max(num) OVER (PARTITION BY window_end)""",
+               SELECT auction, num, window_end FROM counts
+               QUALIFY num = max(num) OVER (PARTITION BY window_end)""",
         answer=rows,
         event_time=True,
     ),
@@ -129,7 +131,8 @@ WINDOWED = [
         flow=q8,
         reads=("id", "name", "seller", "date_time"),
         sql="""SELECT DISTINCT id, name, sale_window * 10000
-               FROM person JOIN (SELECT seller, date_time // 10000 AS sale_window FROM auction) AS sold
+               FROM person
+               JOIN (SELECT seller, date_time // 10000 AS sale_window FROM auction) AS sold
                ON id = seller AND date_time // 10000 = sale_window""",
         answer=rows,
         event_time=True,
@@ -139,11 +142,16 @@ WINDOWED = [
         asks="bids of each bidder in one session",
         flow=q11,
         reads=("bidder", "date_time"),
-        sql="""WITH gaps AS (SELECT bidder, date_time,
-                                    date_time - lag(date_time) OVER (PARTITION BY bidder ORDER BY date_time) >= 10000 AS gap FROM bid),
-                    sessions AS (SELECT bidder, date_time,
-                                        count(*) FILTER (WHERE gap) OVER (PARTITION BY bidder ORDER BY date_time) AS session FROM gaps)
-               SELECT bidder, count(*), min(date_time), max(date_time) + 10000 FROM sessions GROUP BY bidder, session""",
+        sql="""WITH gaps AS (
+                   SELECT bidder, date_time, date_time - lag(date_time) OVER (
+                              PARTITION BY bidder ORDER BY date_time) >= 10000 AS gap
+                   FROM bid),
+               sessions AS (
+                   SELECT bidder, date_time, count(*) FILTER (WHERE gap) OVER (
+                              PARTITION BY bidder ORDER BY date_time) AS session
+                   FROM gaps)
+               SELECT bidder, count(*), min(date_time), max(date_time) + 10000
+               FROM sessions GROUP BY bidder, session""",
         answer=rows,
         event_time=True,
     ),
