@@ -1,4 +1,6 @@
-"""What a type checker sees of the package: `__init__.py` loads the same names lazily. tests/test_public_api.py holds the two together."""
+"""What a type checker sees of the package: `__init__.py` loads the same names
+lazily. tests/test_public_api.py holds the two together.
+"""
 
 from aioflow import io as io
 from aioflow import testing as testing

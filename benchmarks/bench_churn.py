@@ -337,7 +337,9 @@ async def run(
         "flow": name, "state": state, "cpu": cpu, "workers": workers, "push": push, "every": every,
         "seconds": seconds, "completed": len(took), "unfinished_ms": unfinished,
         "took_ms": [round(median(durations)), max(durations)] if durations else [],
-        "drift": round(mean(durations[-third:]) / mean(durations[:third]), 2) if durations else None,
+        "drift": (
+            round(mean(durations[-third:]) / mean(durations[:third]), 2) if durations else None
+        ),
         "bytes": round(mean(size for _, size in took)) if took else 0,
         "rss_mb": [rows[len(rows) // 4][3], max(row[3] for row in rows), last[3]],
         "records_per_s": round((last[1] - first[1]) / max(last[0] - first[0], 1e-3)),

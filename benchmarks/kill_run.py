@@ -7,7 +7,8 @@ checkpoint?
     service       the process that runs the flow itself; it is started again with restore="latest"
     rescaled      the same, unaligned and under back pressure; each start draws its parallelism and
                   workers
-    taskmanager   one of three of a standalone cluster, of which the job needs two; another is started
+    taskmanager   one of three of a standalone cluster, of which the job needs two; another is
+                  started
     jobmanager    the leader, whose standby takes over; another standby is started
     store         an S3 store behind a proxy that refuses, or stops to answer, for up to two seconds
     database      the PostgreSQL server of a sink; it recovers and is started again

@@ -28,7 +28,8 @@ SILENCE_MS = 9 * 3_600_000
 CLEANED = """
     WITH departures AS (
         SELECT origin, int(dep_delay) AS delay,
-               timestampadd(MINUTE, minute + coalesce(int(dep_delay), 0), timestamp(time_hour)) AS at
+               timestampadd(MINUTE, minute + coalesce(int(dep_delay), 0),
+                            timestamp(time_hour)) AS at
         FROM flights),
     skies AS (
         SELECT origin, timestamp(time_hour) AS hour,

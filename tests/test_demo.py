@@ -57,7 +57,8 @@ def db() -> duckdb.DuckDBPyConnection:
         connection.execute(f"create table {name} as select * from {name}_frame")
     connection.execute(f"""
         create table arrived as
-        select *, max(scheduled) over before - {OUT_OF_ORDER_MS} - 1 as watermark, max(moment) over before - 1 as clock
+        select *, max(scheduled) over before - {OUT_OF_ORDER_MS} - 1 as watermark,
+               max(moment) over before - 1 as clock
         from (
             select *, row_number() over (order by moment, line) as n,
                    (scheduled - {NIGHT_MS}) // {DAY_MS} * {DAY_MS} + {NIGHT_MS} as day_start
@@ -71,12 +72,13 @@ def db() -> duckdb.DuckDBPyConnection:
     """)
     connection.execute(f"""
         create table flown as
-        select *, coalesce(day_start + {DAY_MS} - 1 <= watermark, false) as late from arrived where delay is not null
+        select *, coalesce(day_start + {DAY_MS} - 1 <= watermark, false) as late
+        from arrived where delay is not null
     """)
     connection.execute("""
         create table days as
-        select name as airline, day_start, count(*) as flights, sum(delay) as minutes, max(delay) as worst,
-               count(*) filter (delay > 15) as late15
+        select name as airline, day_start, count(*) as flights, sum(delay) as minutes,
+               max(delay) as worst, count(*) filter (delay > 15) as late15
         from flown join airlines using (carrier) where not late group by all
     """)
     return connection
@@ -90,25 +92,29 @@ AIRLINES = (
     "select airline, sum(flights), sum(minutes), max(worst), sum(late15) from days group by all"
 )
 WORST_DAYS = """
-    select airline, day_start, flights, minutes, worst, late15 from days where flights >= 50 order by minutes / flights desc limit 5
+    select airline, day_start, flights, minutes, worst, late15
+    from days where flights >= 50 order by minutes / flights desc limit 5
 """
 LATE = "select carrier, flight, origin, dest, scheduled, delay from flown where late"
 CANCELLED = "select origin, count(*) from arrived where delay is null group by all"
 SKIES = """
     select case when visib < 2 then 'visibility under 2 miles' when precip > 0 then 'rain or snow'
-                when try_cast(wind_speed as double) > 25 then 'wind over 25 mph' else 'fair' end as sky,
+                when try_cast(wind_speed as double) > 25 then 'wind over 25 mph'
+                else 'fair' end as sky,
            count(*), sum(delay), count(*) filter (delay > 15)
-    from flown join weather on weather.origin = flown.origin and weather.time <= moment and weather.time > moment - 3600000
+    from flown join weather on weather.origin = flown.origin and weather.time <= moment
+                               and weather.time > moment - 3600000
     group by sky
 """
 SILENCES = f"""
     with gaps as (
-        select origin, lag(moment) over (partition by origin order by n) as since, lag(n) over (partition by origin order by n) as n_since,
-               moment as until, n, clock
+        select origin, lag(moment) over (partition by origin order by n) as since,
+               lag(n) over (partition by origin order by n) as n_since, moment as until, n, clock
         from flown
     )
     select origin, since, until,
-           (select count(*) from arrived a where a.origin = gaps.origin and a.delay is null and a.n > n_since and a.n < gaps.n)
+           (select count(*) from arrived a
+            where a.origin = gaps.origin and a.delay is null and a.n > n_since and a.n < gaps.n)
     from gaps where clock >= since + {QUIET_MS}
 """
 
@@ -123,7 +129,9 @@ def test_what_the_files_say_is_what_the_departures_are_taken_for(
         db,
         """
         select count(*) from flown
-        where strftime(make_timestamptz(moment::bigint * 1000) at time zone 'America/New_York', '%H%M')::int <> dep_time::int % 2400
+        where strftime(
+                  make_timestamptz(moment::bigint * 1000) at time zone 'America/New_York', '%H%M'
+              )::int <> dep_time::int % 2400
     """,
     )
 

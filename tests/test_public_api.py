@@ -213,7 +213,8 @@ def test_the_stub_shows_a_type_checker_the_names_that_are_loaded_lazily() -> Non
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    loaded = {name: f"aioflow.{module}" for name, module in aioflow._HOME_OF.items()}  # type: ignore[attr-defined]
+    homes = aioflow._HOME_OF  # type: ignore[attr-defined]
+    loaded = {name: f"aioflow.{module}" for name, module in homes.items()}
     assert shown == {**loaded, "io": "aioflow", "testing": "aioflow"}
 
 

@@ -18,7 +18,11 @@ SETUP = Path(__file__).parents[1] / ".ci" / "setup"
 APT = """#!/bin/sh
 echo "$*" >> "$LOG"
 for word; do test "$word" != "$LACKING" || exit 100; done
-for word; do case $word in redis-server|chromium) printf '#!/bin/sh\\n' > "$BIN/$word" && chmod +x "$BIN/$word";; esac; done
+for word; do
+    case $word in redis-server|chromium)
+        printf '#!/bin/sh\\n' > "$BIN/$word" && chmod +x "$BIN/$word";;
+    esac
+done
 """
 
 

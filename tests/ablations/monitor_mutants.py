@@ -149,8 +149,8 @@ MONITOR_MUTANTS: list[Mutant] = [
     Mutant(
         "redaction reads a long word again from each of its letters",
         "aioflow/inspection/redaction.py",
-        '    rf"(?is)({_WORD})([\\w.-]*+)(?:(',
-        '    rf"(?is)([\\w.-]*{_WORD})([\\w.-]*+)(?:(',
+        '    rf"(?is)({_WORD})([\\w.-]*+)"\n',
+        '    rf"(?is)([\\w.-]*{_WORD})([\\w.-]*+)"\n',
         (f"{REDACTION}test_redaction_takes_time_in_proportion_to_the_text",),
     ),
     Mutant(

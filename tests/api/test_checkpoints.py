@@ -857,7 +857,8 @@ async def test_as_many_checkpoints_as_are_allowed_are_under_way_at_once(
     async with flow.run(checkpoints=store, every="1h", max_concurrent=allowed) as job:
         await eventually(lambda: len(entered) == 1)
         asked = [asyncio.create_task(job.checkpoint()) for _ in range(3)]
-        coordinator: Any = job._cluster.job_master._checkpoints._coordinator  # type: ignore[union-attr]
+        master: Any = job._cluster.job_master  # type: ignore[union-attr]
+        coordinator = master._checkpoints._coordinator
         await eventually(lambda: len(coordinator.pending_ids) == allowed)
         gate.set()
         assert [await one for one in asked] == [1, 2, 3]

@@ -781,7 +781,8 @@ import asyncio, json, datetime, decimal, uuid
 import aioflow as af
 from aioflow.core.keygroups import key_group
 
-keys = ["a", "b", "word", "", "é", b"x", 0, 1, -7, 2**70, 1.5, True, (1, "a"), frozenset({"x", "y", "z", "w"}), decimal.Decimal("2.50"),
+keys = ["a", "b", "word", "", "é", b"x", 0, 1, -7, 2**70, 1.5, True, (1, "a"),
+        frozenset({"x", "y", "z", "w"}), decimal.Decimal("2.50"),
         datetime.date(2024, 2, 29), uuid.UUID(int=5), frozenset({("a", 1), ("b", 2), ("c", 3)})]
 
 class Where(af.KeyedProcessFunction):

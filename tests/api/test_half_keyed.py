@@ -25,7 +25,9 @@ class Tells(af.CoProcessFunction[int, int, tuple[str, int]]):
 class TellsLater(Tells):
     """The same, awaited."""
 
-    async def process_element1(self, value: int, ctx: af.ProcessContext) -> list[tuple[str, int]]:  # type: ignore[override]
+    async def process_element1(  # type: ignore[override]
+        self, value: int, ctx: af.ProcessContext
+    ) -> list[tuple[str, int]]:
         return [("left", value)]
 
 

@@ -30,7 +30,9 @@ class Kept(af.FilterFunction[Any]):
 
 
 class Summed(af.ProcessWindowFunction[Any, Any, Any]):
-    async def process(self, key: Any, ctx: af.WindowContext, elements: Any) -> Any:  # type: ignore[override]
+    async def process(  # type: ignore[override]
+        self, key: Any, ctx: af.WindowContext, elements: Any
+    ) -> Any:
         return []
 
 
@@ -275,8 +277,16 @@ def test_a_tag_has_a_name(name: Any) -> None:
     ("policy", "error", "told"),
     [
         (lambda: af.fixed_delay(1, "-1s"), ValueError, "delay is '-1s', expected 0 or more"),
-        (lambda: af.fixed_delay("3", "1s"), ValueError, "at least one attempt, got '3'"),  # type: ignore[arg-type]
-        (lambda: af.failure_rate(1.5), ValueError, "at least one failure, got 1.5"),  # type: ignore[arg-type]
+        (
+            lambda: af.fixed_delay("3", "1s"),  # type: ignore[arg-type]
+            ValueError,
+            "at least one attempt, got '3'",
+        ),
+        (
+            lambda: af.failure_rate(1.5),  # type: ignore[arg-type]
+            ValueError,
+            "at least one failure, got 1.5",
+        ),
         (lambda: af.failure_rate(2, "1m", "-1s"), ValueError, "delay is '-1s'"),
         (lambda: af.exponential_delay("-1s"), ValueError, "initial is '-1s'"),
         (
@@ -284,7 +294,11 @@ def test_a_tag_has_a_name(name: Any) -> None:
             TypeError,
             "fatal= takes a tuple of exception classes",
         ),  # type: ignore[arg-type]
-        (lambda: af.exponential_delay(fatal=("ValueError",)), TypeError, "fatal= takes a tuple"),  # type: ignore[arg-type]
+        (
+            lambda: af.exponential_delay(fatal=("ValueError",)),  # type: ignore[arg-type]
+            TypeError,
+            "fatal= takes a tuple",
+        ),
     ],
 )
 def test_a_restart_policy_that_cannot_be_meant_is_refused(

@@ -19,7 +19,9 @@ import aioflow as af
 
 def numbers() -> Any:
     """A stream with event time; Any, because what follows is what a checker would refuse."""
-    timed = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: value)  # type: ignore[var-annotated,unused-ignore]
+    timed = af.WatermarkStrategy.monotonous_timestamps(  # type: ignore[var-annotated,unused-ignore]
+        timestamp=lambda value: value
+    )
     return af.Flow("signatures").source([1, 2], watermarks=timed)
 
 

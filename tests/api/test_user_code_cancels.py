@@ -482,7 +482,8 @@ async def test_an_error_of_a_resource_that_is_closed_comes_out_of_the_run(
 
     flow = af.Flow("f")
     flow.source(VALUES).map(function).sink(print)
-    with pytest.raises(ValueError if fails else (KeyError, RuntimeError)) as caught:  # type: ignore[arg-type]
+    expected = ValueError if fails else (KeyError, RuntimeError)
+    with pytest.raises(expected) as caught:  # type: ignore[arg-type]
         await flow.execute()
     told = "".join([*map(str, caught.value.args), *caught.value.__notes__])
     assert type(error).__name__ in told or "resource" in told

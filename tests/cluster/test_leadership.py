@@ -447,7 +447,8 @@ def test_a_suspended_machine_does_not_trust_its_monotonic_clock() -> None:
         clock = Clock()
 
     host = Suspended()
-    leadership = Leadership(host, LeaseInfo(1, 1, "x", "y"), 100.0, 1_000_000, 4.0)  # type: ignore[arg-type]
+    lease = LeaseInfo(1, 1, "x", "y")
+    leadership = Leadership(host, lease, 100.0, 1_000_000, 4.0)  # type: ignore[arg-type]
     leadership.check()
     host.clock.wall += 4_000
     assert not leadership.is_valid

@@ -405,7 +405,9 @@ class World:
                 case SlotsLost(job, worker):
                     self.send("rm", job, "lost", worker)
 
-    def do_worker(self, worker: Worker, instructions: list[object]) -> None:  # type: ignore[type-arg]
+    def do_worker(  # type: ignore[type-arg]
+        self, worker: Worker, instructions: list[object]
+    ) -> None:
         for i in instructions:
             match i:
                 case ConnectToJobMaster(job, _):
@@ -464,18 +466,26 @@ class World:
         rm, now = self.rm, self.now
         match message:
             case ("register", token, report):
-                registration, instructions = rm.register_worker(token, source, report, now)  # type: ignore[arg-type]
+                registration, instructions = rm.register_worker(
+                    token,
+                    source,
+                    report,  # type: ignore[arg-type]
+                    now,
+                )
                 if registration and source in self.workers:
                     self.workers[source].registration = registration
                 self.do_rm(instructions)
             case ("granted", registration, allocation, token):
                 rm.slot_granted(token, source, registration, allocation)  # type: ignore[arg-type]
             case ("refused", registration, allocation, status, token):
-                self.do_rm(rm.slot_refused(token, source, registration, allocation, status, now))  # type: ignore[arg-type]
+                refused = (token, source, registration, allocation, status, now)
+                self.do_rm(rm.slot_refused(*refused))  # type: ignore[arg-type]
             case ("freed", registration, allocation, token):
-                self.do_rm(rm.slot_freed(token, source, registration, allocation, now))  # type: ignore[arg-type]
+                freed = (token, source, registration, allocation, now)
+                self.do_rm(rm.slot_freed(*freed))  # type: ignore[arg-type]
             case ("declare", job, job_token, slots, token):
-                self.do_rm(rm.declare(token, job, job_token, slots, job, now))  # type: ignore[arg-type]
+                declared = (token, job, job_token, slots, job, now)
+                self.do_rm(rm.declare(*declared))  # type: ignore[arg-type]
 
     def to_worker(self, worker: Worker, source: str, message: tuple[object, ...]) -> None:
         table = worker.table
@@ -484,7 +494,8 @@ class World:
                 case ("request", index, job, allocation, address):
                     token = self.rm.token
                     try:
-                        instructions = table.request(index, job, allocation, address, self.now)  # type: ignore[arg-type]
+                        wanted = (index, job, allocation, address, self.now)
+                        instructions = table.request(*wanted)  # type: ignore[arg-type]
                     except SlotOccupied as error:
                         self.send(
                             worker.name,
@@ -499,9 +510,11 @@ class World:
                     self.send(worker.name, "rm", "granted", worker.registration, allocation, token)
                     self.do_worker(worker, instructions)  # type: ignore[arg-type]
                 case ("connected", token):
-                    self.do_worker(worker, table.job_master_connected(source, token, self.now))  # type: ignore[arg-type]
+                    instructions = table.job_master_connected(source, token, self.now)
+                    self.do_worker(worker, instructions)  # type: ignore[arg-type]
                 case ("answer", token, offer, accepted, rejected):
-                    self.log.append(f"{source} -> {worker.name}: accept {len(accepted)}")  # type: ignore[arg-type]
+                    number = len(accepted)  # type: ignore[arg-type]
+                    self.log.append(f"{source} -> {worker.name}: accept {number}")
                     self.do_worker(
                         worker, table.offer_answered(source, token, offer, accepted, rejected)
                     )  # type: ignore[arg-type]
@@ -533,11 +546,13 @@ class World:
                 self.send(name, source, "answer", token, offer, answer.accepted, answer.rejected)
                 self.do_master(name, rest)  # type: ignore[arg-type]
             case ("freed", allocation):
-                self.do_master(name, master.scheduler.slot_lost(source, allocation))  # type: ignore[arg-type]
+                instructions = master.scheduler.slot_lost(source, allocation)
+                self.do_master(name, instructions)  # type: ignore[arg-type]
             case ("lost", worker):
                 self.do_master(name, master.scheduler.worker_lost(worker))  # type: ignore[arg-type]
             case ("no resources", available):
-                self.do_master(name, master.scheduler.no_resources(available))  # type: ignore[arg-type]
+                instructions = master.scheduler.no_resources(available)
+                self.do_master(name, instructions)  # type: ignore[arg-type]
 
     # What happens to the cluster.
 
@@ -591,7 +606,8 @@ class World:
         self.cut(name)
         self.do_rm(self.rm.job_master_lost(self.rm.token, name, old.token, self.now))
         for worker in list(self.workers.values()):
-            self.do_worker(worker, worker.table.job_master_lost(name, old.token, self.now))  # type: ignore[arg-type]
+            instructions = worker.table.job_master_lost(name, old.token, self.now)
+            self.do_worker(worker, instructions)  # type: ignore[arg-type]
         self.masters[name] = Master(old.job, old.token + 1, SlotScheduler(name, old.job))
         self.place(name, tuple((v.id, i) for v in old.job.vertices for i in range(v.parallelism)))
         for worker in self.workers.values():

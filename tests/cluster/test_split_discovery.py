@@ -63,7 +63,14 @@ class World:
     def __init__(self, source: Directory, parallelism: int = 2) -> None:
         stream = StreamGraph("g", parallelism)
         # As much of one as is asked.
-        stream.add_node(StreamNode(id=0, kind="source", name="files", source=source))  # type: ignore[arg-type]
+        stream.add_node(
+            StreamNode(
+                id=0,
+                kind="source",
+                name="files",
+                source=source,  # type: ignore[arg-type]
+            )
+        )
         self.source = source
         self.workers = Workers()
         self.executions = ExecutionGraph("0" * 32, build_job_graph(stream), fixed_delay(5, "0s"))

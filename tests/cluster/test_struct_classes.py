@@ -26,7 +26,8 @@ class Base(msgspec.Struct, frozen=True):
     a: int
     b: str = "q"
 
-class Row(Base, frozen=True, kw_only=True, rename="camel", tag="row", order=True, array_like=False, forbid_unknown_fields=True):
+class Row(Base, frozen=True, kw_only=True, rename="camel", tag="row", order=True, array_like=False,
+          forbid_unknown_fields=True):
     limit: ClassVar[int] = 9
     first_name: str
     more: list = msgspec.field(default_factory=list)

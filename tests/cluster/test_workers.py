@@ -194,8 +194,9 @@ async def test_the_exit_code_is_told_although_the_connection_ends_first() -> Non
     async with pool(peers) as (workers, _, lost):
         worker = await workers.start_worker()
         child: Any = worker.process
-        peers.connections["worker-1"].on_connection_lost = lambda *_: None  # type: ignore[method-assign]
-        await peers.connections["worker-1"].close()
+        connection = peers.connections["worker-1"]
+        connection.on_connection_lost = lambda *_: None  # type: ignore[method-assign]
+        await connection.close()
         child.end(7)
         await until(lambda: lost == [worker])
         assert (

@@ -163,10 +163,12 @@ ROWS = [
     for i in range(100)
 ]
 FAST = [
-    col.a * 31 + 7, col.a / 3, col.a // 4 - col.a % 4, col.x * col.a > 10, (col.a > 3) & ~col.p, (col.s == "c") | col.p,
-    col.s.str.lower(), col.s.str.contains("b"), col.s.is_in(["Ab"]), when(col.p).then(col.a).otherwise(-col.a), col.x.round(),
-    col.a.cast(float), col.x.cast(int), col.t.dt.hour, col.t.dt.year, col.t.dt.month, col.t.dt.day, col.t.dt.truncate("1m"),
-    (col.x / col.a).fill_null(0.0), col.a.is_in([1, 2, 3.0]), abs(col.a - 50), col.s.str.concat("!"),
+    col.a * 31 + 7, col.a / 3, col.a // 4 - col.a % 4, col.x * col.a > 10, (col.a > 3) & ~col.p,
+    (col.s == "c") | col.p, col.s.str.lower(), col.s.str.contains("b"), col.s.is_in(["Ab"]),
+    when(col.p).then(col.a).otherwise(-col.a), col.x.round(), col.a.cast(float), col.x.cast(int),
+    col.t.dt.hour, col.t.dt.year, col.t.dt.month, col.t.dt.day, col.t.dt.truncate("1m"),
+    (col.x / col.a).fill_null(0.0), col.a.is_in([1, 2, 3.0]), abs(col.a - 50),
+    col.s.str.concat("!"),
 ]  # fmt: skip
 
 
@@ -297,7 +299,8 @@ def test_columns_read_like_lists() -> None:
 
 
 def test_a_field_may_hold_records() -> None:
-    inner = ColumnBatch({"n": NumberColumn(column_of([1, 2]).values)}, 2)  # type: ignore[attr-defined]
+    numbers = column_of([1, 2]).values  # type: ignore[attr-defined]
+    inner = ColumnBatch({"n": NumberColumn(numbers)}, 2)
     batch = ColumnBatch({0: column_of(["a", "b"]), 1: inner}, 2)
     assert batch.to_list() == [("a", {"n": 1}), ("b", {"n": 2})]
     assert batch[1] == ("b", {"n": 2})

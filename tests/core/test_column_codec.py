@@ -99,7 +99,8 @@ def test_floats_of_few_digits_take_half_the_bytes_and_lose_none(
         content = encode_batch(
             RecordBatch(ColumnBatch({"x": column}, len(given_))), Codec(), "source"
         )  # type: ignore[arg-type]
-        found = decode_batch(content, Codec(), "channel").values.columns["x"].values  # type: ignore[attr-defined]
+        decoded = decode_batch(content, Codec(), "channel")
+        found = decoded.values.columns["x"].values  # type: ignore[attr-defined]
         assert found.dtype == np.float64
         assert found.tobytes() == column.values.tobytes()
     eighths = NumberColumn(np.arange(1_000) / 8)
@@ -219,7 +220,8 @@ def test_records_of_a_class_that_has_changed_since_are_put_together_anew() -> No
     since.register(Later, "point")
     key = column_of(["a", "b"])
     values: Any = ColumnBatch({"key": key, "n": ints(1, 2)}, 2, Point)
-    content = encode_batch(RecordBatch(values, None, key), Codec(before), "source")  # type: ignore[arg-type]
+    batch = RecordBatch(values, None, key)  # type: ignore[arg-type]
+    content = encode_batch(batch, Codec(before), "source")
     found = decode_batch(content, Codec(since), "channel")
     assert found.values == [Later(1, "a"), Later(2, "b")]
     assert found.keys == ["a", "b"]

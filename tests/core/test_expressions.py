@@ -131,7 +131,8 @@ def naive(e: Expr[Any], row: dict[str, Any]) -> Any:
                     return kids[i + 1]
             return kids[-1]
         case "Unary":
-            function = {"-": operator.neg, "~": operator.not_, "abs": abs}[e._operator]  # type: ignore[attr-defined]
+            functions = {"-": operator.neg, "~": operator.not_, "abs": abs}
+            function = functions[e._operator]  # type: ignore[attr-defined]
             return None if kids[0] is None else function(kids[0])
     sign = e._operator  # type: ignore[attr-defined]
     a, b = kids

@@ -74,8 +74,9 @@ HOSTILE = (
 """Bytes that are hostile to msgpack, or to numbers."""
 
 _VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 127, 255, 2**31, 2**32, 2**63 - 1, 2**64 - 1, -(2**63), 0.0, -1.5, float("inf"), float("nan"),
-    "", "x", "tuple", "\x00", "é", b"", b"\x01\x00\x90", [], [None], [[]], {}, {"a": 1}, {1: 2}, [0] * 40, "x" * 300,
+    None, True, False, 0, 1, -1, 127, 255, 2**31, 2**32, 2**63 - 1, 2**64 - 1, -(2**63), 0.0, -1.5,
+    float("inf"), float("nan"), "", "x", "tuple", "\x00", "é", b"", b"\x01\x00\x90", [], [None],
+    [[]], {}, {"a": 1}, {1: 2}, [0] * 40, "x" * 300,
 )  # fmt: skip
 _BYTES = (
     0,

@@ -550,7 +550,14 @@ def checkpoints() -> list[CompletedCheckpoint]:
             "triggered_ms": 1,
             "completed_ms": 2,
         }
-        found.append(CompletedCheckpoint(**ids, kind=kind, operators=operators, subtasks=subtasks))  # type: ignore[arg-type]
+        found.append(
+            CompletedCheckpoint(
+                **ids,  # type: ignore[arg-type]
+                kind=kind,
+                operators=operators,
+                subtasks=subtasks,
+            )
+        )
     return found
 
 
@@ -970,8 +977,10 @@ _CSV_TOKENS = (
     b"nan",
 )
 _REST_TOKENS = (
-    b"?", b"&", b"=", b"%", b"%00", b"%2F", b"..", b"//", b"0", b"-1", b"1e9", b"99999999999999999999", b"\r\n", b"HEAD", b"POST", b"agg=",
-    b"get=", b"seconds=0.01", b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n", b"nan", b"[", b'"', b"JOBID", b"VERTEXID",
+    b"?", b"&", b"=", b"%", b"%00", b"%2F", b"..", b"//", b"0", b"-1", b"1e9",
+    b"99999999999999999999", b"\r\n", b"HEAD", b"POST", b"agg=", b"get=", b"seconds=0.01",
+    b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n", b"nan", b"[", b'"', b"JOBID",
+    b"VERTEXID",
 )  # fmt: skip
 
 

@@ -23,7 +23,8 @@ def graph_of(
 
 
 def node(id: int, kind: str = "map", **fields: object) -> StreamNode:
-    return StreamNode(id=id, kind=kind, name=str(fields.pop("name", kind)), **fields)  # type: ignore[arg-type]
+    name = str(fields.pop("name", kind))
+    return StreamNode(id=id, kind=kind, name=name, **fields)  # type: ignore[arg-type]
 
 
 def test_inputs_come_in_the_order_of_their_index() -> None:

@@ -12,14 +12,17 @@ from aioflow.inspection.redaction import HIDDEN, redacted
 @pytest.mark.parametrize(
     "text",
     [
-        "password=hunter2", 'api_key: "hunter2"', "{'token': 'hunter2'}", "Authorization: Bearer hunter2", "DB_PASSWORD = hunter2",
-        "Bearer hunter2hunter2", "secret=hunter2&x=1", "aws_secret_access_key=hunter2", "AWS_SECRET_ACCESS_KEY=hunter2",
-        "pwd=hunter2", "PGPASSWORD=hunter2", "pass: hunter2", "passphrase: 'a hunter2'", "token => hunter2", "sig=hunter2",
-        "password=b'hunter2'", "password='it\\'s hunter2'", "password: str = 'hunter2'", "password = {'a': 'hunter2'}",
-        '{"password": "hun\\"hunter2"}', '{\\"password\\": \\"a hunter2\\"}', "sasl_plain_password='hunter2'",
-        "--password hunter2", "--api-key=hunter2", "['--password', 'hunter2', '-x']",
-        "postgres://me:hunter2@db/x", "redis://:hunter2@h", "redis://u:hunter2@hunter2@h:1/0", "postgres://u:hun/hunter2@h/p",
-        "nats://hunter2@h:4222", "https://a:hunter2@a,http://b:hunter2@b", "wss://h/x?access_token=hunter2&a=b", "wss://h?key=hunter2",
+        "password=hunter2", 'api_key: "hunter2"', "{'token': 'hunter2'}",
+        "Authorization: Bearer hunter2", "DB_PASSWORD = hunter2", "Bearer hunter2hunter2",
+        "secret=hunter2&x=1", "aws_secret_access_key=hunter2", "AWS_SECRET_ACCESS_KEY=hunter2",
+        "pwd=hunter2", "PGPASSWORD=hunter2", "pass: hunter2", "passphrase: 'a hunter2'",
+        "token => hunter2", "sig=hunter2", "password=b'hunter2'", "password='it\\'s hunter2'",
+        "password: str = 'hunter2'", "password = {'a': 'hunter2'}", '{"password": "hun\\"hunter2"}',
+        '{\\"password\\": \\"a hunter2\\"}', "sasl_plain_password='hunter2'", "--password hunter2",
+        "--api-key=hunter2", "['--password', 'hunter2', '-x']", "postgres://me:hunter2@db/x",
+        "redis://:hunter2@h", "redis://u:hunter2@hunter2@h:1/0", "postgres://u:hun/hunter2@h/p",
+        "nats://hunter2@h:4222", "https://a:hunter2@a,http://b:hunter2@b",
+        "wss://h/x?access_token=hunter2&a=b", "wss://h?key=hunter2",
         "s3://bucket?X-Amz-Signature=hunter2", "AccountKey=hunter2",
         "{'Cookie': 'a=1; b=hunter2', 'x': 1}", (
             "-----BEGIN PRIVATE KEY-----\nhunter2\n"
@@ -55,8 +58,9 @@ def test_headers_and_open_quotes_are_hidden_to_the_end_of_the_line(line: str) ->
 @pytest.mark.parametrize(
     "text",
     [
-        "", "tokens were counted", "passwords differ", "http://host:80/path", "http://[::1]:8081/jobs", "key=value", "a: b", "passed: 3",
-        "bypass=1", "--name x", "KeyError: 'token'", "the design=5", "http://host:80/@scope/package",
+        "", "tokens were counted", "passwords differ", "http://host:80/path",
+        "http://[::1]:8081/jobs", "key=value", "a: b", "passed: 3", "bypass=1", "--name x",
+        "KeyError: 'token'", "the design=5", "http://host:80/@scope/package",
     ],
 )  # fmt: skip
 def test_plain_text_is_left_alone(text: str) -> None:
@@ -87,10 +91,12 @@ def test_a_secret_that_is_cut_in_two_is_hidden(text: str) -> None:
 
 
 SHAPES = [
-    "a", "-", "a.", "token", "token=", "token:", "token = ", "token ", "token='", 'token="', 'token="\\"', 'token=\\"', "token=\\",
-    "token=(", "token=[", "token\\", "token==>", "token=token ", "token=aws4-", "token=digest ", "password: x = ", "api_", "sig", "pass",
-    "cookie", "cookie:", 'cookie:"', "cookie\\", "--", "--a", "--a ", "--token ", "--a,", " --a\t", "://", "://a:", "a://u:p@", "://[",
-    "aaaa@", "bearer ", "basic  ", "?key=", "&key=&", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "eyJ.", "\\", "'", '"',
+    "a", "-", "a.", "token", "token=", "token:", "token = ", "token ", "token='", 'token="',
+    'token="\\"', 'token=\\"', "token=\\", "token=(", "token=[", "token\\", "token==>",
+    "token=token ", "token=aws4-", "token=digest ", "password: x = ", "api_", "sig", "pass",
+    "cookie", "cookie:", 'cookie:"', "cookie\\", "--", "--a", "--a ", "--token ", "--a,", " --a\t",
+    "://", "://a:", "a://u:p@", "://[", "aaaa@", "bearer ", "basic  ", "?key=", "&key=&",
+    "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "eyJ.", "\\", "'", '"',
 ]  # fmt: skip
 
 

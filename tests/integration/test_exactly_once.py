@@ -94,7 +94,9 @@ async def test_workers_that_are_killed_under_load_lose_and_repeat_nothing(tmp_pa
             await next_checkpoint(job)
             os.kill(pids(job)[kill % 2], signal.SIGKILL)
             # Awaited here.
-            await eventually(lambda: job._cluster.job_master.executions.restarts > kill)  # noqa: B023
+            await eventually(
+                lambda: job._cluster.job_master.executions.restarts > kill  # noqa: B023
+            )
         await next_checkpoint(job)
         (tmp_path / "stop").touch()
         result = await job.wait()

@@ -243,15 +243,22 @@ async def test_what_can_never_do_is_refused(
     with pytest.raises(GraphError, match="names 2 topics"):
         await write(kafka(bootstrap, ["a", "b"]), ctx, [1])
     with pytest.raises(TypeError, match="key= gave a int for 1"):
-        await write(kafka(bootstrap, name, key=lambda value: 7), ctx, [1])  # type: ignore[arg-type, return-value]
+        sink = kafka(bootstrap, name, key=lambda value: 7)  # type: ignore[arg-type, return-value]
+        await write(sink, ctx, [1])
     for make, message in (
         (lambda: kafka("kafka://me:secret@host", "t"), "expected brokers as 'HOST:PORT'"),
         (lambda: kafka(bootstrap, []), "expected the name of a topic"),
-        (lambda: kafka(bootstrap, 3), ("topic is 3, expected the name of a topic")),  # type: ignore[call-overload]
+        (
+            lambda: kafka(bootstrap, 3),  # type: ignore[call-overload]
+            "topic is 3, expected the name of a topic",
+        ),
         (lambda: kafka(3, "t"), "expected brokers as 'HOST:PORT'"),  # type: ignore[call-overload]
         (lambda: kafka(bootstrap, "t", start="earlyest"), "did you mean 'earliest'"),
         (lambda: kafka(bootstrap, "t", until="now"), "expected 'latest' or None"),
-        (lambda: kafka(bootstrap, "t", key="id"), "expected a function of a record"),  # type: ignore[arg-type]
+        (
+            lambda: kafka(bootstrap, "t", key="id"),  # type: ignore[arg-type]
+            "expected a function of a record",
+        ),
         (lambda: kafka(bootstrap, "t", Number, format="text"), "a type is made of JSON alone"),
     ):
         with pytest.raises(GraphError, match=message):

@@ -28,7 +28,8 @@ import importlib, os, signal, sys
 def kill_once():
     for number in range(int(os.environ["KILLED_TIMES"])):
         try:
-            os.close(os.open(os.path.join({folder!r}, f"killed-{{number}}"), os.O_CREAT | os.O_EXCL))
+            path = os.path.join({folder!r}, f"killed-{{number}}")
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             continue
         os.kill(os.getpid(), getattr(signal, os.environ["KILLED_BY"]))

@@ -133,8 +133,9 @@ def test_no_case_is_a_server_error(served: Served) -> None:
     assert len(every) > 50
     statuses: Counter[int] = Counter()
     known = {
-        "jobid": [served.job_id], "vertexid": served.vertices, "taskmanagerid": ["local"], "operator": ["counts"], "name": ["running"],
-        "subtaskindex": [0, 1], "attempt": [0], "checkpointid": [1],
+        "jobid": [served.job_id], "vertexid": served.vertices, "taskmanagerid": ["local"],
+        "operator": ["counts"], "name": ["running"], "subtaskindex": [0, 1], "attempt": [0],
+        "checkpointid": [1],
     }  # fmt: skip
     number = 0
     while (

@@ -102,7 +102,8 @@ async def test_it_begins_where_it_is_told(
         ({"start": 1}, [2, 3]),
         ({"stream": name}, [1, 2, 3]),
     ):
-        assert await read_all(nats(url, name, until="latest", **options), ctx) == expected  # type: ignore[call-overload]
+        source = nats(url, name, until="latest", **options)  # type: ignore[call-overload]
+        assert await read_all(source, ctx) == expected
     assert await read_all(nats(url, name, start=1_000, until="latest"), ctx) == []
     later = nats(url, name, start="latest")
     splits = await later.discover()
@@ -133,7 +134,8 @@ async def test_what_can_never_do_is_refused(
 ) -> None:
     await published(server, name)
     for source, message in (
-        (nats(url, "nowhere"), "no stream takes the subject 'nowhere'"), (nats(url, name, stream="none"), "there is no stream 'none'"),
+        (nats(url, "nowhere"), "no stream takes the subject 'nowhere'"),
+        (nats(url, name, stream="none"), "there is no stream 'none'"),
     ):  # fmt: skip
         with pytest.raises(GraphError, match=message):
             await source.discover()

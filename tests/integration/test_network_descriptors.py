@@ -34,7 +34,8 @@ async def main():
         reader = Reader(planes.channel())
         partition.add_batch(0, RecordBatch([0]))
         await until(lambda: reader.records == [0])
-        # Sockets that will knock, made while there are descriptors for them; then the rest is used up.
+        # Sockets that will knock, made while there are descriptors for them; then the rest is used
+        # up.
         knocking = [socket.socket() for _ in range(KNOCKS)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         hoard = []
@@ -53,7 +54,8 @@ async def main():
             await until(lambda: len(reader.records) == n + 1)
         used = resource.getrusage(resource.RUSAGE_SELF)
         idle_from = used.ru_utime + used.ru_stime
-        await asyncio.sleep(2)  # Nothing to do but to wait for descriptors: a loop that spins shows in the CPU time.
+        # Nothing to do but to wait for descriptors: a loop that spins shows in the CPU time.
+        await asyncio.sleep(2)
         used = resource.getrusage(resource.RUSAGE_SELF)
         idle_s = used.ru_utime + used.ru_stime - idle_from
         for descriptor in hoard:
@@ -66,7 +68,8 @@ async def main():
         planes.consumer_again()
         second = Reader(planes.channel("late"))
         await until(lambda: second.records == ["late"])
-        said = {"records": len(reader.records), "resets": planes.first_link.resets, "complaints": len(complaints), "idle_s": idle_s}
+        said = {"records": len(reader.records), "resets": planes.first_link.resets}
+        said |= {"complaints": len(complaints), "idle_s": idle_s}
         print(json.dumps(said))
         for one in (reader, second):
             one.channel.release()
@@ -83,7 +86,8 @@ class Planes(Planes):
     async def end(self):
         await self.first.close()
 
-with asyncio.Runner(loop_factory=uvloop.new_event_loop if sys.argv[1] == "uvloop" else None) as runner:
+loop_factory = uvloop.new_event_loop if sys.argv[1] == "uvloop" else None
+with asyncio.Runner(loop_factory=loop_factory) as runner:
     runner.run(main())
 '''
 

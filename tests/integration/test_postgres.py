@@ -71,8 +71,8 @@ async def test_values_come_out_as_they_went_in(
         "data BYTEA)",
     )
     row = {
-        "id": uuid.UUID(int=1), "price": decimal.Decimal("1.10"), "tags": ["a", None], "doc": {"a": [1, None]}, "raw": "text",
-        "data": b"\0\xff",
+        "id": uuid.UUID(int=1), "price": decimal.Decimal("1.10"), "tags": ["a", None],
+        "doc": {"a": [1, None]}, "raw": "text", "data": b"\0\xff",
     }  # fmt: skip
     await write(postgres(dsn, "t"), ctx, [row])
     assert await read_all(postgres(dsn, "t"), ctx) == [row]

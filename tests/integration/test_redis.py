@@ -93,7 +93,8 @@ async def test_it_begins_where_it_is_told(server: Server, url: str, ctx: Context
         server.ask(f"XADD s {n}-0 n {n}")
     server.ask("XGROUP CREATE s here 4-0")
     for options, expected in (
-        ({}, "12345"), ({"start": "latest"}, ""), ({"start": "2"}, "345"), ({"group": "here"}, "5"), ({"group": "new"}, "12345"),
+        ({}, "12345"), ({"start": "latest"}, ""), ({"start": "2"}, "345"), ({"group": "here"}, "5"),
+        ({"group": "new"}, "12345"),
     ):  # fmt: skip
         source = redis(url, "s", until="latest", **options)  # type: ignore[call-overload]
         assert "".join(entry["n"] for entry in await read_all(source, ctx)) == expected
@@ -195,7 +196,10 @@ async def test_what_can_never_do_is_refused(server: Server, url: str, ctx: SinkC
     for make, message in (
         (lambda: redis("http://x", "s"), "expected a URL redis://HOST:PORT/DB"),
         (lambda: redis(url, []), "expected the name of a stream"),
-        (lambda: redis(url, 3), ("stream is 3, expected the name of a stream")),  # type: ignore[call-overload]
+        (
+            lambda: redis(url, 3),  # type: ignore[call-overload]
+            "stream is 3, expected the name of a stream",
+        ),
         (lambda: redis(url, "s", start="earlyest"), "did you mean 'earliest'"),
         (lambda: redis(url, "s", until="now"), "expected 'latest' or None"),
         (lambda: redis(url, "s", format="text"), "name it by field="),

@@ -95,7 +95,8 @@ class Seen(typing.NamedTuple):
 class Money:
     def __init__(self, cents): self.cents = cents
 
-af.register_type(Money, "money", encode=lambda money: money.cents, decode=lambda cents: Money(cents))
+af.register_type(Money, "money", encode=lambda money: money.cents,
+                 decode=lambda cents: Money(cents))
 
 class Refused(Exception):
     pass
@@ -117,14 +118,17 @@ def refuse(n):
 async def main():
     flow = af.Flow("types", parallelism=2)
     orders = [Shop.Order(i, Color.RED if i % 2 else Color.BLUE) for i in range(10)]
-    counted = flow.source(orders).rebalance().map(lambda order: order).key_by(lambda order: order.color).process(CountOrders)
+    moved = flow.source(orders).rebalance().map(lambda order: order)
+    counted = moved.key_by(lambda order: order.color).process(CountOrders)
     rows = await counted.collect(workers=2)
-    assert all(type(row) is Seen and type(row.order) is Shop.Order and isinstance(row.order.color, Color) for row in rows), rows
+    assert all(type(row) is Seen and type(row.order) is Shop.Order for row in rows), rows
+    assert all(isinstance(row.order.color, Color) for row in rows), rows
     assert sorted(row.order.id for row in rows) == list(range(10))
     assert sorted(row.times for row in rows if row.order.color is Color.RED) == [1, 2, 3, 4, 5]
 
     flow = af.Flow("money", parallelism=2)
-    money = await flow.source([1, 2, 3]).rebalance().map(Money).rebalance().map(lambda m: Money(m.cents * 2)).collect(workers=2)
+    money = flow.source([1, 2, 3]).rebalance().map(Money).rebalance()
+    money = await money.map(lambda m: Money(m.cents * 2)).collect(workers=2)
     assert sorted(m.cents for m in money) == [2, 4, 6] and type(money[0]) is Money
 
     flow = af.Flow("state", parallelism=2)
@@ -174,7 +178,8 @@ class Money:
     def __init__(self, cents): self.cents = cents
 
 af.register_type(Order, "order")
-af.register_type(Money, "money", encode=lambda money: money.cents, decode=lambda cents: Money(cents))
+af.register_type(Money, "money", encode=lambda money: money.cents,
+                 decode=lambda cents: Money(cents))
 
 class Sum(af.KeyedProcessFunction):
     def open(self, ctx):
@@ -191,7 +196,8 @@ async def main(backend, directory):
         flow = af.Flow("kept", parallelism=2)
         events = flow.source(af.io.push(), uid="events")
         sums = events.key_by(lambda order: 0).process(Sum, uid="sums")
-        async with flow.run(workers=2, state=backend, checkpoints=directory, every="1h", restart=af.no_restart()) as job:
+        kept = {"state": backend, "checkpoints": directory, "every": "1h"}
+        async with flow.run(workers=2, restart=af.no_restart(), **kept) as job:
             async with job.subscribe(sums) as out:
                 await job.input(events).put_many(orders)
                 async for row in out:

@@ -91,7 +91,10 @@ def lose_power(host: SimulatedHost, fate: str) -> None:
     names, choice = POWER[fate]
     machine = disk.loop.root.machine
     asked_for_names = any(change.machine is machine for change in disk._pending)
-    disk._faults, random = _Scripted(names if asked_for_names else None, choice), disk._faults  # type: ignore[assignment]
+    random = disk._faults
+    disk._faults = _Scripted(  # type: ignore[assignment]
+        names if asked_for_names else None, choice
+    )
     disk.power_loss(machine)
     disk._faults = random
 

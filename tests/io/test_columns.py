@@ -291,12 +291,14 @@ loop_thread, loaded = threading.get_ident(), []
 
 class Watch:
     def find_spec(self, name, path=None, target=None):
-        if threading.get_ident() == loop_thread and name.partition(".")[0] in ("numpy", "pandas", "pyarrow"):
-            loaded.append(name)
+        if threading.get_ident() == loop_thread:
+            if name.partition(".")[0] in ("numpy", "pandas", "pyarrow"):
+                loaded.append(name)
 
 async def main():
     flow = af.Flow("loading")
-    rows = [{"i": i, "s": str(i), "x": None if i % 2 else 1.5, "l": [i], "d": {"y": i}} for i in range(10)]
+    rows = [{"i": i, "s": str(i), "x": None if i % 2 else 1.5, "l": [i], "d": {"y": i}}
+            for i in range(10)]
     flow.source(rows).sink(getattr(af.io, sys.argv[1])(sys.argv[2]))
     sys.meta_path.insert(0, Watch())
     await flow.execute()

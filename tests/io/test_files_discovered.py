@@ -194,7 +194,9 @@ async def test_a_file_is_the_same_however_its_path_is_spelled(
         async with flow.run(checkpoints=tmp_path / "store", every="1h") as job:
             await eventually(lambda number=number: str(number) in inbox.rows)  # type: ignore[misc]
             inbox.put(f"g{number}", f"late {number}")
-            await eventually(lambda number=number: f"late {number}" in inbox.rows)  # type: ignore[misc]
+            await eventually(
+                lambda number=number: f"late {number}" in inbox.rows  # type: ignore[misc]
+            )
             await job.stop()
     assert sorted(inbox.rows) == sorted(
         text for number in range(len(spellings)) for text in (str(number), f"late {number}")

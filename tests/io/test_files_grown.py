@@ -167,7 +167,8 @@ async def test_one_source_in_two_places_of_a_flow_keeps_their_files_apart(
         for n in range(3):
             inbox.put(f"b{n}", f"end {n}")
             # Awaited in this turn.
-            await eventually(lambda: {f"first end {n}", f"second end {n}"} <= set(inbox.rows))  # noqa: B023
+            ends = {f"first end {n}", f"second end {n}"}
+            await eventually(lambda: ends <= set(inbox.rows))  # noqa: B023
         await job.stop()
     assert sorted(inbox.rows) == sorted(
         f"{uid} {line}"
@@ -241,7 +242,12 @@ def parts_of(size: int, split_bytes: int) -> list[FilePart]:
 
 def finder_of(parts: Sequence[FilePart]) -> FoundFiles:
     """One that has found a file "a", which it cut into `parts`."""
-    finder = FoundFiles("a", lambda host, path, size: None, what="lines('a')", discover_every="1s")  # type: ignore[arg-type, return-value]
+    finder = FoundFiles(
+        "a",
+        lambda host, path, size: None,  # type: ignore[arg-type, return-value]
+        what="lines('a')",
+        discover_every="1s",
+    )
     finder._keep("a", (0, 0), parts)
     return finder
 

@@ -126,7 +126,10 @@ def test_what_programs_write_is_read_from_its_bytes(
 def test_spaces_and_the_order_of_fields_are_as_they_come(spaced: tuple[str, str]) -> None:
     rows = [{"name": f"n{i % 7}", "price": i / 8, "user": i} for i in range(3_000)]
     data = "\n".join(json.dumps(row, separators=spaced) for row in rows).encode()
-    assert read(data) == [Event(row["user"], row["price"], row["name"]) for row in rows]  # type: ignore[arg-type]
+    assert read(data) == [
+        Event(row["user"], row["price"], row["name"])  # type: ignore[arg-type]
+        for row in rows
+    ]
 
 
 def test_texts_have_one_code_each_however_many_meet_in_a_slot() -> None:

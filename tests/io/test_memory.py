@@ -368,4 +368,5 @@ async def test_a_generator_works_where_blocking_calls_run_on_the_loop_itself() -
             return future
 
     source = FunctionSource(lambda: iter(range(20_000)))
-    assert await read_all(source, Context(InlineHost())) == list(range(20_000))  # type: ignore[arg-type]
+    context = Context(InlineHost())  # type: ignore[arg-type]
+    assert await read_all(source, context) == list(range(20_000))

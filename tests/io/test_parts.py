@@ -179,7 +179,8 @@ async def test_unfinished_parts_begin_with_a_dot(tmp_path: Path) -> None:
 async def test_without_checkpoints_a_full_part_is_shown_at_once(tmp_path: Path) -> None:
     sink = lines(tmp_path, roll=RollPolicy(size_bytes=10))
     async with system_context() as machine:
-        writer = sink.writer(SinkContext(machine.host, checkpointing=False))  # type: ignore[arg-type]
+        context = SinkContext(machine.host, checkpointing=False)  # type: ignore[arg-type]
+        writer = sink.writer(context)
         await writer.open()
         writer.write_batch(["12345"], None)
         await writer.flush()
@@ -193,7 +194,8 @@ async def test_without_checkpoints_a_full_part_is_shown_at_once(tmp_path: Path) 
 async def test_with_checkpoints_a_full_part_waits_for_the_commit(tmp_path: Path) -> None:
     sink = lines(tmp_path, roll=RollPolicy(size_bytes=4))
     async with system_context() as machine:
-        writer = sink.writer(SinkContext(machine.host, checkpointing=True))  # type: ignore[arg-type]
+        context = SinkContext(machine.host, checkpointing=True)  # type: ignore[arg-type]
+        writer = sink.writer(context)
         await writer.open()
         for text in ("12345", "67890"):
             writer.write_batch([text], None)

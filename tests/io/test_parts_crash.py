@@ -53,7 +53,11 @@ async def attempt(
         if store.states:
             state.restore(redistribute(store.states, parallelism)[index])
         runtime = Runtime(subtask_index=index, parallelism=parallelism, attempt=store.attempts)
-        ctx = SinkContext(HostWith(host, files), runtime=runtime, operator_state=state)  # type: ignore[arg-type]
+        ctx = SinkContext(
+            HostWith(host, files),  # type: ignore[arg-type]
+            runtime=runtime,
+            operator_state=state,
+        )
         operator = SinkOperator(SINK)
         operator.setup(ctx)  # type: ignore[arg-type]
         operator.initialize_state()

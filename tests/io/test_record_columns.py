@@ -203,8 +203,8 @@ JSON_FILES = {
     "negative": b'{"user":1}\n{"user":-1}\n{"user":0}\n',
 }
 JSON_TYPES: dict[str, Any] = {
-    "anything": None, "dicts": dict, "dicts of numbers": dict[str, float], "a dataclass": Bid, "a NamedTuple": Named, "a Struct": Struct,
-    "constrained": Positive,
+    "anything": None, "dicts": dict, "dicts of numbers": dict[str, float], "a dataclass": Bid,
+    "a NamedTuple": Named, "a Struct": Struct, "constrained": Positive,
 }  # fmt: skip
 
 
@@ -292,8 +292,9 @@ async def test_odd_csv_is_the_same_records(
 @pytest.mark.parametrize(
     "options",
     [
-        {"delimiter": ";"}, {"header": False, "columns": ["a", "b", "c"]}, {"columns": ["c", "a"]}, {"columns": ["none"]},
-        {"type": Bid, "header": False}, {"type": Named, "header": False, "columns": ["price", "user", "name"]},
+        {"delimiter": ";"}, {"header": False, "columns": ["a", "b", "c"]}, {"columns": ["c", "a"]},
+        {"columns": ["none"]}, {"type": Bid, "header": False},
+        {"type": Named, "header": False, "columns": ["price", "user", "name"]},
     ],
     ids=repr,
 )  # fmt: skip

@@ -100,12 +100,14 @@ async def test_values_are_kept_as_sqlite_has_them(
 ) -> None:
     sql("CREATE TABLE t (x)")
     values = [
-        None, True, -(2**63), 1.5, "é", b"\0", Colour.RED, datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), datetime.date(2026, 1, 2),
+        None, True, -(2**63), 1.5, "é", b"\0", Colour.RED,
+        datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), datetime.date(2026, 1, 2),
         decimal.Decimal("1.10"), uuid.UUID(int=1),
     ]  # fmt: skip
     await write(sqlite(tmp_path / "a.db", "t"), ctx, [{"x": value} for value in values])
     assert [row[0] for row in sql("SELECT x FROM t")] == [
-        None, 1, -(2**63), 1.5, "é", b"\0", "red", "2026-01-02T00:00:00+00:00", "2026-01-02", "1.10", str(uuid.UUID(int=1)),
+        None, 1, -(2**63), 1.5, "é", b"\0", "red", "2026-01-02T00:00:00+00:00", "2026-01-02",
+        "1.10", str(uuid.UUID(int=1)),
     ]  # fmt: skip
 
 

@@ -18,8 +18,8 @@ BYTES_MAX = 200_000
 SVG_NAMESPACE = "http://www.w3.org/2000/svg"
 
 HTML_FROM_TEXT = re.compile(
-    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|DOMParser|\beval\(|new "
-    r"Function"
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment"
+    r"|DOMParser|\beval\(|new Function"
 )
 
 

@@ -94,7 +94,8 @@ async def test_boxes_stand_behind_their_producers_and_do_not_touch() -> None:
     circle = [{"source": "0", "target": "1"}, {"source": "1", "target": "0"}]
     script = """async ([nodes, edges]) => {
         const { layout } = await import('/dashboard/layout.js');
-        const found = layout(nodes, edges, {width: 200, height: 80, gap: 20, layerGap: 100, across: true});
+        const sizes = {width: 200, height: 80, gap: 20, layerGap: 100, across: true};
+        const found = layout(nodes, edges, sizes);
         return {at: Object.fromEntries(found.at), width: found.width, height: found.height};
     }"""
     async with page() as shown:
@@ -120,7 +121,8 @@ async def test_a_description_changes_what_stands_there_and_keeps_the_rest() -> N
         const main = document.querySelector('main');
         const row = (name) => h('li', {key: name}, name);
         const said = (note) => note && h('p', {style: {color: 'red'}}, note);
-        const draw = (names, note) => render(main, h('input', {value: ''}), said(note), h('ul', null, names.map(row)));
+        const draw = (names, note) =>
+            render(main, h('input', {value: ''}), said(note), h('ul', null, names.map(row)));
         draw(['a', 'b', 'c'], 'first');
         const input = main.querySelector('input');
         input.focus();
@@ -129,7 +131,8 @@ async def test_a_description_changes_what_stands_there_and_keeps_the_rest() -> N
         draw(['c', 'b', 'd'], null);
         draw(['b', 'c', '<b>d</b>'], 'again');
         return {
-            same: main.querySelector('input') === input && document.activeElement === input && input.value === 'typed',
+            same: main.querySelector('input') === input && document.activeElement === input
+                && input.value === 'typed',
             moved: main.querySelectorAll('li')[0] === b,
             text: [...main.querySelectorAll('li')].map((one) => one.textContent),
             bold: main.querySelectorAll('b').length,

@@ -69,8 +69,8 @@ async def paths(client: Client) -> dict[str, str]:
     checkpoints = (await client.get(f"{client.path}/checkpoints"))["history"]
     done = next((one["id"] for one in checkpoints if one["status"] == "COMPLETED"), 0)
     parts = {
-        "jobid": client.job.id, "vertexid": list(vertices.values())[-1], "subtaskindex": "0", "attempt": "0", "checkpointid": str(done),
-        "taskmanagerid": "local",
+        "jobid": client.job.id, "vertexid": list(vertices.values())[-1], "subtaskindex": "0",
+        "attempt": "0", "checkpointid": str(done), "taskmanagerid": "local",
     }  # fmt: skip
     found = {}
     for route in ROUTES:
@@ -139,8 +139,9 @@ async def test_shapes_hold_before_the_first_task_and_after_the_end() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/jobs/{none}", "/jobs/{none}/checkpoints", "/jobs/{job}/vertices/{none}", "/taskmanagers/nobody", "/nowhere",
-     "/jobs/{job}/checkpoints/details/77", "/jobs/{job}/checkpoints/{none}", "/jobs/{job}/savepoints/{none}"],
+    ["/jobs/{none}", "/jobs/{none}/checkpoints", "/jobs/{job}/vertices/{none}",
+     "/taskmanagers/nobody", "/nowhere", "/jobs/{job}/checkpoints/details/77",
+     "/jobs/{job}/checkpoints/{none}", "/jobs/{job}/savepoints/{none}"],
 )  # fmt: skip
 async def test_what_is_not_there_is_404_with_errors(path: str) -> None:
     """R1 and R8."""
@@ -447,8 +448,10 @@ async def test_a_job_is_stopped_with_a_savepoint() -> None:
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("savepoints", {"formatType": "AVRO"}), ("savepoints", {"triggerId": "zz"}), ("savepoints", {"target-directory": "relative/place"}),
-     ("savepoints", {"target-directory": 5}), ("stop", {"drain": "yes"}), ("checkpoints", {"checkpointType": "SOME"})],
+    [("savepoints", {"formatType": "AVRO"}), ("savepoints", {"triggerId": "zz"}),
+     ("savepoints", {"target-directory": "relative/place"}),
+     ("savepoints", {"target-directory": 5}), ("stop", {"drain": "yes"}),
+     ("checkpoints", {"checkpointType": "SOME"})],
 )  # fmt: skip
 async def test_bodies_are_checked(path: str, body: dict[str, Any]) -> None:
     flow, _ = events_flow()
@@ -462,10 +465,10 @@ async def test_bodies_are_checked(path: str, body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "told"),
     [("stop", {"drian": True}, "field 'drian', expected some of target-directory, "
-                               "targetDirectory, drain, formatType, "
-                               "triggerId; "
-      "did you mean 'drain'?"),
-     ("savepoints", {"cancel_job": True}, "did you mean 'cancel-job'?"), ("savepoints", {"drain": True}, "expected some of"),
+                               "targetDirectory, drain, formatType, triggerId; "
+                               "did you mean 'drain'?"),
+     ("savepoints", {"cancel_job": True}, "did you mean 'cancel-job'?"),
+     ("savepoints", {"drain": True}, "expected some of"),
      ("checkpoints", {"checkpointType": "FULL", "trigger": "0" * 32}, "did you mean 'triggerId'?")],
 )  # fmt: skip
 async def test_a_field_that_is_not_known_is_refused_by_name(
@@ -483,10 +486,13 @@ async def test_a_field_that_is_not_known_is_refused_by_name(
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("savepoints", {"target-directory": "memory://all", "cancel-job": False, "formatType": "CANONICAL", "triggerId": "a" * 32}),
+    [("savepoints", {"target-directory": "memory://all", "cancel-job": False,
+                     "formatType": "CANONICAL", "triggerId": "a" * 32}),
      ("savepoints", {"targetDirectory": "memory://all"}),
-     ("stop", {"targetDirectory": "memory://all", "drain": True, "formatType": "NATIVE", "triggerId": "b" * 32}),
-     ("stop", {"target-directory": "memory://all"}), ("checkpoints", {"checkpointType": "FULL", "triggerId": "c" * 32})],
+     ("stop", {"targetDirectory": "memory://all", "drain": True,
+               "formatType": "NATIVE", "triggerId": "b" * 32}),
+     ("stop", {"target-directory": "memory://all"}),
+     ("checkpoints", {"checkpointType": "FULL", "triggerId": "c" * 32})],
 )  # fmt: skip
 async def test_all_fields_of_flink_are_taken(path: str, body: dict[str, Any]) -> None:
     flow, _ = events_flow()

@@ -115,7 +115,8 @@ def test_a_hundred_resets_under_load_cost_no_record_and_none_comes_twice(batch_b
         partition.finish()
         await until(lambda: bool(reader.events))
         assert reader.events == [EndOfPartition()]
-        assert [record[0] for record in reader.records] == list(range(number))  # type: ignore[index]
+        numbers = [record[0] for record in reader.records]  # type: ignore[index]
+        assert numbers == list(range(number))
         assert planes.link.resets == 100
         await until(lambda: partition.is_released)  # The last acknowledgement is on its way.
         assert planes.pool.available_segments == planes.pool.total_segments
@@ -182,7 +183,10 @@ def test_a_connection_that_is_aborted_by_its_own_side_in_the_middle_of_load_goes
         feeding = asyncio.ensure_future(feed(partition, 400))
         for number in range(40):
             await until(
-                lambda: len(reader.records) > number * 50 and planes.link.connection is not None  # noqa: B023
+                lambda: (
+                    len(reader.records) > number * 50  # noqa: B023
+                    and planes.link.connection is not None
+                )
             )
             victim = planes.link if number % 2 else planes.producer.links[0]
             if victim.connection is not None:

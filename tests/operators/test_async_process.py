@@ -40,12 +40,16 @@ from .test_process import AlertWhenSilent, Event, cut, histories, silent_alerts
 class AsyncAlerts(AlertWhenSilent):
     """The same program with pauses in it."""
 
-    async def process_element(self, value: int, ctx: ProcessContext) -> AsyncIterator[Any]:  # type: ignore[override]
+    async def process_element(  # type: ignore[override]
+        self, value: int, ctx: ProcessContext
+    ) -> AsyncIterator[Any]:
         for result in super().process_element(value, ctx):
             await asyncio.sleep(0)
             yield result
 
-    async def on_timer(self, timestamp: int, ctx: ProcessContext) -> list[Any]:  # type: ignore[override]
+    async def on_timer(  # type: ignore[override]
+        self, timestamp: int, ctx: ProcessContext
+    ) -> list[Any]:
         await asyncio.sleep(0)
         return list(super().on_timer(timestamp, ctx))
 

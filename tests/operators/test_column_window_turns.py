@@ -102,7 +102,8 @@ def test_a_router_looks_up_the_keys_of_a_piece_alone(looked_up: list[Any]) -> No
     texts = GrowingList(f"k{key}" for key in range(1_000))
     for begin in (0, 10):
         keys = CodedColumn(np.arange(begin, begin + 10, dtype=np.int32), texts)
-        parts = router.split(RecordBatch(ColumnBatch({"k": keys}, 10), None, None))  # type: ignore[arg-type]
+        columns = ColumnBatch({"k": keys}, 10)
+        parts = router.split(RecordBatch(columns, None, None))  # type: ignore[arg-type]
         assert sum(len(part.values) for _, part in parts) == 10
 
     assert looked_up == texts[:20]

@@ -327,7 +327,9 @@ async def test_a_drain_is_bounded_by_its_records_too() -> None:
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_after_a_restore_event_time_goes_on_where_the_timers_were(asynchronous: bool) -> None:
     class Sees(Timers):
-        def process_element(self, value: Any, ctx: ProcessContext) -> list[Any]:  # type: ignore[override]
+        def process_element(  # type: ignore[override]
+            self, value: Any, ctx: ProcessContext
+        ) -> list[Any]:
             return [(value, ctx.current_watermark)]
 
     context = Context()

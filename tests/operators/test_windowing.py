@@ -140,8 +140,11 @@ def test_purging_turns_each_firing_into_fire_and_purge() -> None:
     class Clock:
         current_watermark = 20
 
-    assert trigger.on_element(1, 1, TimeWindow(0, 10), Clock()) == TriggerResult.FIRE_AND_PURGE  # type: ignore[arg-type]
-    assert trigger.on_event_time(3, TimeWindow(0, 10), Clock()) == TriggerResult.CONTINUE  # type: ignore[arg-type]
+    window = TimeWindow(0, 10)
+    element = trigger.on_element(1, 1, window, Clock())  # type: ignore[arg-type]
+    assert element == TriggerResult.FIRE_AND_PURGE
+    time = trigger.on_event_time(3, window, Clock())  # type: ignore[arg-type]
+    assert time == TriggerResult.CONTINUE
 
 
 # --------------------------------------------------------------------------------------------------

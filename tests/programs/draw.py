@@ -151,7 +151,8 @@ def literal(value: Any) -> str:
         inner = f"[{', '.join(sorted(map(literal, value)))}]"
         return f"{type(value).__name__}({inner})"
     if dataclasses.is_dataclass(value):
-        return f"{type(value).__name__}({', '.join(literal(getattr(value, f.name)) for f in dataclasses.fields(value))})"
+        values = [getattr(value, f.name) for f in dataclasses.fields(value)]
+        return f"{type(value).__name__}({', '.join(map(literal, values))})"
     if isinstance(value, pieces.Struct):
         return f"Struct({literal(value.a)}, {literal(value.b)})"
     return repr(value)
@@ -258,7 +259,8 @@ def stateless_text(i: int, step: Step) -> str:
     ordered = "" if step.args.get("ordered", True) else ", ordered=False"
     chain = step.args.get("chain", "")
     stream = f"s{step.inputs[0]}" + (keyed(step, "") if "key" in step.args else "")
-    return f"{stream}.{step.kind}({function(step.args['fn'], step.args['form'])}{ordered}{options(i, step)}){chain}"
+    called = function(step.args["fn"], step.args["form"])
+    return f"{stream}.{step.kind}({called}{ordered}{options(i, step)}){chain}"
 
 
 def aggregate_text(spec: Sequence[Sequence[Any]]) -> str:
@@ -339,7 +341,8 @@ def result_text(i: int, step: Step) -> str:
 
 
 def windowed_text(i: int, step: Step) -> str:
-    return f"{keyed(step, f's{step.inputs[0]}')}.{window_text(step.args['window'])}.{result_text(i, step)}"
+    stream = keyed(step, f"s{step.inputs[0]}")
+    return f"{stream}.{window_text(step.args['window'])}.{result_text(i, step)}"
 
 
 def process_text(i: int, step: Step) -> str:
@@ -350,7 +353,8 @@ def process_text(i: int, step: Step) -> str:
 
 def join_text(i: int, step: Step) -> str:
     left, right = step.inputs
-    where = f"where({function(step.args['key'])}).equal_to({function(step.args['right_key'])}).{window_text(step.args['window'])}"
+    key, right_key = function(step.args["key"]), function(step.args["right_key"])
+    where = f"where({key}).equal_to({right_key}).{window_text(step.args['window'])}"
     if step.kind == "co_group":
         return f"s{left}.co_group(s{right}).{where}.apply(grouped{options(i, step)})"
     end = (
@@ -379,7 +383,8 @@ def connect_text(i: int, step: Step) -> str:
 
 def broadcast_text(i: int, step: Step) -> str:
     left, right = step.inputs
-    return f"{keyed(step, f's{left}')}.connect(s{right}.broadcast(RULES)).process(KeepingTotals{options(i, step)})"
+    connected = f"{keyed(step, f's{left}')}.connect(s{right}.broadcast(RULES))"
+    return f"{connected}.process(KeepingTotals{options(i, step)})"
 
 
 def select_text(i: int, step: Step) -> str:
@@ -439,16 +444,18 @@ TEXTS: dict[str, Callable[[int, Step], str]] = {
 
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 2**31, 2**63, -(2**70), 0.0, -0.0, float("nan"), float("inf"), 1e-308,
-    "", "\x00", "\u00e9\u0301", "\U0001f680", "\ud7ff", "a" * 300, b"", b"\xff\x00", Decimal("1.10"), Decimal("-0"),
-    (), (None,), [None, [1.5]], {"a": {"b": None}, 1: "x"}, {1, "a"}, frozenset([2]),
-    datetime(1969, 12, 31, 23, 59, 59, 999999), datetime(2024, 2, 29, tzinfo=UTC), date(1, 1, 1), timedelta(-1, 5, 7),
-    UUID(int=7), pieces.Colour.BLUE, pieces.Point(1, (None,)), pieces.Names("x"), pieces.Struct([1], {"k": 2.5}),
+    "", "\x00", "\u00e9\u0301", "\U0001f680", "\ud7ff", "a" * 300, b"", b"\xff\x00",
+    Decimal("1.10"), Decimal("-0"), (), (None,), [None, [1.5]], {"a": {"b": None}, 1: "x"},
+    {1, "a"}, frozenset([2]), datetime(1969, 12, 31, 23, 59, 59, 999999),
+    datetime(2024, 2, 29, tzinfo=UTC), date(1, 1, 1), timedelta(-1, 5, 7), UUID(int=7),
+    pieces.Colour.BLUE, pieces.Point(1, (None,)), pieces.Names("x"), pieces.Struct([1], {"k": 2.5}),
 )  # fmt: skip
 
 ODD_KEYS: tuple[Any, ...] = (
-    True, 1, 1.0, 0, -0.0, "1", b"1", "", (1, "a"), (True, "a"), pieces.Names(1, "a"), 2**65, -(2**63), 1.5, Decimal("1.5"),
-    Decimal(2), 2, date(2024, 1, 1), datetime(2024, 1, 1), datetime(2024, 1, 1, tzinfo=UTC), pieces.Colour.RED,
-    frozenset([1, 2]), pieces.Point(1, 2), UUID(int=1),
+    True, 1, 1.0, 0, -0.0, "1", b"1", "", (1, "a"), (True, "a"), pieces.Names(1, "a"), 2**65,
+    -(2**63), 1.5, Decimal("1.5"), Decimal(2), 2, date(2024, 1, 1), datetime(2024, 1, 1),
+    datetime(2024, 1, 1, tzinfo=UTC), pieces.Colour.RED, frozenset([1, 2]), pieces.Point(1, 2),
+    UUID(int=1),
 )  # fmt: skip
 
 
@@ -667,8 +674,9 @@ def draw_result(rng: Random, stream: model.Stream) -> dict[str, Any]:
 # steps
 
 WEIGHTS = {
-    "map": 8, "filter": 4, "flat_map": 5, "guarded": 3, "select": 5, "where": 4, "process": 4, "numbered": 4, "batches": 2, "union": 5,
-    "route": 3, "timestamps": 3, "running": 9, "keyed_process": 12, "window": 22, "connect": 4, "broadcast": 3, "join": 5, "co_group": 4,
+    "map": 8, "filter": 4, "flat_map": 5, "guarded": 3, "select": 5, "where": 4, "process": 4,
+    "numbered": 4, "batches": 2, "union": 5, "route": 3, "timestamps": 3, "running": 9,
+    "keyed_process": 12, "window": 22, "connect": 4, "broadcast": 3, "join": 5, "co_group": 4,
     "interval_join": 4,
 }  # fmt: skip
 

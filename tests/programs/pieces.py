@@ -105,7 +105,8 @@ def plain(value: Any, *, loose: bool = False) -> str:
     if isinstance(value, set | frozenset):
         return f"{type(value).__name__}{{{', '.join(sorted(map(inner, value)))}}}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return f"{type(value).__name__}({', '.join(inner(getattr(value, f.name)) for f in dataclasses.fields(value))})"
+        values = [getattr(value, f.name) for f in dataclasses.fields(value)]
+        return f"{type(value).__name__}({', '.join(map(inner, values))})"
     if isinstance(value, msgspec.Struct):
         return f"{type(value).__name__}({', '.join(map(inner, msgspec.structs.astuple(value)))})"
     return repr(value)

@@ -146,7 +146,8 @@ class _Writer:
         if not rows:
             return []
         runtime = self._ctx.runtime
-        transaction = f"{checkpoint_id}-{runtime.subtask_index}-{runtime.attempt}-{self._ctx.host.ids.new('transaction')[:8]}"
+        id = self._ctx.host.ids.new("transaction")[:8]
+        transaction = f"{checkpoint_id}-{runtime.subtask_index}-{runtime.attempt}-{id}"
         for _ in range(PREPARE_TRIES):
             try:
                 await self._database.call("prepare", transaction, rows)

@@ -112,7 +112,8 @@ async def test_a_task_sends_no_more_than_the_window_until_something_is_taken() -
                 given.append(batch.num_rows)
                 yield batch
 
-        with_thread = asyncio.create_task(in_thread(lambda: push(listener.where, name, watched())))  # type: ignore[arg-type]
+        pushing = in_thread(lambda: push(listener.where, name, watched()))  # type: ignore[arg-type]
+        with_thread = asyncio.create_task(pushing)
         async with asyncio.timeout(WITHIN_S):
             while len(stream) < WINDOW or len(given) < WINDOW + 1:
                 await asyncio.sleep(0.01)
@@ -134,7 +135,9 @@ async def test_an_attempt_that_comes_after_one_that_died_goes_on_where_that_was(
             raise OSError("the machine is gone")
 
         with pytest.raises(OSError, match="the machine is gone"):
-            await in_thread(lambda: push(listener.where, name, dies(), attempt=1))  # type: ignore[arg-type]
+            await in_thread(
+                lambda: push(listener.where, name, dies(), attempt=1)  # type: ignore[arg-type]
+            )
         sent = asyncio.create_task(
             in_thread(lambda: push(listener.where, name, batches(10), attempt=2))
         )

@@ -56,7 +56,10 @@ def kill_workers(spark):
 
 async def main(out):
     # In local mode a task is run again only where the master says so: the second number.
-    config = {"spark.sql.execution.arrow.maxRecordsPerBatch": "1000", "spark.driver.extraJavaOptions": BRIEF}
+    config = {
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+        "spark.driver.extraJavaOptions": BRIEF,
+    }
     async with af.SparkBridge("local[2,4]", config=config) as spark:
         home = (await spark.session())._jvm.System.getProperty("java.home")
         print("java:", home.rpartition("/site-packages/")[2].partition("/")[0])
@@ -67,7 +70,8 @@ async def main(out):
             if len(rows) == 2500:
                 kill_workers(spark)
 
-        # Of each partition no more than four batches are under way: none of the tasks that run is through.
+        # Of each partition no more than four batches are under way: none of the tasks that run is
+        # through.
         flow = af.Flow("in")
         flow.source(af.io.spark(spark, "SELECT id FROM range(0, 40000, 1, 2)")).sink(keep)
         await flow.execute()
@@ -83,7 +87,8 @@ async def main(out):
 
         StagedReader.batches = batches
         flow = af.Flow("out")
-        flow.source([{"id": n} for n in range(50_000)]).sink(af.io.spark(spark, into=out, schema="id bigint"))
+        ids = flow.source([{"id": n} for n in range(50_000)])
+        ids.sink(af.io.spark(spark, into=out, schema="id bigint"))
         await flow.execute()
         stored = await spark.sql(f"SELECT id FROM parquet.`{out}`")
         ids = [row.id for row in await spark.call(stored.collect)]
@@ -91,7 +96,8 @@ async def main(out):
 
         session = await spark.session()
         call = asyncio.create_task(spark.call(endless, session))
-        while not await spark.call(lambda: list(session.sparkContext.statusTracker().getActiveJobsIds())):
+        active = lambda: list(session.sparkContext.statusTracker().getActiveJobsIds())
+        while not await spark.call(active):
             await asyncio.sleep(0.05)
         os.kill(spark._process._process.pid, signal.SIGKILL)
         try:

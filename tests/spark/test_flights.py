@@ -17,12 +17,15 @@ from aioflow.spark.session import SparkBridge
 
 YEAR = """
     with flown as (
-        select *, time_hour + to_minutes(minute::int + dep_delay::int) as moment from flights where dep_delay is not null
+        select *, time_hour + to_minutes(minute::int + dep_delay::int) as moment
+        from flights where dep_delay is not null
     )
-    select case when visib is null then 'not observed' when visib < 2 then 'visibility under 2 miles' when precip > 0 then 'rain or snow'
+    select case when visib is null then 'not observed'
+                when visib < 2 then 'visibility under 2 miles' when precip > 0 then 'rain or snow'
                 when wind_speed > 25 then 'wind over 25 mph' else 'fair' end as sky,
            count(*), avg(dep_delay), avg((dep_delay > 15)::int)
-    from flown left join weather on weather.origin = flown.origin and weather.time_hour = date_trunc('hour', moment)
+    from flown left join weather
+         on weather.origin = flown.origin and weather.time_hour = date_trunc('hour', moment)
     group by sky order by 3 desc
 """
 

@@ -17,7 +17,8 @@ import aioflow.spark.worker as worker
 print(worker.__file__)
 print([name for name in worker.NEEDED if name in sys.modules])
 import aioflow.cluster.taskmanager, aioflow.cluster.shipping
-print({module.__file__.partition(".zip")[0] for name, module in list(sys.modules.items()) if name.startswith("aioflow")})
+ours = [module for name, module in list(sys.modules.items()) if name.startswith("aioflow")]
+print({module.__file__.partition(".zip")[0] for module in ours})
 """
 
 

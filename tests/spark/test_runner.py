@@ -287,7 +287,9 @@ async def test_the_handle_refuses_what_spark_cannot_tell(on: af.Spark) -> None:
 
 
 ROWS = """
-SELECT id AS n, CAST(id AS double) / 4 AS q, IF(id % 5 = 0, NULL, CONCAT('k', id % 3)) AS k, id % 2 = 0 AS even FROM range(0, 200, 1, 3)
+SELECT id AS n, CAST(id AS double) / 4 AS q, IF(id % 5 = 0, NULL, CONCAT('k', id % 3)) AS k,
+       id % 2 = 0 AS even
+FROM range(0, 200, 1, 3)
 """
 
 
@@ -356,10 +358,14 @@ async def test_columns_whose_names_differ_in_case_alone_are_refused_with_the_rem
 
 
 PREDICATES = [
-    (af.col.n >= 20) & (af.col.n != 33), af.lit(7) < af.col.n, af.col.n.is_in([3, 500]), af.col.k.is_in(["k1", "x"]), af.col.k == "k1",
-    af.col.k < "k2", (af.col.k != "k1") | (af.col.n == 10), af.col.even, af.col.even == False, af.col.k.is_null(), af.col.q > 1.5,  # noqa: E712
-    af.col.q <= 3, af.col.nan < 1.0, af.col.nan > 1.0, af.col.nan != 2.0, af.col.nan == 2.0, (af.col.q > 1) & (af.col.k.str.len() == 2),
-    (af.col.k.str.len() == 2) & (af.col.q > 1), af.col.n > 2**70, af.col.k == 1, af.col.n == 3.5, ~(af.col.nan > 1.0), af.col.q == 2**60,
+    (af.col.n >= 20) & (af.col.n != 33), af.lit(7) < af.col.n, af.col.n.is_in([3, 500]),
+    af.col.k.is_in(["k1", "x"]), af.col.k == "k1", af.col.k < "k2",
+    (af.col.k != "k1") | (af.col.n == 10), af.col.even,
+    af.col.even == False,  # noqa: E712
+    af.col.k.is_null(), af.col.q > 1.5, af.col.q <= 3, af.col.nan < 1.0, af.col.nan > 1.0,
+    af.col.nan != 2.0, af.col.nan == 2.0, (af.col.q > 1) & (af.col.k.str.len() == 2),
+    (af.col.k.str.len() == 2) & (af.col.q > 1), af.col.n > 2**70, af.col.k == 1, af.col.n == 3.5,
+    ~(af.col.nan > 1.0), af.col.q == 2**60,
 ]  # fmt: skip
 
 

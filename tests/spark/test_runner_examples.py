@@ -165,7 +165,8 @@ async def test_the_demonstration_reports_the_same_on_spark(
 
 
 DEPARTURES = """
-    SELECT element_at(array('EWR', 'JFK', 'LGA'), 1 + int(id % 3)) AS origin, IF(id % 400 < 300, 'fair', 'rain or snow') AS sky,
+    SELECT element_at(array('EWR', 'JFK', 'LGA'), 1 + int(id % 3)) AS origin,
+           IF(id % 400 < 300, 'fair', 'rain or snow') AS sky,
            IF(id % 17 = 0, NULL, int(id * 7 % 60) - 5) AS delay, 1357000000000 + id * 180000 AS at
     FROM range(0, 4000, 1, 1) WHERE NOT (id % 3 = 2 AND id BETWEEN 1000 AND 1400)"""
 """Eight days, in the order of time; La Guardia is silent for some hours."""

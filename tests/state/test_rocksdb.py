@@ -428,7 +428,13 @@ async def test_a_savepoint_of_one_backend_is_restored_by_the_other(old: str, new
 
     def timers_of(of: KeyedStateBackend) -> InternalTimerService:
         fire = lambda time, key, _: fired.append((time, key))
-        return InternalTimerService("timers", of, fire, fire, lambda _time, _callback: None)  # type: ignore[arg-type, return-value]
+        return InternalTimerService(
+            "timers",
+            of,
+            fire,
+            fire,
+            lambda _time, _callback: None,  # type: ignore[arg-type, return-value]
+        )
 
     before = backend(old)
     timers = timers_of(before)
@@ -584,8 +590,8 @@ from aioflow.state.rocksdb import RocksDB
 
 async def main():
     there = create_keyed_backend(
-        RocksDB(path=sys.argv[1], cache_entries=100), max_parallelism=16, key_group_range=KeyGroupRange(0, 15), now_ms=lambda: 0,
-        operator="count", host=SystemHost())
+        RocksDB(path=sys.argv[1], cache_entries=100), max_parallelism=16,
+        key_group_range=KeyGroupRange(0, 15), now_ms=lambda: 0, operator="count", host=SystemHost())
     table = there.table("t")
     for number in range(5000):
         table.of(None, [number])[number] = number

@@ -402,7 +402,8 @@ class Run:
             if uid == vertex.uids[0]:
                 file = state.operators[0].source
                 assert file is not None, "a source has splits in every checkpoint"
-                content = await self.environment.store.input().read(file)  # type: ignore[union-attr]
+                source = self.environment.store.input()  # type: ignore[union-attr]
+                content = await source.read(file)
                 splits += [
                     Split(one.id, one.position, one.payload, one.watermark, one.finished)
                     for one in decode_source_state(content, Codec(), uid)

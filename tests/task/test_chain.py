@@ -498,7 +498,8 @@ class Columns(Step):
 
 
 def columns(count: int) -> RecordBatch:
-    return RecordBatch(ColumnBatch({"x": ObjectColumn(list(range(count)))}, count))  # type: ignore[arg-type]
+    values = ColumnBatch({"x": ObjectColumn(list(range(count)))}, count)
+    return RecordBatch(values)  # type: ignore[arg-type]
 
 
 def test_whoever_reads_columns_gets_large_pieces_of_them_and_of_rows_what_it_has_time_for() -> None:

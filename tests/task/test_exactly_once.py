@@ -408,7 +408,9 @@ async def test_a_crash_behind_the_last_checkpoint_commits_it_and_finishes_nothin
         run.final = False
         for task in run.tasks.values():
             # Lost on its way.
-            task.notify_checkpoint_complete = lambda checkpoint_id: notified.set()  # type: ignore[method-assign]
+            task.notify_checkpoint_complete = (  # type: ignore[method-assign]
+                lambda checkpoint_id: notified.set()
+            )
         await until(lambda: len(run.ended) == len(run.tasks))
         taken = await run.checkpoint()
     assert notified.is_set() and ledger.rows == []

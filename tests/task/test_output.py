@@ -366,7 +366,8 @@ def test_the_task_is_told_what_makes_about_one_batch_for_each_consumer_of_its_na
 
 
 def columns(count: int) -> RecordBatch:
-    return RecordBatch(ColumnBatch({"x": ObjectColumn(list(range(count)))}, count))  # type: ignore[arg-type]
+    values = ColumnBatch({"x": ObjectColumn(list(range(count)))}, count)
+    return RecordBatch(values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("asked", [100, 1_500, 10_000])

@@ -39,7 +39,10 @@ class Overtaken:
         self.partitions = [
             ResultPartition("p", 1, pool.create_buffer_pool(1, 64), 1024) for _ in range(channels)
         ]
-        made = [kind(i, lambda p=p: p.subpartitions[0]) for i, p in enumerate(self.partitions)]  # type: ignore[misc]
+        made = [
+            kind(i, lambda p=p: p.subpartitions[0])  # type: ignore[misc]
+            for i, p in enumerate(self.partitions)
+        ]
         self.input = NetworkInput([InputEdge(made, 0, 0, may_be_overtaken=True)], self, Operator())
         self.mail: list[Callable[[], None]] = []
         self.heard: list[Any] = []

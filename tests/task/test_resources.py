@@ -97,7 +97,8 @@ async def test_an_opening_that_failed_is_told_to_all_and_tried_again_by_the_next
     scope = ResourceScope()
     outcomes = await asyncio.gather(scope.get(flaky), scope.get(flaky), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [OSError, OSError]
-    assert outcomes[0].__notes__ == [(f"aioflow: while opening resource {flaky.name!r}")]  # type: ignore[union-attr]
+    notes = outcomes[0].__notes__  # type: ignore[union-attr]
+    assert notes == [f"aioflow: while opening resource {flaky.name!r}"]
     assert await scope.get(flaky) == 42
     await scope.close()
 

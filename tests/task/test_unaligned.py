@@ -639,7 +639,8 @@ async def test_what_a_channel_brings_before_its_own_barrier_is_kept() -> None:
         # The first source hears of it; the second goes on, and hears of it only when its records
         # have arrived.
         later: list[Any] = []
-        told, held.trigger_checkpoint = held.trigger_checkpoint, later.append  # type: ignore[method-assign]
+        told = held.trigger_checkpoint
+        held.trigger_checkpoint = later.append  # type: ignore[method-assign]
         waiting = run.trigger(unaligned=True)
         await run.stuck()
         assert not waiting.done()

@@ -127,7 +127,9 @@ def test_no_element_is_processed_while_a_snapshot_awaits(key: Any) -> None:
 
 def test_an_asynchronous_snapshot_of_an_asynchronous_function_is_awaited() -> None:
     class Both(Awaits):
-        async def process_element(self, value: int, ctx: Any) -> list[int]:  # type: ignore[override]
+        async def process_element(  # type: ignore[override]
+            self, value: int, ctx: Any
+        ) -> list[int]:
             await asyncio.sleep(0)
             return [value]
 

@@ -65,14 +65,16 @@ trades.count()  # type: ignore[attr-defined]
 by_symbol.map(lambda t: t.price).count()  # type: ignore[attr-defined]
 trades.window(af.tumbling("1m"))  # type: ignore[attr-defined]
 trades.union(numbers)  # type: ignore[arg-type]
-trades.join(numbers).where(lambda t: t.symbol).equal_to(lambda n: n.symbol)  # type: ignore[attr-defined]
+joined = trades.join(numbers).where(lambda t: t.symbol)
+joined.equal_to(lambda n: n.symbol)  # type: ignore[attr-defined]
 trades.join(numbers).apply(lambda t, n: t.price + n.size)  # type: ignore[attr-defined]
 trades.sink(of_text)  # type: ignore[arg-type]
 numbers.key_by(lambda n: n % 2).aggregate(Vwap())  # type: ignore[arg-type]
 numbers.key_by(lambda n: n % 2).process(Alert())  # type: ignore[arg-type]
 by_symbol.reduce(lambda a, b: a.price)  # type: ignore[arg-type, return-value]
-by_symbol.window(af.tumbling("1m")).aggregate(Vwap()).map(lambda r: r.value.upper())  # type: ignore[attr-defined]
-by_symbol.window(af.tumbling("1m")).aggregate(Vwap()).late.map(lambda t: t.value)  # type: ignore[attr-defined]
+vwaps = by_symbol.window(af.tumbling("1m")).aggregate(Vwap())
+vwaps.map(lambda r: r.value.upper())  # type: ignore[attr-defined]
+vwaps.late.map(lambda t: t.value)  # type: ignore[attr-defined]
 for _ in trades.execute_and_collect():  # type: ignore[attr-defined]
     pass
 
