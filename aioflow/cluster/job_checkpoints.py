@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint
@@ -282,7 +283,7 @@ class JobCheckpoints:
         """
         self._over = True
         try:
-            if not await self._in_time(self._wind_up(finished)):
+            if not await self._in_time(partial(self._wind_up, finished)):
                 if (
                     self._stop_number is not None
                     and self.stopped_with is None
@@ -295,13 +296,13 @@ class JobCheckpoints:
                     end_task(task)
                 await wait_all(list(self._beside), timeout_s=CANCEL_GRACE_S)
         finally:
-            await self._in_time(self._release())
+            await self._in_time(self._release)
 
-    async def _in_time(self, work: Coroutine[Any, Any, None]) -> bool:
+    async def _in_time(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         limit = asyncio.timeout(CLOSE_TIMEOUT_S)
         try:
             async with limit:
-                await work
+                await work()
         except TimeoutError:
             if not limit.expired():
                 raise

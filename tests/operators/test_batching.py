@@ -76,9 +76,7 @@ async def test_the_wait_is_that_of_the_first_element() -> None:
     assert context.physical_timers == [41]
 
 
-async def test_the_end_waits_for_nothing_and_what_is_still_to_come_then_is_not_gathered_either() -> (
-    None
-):
+async def test_the_end_waits_for_nothing_and_what_comes_then_is_not_gathered_either() -> None:
     function, context = Batches(), Context()
     operator = await opened(MapBatchesOperator(function, 100, "1h"), context)
     operator.process_batch(RecordBatch([1, 2], None, None, None, 5))
