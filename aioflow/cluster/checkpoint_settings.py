@@ -1,4 +1,4 @@
-"""What a run was told about checkpoints: plain data, that goes to whoever runs the job."""
+"""The checkpoint settings of one run: plain data, sent to the process that runs the job."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
-    """Times in ms. URLs are whole: a directory of this machine is `file:///...`."""
+    """Times are in ms. URLs are complete: a local directory is `file:///...`."""
 
     store: str | None
     """URL of the store, which holds many flows.
 
-    None: no checkpoints are taken, the job only begins with the savepoint `restore`.
+    None: the job takes no checkpoints and can only start from the savepoint `restore`.
     """
     every_ms: int = 10_000
     unaligned: bool = False
-    """From the start of each checkpoint."""
+    """Whether a checkpoint is unaligned from its start."""
     aligned_timeout_ms: int | None = None
-    """Unaligned once a barrier is under way for so long."""
+    """A barrier that is under way for longer than this makes its checkpoint unaligned."""
     timeout_ms: int = 600_000
     min_pause_ms: int = 0
     max_concurrent: int = 1
@@ -37,5 +37,5 @@ class CheckpointSettings:
     key: bytes | None = field(default=None, repr=False)
     """Key of the MAC of metadata.
 
-    None: metadata has no MAC, and any writer of the store can change it.
+    None: metadata has no MAC, so anyone who can write to the store can change it.
     """

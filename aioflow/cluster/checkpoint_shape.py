@@ -46,7 +46,7 @@ def _input(graph: JobGraph, edge: JobEdge) -> VertexInput:
 
 
 def _producers(graph: JobGraph, edge: JobEdge) -> tuple[Sequence[int], ...] | None:
-    """For each consumer the producers that reach it, if not all do."""
+    """Lists for each consumer the producers that reach it; None if all of them do."""
     if not edge.partitioning.strategy.pointwise:
         return None
     producers, consumers = (

@@ -1,9 +1,9 @@
-"""One job in the JobManager: its JobMaster, the slots it has, and the processes its tasks are in.
+"""One job in the JobManager: its JobMaster, its slots, and the processes that run its tasks.
 
-The JobMaster deploys as it would in one process; what it deploys in one turn waits here until there
-are slots for all of it, and is then told where its producers are. What cannot leave the submitting
-process goes there. Everything a TaskManager reports carries the token of the JobMaster it is meant
-for; reports for an older one change nothing.
+The JobMaster deploys as it would in one process. Tasks that it deploys in one turn wait here until
+there are slots for all of them. Each descriptor then gets the locations of its producers. Tasks
+that cannot leave the submitting process run there. Every report of a TaskManager carries the token
+of its JobMaster; reports for an older JobMaster are dropped.
 """
 
 from __future__ import annotations
@@ -55,16 +55,14 @@ __all__ = ["ClusterJob", "needs_submitter"]
 logger = logging.getLogger(__name__)
 
 SUSPEND_S = 5.0
-"""How long a JobMaster whose job another leader takes over may take to let go of its
-checkpoints.
-"""
+"""How long a suspended JobMaster may take to close its checkpoints."""
 
 
 class ClusterJob:
     """A `JobRunner` of the Dispatcher, and the `TaskExecutorGateway` of its JobMaster.
 
-    `declare(job_id, slots)` tells the ResourceManager what the job wants, `on_over(job_id)` is
-    called when nothing of it is left here.
+    `declare(job_id, slots)` tells the ResourceManager how many slots the job wants.
+    `on_over(job_id)` is called when the job holds nothing here any more.
     """
 
     def __init__(
@@ -115,10 +113,10 @@ class ClusterJob:
         self._waiting: list[TaskDeploymentDescriptor] = []
         self._requests: dict[int, list[TaskDeploymentDescriptor]] = {}
         self._placed: dict[ExecutionAttemptId, str] = {}
-        """Where attempts are that have not ended."""
+        """Where each attempt that has not ended runs."""
         self._stop_drains: bool | None = None
         self.fenced_total = 0
-        """Reports for another JobMaster of the job, dropped."""
+        """Dropped reports that were meant for another JobMaster of the job."""
         self._publishing = False
         self._over = False
         self._metrics: dict[str, dict[str, float]] = {}
@@ -180,7 +178,7 @@ class ClusterJob:
     # TaskExecutorGateway, for the JobMaster.
 
     async def ready(self) -> None:
-        """A restart waits for its slots like a start."""
+        """Returns at once: a restart waits for its slots like a start."""
 
     def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:
         if not self._waiting:
@@ -196,7 +194,7 @@ class ClusterJob:
                 self._watch(worker_id, attempt, answers), name=f"cancel {attempt}"
             )
             return
-        # It still waits for a slot: it never ran.
+        # It still waits for a slot, so it never ran.
         self.job_master.update_task_state(attempt, ExecutionState.CANCELED, None)
         for number, batch in list(self._requests.items()):
             batch[:] = [descriptor for descriptor in batch if descriptor.attempt != attempt]
@@ -207,8 +205,9 @@ class ClusterJob:
     async def _watch(
         self, worker_id: str, attempt: ExecutionAttemptId, answers: Sequence[asyncio.Future[None]]
     ) -> None:
-        """A TaskManager that does not end a task is lost for this job; its tasks end when its
-        loop is free again.
+        """Declares a TaskManager lost if it does not end a cancelled task in time.
+
+        Its tasks end once its event loop is free again.
         """
         why = await until_overdue(answers, self._shipped.options.cancellation_timeout_s)
         if self._placed.get(attempt) != worker_id:
@@ -253,14 +252,14 @@ class ClusterJob:
         tap: Callable[[RecordBatch], None],
         on_missed: object = None,
     ) -> Sequence[asyncio.Future[None]]:
-        """For a watcher in this process, who may miss records.
+        """Adds a tap for a watcher in this process, which may miss records.
 
-        Those of the submitter have numbers of its own: see `add_remote_tap`.
+        Taps of the submitter have numbers of their own: see `add_remote_tap`.
         """
         return self._taps.watch(place, tap)
 
     def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
-        """As `add_tap`."""
+        """Removes a tap that `add_tap` added."""
         self._taps.unwatch(place, tap)
 
     async def query_state(
@@ -332,7 +331,7 @@ class ClusterJob:
                             self.job_master.update_task_state(attempt, ExecutionState.FAILED, lost)
                     self._publish()
                 case OfferAnswer():
-                    pass  # It is what the offering call returns.
+                    pass  # `offered` returns it to the TaskManager.
 
     def _deploy(self, batch: list[TaskDeploymentDescriptor], slots: Any) -> None:
         executions = self.job_master.executions
@@ -356,8 +355,9 @@ class ClusterJob:
             )
 
     def _located(self, descriptor: TaskDeploymentDescriptor) -> TaskDeploymentDescriptor:
-        """The descriptor with the places where its producers are now: when it was made, they had
-        none.
+        """Returns the descriptor with the current locations of its producers.
+
+        They were unknown when the descriptor was made.
         """
         locations = self.job_master.executions.locations
         inputs = []
@@ -383,20 +383,20 @@ class ClusterJob:
             await peer.connection.call(
                 "submit_task", self.job_id, self.token, attempt_key(attempt), allocation_id, content
             )
-        # What cannot be deployed has failed, like any task.
+        # A task that cannot be deployed has failed, like any other.
         except Exception as error:  # noqa: BLE001
             self._placed.pop(attempt, None)
             self.job_master.update_task_state(attempt, ExecutionState.FAILED, error)
             self._publish()
 
-    # What TaskManagers say.
+    # Reports of TaskManagers.
 
     def offered(
         self, worker_id: str, connection: RpcConnection, location: str, offers: Sequence[SlotOffer]
     ) -> tuple[Any, Any]:
         """A TaskManager has opened the job at `location` and offers slots.
 
-        Returns what is accepted and what is not.
+        Returns the accepted offers and the allocation ids of the rejected ones.
         """
         if self._over:
             return (), tuple(offer.allocation_id for offer in offers)
@@ -410,7 +410,7 @@ class ClusterJob:
         return answer.accepted, answer.rejected
 
     def not_opened(self, error: bytes) -> None:
-        """A TaskManager could not load the code: no other will."""
+        """A TaskManager could not load the code, so no other can either."""
         failure = unpack_error(error, self._codec) or Broken("a taskmanager could not open the job")
         for number, batch in list(self._requests.items()):
             del self._requests[number]
@@ -464,7 +464,7 @@ class ClusterJob:
         self._carry_out(self._scheduler.slot_lost(worker_id, allocation_id))
 
     def worker_lost(self, worker_id: str) -> None:
-        """A TaskManager, or its connection, is gone. It ends its tasks by itself."""
+        """A TaskManager or its connection is lost. It ends its tasks by itself."""
         if self._peers.left(worker_id):
             self._metrics.pop(worker_id, None)
             self._carry_out(self._scheduler.worker_lost(worker_id))
@@ -478,26 +478,26 @@ class ClusterJob:
             self._taps.submitter.connection.notify("metrics", self.all_metrics())
 
     def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
-        """A batch of a subscription, or why there is none.
+        """Hands on a batch of a subscription, or the reason why there is none.
 
-        Where one may miss rows, a slow reader's are only counted here.
+        If the tap may miss rows, rows for a slow reader are only counted.
         """
         self._taps.tapped(tap_id, content, rows, missed, refused)
 
-    # For whoever watches.
+    # For monitoring.
 
     def metrics_of(self, worker_id: str) -> dict[str, float]:
-        """What one process last reported of this job."""
+        """The last metrics that one process reported for this job."""
         return self._metrics.get(worker_id, {})
 
     def all_metrics(self) -> dict[str, float]:
-        """Of all processes as one."""
+        """The metrics of all processes, merged."""
         return {
             name: value for metrics in self._metrics.values() for name, value in metrics.items()
         }
 
     def progress(self) -> tuple[int, int, int, int]:
-        """(tasks that run, that have finished, of how many, slots that the job waits for)."""
+        """Returns (running tasks, finished tasks, all tasks, slots that the job waits for)."""
         states = [execution.state for execution in self.job_master.executions.executions.values()]
         running, finished = (
             states.count(ExecutionState.RUNNING),
@@ -507,18 +507,18 @@ class ClusterJob:
 
     @property
     def state_backend(self) -> str:
-        """Where its tasks keep their state."""
+        """Where the tasks of the job keep their state."""
         return str(self._shipped.options.state_backend)
 
     def worker_at(self, location: str) -> str:
-        """The TaskManager whose tasks of this job are found there; also one that is gone.
+        """The TaskManager that runs, or ran, tasks of this job at `location`.
 
-        Empty: nobody was.
+        Empty if there was none.
         """
         return self._peers.worker_at(location)
 
     def location_of(self, worker_id: str) -> str:
-        """Where the tasks of this job are found on a TaskManager; empty if it has none."""
+        """Where a TaskManager runs tasks of this job; empty if it runs none."""
         return self._peers.location_of(worker_id)
 
     async def read_state(
@@ -527,12 +527,12 @@ class ClusterJob:
         """As `query_state`, for a reader in this process."""
         return self._codec.decode(await self.query_state(attempt, node_id, query))
 
-    # What the submitter says.
+    # Calls of the submitter.
 
     def submitter_returned(self, submitter: Submitter) -> None:
         """The process that submitted the job has connected again.
 
-        One that runs a part of it is too late: the job is being cancelled.
+        A process that runs a part of the job returns too late: the job is being cancelled.
         """
         if submitter.location or self._over:
             return
@@ -543,10 +543,7 @@ class ClusterJob:
         self._publish()
 
     def submitter_lost(self) -> None:
-        """With tasks there the job has nobody to run them, nor to hear of its results: it ends.
-
-        Otherwise it goes on.
-        """
+        """Cancels the job if the submitting process ran a part of it. Otherwise the job goes on."""
         submitter, self._taps.submitter = self._taps.submitter, None
         self._peers.left(SUBMITTER)
         if submitter is not None and submitter.location and not self._over:
@@ -562,7 +559,7 @@ class ClusterJob:
             self.cancel()
 
     def add_remote_tap(self, place: TapPlace, tap_id: int, may_miss: bool) -> Awaitable[bool]:
-        """Done once all TaskManagers that run the job now have it."""
+        """Done once all TaskManagers that run the job now have the tap."""
         return wait_all(self._taps.add(place, tap_id, may_miss))
 
     def remove_remote_tap(self, place: TapPlace, tap_id: int) -> None:
@@ -577,10 +574,10 @@ class ClusterJob:
             )
         return bytes(await peer.connection.call("query_state", key, node_id, query))
 
-    # What the submitter is told.
+    # Messages to the submitter.
 
     def _publish(self) -> None:
-        """Soon, so that many changes are one message."""
+        """Publishes in the next loop turn, so that many changes become one message."""
         if not self._publishing and self._taps.submitter is not None:
             self._publishing = True
             asyncio.get_running_loop().call_soon(self._publish_now)

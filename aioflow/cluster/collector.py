@@ -1,28 +1,27 @@
-"""What the garbage collector walks in a worker process: state that stays is put aside, and not
-walked again and again.
+"""The garbage collector of a worker process: it freezes long-lived state.
 
-A full collection walks every container in the process, 20 to 90 ns each: with ten million
-accumulators it holds the loop for most of a second, each time their number has grown by a quarter.
-So what survives a full collection that took long is frozen, and the next one walks what is new
-only.
+A full collection walks every container in the process, at 20 to 90 ns each. With ten million
+accumulators it blocks the loop for most of a second. It runs each time their number has grown by a
+quarter. So objects that survive a slow full collection are frozen, and the next collection walks
+new objects only.
 
-Garbage in cycles that was frozen before it became garbage would never be found. So from time to
-time one collection walks everything: when as much was put aside as there was before, in a process
-that makes such garbage; much later in one whose collections find next to none, as it is where state
-holds values, and it is that process which has the large state.
+Objects that become cyclic garbage after they were frozen would never be found. So from time to time
+a complete collection walks everything. In a process that makes such garbage it runs once the frozen
+part has doubled. It runs much later in a process whose collections find next to none. Such a
+process typically holds plain values as state, and it is the one with large state.
 
-A collection of the young walks what was made since the last one, and is due when ten thousand more
-objects were made than went. Where each record puts an accumulator in the place of another that
-never comes, or after a second's records, cold by then: 60 ms. So the young are collected by hand
-all the while, fifty milliseconds' worth at a time, most of which are still in the processor's
-cache. Where fewer than ten thousand objects are made in that time, the interpreter never finds a
-collection due, of the older ones neither: they are collected by hand too, from time to time.
+A young collection walks the objects made since the last one. The interpreter starts one when
+allocations exceed deallocations by ten thousand. If each record replaces an accumulator, that never
+happens, or only after a second of records. By then the objects are out of the processor's cache,
+and the collection takes 60 ms. So this module collects the young generation itself every fifty
+milliseconds, while most of it is still cached. If fewer than ten thousand objects are made in that
+time, the interpreter never collects the older generations either. So this module also runs full
+collections from time to time.
 
-What ends at once, as the state of a task that is started anew does, is in cycles too: it is looked
-for when it ends.
+Ended state, such as that of a task that restarts, is in cycles too; `look_everywhere` asks for it.
 
-Invariant: what is frozen is at most `LATER` times what it was after the last complete collection,
-or what takes `LATER * COMPLETE_FROM_NS`.
+Invariant: the frozen part is at most `LATER` times its size after the last complete collection, or
+takes at most `LATER * COMPLETE_FROM_NS` to walk.
 """
 
 from __future__ import annotations
@@ -44,29 +43,29 @@ __all__ = [
 ]
 
 FREEZE_FROM_NS = 5_000_000
-"""A full collection that takes less holds nobody up, and what it found stays in sight."""
+"""A full collection that is faster than this blocks no one, so its survivors are not frozen."""
 
 COMPLETE_FROM_NS = 100_000_000
-"""So long must it have taken to walk what was put aside, before it is walked again."""
+"""Minimum walking time of the frozen part before it is walked again."""
 
 LATER = 16
-"""So many times as much is put aside in a process that makes next to no garbage in cycles."""
+"""Growth factor of the frozen part in a process that makes next to no cyclic garbage."""
 
 OBJECT_NS = 50
-"""To walk one object takes about so long."""
+"""Approximate time to walk one object."""
 
 YOUNG_EVERY_S = 0.05
-"""What 50,000 records in a second leave by then is half a millisecond's work."""
+"""At 50,000 records a second, one interval leaves half a millisecond of work."""
 
 FULL_EVERY_S = 10.0
-"""Longest time between two full collections. A task that restarts leaves garbage in cycles."""
+"""Longest time between two full collections. A task that restarts leaves cyclic garbage."""
 
 YOUNG, FULL = 0, 2
 """The youngest and the oldest generation."""
 
 
 class Generations(Protocol):
-    """What can be done with them: the module `gc`."""
+    """The part of module `gc` that a `Collector` uses."""
 
     def freeze(self) -> None: ...
     def unfreeze(self) -> None: ...
@@ -74,8 +73,9 @@ class Generations(Protocol):
 
 
 class Collector:
-    """Hears of each collection (`hear` is for `gc.callbacks`) and decides what the next ones
-    walk.
+    """Observes each collection and decides what the next ones walk.
+
+    `hear` goes into `gc.callbacks`.
     """
 
     def __init__(self, perf_ns: Callable[[], int], generations: Generations = gc) -> None:
@@ -84,21 +84,19 @@ class Collector:
         self._begun_ns = 0
         self._is_complete = False
         self._makes_garbage = False
-        """Whether collections find garbage in cycles."""
+        """Whether collections find cyclic garbage."""
         self._aside_ns = 0
-        """What it took to walk all that was put aside since the last complete collection."""
+        """Time spent to walk the objects that were frozen since the last complete collection."""
         self._complete_ns = COMPLETE_FROM_NS
-        """What that one took, or this."""
+        """Duration of the last complete collection, at least `COMPLETE_FROM_NS`."""
         self._must_be_complete = False
 
     def look_everywhere(self) -> None:
-        """Much that was put aside may be garbage now: the next full collection walks all of it."""
+        """Makes the next full collection complete: many frozen objects may be garbage now."""
         self._must_be_complete = True
 
     async def collect(self) -> None:
-        """Collect the young generation often, and all generations from time to time, without
-        end.
-        """
+        """Runs for ever: collects the young generation often, all generations from time to time."""
         while True:
             for _ in range(round(FULL_EVERY_S / YOUNG_EVERY_S) - 1):
                 await asyncio.sleep(YOUNG_EVERY_S)
@@ -131,7 +129,7 @@ class Collector:
 
 
 def collector_of_process(perf_ns: Callable[[], int]) -> Collector:
-    """From now on, and until the process ends: only for one that is ours alone."""
+    """Installs a collector until the process ends. Only for a process that runs nothing else."""
     collector = Collector(perf_ns)
     gc.callbacks.append(collector.hear)
     return collector

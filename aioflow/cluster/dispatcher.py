@@ -4,9 +4,10 @@
            -> cleaned up -> forgotten by the store
 
 A Dispatcher is what one leader does with its time: entering it recovers what the leader before had
-stored, leaving it (or losing the lease) suspends every job, which then belongs to the next leader.
-Invariants: a job is acknowledged only when it is stored; an id that ended for good is never run
-again; what a job left behind is removed only then, never because a leader went away.
+A Dispatcher lives as long as one leader. Entering it recovers the jobs that the previous leader
+stored. Leaving it, or losing the lease, suspends every job for the next leader.
+Invariants: a job is acknowledged only once it is stored. An id that ended for good never runs
+again. The leftovers of a job are removed only after its end, never because a leader went away.
 """
 
 from __future__ import annotations
@@ -45,35 +46,35 @@ logger = logging.getLogger(__name__)
 
 
 class DuplicateJobSubmission(JobError):
-    """A job with this id runs, or has ended for good. Submit under a new id."""
+    """A job with this id is running, or has ended for good. Submit under a new id."""
 
 
 class UnknownJob(JobError):
-    """No job here has this id, and none that is remembered had."""
+    """No running or remembered job has this id."""
 
 
 class JobRunner(Protocol):
-    """What a Dispatcher asks of a JobMaster."""
+    """The interface of a JobMaster that a Dispatcher needs."""
 
     @property
     def status(self) -> JobStatus: ...
 
     @property
     def error(self) -> BaseException | None:
-        """Why it failed."""
+        """Why the job failed."""
 
     @property
     def stopped_with(self) -> str | None:
-        """URL of the savepoint that it ended with."""
+        """URL of the savepoint that the job ended with."""
 
     @property
     def stop_error(self) -> BaseException | None:
-        """Why the savepoint that it should end with was not made."""
+        """Why the savepoint at the end of the job could not be taken."""
 
     async def run(self) -> JobStatus:
-        """Run to a terminal status.
+        """Runs the job to a terminal status.
 
-        Cancelled: end all tasks and leave the job as it is, for the next leader.
+        If cancelled, ends all tasks and leaves the job as it is, for the next leader.
         """
 
     def cancel(self) -> None: ...
@@ -82,17 +83,18 @@ class JobRunner(Protocol):
 
 
 JobMasterFactory = Callable[[PersistedJob, int, bool], Awaitable[JobRunner]]
-"""Makes the JobMaster of a job: (job, fencing token, whether it is recovered).
+"""Makes the JobMaster of a job from (job, fencing token, whether the job is recovered).
 
-What it raises fails the job.
+An exception fails the job.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatcherOptions:
-    """`archive_max`: ended jobs that are still listed; older ones are only known by id.
+    """Options of a Dispatcher.
 
-    `retry_s`: between tries of a failing store.
+    `archive_max`: number of ended jobs that stay listed; of older ones only the id is known.
+    `retry_s`: seconds between writes to a failing store.
     """
 
     archive_max: int = 100
@@ -101,9 +103,9 @@ class DispatcherOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job as it is listed.
+    """A job in a listing.
 
-    Times by the wall clock; `cause` only where the job ran in this process.
+    Times are wall-clock times; `cause` is only set if the job ran in this process.
     """
 
     job_id: str
@@ -124,9 +126,9 @@ class _Managed:
     runner: JobRunner | None = None
     cancelled: bool = False
     cancelling: asyncio.Task[StaleLeader | None] | None = None
-    """Stores that it is cancelled, then cancels it. Gives why not."""
+    """Stores the cancellation, then cancels the job. Returns the error if that was refused."""
     stop: Callable[[JobRunner], None] | None = None
-    """Asked to stop before it had a runner."""
+    """A stop request that came before the job had a runner."""
 
     @property
     def status(self) -> JobStatus:
@@ -135,15 +137,15 @@ class _Managed:
         return JobStatus.CANCELLING if self.cancelled else JobStatus.INITIALIZING
 
     def is_cancelled(self) -> bool:
-        """Read anew after each await."""
+        """Returns the current value; a method, because callers read it again after each await."""
         return self.cancelled
 
     def let_go(self, error: Exception) -> None:
-        """Tell whoever waits that it will not be known here."""
+        """Fails the futures of callers that wait for the job: its end will not be known here."""
         for future in (self.accepted, self.over):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # Nobody needs to wait.
+                future.exception()  # Marks it as retrieved; there may be no waiter.
 
 
 async def _nothing_to_clean(job: EndedJob) -> None:
@@ -154,7 +156,7 @@ async def _nothing_to_clean(job: EndedJob) -> None:
 class Dispatcher:
     """Use as `async with`, inside `LeaderElection.run`.
 
-    `clean_up` removes what a job left in other places; it may be called again.
+    `clean_up` removes the leftovers of a job in other places. It may be called more than once.
     """
 
     host: Host
@@ -166,7 +168,7 @@ class Dispatcher:
     _group: OrderedTaskGroup = field(default_factory=OrderedTaskGroup)
     _jobs: dict[str, _Managed] = field(default_factory=dict)
     _ended: dict[str, JobStatus] = field(default_factory=dict)
-    """Every id that ended for good."""
+    """Every id that ended for good, with its last status."""
     _archive: dict[str, JobView] = field(default_factory=dict)
 
     async def __aenter__(self) -> Self:
@@ -189,8 +191,8 @@ class Dispatcher:
     ) -> None:
         self._group.cancel_children()
         try:
-            # An error of the body leaves as it is: the group would wrap it, though no child had
-            # anything to do with it.
+            # An error of the body leaves as it is: the group would wrap it, although no child
+            # caused it.
             if isinstance(error, Exception):
                 await self._group.__aexit__(None, None, None)
             else:
@@ -205,11 +207,11 @@ class Dispatcher:
                 )
 
     async def submit(self, job: PersistedJob) -> None:
-        """Take a job. On return it is stored, and will run although this leader should go. It goes
-        on if the caller is cancelled.
+        """Accepts a job. On return it is stored, and it runs even if this leader goes away.
 
-        Raises DuplicateJobSubmission, StaleLeader, or the OSError of a store that could not take
-        it: then it does not run here.
+        A cancellation of the caller does not interrupt this.
+        Raises DuplicateJobSubmission, StaleLeader, or the OSError of a store that failed. After
+        such an OSError the job does not run here.
         """
         self.leadership.check()
         known = self._jobs.get(job.job_id)
@@ -223,20 +225,21 @@ class Dispatcher:
                 f"job {job.job_id} was submitted, and has ended as "
                 f"{self._ended[job.job_id].value} before; submit under a new id"
             )
-        # From here on the id is taken: the await below lets others in.
+        # The id is taken from here on: the await below lets other submissions in.
         managed = self._manage(dataclasses.replace(job, submitted_ms=self.host.clock.wall_ms()))
         _ = self._group.create_task(self._accept(managed), name=f"submit {job.job_id}")
         await asyncio.shield(managed.accepted)
 
     def jobs(self) -> list[JobView]:
-        """Running jobs in order of submission, then ended ones, newest last."""
+        """Returns running jobs in order of submission, then ended ones, newest last."""
         return [self._view_of(managed) for managed in self._jobs.values()] + list(
             self._archive.values()
         )
 
     def job(self, job_id: str) -> JobView:
-        """Raises UnknownJob, also for a job that ended so long ago that only its id is
-        remembered.
+        """Returns one job.
+
+        Raises UnknownJob, also if it ended so long ago that only its id is remembered.
         """
         managed = self._jobs.get(job_id)
         if managed is not None:
@@ -246,7 +249,7 @@ class Dispatcher:
         raise self._unknown(job_id)
 
     async def wait(self, job_id: str) -> JobView:
-        """The job once it has ended for good.
+        """Waits for the final end of a job and returns the job.
 
         Raises UnknownJob, or StaleLeader when this leader goes away first.
         """
@@ -254,11 +257,11 @@ class Dispatcher:
         return self.job(job_id) if managed is None else await asyncio.shield(managed.over)
 
     async def cancel(self, job_id: str) -> None:
-        """End a job without a result; an ended one stays as it is. Remembered: the next leader does
-        not run it again.
+        """Ends a job without a result; an ended job stays as it is.
 
-        Raises UnknownJob, StaleLeader. It goes on if the caller is cancelled: half of it would keep
-        whoever asks next from one that works.
+        The cancellation is stored, so the next leader does not run the job again. A cancellation of
+        the caller does not interrupt it: half a cancellation would block the next caller.
+        Raises UnknownJob, StaleLeader.
         """
         managed = self._jobs.get(job_id)
         if managed is None:
@@ -278,8 +281,8 @@ class Dispatcher:
     async def _cancel(self, managed: _Managed) -> StaleLeader | None:
         job_id = managed.job.job_id
         try:
-            # It may end meanwhile, and this come last; its id is ended then, and the entry is
-            # removed at the next recovery.
+            # The job may end meanwhile, before this write. The id has then ended, and the next
+            # recovery removes the entry.
             await self.store.put(dataclasses.replace(managed.job, status=JobStatus.CANCELLING))
         except OSError as error:
             logger.warning(
@@ -301,11 +304,11 @@ class Dispatcher:
         savepoint: bool = True,
         directory: str | None = None,
     ) -> None:
-        """End the sources of a job where they are; with `drain` event time ends too. See
-        `JobMaster.stop`.
+        """Ends the sources of a job where they are; with `drain` event time ends too.
 
-        Raises UnknownJob, and CheckpointError for a `directory` of a job without checkpoints, also
-        before it has a runner.
+        See `JobMaster.stop`.
+        Raises UnknownJob, or CheckpointError for a `directory` if the job has no checkpoints, even
+        before the job has a runner.
         """
 
         def stop(runner: JobRunner) -> None:
@@ -343,7 +346,7 @@ class Dispatcher:
     async def _accept(self, managed: _Managed) -> None:
         try:
             await self.store.put(managed.job)
-        except Exception as error:  # noqa: BLE001  # The submitter's to judge; other jobs go on.
+        except Exception as error:  # noqa: BLE001  # The submitter handles it; other jobs go on.
             del self._jobs[managed.job.job_id]
             managed.let_go(error)
             return
@@ -354,9 +357,9 @@ class Dispatcher:
         _ = self._group.create_task(self._run(managed, recovered), name=f"job {managed.job.job_id}")
 
     async def _run(self, managed: _Managed, recovered: bool) -> None:
-        """From INITIALIZING to its end.
+        """Runs a job from INITIALIZING to its end.
 
-        A cancellation of this task is a suspension: nothing is remembered, nothing removed.
+        A cancellation of this task suspends the job: it stores no end and removes nothing.
         """
         try:
             status, cause = await self._run_job_master(managed, recovered)
@@ -403,8 +406,9 @@ class Dispatcher:
         return status, runner.error if status is JobStatus.FAILED else None
 
     async def _finish_clean_up(self, job: EndedJob) -> None:
-        """What fails here is done again by the next leader, since the store has not forgotten
-        the job.
+        """Cleans up after a job, then makes the store forget it.
+
+        After a failure the next leader repeats it, since the store still has the job.
         """
         try:
             await self.clean_up(job)
@@ -422,7 +426,7 @@ class Dispatcher:
             )
 
     async def _stored(self, write: Callable[[], Awaitable[None]], what: str) -> None:
-        """Write until the store takes it: an end that is not remembered would run the job again."""
+        """Writes until the store accepts: without a stored end the job would run again."""
         while True:
             try:
                 await write()
@@ -457,7 +461,7 @@ class Dispatcher:
 
 
 def _told(error: BaseException) -> str:
-    """An error with its notes, which say where, a line each."""
+    """Formats an error and its notes, one per line. The notes say where it happened."""
     notes = (note.removeprefix("aioflow: ") for note in getattr(error, "__notes__", ()))
     return "\n".join([f"{type(error).__name__}: {message_of(error)}", *notes])
 

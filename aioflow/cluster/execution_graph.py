@@ -1,9 +1,10 @@
-"""The state of one job: which attempt of which subtask is where, what a change of it entails.
-Decides, does nothing.
+"""The state of one job: the current attempt of each subtask, and the consequences of a change.
+
+It decides and does nothing itself.
 
 Stimuli in (`start`, `update`, `restart_due`, `cancel`, `stop`), instructions out; the JobMaster
-carries them out. Time and chance are arguments. A region is a set of vertices joined by pipelined
-exchanges: when one of its tasks fails, all of it restarts, and nothing else. Reports of an attempt
+carries them out. Time and jitter are arguments. A region is a set of vertices joined by pipelined
+exchanges: when one of its tasks fails, the region restarts, and nothing else. Reports of an attempt
 that is not the current one are ignored.
 
     region: RUNNING --failure, may retry--> CANCELING --all ended--> WAITING
@@ -11,8 +12,8 @@ that is not the current one are ignored.
     job:    CREATED -> RUNNING <-> RESTARTING
             RUNNING -> FINISHED | FAILING -> FAILED | CANCELLING -> CANCELED
 
-An attempt that ends CANCELED without a request is a failure too. As a rule its producer failed and
-reports the root cause itself; that report may come later, and then takes the place of the first one
+A task that ends CANCELED without a request counts as failed. Usually its producer failed and
+reports the root cause itself. That report may come later and then replaces the first one
 (`_is_consequence`).
 """
 
@@ -89,7 +90,7 @@ class Deploy:
 
 @dataclass(frozen=True, slots=True)
 class CancelTask:
-    """Cancel this attempt; its end is reported by `update`."""
+    """Cancel this attempt; `update` reports its end."""
 
     attempt: ExecutionAttemptId
 
@@ -105,7 +106,7 @@ class ScheduleRestart:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """Nothing more will happen."""
+    """The job is over: no further instruction will follow."""
 
     status: JobStatus
     error: BaseException | None
@@ -139,8 +140,10 @@ class _Region:
 
 @dataclass(slots=True)
 class ExecutionGraph:
-    """`splits` of each source vertex are dealt out once, round robin, and kept over restarts;
-    after `restore`, as it says.
+    """The executions of one job.
+
+    `splits` of each source vertex are dealt out once, round robin, and kept over restarts. After
+    `restore` the restored splits replace them.
     """
 
     job_id: str
@@ -150,19 +153,20 @@ class ExecutionGraph:
     failure: BaseException | None = None
     restarts: int = 0
     has_run: bool = False
-    """Whether all tasks have run at a time."""
+    """Whether all tasks have ever run at the same time."""
     executions: dict[tuple[int, int], Execution] = field(default_factory=dict)
     locations: dict[tuple[int, int], str] = field(default_factory=dict)
-    """Where each subtask runs, or will; kept by whoever places them, and empty in a cluster of
-    one.
+    """Where each subtask runs, or will run. The code that places them keeps it; empty in one
+    process.
     """
     _splits: Mapping[int, Sequence[Split]] = field(default_factory=dict)
     _restores: Mapping[tuple[int, int], TaskRestore] = field(default_factory=dict)
     _restored_splits: Mapping[tuple[int, int], Sequence[Split]] = field(default_factory=dict)
     _regions: list[_Region] = field(default_factory=list)
     _is_consequence: bool = False
-    """Whether `failure` came from a task that was canceled unasked: the next failure of a task
-    says more.
+    """Whether `failure` came from a task that was canceled without a request.
+
+    The next failure of a task then replaces it.
     """
     _strategy: RestartStrategy = field(init=False)
 
@@ -176,7 +180,7 @@ class ExecutionGraph:
 
     @property
     def all_have_run(self) -> bool:
-        """Whether every subtask got as far as its loop, or beyond."""
+        """Whether every subtask is RUNNING or FINISHED."""
         states = (ExecutionState.RUNNING, ExecutionState.FINISHED)
         return all(execution.state in states for execution in self.executions.values())
 
@@ -187,13 +191,11 @@ class ExecutionGraph:
         states: Mapping[tuple[int, int], TaskRestore],
         splits: Mapping[tuple[int, int], Sequence[Split]],
     ) -> None:
-        """What is deployed from now on begins with `states`, its sources with `splits`; both by
-        (vertex, subtask).
-        """
+        """Sets the states and splits that later deployments start with, by (vertex, subtask)."""
         self._restores, self._restored_splits = states, splits
 
     def start(self, splits: Mapping[int, Sequence[Split]]) -> list[Instruction]:
-        """Deploy everything. `splits`: by source vertex."""
+        """Deploys everything. `splits`: by source vertex."""
         assert self.status is JobStatus.CREATED, f"job {self.job_id} was started already"
         self._splits = splits
         self.status = JobStatus.RUNNING
@@ -212,7 +214,7 @@ class ExecutionGraph:
         if execution.attempt != attempt or execution.state.is_terminal:
             return []
         if execution.state is ExecutionState.CANCELING and not state.is_terminal:
-            return []  # Sent before the cancel arrived there.
+            return []  # Sent before the cancellation arrived there.
         unasked = (
             state is ExecutionState.CANCELED and execution.state is not ExecutionState.CANCELING
         )
@@ -237,7 +239,7 @@ class ExecutionGraph:
     def restart_due(self, region_index: int, epoch: int) -> list[Instruction]:
         """The delay of a restart is over.
 
-        Too late when the job is over, or the region restarts for another failure.
+        Returns nothing if the job is over, or if the region restarts for another failure.
         """
         if not self.awaits_restart(region_index, epoch):
             return []
@@ -248,8 +250,9 @@ class ExecutionGraph:
     def restart_failed(
         self, region_index: int, epoch: int, error: BaseException, now: float, jitter: float
     ) -> list[Instruction]:
-        """What the region should begin with could not be had: another failure, for the strategy
-        to judge.
+        """Reports that the state for a restart could not be read.
+
+        This counts as another failure, and the strategy decides about it.
         """
         if not self.awaits_restart(region_index, epoch):
             return []
@@ -266,9 +269,9 @@ class ExecutionGraph:
         return [ScheduleRestart(region_index, region.epoch, delay)]
 
     def start_failed(self, error: BaseException, now: float, jitter: float) -> float | None:
-        """Note that a job could not get what it needs to start.
+        """Notes that a job could not get the resources to start.
 
-        Returns seconds until the next try, or None if there is to be none.
+        Returns the seconds until the next try, or None if there is none.
         """
         if self.status is not JobStatus.CREATED:
             return None
@@ -279,14 +282,14 @@ class ExecutionGraph:
         return delay
 
     def cancel(self) -> list[Instruction]:
-        """End the job without a result; ended jobs stay as they are."""
+        """Ends the job without a result; an ended job stays as it is."""
         if self.status.is_terminal or self.status is JobStatus.CANCELLING:
             return []
         self.status = JobStatus.CANCELLING
         return self._cancel_all() + self._ended_if_all_ended()
 
     def fail(self, error: BaseException) -> list[Instruction]:
-        """End the job as failed, without a retry."""
+        """Ends the job as failed, without a retry."""
         if self.status.is_terminal or self.status in (JobStatus.CANCELLING, JobStatus.FAILING):
             return []
         self.failure, self._is_consequence = error, False
@@ -294,8 +297,9 @@ class ExecutionGraph:
         return self._cancel_all() + self._ended_if_all_ended()
 
     def fail_all(self, error: BaseException, now: float, jitter: float) -> list[Instruction]:
-        """The job as a whole failed, by nobody's task: whatever has not finished restarts, if
-        the strategy allows.
+        """Handles a failure of the whole job that no single task caused.
+
+        Every region that has not finished restarts, if the strategy allows it.
         """
         if self.status.is_terminal or self.status in (JobStatus.CANCELLING, JobStatus.FAILING):
             return []
@@ -316,11 +320,11 @@ class ExecutionGraph:
             instructions += self._restart(region, wait.delay_s)
         return instructions
 
-    # What follows.
+    # Consequences of stimuli.
 
     def awaits_deployment(self, attempt: ExecutionAttemptId) -> bool:
-        """Whether an instruction to deploy `attempt` still stands: nothing has cancelled or
-        replaced it meanwhile.
+        """Whether an instruction to deploy `attempt` is still valid: not cancelled, not
+        replaced.
         """
         execution = self.executions[attempt.vertex_id, attempt.subtask_index]
         return execution.attempt == attempt and execution.state in (
@@ -329,9 +333,9 @@ class ExecutionGraph:
         )
 
     def slot_is_there(self, attempt: ExecutionAttemptId, there: bool) -> bool:
-        """Whether `attempt`, which awaits its deployment, has its slot: DEPLOYING, or SCHEDULED.
+        """Sets whether `attempt`, which awaits deployment, has its slot: DEPLOYING or SCHEDULED.
 
-        Returns whether that is news.
+        Returns whether that changed its state.
         """
         state = ExecutionState.DEPLOYING if there else ExecutionState.SCHEDULED
         execution = self.executions[attempt.vertex_id, attempt.subtask_index]
@@ -341,8 +345,9 @@ class ExecutionGraph:
         return True
 
     def awaits_restart(self, region_index: int, epoch: int) -> bool:
-        """Whether that restart still stands: the job is not over, and the region has not failed
-        again, or begun, meanwhile.
+        """Whether a restart is still valid.
+
+        It is not if the job is over, or if the region has failed again or started meanwhile.
         """
         region = self._regions[region_index]
         return (
@@ -352,7 +357,7 @@ class ExecutionGraph:
         )
 
     def subtasks_of(self, region_index: int) -> list[tuple[int, int]]:
-        """Of one region, by vertex and index."""
+        """Returns (vertex, index) of each subtask of a region."""
         return [
             (v.id, i) for v in self._regions[region_index].vertices for i in range(v.parallelism)
         ]
@@ -385,7 +390,7 @@ class ExecutionGraph:
         return self._restart(region, delay)
 
     def _on_further_failure(self, error: BaseException) -> list[Instruction]:
-        """A task failed while the region of the first one ends: the root cause, or another one."""
+        """Handles a failure while a region already ends: the root cause, or a second failure."""
         if not self._is_consequence:
             self._attach(error)
             return []
@@ -396,7 +401,7 @@ class ExecutionGraph:
         return self._cancel_all()
 
     def _on_stuck(self, error: CancellationTimeout) -> list[Instruction]:
-        """Fail the job for good: user code of a task goes on although the task was cancelled.
+        """Fails the job for good: user code goes on although its task was cancelled.
 
         No new attempt may run beside that code, and the job must not count as cancelled.
         """
@@ -414,7 +419,7 @@ class ExecutionGraph:
         fatal = (*self.restart.fatal, CancellationTimeout, ValueNotSupported)
         final = isinstance(error, fatal) or not isinstance(error, Exception)
         if self.restart.from_running and not self.has_run:
-            # A killed process is no fault of the program. A crash is.
+            # A killed process is not the fault of the program. A crash is.
             final = final or not isinstance(error, Broken) or isinstance(error, ProcessCrashed)
         return final
 
@@ -462,9 +467,7 @@ class ExecutionGraph:
         return [JobEnded(self.status, self.failure if self.status is JobStatus.FAILED else None)]
 
     def _attach(self, error: BaseException) -> None:
-        """Another task failed together with the first: one root cause, the others are told with
-        it.
-        """
+        """Adds a further failure to the root cause as a note."""
         if self.failure is not None and error is not self.failure:
             self.failure.add_note(
                 f"aioflow: another task failed at the same time: {type(error).__name__}: "
@@ -498,7 +501,7 @@ class ExecutionGraph:
     # Deployment.
 
     def _deploy(self, vertices: Sequence[JobVertex]) -> list[Instruction]:
-        """Producers first: `vertices` keep the topological order of the graph."""
+        """Deploys producers first: it follows the topological order of the graph."""
         instructions: list[Instruction] = []
         wanted = {v.id for v in vertices}
         for vertex in self.graph.vertices:

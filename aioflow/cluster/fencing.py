@@ -1,8 +1,8 @@
-"""Which leader speaks: the one error for all that speak after they were replaced.
+"""The error that rejects messages and writes of a replaced leader.
 
-A fencing token is a positive integer from `leadership`: of two, the larger belongs to the newer
-leader. Whoever obeys a leader keeps the largest token it has seen for that role and refuses what
-comes with a smaller one.
+A fencing token is a positive integer from `leadership`. The larger of two tokens belongs to the
+newer leader. A receiver keeps the largest token that it has seen for a role and refuses smaller
+ones.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ __all__ = ["StaleLeader"]
 class StaleLeader(AioflowError):
     """A message or a write came from a leader that another one has replaced.
 
-    It must stop; nothing of it was done.
+    The old leader must stop; the request had no effect.
     """

@@ -1,6 +1,6 @@
-"""Who may ask whom for what: the seams between the roles.
+"""The interfaces between the roles.
 
-In one process they are direct calls, between processes RPC.
+They are direct calls in one process and RPC between processes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["JobMasterGateway", "OnMissed", "TapGateway", "TaskExecutorGateway"]
 
 OnMissed = Callable[[int, Exception | None], None]
-"""Tells a watcher how many records went by unseen, or why none can be seen at all."""
+"""Called with the number of records that a watcher missed, or with why it can see none."""
 
 
 class TapGateway(Protocol):
-    """Where what operators emit can be seen."""
+    """Gives access to the elements that operators emit."""
 
     def add_tap(
         self,
@@ -36,11 +36,11 @@ class TapGateway(Protocol):
         tap: Callable[[RecordBatch], None],
         on_missed: OnMissed | None = None,
     ) -> Sequence[asyncio.Future[None]]:
-        """Let `tap` see what `place` emits, in every subtask, now and after a restart.
+        """Lets `tap` see the output of `place` in every subtask, now and after a restart.
 
-        With `on_missed` records may go by while the way to `tap` is full. Here it sees them at
-        once; in other processes that run tasks now once what is returned is done, as it is when
-        they are gone.
+        With `on_missed`, records may be dropped while the way to `tap` is full. In this process the
+        tap is active at once. In another process it is active once that process's future is done.
+        The future of a lost process is done too.
         """
 
     def remove_tap(
@@ -49,50 +49,54 @@ class TapGateway(Protocol):
 
 
 class TaskExecutorGateway(TapGateway, Protocol):
-    """What a JobMaster asks a worker for.
+    """The requests of a JobMaster to a worker.
 
     `fencing_token` is the JobMaster's; a stale one is refused.
     """
 
     def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:
-        """Deploy and start. Raises if the token is stale or the attempt is known already."""
+        """Deploys and starts a task. Raises if the token is stale or the attempt is known
+        already.
+        """
 
     def cancel_task(self, attempt: ExecutionAttemptId) -> None:
-        """Ask a task to end; its end is reported as usual. Unknown attempts are ignored."""
+        """Asks a task to end; its end is reported as usual. Unknown attempts are ignored."""
 
     def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None:
-        """Let a task begin a checkpoint, because no task upstream will send it the barrier.
+        """Lets a task begin a checkpoint if no upstream task will send it the barrier.
 
-        It is acknowledged or declined.
+        The task acknowledges or declines it.
         """
 
     def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
-        """Checkpoint `checkpoint_id` and all before it are durable: every task of the job hears
-        of it.
+        """Tells every task of the job that checkpoint `checkpoint_id` and all before it are
+        durable.
         """
 
     def notify_checkpoint_aborted(
         self, job_id: str, checkpoint_id: int, latest_completed: int | None
     ) -> None:
-        """Checkpoint `checkpoint_id` will not complete; `latest_completed` has, if any."""
+        """Tells tasks that a checkpoint will not complete. `latest_completed`: the last that
+        did.
+        """
 
     def stop_sources(self, job_id: str, *, drain: bool) -> None:
-        """End the sources of a job where they are; with `drain` event time ends with them."""
+        """Ends the sources of a job where they are; with `drain` event time ends with them."""
 
     async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None:
-        """More splits for a source that runs; those it has it ignores.
+        """Sends more splits to a running source, which ignores those that it has already.
 
-        Raises when they may not have arrived: then send them again.
+        Raises if they may not have arrived: then send them again.
         """
 
     async def query_state(
         self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
     ) -> Any:
-        """Run `query(keyed backend)` between two slices of the task and return what it gives."""
+        """Runs `query(keyed backend)` between two slices of the task and returns its result."""
 
 
 class JobMasterGateway(Protocol):
-    """What a worker tells a JobMaster."""
+    """The reports of a worker to a JobMaster."""
 
     def update_task_state(
         self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None
@@ -120,6 +124,7 @@ class JobMasterGateway(Protocol):
         """
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
-        """Every record is processed; the subtask waits for a checkpoint that it takes from now
-        on to complete, then it ends.
+        """The subtask has processed every record.
+
+        It ends after the completion of a checkpoint that it takes from now on.
         """

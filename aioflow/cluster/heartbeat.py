@@ -1,16 +1,16 @@
-"""Who is still there: heartbeats to peers and the silence of peers. Decides, sends nothing; time is
-an argument.
+"""Heartbeats to peers, and the detection of lost peers. Decides, sends nothing; time is an
+argument.
 
-Both ends of a pair hold a monitor: each sends on its own interval and watches what the other sends,
-so a link that works one way only is found by the end that hears nothing. A peer is given up,
-exactly once, for one of three reasons: silence for `timeout_s`, so many sends in a row that failed,
-or the end of its connection without a new one within `suspicion_s`. Flink's defaults are five times
-slower; ours follow from sockets that end with their process.
+Both ends of a pair hold a monitor. Each sends on its own interval and watches the heartbeats of the
+other. So a link that works one way only is found by the end that hears nothing. A peer is given up
+exactly once, for one of three reasons: silence for `timeout_s`, `unreachable_sends` failed sends in
+a row, or the end of its connection without a new one within `suspicion_s`. Flink's defaults are
+five times slower. Shorter ones work here because sockets end with their process.
 
-Whose time counts: a monitor that stood still (SIGSTOP, a user function that held the interpreter)
-has not listened, so its own pause is no silence of others. A holder of a lease must see it the
-other way round: for all it knows its peer has given it up meanwhile. `OwnPauses` says which of the
-two a monitor is. After Flink's HeartbeatManagerImpl and HeartbeatManagerSenderImpl.
+A monitor that stood still (SIGSTOP, a user function that held the interpreter) did not listen. Its
+own pause is therefore no silence of others. For the holder of a lease the pause counts: its peer
+may have given it up meanwhile. `OwnPauses` selects between the two. After Flink's
+HeartbeatManagerImpl and HeartbeatManagerSenderImpl.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = [
 
 
 class OwnPauses(Enum):
-    """How the time counts in which the monitor itself stood still."""
+    """How a monitor counts the time in which it stood still itself."""
 
-    FORGIVEN = "a coordinator: peers are not accused of silence while nobody listened"
-    COUNTED = "a worker under a lease: whoever did not hear its leader for so long must stop"
+    FORGIVEN = "a coordinator: peers are not blamed for silence while it did not listen"
+    COUNTED = "a worker under a lease: it must stop if it did not hear its leader for so long"
 
 
 class Reason(Enum):
@@ -55,7 +55,7 @@ class HeartbeatOptions:
     suspicion_s: float = 1.0
     """How long a peer whose connection ended may take to come back; 0 gives it up at once."""
     unreachable_sends: int = 3
-    """So many failed sends in a row give a peer up."""
+    """Number of failed sends in a row after which a peer is given up."""
     own_pauses: OwnPauses = OwnPauses.FORGIVEN
 
     def __post_init__(self) -> None:
@@ -80,14 +80,14 @@ class SendHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """The connection of `peer` ended: try to reach it, give it no new work."""
+    """The connection of `peer` ended: try to reach it, and give it no new work."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """`peer` is given up and watched no more."""
+    """`peer` is given up and no longer watched."""
 
     peer: str
     reason: Reason
@@ -112,7 +112,7 @@ def _nothing(peer: str) -> object:
 class HeartbeatMonitor:
     """Watches peers by name.
 
-    `payload(peer)` is what a heartbeat to it carries (a slot report, say).
+    `payload(peer)` returns the content of a heartbeat to `peer`, for example a slot report.
     """
 
     options: HeartbeatOptions = field(default_factory=HeartbeatOptions)
@@ -122,35 +122,35 @@ class HeartbeatMonitor:
 
     @property
     def peers(self) -> list[str]:
-        """Who is watched, oldest first."""
+        """The watched peers, oldest first."""
         return list(self._peers)
 
     def is_suspected(self, peer: str) -> bool:
-        """Whether the connection of a watched peer ended and it has not been heard since."""
+        """Whether the connection of a watched peer ended and no message has come since."""
         known = self._peers.get(peer)
         return known is not None and known.suspect_until is not None
 
     def silence_s(self, peer: str, now: float) -> float:
-        """Since `peer` was last heard; 0.0 for one that nobody watches."""
+        """Returns the seconds since `peer` was last heard; 0.0 if it is not watched."""
         known = self._peers.get(peer)
         return 0.0 if known is None else max(now - (known.deadline - self.options.timeout_s), 0.0)
 
     def monitor(self, peer: str, now: float) -> None:
-        """Watch `peer` from now on; whoever is watched already starts anew.
+        """Watches `peer` from now on. A peer that is watched already starts afresh.
 
-        The first heartbeat goes with the next tick.
+        The first heartbeat goes out with the next tick.
         """
         self._peers.pop(peer, None)
         self._peers[peer] = _Peer(now + self.options.timeout_s, now)
 
     def unmonitor(self, peer: str) -> None:
-        """Forget `peer`; it may be unknown."""
+        """Forgets `peer`; it may be unknown."""
         self._peers.pop(peer, None)
 
     def received(self, peer: str, now: float) -> bool:
-        """Anything came from `peer`: it lives, and its connection works.
+        """Notes a message from `peer`: it is alive, and its connection works.
 
-        False if nobody watches it: what it says has no place here.
+        Returns False if `peer` is not watched; the caller then ignores the message.
         """
         known = self._peers.get(peer)
         if known is None:
@@ -161,17 +161,18 @@ class HeartbeatMonitor:
         return True
 
     def lives(self, peer: str, at: float) -> None:
-        """The process of `peer` was alive `at` that time, as another way than its connection
-        tells: a suspicion stays.
+        """Notes that the process of `peer` was alive at time `at`, learned outside its connection.
+
+        A suspicion stays.
         """
         known = self._peers.get(peer)
         if known is not None:
             known.deadline = max(known.deadline, at + self.options.timeout_s)
 
     def send_succeeded(self, peer: str) -> None:
-        """A heartbeat was answered at the transport.
+        """The transport delivered a heartbeat.
 
-        It proves that the peer can be reached, not that its loop runs.
+        This proves that the peer can be reached, not that its event loop runs.
         """
         known = self._peers.get(peer)
         if known is not None:
@@ -190,7 +191,7 @@ class HeartbeatMonitor:
     def connection_ended(self, peer: str, now: float) -> list[Instruction]:
         """The socket to `peer` ended.
 
-        A process that died ends its sockets, so this is known long before the timeout.
+        A process that dies ends its sockets, so this comes long before the timeout.
         """
         known = self._peers.get(peer)
         if known is None or known.suspect_until is not None:
@@ -201,7 +202,7 @@ class HeartbeatMonitor:
         return [Suspected(peer)]
 
     def tick(self, now: float) -> list[Instruction]:
-        """What is due at `now`. Call at `next_due`, or more often."""
+        """Returns what is due at `now`. Call it at `next_due` or more often."""
         self._forgive_own_pause(now)
         self._last_tick = now
         instructions: list[Instruction] = []
@@ -211,14 +212,14 @@ class HeartbeatMonitor:
             elif now >= known.deadline:
                 instructions.append(self._give_up(peer, Reason.SILENCE))
             elif now >= known.send_at:
-                # From now, not from `send_at`: after a pause one heartbeat says all that the missed
-                # ones would have said.
+                # From now, not from `send_at`: after a pause one heartbeat replaces all that were
+                # missed.
                 known.send_at = now + self.options.interval_s
                 instructions.append(SendHeartbeat(peer, self.payload(peer)))
         return instructions
 
     def next_due(self) -> float | None:
-        """When `tick` has something to do, None while nobody is watched."""
+        """Returns when `tick` has something to do; None if no peer is watched."""
         if not self._peers:
             return None
         return min(
@@ -229,8 +230,10 @@ class HeartbeatMonitor:
         )
 
     def _forgive_own_pause(self, now: float) -> None:
-        """Ticks come at least once an interval while peers are watched; a longer gap is our own,
-        and silence in it proves nothing.
+        """Extends deadlines by a pause of this monitor.
+
+        While peers are watched, ticks come at least once an interval. A longer gap is the monitor's
+        own pause, and silence in it proves nothing.
         """
         if self.options.own_pauses is OwnPauses.COUNTED or self._last_tick is None:
             return
@@ -239,8 +242,7 @@ class HeartbeatMonitor:
             return
         listened_until = self._last_tick
         for peer in self._peers.values():
-            # Whoever was heard (or first watched) after the gap has a deadline that knows nothing
-            # of it.
+            # A peer that was heard, or first watched, after the gap has a deadline without it.
             if peer.deadline - self.options.timeout_s <= listened_until:
                 peer.deadline += pause
                 if peer.suspect_until is not None:

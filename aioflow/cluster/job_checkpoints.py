@@ -1,11 +1,12 @@
-"""The checkpoints of one job: carries out what the CheckpointCoordinator decides, and keeps what it
-needs for that: store, lease, clock.
+"""The checkpoints of one job: carries out the decisions of the CheckpointCoordinator.
 
-Opened before the first task is deployed, closed after the last one has ended. In between every
+It holds the store, the lease and the clock for that.
+
+It opens before the first task is deployed and closes after the last one has ended. In between every
 stimulus of the JobMaster goes through the coordinator, and its instructions are carried out in
-order; what takes time (writing metadata, deleting files) is done beside, and its end is the next
-stimulus. Invariants: nothing is written into the store of a flow without its lease; a restart
-begins only when it is known which checkpoints there are.
+order. Slow work (writing metadata, deleting files) runs in a task of its own, whose end is the next
+stimulus. Invariants: nothing is written into the store of a flow without its lease. A restart
+begins only when all existing checkpoints are known.
 """
 
 from __future__ import annotations
@@ -71,9 +72,7 @@ A store that is only slow takes less.
 
 
 class CheckpointedTasks(Protocol):
-    """What is told to the tasks of a job: the part of the TaskExecutorGateway that is about
-    checkpoints.
-    """
+    """The checkpoint calls of the TaskExecutorGateway, which reach the tasks of a job."""
 
     def trigger_checkpoint(
         self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier
@@ -85,8 +84,10 @@ class CheckpointedTasks(Protocol):
 
 
 class JobCheckpoints:
-    """`on_fail(error)` fails the job as the error of a task would, `on_lost(error)` for good: no
-    restart would change anything.
+    """Carries out the checkpoints of one job.
+
+    `on_fail(error)` fails the job like the error of a task. `on_lost(error)` fails it for good,
+    because a restart would change nothing.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class JobCheckpoints:
         self._instructions: deque[Instruction] = deque()
         self._carrying_out = False
         self._beside: dict[asyncio.Task[None], None] = {}
-        """Writes and deletions under way."""
+        """Writes and deletions in progress."""
         self._lease: FlowLease | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._numbers = itertools.count(1)
@@ -123,29 +124,29 @@ class JobCheckpoints:
         self._opening: asyncio.Future[None] | None = None
         self._over = False
         self._swept_s = 0.0
-        """When the store was last looked through for files that nothing refers to."""
+        """When the store was last searched for unreferenced files."""
         self._first_id = 1
         self._savepoint_before: CompletedCheckpoint | None = None
         self._told: CompletedCheckpoint | None = None
-        """What the job was told to begin with, until the store knows."""
+        """The checkpoint that the user asked to restore, until the store has recorded it."""
         self.stopped_with: CompletedCheckpoint | None = None
-        """What the job ended with when it was stopped."""
+        """The checkpoint that a stopped job ended with."""
         self.stop_error: CheckpointError | None = None
-        """Why it could not be stopped that way."""
+        """Why the job could not be stopped with a savepoint."""
 
     @property
     def statistics(self) -> CheckpointStatistics | None:
-        """What happened to them; None before `open`."""
+        """Statistics of the checkpoints; None before `open`."""
         return None if self._coordinator is None else self._coordinator.statistics
 
-    # Life.
+    # Life cycle.
 
     async def open(self, *, recovered: bool = False) -> None:
-        """Find what the job begins with. Raises CheckpointError while another job has the flow's
-        store, RestoreError for bad state.
+        """Finds the checkpoint that the job starts from.
 
-        `recovered`: the job ran before, under a leader that is gone; it goes on from its own newest
-        checkpoint, whatever it began with.
+        `recovered`: the job ran before, under a leader that is gone. It continues from its own
+        newest checkpoint, not from the one that it was first started with.
+        Raises CheckpointError while another job holds the flow's store, RestoreError for bad state.
         """
         self._opening = asyncio.get_running_loop().create_future()
         try:
@@ -157,7 +158,7 @@ class JobCheckpoints:
     async def _open(self, recovered: bool) -> None:
         settings = self._settings
         self._lease = await self.store.hold(self._on_lost)
-        # One is left free: for what the job may be told to begin with.
+        # One id is left free, for a checkpoint that the user names with `restore`.
         self._first_id = first_id = await self.store.highest() + (
             1 if settings.restore in (None, LATEST) else 2
         )
@@ -203,14 +204,16 @@ class JobCheckpoints:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the job was being stopped when its former leader died: its savepoint is made,
-        its tasks had not all ended.
+        """Whether the former leader died while the job was stopping.
+
+        Its savepoint was taken, but not all of its tasks had ended.
         """
         return self._savepoint_before is not None
 
     async def _others(self, found: CompletedCheckpoint) -> list[CompletedCheckpoint]:
-        """What former runs left beside what this one begins with, newer or older: it may share
-        files, which must not go before it does.
+        """Returns the other checkpoints that former runs left, newer or older than `found`.
+
+        They may share files with it, so those files must not be deleted before it.
         """
         finished = await self.store.finished()
         others = []
@@ -226,22 +229,22 @@ class JobCheckpoints:
         return others
 
     def run_with(self, tasks: CheckpointedTasks) -> None:
-        """From now on there are tasks to talk to."""
+        """Sets the tasks that checkpoint messages go to from now on."""
         self._tasks = tasks
 
     async def restore_point(self, discovered: Mapping[int, Sequence[Split]]) -> RestorePoint:
-        """What tasks that are deployed now begin with.
+        """Returns the state and splits that newly deployed tasks start with.
 
-        `discovered`: the splits of each source vertex, as they were found.
+        `discovered`: the splits of each source vertex, in the order of discovery.
         """
         coordinator = self._opened()
         await (
             self._nothing_beside()
-        )  # Whether a checkpoint that is being stored counts must be known.
+        )  # It must be known whether a checkpoint that is being stored counts.
         await self.store.settle()
         latest = coordinator.latest
-        # Savepoints that this job made after it: the tasks that are deployed now drop what was
-        # prepared for them.
+        # This job took savepoints after `latest`. The tasks that are deployed now drop the
+        # transactions that were prepared for them.
         await self.store.leave_behind(
             max(self._first_id - 1, 0 if latest is None else latest.checkpoint_id)
         )
@@ -254,11 +257,11 @@ class JobCheckpoints:
             allow_non_restored=self._settings.allow_non_restored,
             job_id=self._job_id,
         )
-        if self._told is not None:  # Not before it is known that it fits this flow.
+        if self._told is not None:  # Only now is it known that it fits this flow.
             await self.store.begin_with(self._told, self._first_id - 1)
             self._told = None
         now_s = self._host.clock.monotonic()
-        if now_s - self._swept_s >= GRACE_MS / 1000:  # Before, nothing can be old enough.
+        if now_s - self._swept_s >= GRACE_MS / 1000:  # No file can be old enough before that.
             self._swept_s = now_s
             self._begin(self._sweep_state(), f"sweep of the state of job {self._job_id}")
         return point
@@ -267,9 +270,7 @@ class JobCheckpoints:
         await sweep_state(self.store, self._host)
 
     def restarts(self, subtasks: Sequence[tuple[int, int]]) -> None:
-        """These, by vertex and index, are about to be deployed again, from the last
-        `restore_point`.
-        """
+        """Notes that these subtasks, by vertex and index, restart from the last `restore_point`."""
         self._carry_out(self._opened().restart(subtasks, self._now()))
 
     async def close(self, *, finished: bool) -> None:
@@ -329,9 +330,9 @@ class JobCheckpoints:
         await self._nothing_beside()
 
     async def abandon(self) -> None:
-        """Stop at once, and leave everything as it is.
+        """Stops at once and leaves everything as it is.
 
-        Who waits for a checkpoint or savepoint is told to ask the next leader.
+        Callers that wait for a checkpoint or savepoint get StaleLeader.
         """
         self._over = True
         for answer in self._waiting.values():
@@ -346,8 +347,8 @@ class JobCheckpoints:
         try:
             await cancel_and_wait(list(self._beside))
         finally:
-            # Also when that was cut off: a lease that nobody gives back is renewed as long as the
-            # process lives.
+            # Also after a cancellation: an unreleased lease is renewed as long as the process
+            # lives.
             await self._release()
 
     async def _release(self) -> None:
@@ -381,7 +382,7 @@ class JobCheckpoints:
     # Stimuli.
 
     def task_state(self, attempt: ExecutionAttemptId, state: ExecutionState) -> None:
-        """A task is in another state."""
+        """Reports the new state of a task."""
         coordinator = self._coordinator
         if coordinator is None:
             return
@@ -417,14 +418,16 @@ class JobCheckpoints:
         self._carry_out(self._opened().end_of_data_reached(attempt, self._now()))
 
     def stop(self, *, savepoint: bool, directory: str | None) -> None:
-        """The sources are being stopped: the last checkpoint is a savepoint, under the store or
-        at the URL `directory`.
+        """Makes the last checkpoint of a stopping job a savepoint, under the store or in
+        `directory`.
+
+        `directory` is a URL.
         """
         if self._stop_asked is None and not self._over:
             if directory is not None:
                 self.store.savepoint_url(
                     directory
-                )  # Raises for what is no place, before anything is stopped.
+                )  # Raises for an invalid URL before anything is stopped.
             self._stop_asked = savepoint, directory
             self._ask_for_stop()
 
@@ -439,7 +442,7 @@ class JobCheckpoints:
             )
 
     async def savepoint(self, directory: str | None) -> str:
-        """Returns its URL. Raises CheckpointError."""
+        """Takes a savepoint and returns its URL. Raises CheckpointError."""
         number = next(self._numbers)
         where = self.store.savepoint_url(directory)
         return (
@@ -447,7 +450,7 @@ class JobCheckpoints:
         ).location
 
     async def checkpoint(self) -> int:
-        """Returns its number. Raises CheckpointError."""
+        """Takes a checkpoint and returns its number. Raises CheckpointError."""
         number = next(self._numbers)
         return (
             await self._answered(number, self._opened().request_checkpoint, number)
@@ -469,7 +472,7 @@ class JobCheckpoints:
     # Instructions.
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
-        """In order. What they cause at once is done behind them, never in between."""
+        """Carries out instructions in order. Instructions that they cause go to the end."""
         self._instructions.extend(instructions)
         if self._carrying_out:
             return
@@ -530,7 +533,7 @@ class JobCheckpoints:
     async def _store(self, checkpoint: CompletedCheckpoint) -> None:
         try:
             stored = await self.store.complete(checkpoint)
-        # Of any kind: it is not stored, and the job goes on.
+        # An error of any kind: the checkpoint is not stored, and the job goes on.
         except Exception as error:  # noqa: BLE001
             self._carry_out(self._opened().not_stored(checkpoint.checkpoint_id, error, self._now()))
         else:
@@ -543,7 +546,7 @@ class JobCheckpoints:
     ) -> None:
         if number == self._stop_number:
             self.stopped_with = self._savepoint_before or checkpoint
-            # A job that ended by itself before had nothing left to be stopped.
+            # A job that had already ended by itself could not be stopped.
             self.stop_error = None if self._over else error
         waiting = self._waiting.pop(number, None)
         if waiting is None or waiting.done():
@@ -559,9 +562,10 @@ class JobCheckpoints:
         task.add_done_callback(self._ended)
 
     async def _nothing_beside(self) -> None:
-        """Wait until all that was begun has ended. What has ended just now is still listed until
-        the loop gets its turn: waiting for that one would take no time, and the loop would never
-        get it.
+        """Waits until all background work has ended.
+
+        A task that has just ended stays listed until the loop runs its callback. Waiting for such a
+        task would return at once, and the loop would never run.
         """
         while under_way := [task for task in self._beside if not task.done()]:
             await wait_all(under_way)
@@ -582,7 +586,7 @@ class JobCheckpoints:
     def _wake(self, at_s: float) -> None:
         self._timer = None
         now = self._now()
-        if now.s < at_s:  # The loop's clock is not as fine.
+        if now.s < at_s:  # The loop's clock is coarser.
             self._wake_at(at_s)
         else:
             self._carry_out(self._opened().tick(now))

@@ -1,10 +1,9 @@
-"""What happened to the tasks of a job and why, for those who watch it: attempts with the times of
-their states, and failures.
+"""The history of a job for monitoring: attempts with the times of their states, and failures.
 
-Plain data, changed by the JobMaster alone, read between two of its stimuli. Bounded: of each
-subtask the latest attempts are kept, of the job the latest failures. Errors are kept as text,
-because an error that is held holds the frames of user code. Secrets are taken out once, when a
-failure is recorded. Times are wall-clock ms.
+It is plain data that only the JobMaster changes. It is bounded: it keeps the latest attempts of
+each subtask and the latest failures of the job. Errors are kept as text, because an exception
+object keeps the frames of user code alive. Secrets are removed once, when a failure is recorded.
+Times are wall-clock ms.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from aioflow.inspection.redaction import redacted
 __all__ = ["AttemptRecord", "FailureRecord", "JobHistory"]
 
 ATTEMPTS_MAX = 16
-"""Kept of each subtask; Flink's `cluster.max-attempts-history-size`."""
+"""Attempts kept of each subtask; Flink's `cluster.max-attempts-history-size`."""
 
 FAILURES_MAX = 16
-"""Kept of each job; Flink's `web.exception-history-size`."""
+"""Failures kept of each job; Flink's `web.exception-history-size`."""
 
 CONCURRENT_MAX = 100
-"""Kept of those that came with a failure: every task of a large job may fail for one reason."""
+"""Concurrent failures kept with one failure: all tasks of a large job may fail for one reason."""
 
 TEXT_CHARACTERS_MAX = 32_768
-"""Kept of each message, note and stack."""
+"""Characters kept of each message, note and stack."""
 
-LOST = "the task is gone, and nobody said why"
+LOST = "the task is gone without an error"
 
 
 @dataclass(slots=True)
@@ -41,31 +40,32 @@ class AttemptRecord:
     attempt: int
     state: ExecutionState
     location: str
-    """Where it runs: `host:port`, empty in a cluster of one."""
+    """Where the attempt runs: `host:port`, empty in a cluster of one."""
     times_ms: dict[ExecutionState, int]
-    """When it reached each state."""
+    """When the attempt reached each state."""
 
 
 @dataclass(slots=True)
 class FailureRecord:
-    """Something that failed; `concurrent` are the tasks that failed while the job was ending for
-    it already.
+    """One failure.
+
+    `concurrent`: tasks that failed while the job was already ending because of this failure.
     """
 
     name: str
     message: str
     stack: str
     notes: tuple[str, ...]
-    """What the engine knows: operator, subtask and record."""
+    """Notes of the engine: operator, subtask and record."""
     timestamp_ms: int
     attempt: ExecutionAttemptId | None
-    """None: the job as a whole."""
+    """None: the job as a whole failed."""
     location: str
     concurrent: list[FailureRecord] = field(default_factory=list)
     is_consequence: bool = False
-    """Whether it comes from a task that ended CANCELED unasked.
+    """Whether the task ended CANCELED without a request.
 
-    The failure that caused it takes its place.
+    The failure that caused it replaces this one.
     """
 
 
@@ -81,7 +81,7 @@ class JobHistory:
         self._spent_ms: dict[str, int] = {}
 
     def status(self, name: str, now_ms: int) -> bool:
-        """The job is in this state from now on, or still is. Whether it was in another one."""
+        """Sets the state of the job from now on. Returns whether it changed."""
         if name == self._status:
             return False
         if self._status is not None:
@@ -90,16 +90,16 @@ class JobHistory:
         return True
 
     def time_in(self, name: str, now_ms: int) -> tuple[int, int]:
-        """(ms that the job is in a state now, ms that it ever was)."""
+        """Returns (ms in this state since it was entered, total ms in this state)."""
         here = max(now_ms - self._status_since_ms, 0) if name == self._status else 0
         return here, self._spent_ms.get(name, 0) + here
 
     def task(
         self, attempt: ExecutionAttemptId, state: ExecutionState, now_ms: int, location: str
     ) -> None:
-        """A task is in another state.
+        """Records the new state of a task.
 
-        What comes too late, behind its end or its cancelling, changes nothing.
+        A report that comes after its end or its cancellation changes nothing.
         """
         records = self.attempts.setdefault(
             (attempt.vertex_id, attempt.subtask_index), deque(maxlen=ATTEMPTS_MAX)
@@ -119,7 +119,7 @@ class JobHistory:
             known.state is ExecutionState.CANCELING and not state.is_terminal
         ):
             return
-        if state is ExecutionState.SCHEDULED:  # It was to be deployed, and there was no slot.
+        if state is ExecutionState.SCHEDULED:  # Its deployment waits: there was no slot.
             known.times_ms.pop(ExecutionState.DEPLOYING, None)
         known.state = state
         known.location = location or known.location
@@ -135,9 +135,9 @@ class JobHistory:
         is_root: bool,
         is_consequence: bool = False,
     ) -> None:
-        """A task, or the job (`attempt` None), failed.
+        """Records the failure of a task, or of the job if `attempt` is None.
 
-        `is_root`: not while the job was ending for another failure.
+        `is_root`: whether the job was not already ending because of another failure.
         """
         record = FailureRecord(
             name="" if error is None else _name(error),
@@ -161,7 +161,7 @@ class JobHistory:
             self.failures[-1].concurrent.append(record)
 
     def latest(self, subtask: tuple[int, int]) -> AttemptRecord | None:
-        """The newest attempt of a subtask; None before it was deployed."""
+        """Returns the newest attempt of a subtask; None before it was deployed."""
         records = self.attempts.get(subtask)
         return records[-1] if records else None
 
@@ -178,6 +178,6 @@ def _name(error: BaseException) -> str:
 
 
 def _stack(error: BaseException) -> str:
-    """As Python prints it; of an error of another process, as it was printed there."""
+    """Formats the stack as Python does. An error of another process brings its own text."""
     told = error.traceback_text if isinstance(error, RemoteError) else ""
     return redacted(told or "".join(traceback.format_exception(error)), TEXT_CHARACTERS_MAX)

@@ -1,8 +1,7 @@
-"""Runs one job: carries out what the ExecutionGraph decides, and is the one place where its time
-and its tasks meet.
+"""Runs one job: carries out the decisions of the ExecutionGraph.
 
-All calls come from the job's loop. The end of the job is a future, `terminated`; the error of a
-failed job is kept beside it.
+All calls come from the job's event loop. The future `terminated` completes at the end of the job;
+the error of a failed job is in `error`.
 """
 
 from __future__ import annotations
@@ -49,16 +48,15 @@ __all__ = ["CHECKPOINTS_CLOSE_S", "JobMaster"]
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS_CLOSE_S = 30.0
-"""How long a job that is over may take to write what is still to be written of its checkpoints,
-and to delete what is wanted no more.
-"""
+"""How long a job that is over may take for the last writes and deletions of its checkpoints."""
 
 
 class JobMaster:
-    """`fencing_token` marks this leader; a worker refuses what an older one sends.
+    """Runs one job.
 
-    `ready()` is awaited before each restart: it returns when there is a place for every task again,
-    and raises when there will be none.
+    `fencing_token` marks this leader; a worker refuses requests with an older token. `ready()` is
+    awaited before each restart. It returns when every task can be placed again, and raises when
+    that will never be so.
     """
 
     def __init__(
@@ -100,13 +98,13 @@ class JobMaster:
         self.executions = ExecutionGraph(job_id, graph, restart, has_run=recovered)
         self.terminated: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Completes once every task has run, or the job is over: what `open` raises is known
+        """Completes once every task has run, or the job is over. Errors of `open` are known
         then.
         """
         self.stop_refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Of a job in another process alone: here `stop` raises at once."""
+        """Only used for a job in another process; `stop` of a local job raises at once."""
         self.timestamps_ms: dict[JobStatus, int] = {}
-        """When it last came into each state."""
+        """When the job last entered each state."""
         self.history = JobHistory()
         self.checkpoint_settings = checkpoints
         self._instructions: deque[Instruction] = deque()
@@ -120,16 +118,16 @@ class JobMaster:
 
     @property
     def error(self) -> BaseException | None:
-        """Why the job failed or restarted last."""
+        """The last error that failed or restarted the job."""
         return self.executions.failure
 
     @property
     def checkpoint_statistics(self) -> CheckpointStatistics | None:
-        """What happened to its checkpoints; None without any, or before they are open."""
+        """Statistics of the checkpoints; None without checkpoints, or before they are open."""
         return None if self._checkpoints is None else self._checkpoints.statistics
 
     async def start(self, workers: TaskExecutorGateway) -> None:
-        """Find the splits of every source, then deploy."""
+        """Finds the splits of every source, then deploys."""
         self._workers = workers
         if self._stop_drains is not None:
             workers.stop_sources(self.executions.job_id, drain=self._stop_drains)
@@ -141,7 +139,7 @@ class JobMaster:
                 if self._checkpoints.is_stopping:
                     self.stop(
                         savepoint=False
-                    )  # Under the leader before: the sinks commit, and it ends.
+                    )  # The former leader took the savepoint: sinks commit, and the job ends.
             for vertex in self.executions.graph.vertices:
                 if vertex.head.source is not None:
                     what = f"in discover() of source {vertex.head.name!r}"
@@ -153,7 +151,7 @@ class JobMaster:
             if self._begins_with is not None:
                 point = await self._begins_with.restore_point(splits)
                 self.executions.restore(point.states, point.splits)
-        # A source that cannot be read fails the job like a task would.
+        # A source that cannot be read fails the job like a failed task.
         except BaseException as caught:  # noqa: BLE001
             error = user_error(caught)
             note_once(error, what)
@@ -167,7 +165,7 @@ class JobMaster:
                 )
 
     async def start_failed(self, error: Exception) -> None:
-        """Wait until the start is to be tried again. Raises `error` if there is no further try."""
+        """Waits until the next try to start. Raises `error` if there is none."""
         delay_s = self.executions.start_failed(
             error, self._host.clock.monotonic(), self._host.rng.random()
         )
@@ -183,22 +181,23 @@ class JobMaster:
         await asyncio.sleep(delay_s)
 
     def cancel(self) -> None:
-        """End the job without a result."""
+        """Ends the job without a result."""
         self._carry_out(self.executions.cancel())
 
     def fail(self, error: BaseException) -> None:
-        """End the job as failed, without a retry."""
+        """Ends the job as failed, without a retry."""
         self._carry_out_failure(error, self.executions.fail(error))
 
     def stop(
         self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None
     ) -> None:
-        """End the sources where they are, or as soon as they run; what is under way reaches the
-        sinks. With `drain` event time ends too.
+        """Ends the sources where they are, or as soon as they run. Records in flight reach the
+        sinks.
 
-        With checkpoints the last one is a savepoint, if `savepoint`: under the store, or at the URL
-        `directory`. Raises CheckpointError, and stops nothing, if a `directory` is given and there
-        are none.
+        With `drain` event time ends too. With checkpoints and `savepoint`, the last checkpoint is a
+        savepoint, under the store or at the URL `directory`.
+        Raises CheckpointError and stops nothing if `directory` is given for a job without
+        checkpoints.
         """
         if directory is not None:
             self._with_checkpoints()
@@ -209,18 +208,20 @@ class JobMaster:
             self._workers.stop_sources(self.executions.job_id, drain=drain)
 
     async def savepoint(self, directory: str | None = None) -> str:
-        """Make a savepoint under the store, or at the URL `directory`.
+        """Takes a savepoint under the store, or at the URL `directory`.
 
         Returns its URL. Raises CheckpointError, JobNotRunning.
         """
         return await self._with_checkpoints().savepoint(directory)
 
     async def savepoints(self) -> list[str]:
-        """URLs of the savepoints under the store. Raises RestoreError when it cannot be read."""
+        """Lists URLs of the savepoints under the store. Raises RestoreError if it cannot be
+        read.
+        """
         return await self._with_checkpoints().store.savepoints()
 
     async def checkpoint(self) -> int:
-        """Take a checkpoint now.
+        """Takes a checkpoint now.
 
         Returns its number once it is completed. Raises CheckpointError, JobNotRunning.
         """
@@ -234,18 +235,16 @@ class JobMaster:
 
     @property
     def stop_error(self) -> CheckpointError | None:
-        """Why the savepoint that it should end with was not made."""
+        """Why the savepoint at the end of the job could not be taken."""
         return None if self._checkpoints is None else self._checkpoints.stop_error
 
     async def close(self) -> None:
-        """The job is over, and its tasks are gone: leave its checkpoints in order, and give the
-        lease back.
-        """
+        """Finishes the checkpoints of a job whose tasks have all ended, and releases the lease."""
         if self._checkpoints is not None:
             await self._checkpoints.close(finished=self.status is JobStatus.FINISHED)
 
     async def suspend(self) -> None:
-        """Another leader goes on with the job: leave everything as it is."""
+        """Leaves everything as it is, because another leader continues the job."""
         if self._checkpoints is not None:
             await self._checkpoints.abandon()
 
@@ -293,13 +292,13 @@ class JobMaster:
         )
         if self._checkpoints is not None:
             self._checkpoints.task_state(attempt, state)
-        # Canceled unasked: that is a failure, unless a task that failed has said why already.
+        # A task canceled without a request has failed, unless a failed task already gave the cause.
         is_consequence = state is ExecutionState.CANCELED and self.error is not failure
         if state is ExecutionState.CANCELED:
             error = self.error if is_consequence else None
         if error is not None:
-            # A failure that ends the job is raised to whoever runs it; one that the job outlives is
-            # told nowhere else.
+            # A failure that ends the job is raised by `run`. A failure that the job survives is
+            # only reported here.
             level = (
                 logging.WARNING
                 if self.status in (JobStatus.RUNNING, JobStatus.RESTARTING)
@@ -328,9 +327,9 @@ class JobMaster:
         self._carry_out(instructions)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
-        """Do `instructions` in order.
+        """Carries out `instructions` in order.
 
-        What they cause at once (a deployment that fails) is done behind them, never in between.
+        Instructions that they cause at once (for a failed deployment) go to the end.
         """
         self._note_status(self.status)
         if not self.started.done() and (self.executions.all_have_run or self.status.is_terminal):
@@ -379,22 +378,22 @@ class JobMaster:
         assert self._workers is not None
         attempt = descriptor.attempt
         if not self.executions.awaits_deployment(attempt):
-            # One deployed before it failed at once. This one never ran, and nobody else will say
-            # so.
+            # An earlier deployment failed at once. This task never ran, so no worker will report
+            # its end.
             self.update_task_state(attempt, ExecutionState.CANCELED, None)
             return
         self._note_task(attempt, ExecutionState.DEPLOYING)
         self._discovery.deployed(descriptor)
         try:
             self._workers.submit_task(descriptor, self.fencing_token)
-        # What cannot be deployed has failed, like any task.
+        # A task that cannot be deployed has failed, like any other.
         except Exception as error:  # noqa: BLE001
             self.update_task_state(attempt, ExecutionState.FAILED, error)
 
     def slot_is_there(self, attempt: ExecutionAttemptId, there: bool) -> None:
-        """A task that is to be deployed waits for its slot (SCHEDULED), or waits no more.
+        """Sets whether a task that awaits deployment waits for its slot (SCHEDULED) or has it.
 
-        For those who watch: nothing follows from it.
+        This is for monitoring only.
         """
         if self.executions.slot_is_there(attempt, there):
             self._note_task(
@@ -414,7 +413,7 @@ class JobMaster:
         if self._begins_with is not None:
             try:
                 point = await self._begins_with.restore_point(self._discovered)
-            except Exception as error:  # noqa: BLE001  # As a rule the store is away for a while.
+            except Exception as error:  # noqa: BLE001  # Usually the store is down for a while.
                 self._restart_failed(region, epoch, error, "cannot be restored now")
                 return
             if self.executions.awaits_restart(region, epoch):
@@ -429,7 +428,7 @@ class JobMaster:
         self._carry_out(self.executions.restart_failed(region, epoch, error, now, jitter))
 
     def _fail_and_restart(self, error: BaseException) -> None:
-        """As if every task had failed with it."""
+        """Restarts the job as if every task had failed with this error."""
         logger.warning("job %s: %s", self.executions.job_id, error)
         self._carry_out_failure(
             error,
@@ -437,7 +436,10 @@ class JobMaster:
         )
 
     def _carry_out_failure(self, error: BaseException, instructions: list[Instruction]) -> None:
-        """Of the job as a whole. A job that is over, or being cancelled, does not fail any more."""
+        """Carries out a failure of the whole job.
+
+        A job that is over, or being cancelled, records no further failure.
+        """
         if self.error is error:
             self.history.failed(error, self._host.clock.wall_ms(), None, "", is_root=True)
         self._carry_out(instructions)

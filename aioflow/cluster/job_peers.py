@@ -1,5 +1,6 @@
-"""The processes that have opened one job, and what its JobMaster asks of them: each in order,
-one that is gone in vain.
+"""The processes that take part in one job, and the requests of its JobMaster to them.
+
+Requests to one process stay in order. A request to a lost process is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SUBMITTER = ""
 class JobPeer:
     """One process.
 
-    `location` is where the others find what its tasks produce; empty if it runs none.
+    `location` is the address at which other processes read its partitions; empty if it runs none.
     """
 
     connection: RpcConnection
@@ -34,20 +35,20 @@ class JobPeer:
 
 
 class JobPeers:
-    """By worker id. The submitter is one of them while it is connected."""
+    """The processes by worker id. The submitter is one of them while it is connected."""
 
     def __init__(self) -> None:
         self._peers: dict[str, JobPeer] = {}
         self._worker_ids: dict[str, str] = {}
-        """By location, whoever was there."""
+        """Worker ids by location, including those of lost workers."""
         self._asking: dict[asyncio.Task[None], None] = {}
 
     def get(self, worker_id: str | None) -> JobPeer | None:
-        """None: it is not here, or not any more."""
+        """Returns None if the process is not, or no longer, connected."""
         return None if worker_id is None else self._peers.get(worker_id)
 
     def joined(self, worker_id: str, connection: RpcConnection, location: str) -> bool:
-        """False if it was here already: at the same place, on the same connection."""
+        """Adds a process. Returns False if it is known with this location and connection."""
         known = self._peers.get(worker_id)
         if known is not None and known.location == location and known.connection is connection:
             return False
@@ -57,24 +58,24 @@ class JobPeers:
         return True
 
     def left(self, worker_id: str) -> bool:
-        """False if it was not here."""
+        """Removes a process. Returns False if it was not there."""
         return self._peers.pop(worker_id, None) is not None
 
     def worker_at(self, location: str) -> str:
-        """The TaskManager that is, or was, found there; empty: nobody was."""
+        """Returns the TaskManager that is, or was, at `location`; empty if there was none."""
         return self._worker_ids.get(location, "")
 
     def location_of(self, worker_id: str) -> str:
-        """Where the tasks of the job are found there; empty if it has none."""
+        """Returns the address of the job's tasks on this worker; empty if it has none."""
         peer = self._peers.get(worker_id)
         return "" if peer is None else peer.location
 
     def ask(self, worker_id: str, method: str, *args: Any) -> list[asyncio.Future[None]]:
-        """Ask behind what was asked before. Its failure is seen elsewhere: by the end of the
-        connection, or of the task.
+        """Sends a request after all earlier ones.
 
-        Returns what is done once there is an answer, or there can be none; nothing if nobody was
-        asked.
+        A failure shows elsewhere: by the end of the connection, or of the task. The returned
+        futures are done once there is an answer, or there can be none. The list is empty if the
+        worker is not connected.
         """
         peer = self._peers.get(worker_id)
         if peer is None or not peer.connection.is_open:
@@ -82,17 +83,17 @@ class JobPeers:
         task = asyncio.get_running_loop().create_task(
             _quietly(peer.connection, method, args), name=method
         )
-        self._asking[task] = None  # Nobody else keeps it from being collected.
+        self._asking[task] = None  # No other reference protects it from garbage collection.
         task.add_done_callback(self._asking.pop)
         return [task]
 
     def ask_all(self, method: str, *args: Any) -> None:
-        """The submitter too."""
+        """Sends a request to all processes, including the submitter."""
         for worker_id in self._peers:
             self.ask(worker_id, method, *args)
 
     def ask_taskmanagers(self, method: str, *args: Any) -> list[asyncio.Future[None]]:
-        """All but the submitter. Returns as `ask` does."""
+        """Sends a request to all processes except the submitter. Returns as `ask` does."""
         return [
             answer
             for worker_id in self._peers

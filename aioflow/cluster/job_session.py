@@ -1,9 +1,8 @@
-"""One job in one process of a cluster: its code, its tasks and its data plane, for as long as one
-JobMaster leads the job.
+"""One job in one process of a cluster: its code, its tasks and its data plane, under one JobMaster.
 
-A TaskManager has one for each job that has a slot there, the process that submitted a job has one
-for what cannot leave it. Each has its own data plane, so the types and partitions of two jobs never
-meet. A session never outlives its JobMaster: the next one opens another.
+A TaskManager has a session for each job with a slot there. The submitting process has one for tasks
+that cannot leave it. Each session has its own data plane, so the types and partitions of two jobs
+never mix. A session never outlives its JobMaster: the next JobMaster opens another.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ if TYPE_CHECKING:
 __all__ = ["AttemptKey", "JobSession", "attempt_key", "pack_error", "unpack_error"]
 
 AttemptKey = tuple[str, int, int, int]
-"""An attempt as it travels: job, vertex, subtask, attempt."""
+"""The wire form of an attempt: job, vertex, subtask, attempt."""
 
 Tell = Callable[..., None]
-"""Tells the JobManager: method and arguments."""
+"""Sends a notification to the JobManager: method and arguments."""
 
 
 @dataclass(slots=True)
@@ -64,25 +63,24 @@ class _Home:
         self.executions: dict[tuple[int, int], _HomeSubtask] = {}
 
     def deployed(self, attempt: ExecutionAttemptId) -> None:
-        """The newest one, whatever its number: a JobMaster that takes the job over counts from
-        the beginning.
-        """
+        """Records the newest attempt. Its number may be smaller: a new JobMaster counts from 0."""
         self.executions[attempt.vertex_id, attempt.subtask_index] = _HomeSubtask(
             attempt, ExecutionState.DEPLOYING
         )
 
     def update(self, attempt: ExecutionAttemptId, state: ExecutionState) -> None:
-        """One is that far now; what an attempt before the newest has to tell is over."""
+        """Records a new state; reports of attempts before the newest one are ignored."""
         newest = self.executions.get((attempt.vertex_id, attempt.subtask_index))
         if newest is not None and newest.attempt == attempt:
             newest.state = state
 
 
 class JobSession:
-    """`tell` reports to the JobMaster with `token`, `on_end(attempt)` is called when a task has let
-    go of all that it held.
+    """Runs the tasks of one job in this process.
 
-    While not `is_writable()`, what subscribers may miss is only counted.
+    `tell` reports to the JobMaster with `token`. `on_end(attempt)` is called when a task has
+    released all its resources. While not `is_writable()`, rows for subscribers that may miss some
+    are only counted.
     """
 
     def __init__(
@@ -97,8 +95,9 @@ class JobSession:
         on_end: Callable[[ExecutionAttemptId], None],
         end_process: Callable[[str], None] | None = None,
     ) -> None:
-        """`end_process(why)` is called for a task that does not end although it was cancelled.
-        None: the process is not the engine's, and the task is given up.
+        """`end_process(why)` is called for a cancelled task that does not end.
+
+        None: the engine does not own the process, so the task is given up.
         """
         self._host = host
         self._job_id = job_id
@@ -111,7 +110,7 @@ class JobSession:
         self._missed: dict[int, int] = {}
         self._home = _Home(job.graph)
         self._splits: dict[int, list[Split]] = {}
-        """Of sources that cannot leave this process: the JobMaster does not have them."""
+        """Splits of sources that cannot leave this process. The JobMaster does not have them."""
         self._discovery: SplitDiscovery | None = None
         self._looking: list[asyncio.Task[None]] = []
         self._attempts: set[ExecutionAttemptId] = set()
@@ -119,7 +118,7 @@ class JobSession:
         self._life: asyncio.Task[None] | None = None
         self._executor_token = str(token)
         self.token = token
-        """Of the JobMaster that is told. The submitter learns it with its first task."""
+        """Fencing token of the JobMaster. The submitter learns it with its first task."""
         self.metrics = MetricGroup(host.clock.monotonic)
         self._end_process = end_process
         on_stuck = None if end_process is None else self._on_stuck
@@ -128,10 +127,10 @@ class JobSession:
         )
         self._data_plane = DataPlane(host, secret, self._codec, self.executor.partitions)
         self.location = ""
-        """Where others find what is produced here."""
+        """Where other processes read the partitions produced here."""
 
     async def open(self, bind: str) -> None:
-        """Listen for the other processes at address `bind`, from then on take tasks."""
+        """Listens for other processes at address `bind`; after that the session takes tasks."""
         self.location = f"{bind}:{await self._data_plane.listen(bind)}"
         self.executor.join(self._data_plane, self.location)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -141,8 +140,8 @@ class JobSession:
         await opened
 
     async def discover_at_home(self) -> None:
-        """Find the splits of the sources that stay in this process, and go on looking for more
-        where one asks for it.
+        """Finds the splits of the sources that stay here, and keeps looking for more if they ask
+        for it.
         """
         discovery = self._discovery = SplitDiscovery(self._host, self._home, self._splits)
         for vertex in self._job.graph.vertices:
@@ -166,7 +165,7 @@ class JobSession:
             await self._data_plane.close()
 
     async def close(self) -> None:
-        """Cancel what still runs here, and wait until it has ended and the job's resources are
+        """Cancels the running tasks and waits until they have ended and their resources are
         closed.
         """
         self._closing.set()
@@ -175,12 +174,12 @@ class JobSession:
         if self._life is not None:
             await asyncio.shield(self._life)
 
-    # What the JobMaster asks for.
+    # Requests of the JobMaster.
 
     def submit_task(self, content: bytes) -> None:
         descriptor = self._job.load_task(content)
         splits = self._splits.get(descriptor.vertex.id)
-        # Those that were restored stand where they stood, also where that is none for this subtask.
+        # Restored splits continue at their positions, even if this subtask has none.
         if splits is not None and (
             descriptor.restore is None
             or descriptor.vertex.uids[0] not in descriptor.restore.operators
@@ -206,7 +205,9 @@ class JobSession:
             raise
 
     def cancel_task(self, attempt: ExecutionAttemptId) -> None:
-        """One that is not here has ended, or was never started: its end is told again."""
+        """Cancels a task. A task that is not here has ended or never started: it reports
+        CANCELED.
+        """
         if attempt in self._attempts:
             self.executor.cancel_task(attempt)
         else:
@@ -232,7 +233,7 @@ class JobSession:
         self.executor.notify_checkpoint_aborted(self._job_id, checkpoint_id, latest_completed)
 
     def add_tap(self, place: TapPlace, tap_id: int, may_miss: bool) -> None:
-        """Send every batch that `place` emits here as `tapped` from now on."""
+        """Sends every batch that `place` emits here as `tapped` from now on."""
         if tap_id not in self._taps:
             tap = self._taps[tap_id] = partial(self._send_tapped, tap_id, may_miss)
             self.executor.add_tap(self._job_id, place, tap)
@@ -259,17 +260,15 @@ class JobSession:
         )
 
     async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: bytes) -> bytes:
-        """Run the pickled `query` over the state of a node; its result is encoded with the job's
-        types.
-        """
+        """Runs the pickled `query` on the state of a node. The job's codec encodes the result."""
         result = await self.executor.query_state(attempt, node_id, pickle.loads(query))
         return bytes(self._codec.encode(result, owner="queried state"))
 
     async def add_splits(self, attempt: ExecutionAttemptId, content: bytes) -> None:
-        """Let a source here read these too, as `pack_splits` wrote them."""
+        """Gives a source here more splits, encoded by `pack_splits`."""
         await self.executor.add_splits(attempt, unpack_splits(content, self._codec))
 
-    # JobMasterGateway of the TaskExecutor here.
+    # JobMasterGateway, called by the TaskExecutor of this session.
 
     def update_task_state(
         self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None
@@ -288,7 +287,7 @@ class JobSession:
             self._on_end(attempt)
 
     def _on_stuck(self, attempt: ExecutionAttemptId, error: CancellationTimeout) -> None:
-        """For the job the task is lost with this process, which ends."""
+        """Reports the task as lost, and ends this process."""
         assert self._end_process is not None
         self.update_task_state(attempt, ExecutionState.FAILED, Broken(str(error)))
         self._end_process(str(error))
@@ -312,7 +311,7 @@ class JobSession:
             )
         except (
             AioflowError
-        ) as error:  # More than goes into one message: state that is kept in memory travels whole.
+        ) as error:  # Too large for one message: in-memory state is sent inside it.
             self.decline_checkpoint(
                 attempt, checkpoint_id, CheckpointFailureReason.IO_EXCEPTION.name, error
             )
@@ -344,11 +343,11 @@ def attempt_key(attempt: ExecutionAttemptId) -> AttemptKey:
 
 
 def pack_error(error: BaseException | None, codec: Codec) -> bytes:
-    """An error for a message; empty for none."""
+    """Encodes an error for a message; None is empty."""
     return b"" if error is None else message_body(describe_error(error, codec))
 
 
 def unpack_error(content: bytes, codec: Codec) -> Exception | None:
-    """What `pack_error` wrote."""
+    """Decodes the output of `pack_error`."""
     message: Any = decode_message(FrameType.ERROR_RESPONSE, content) if content else None
     return None if message is None else rebuild_error(message, codec)

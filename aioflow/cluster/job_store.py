@@ -1,18 +1,17 @@
-"""What must outlive a Dispatcher: the jobs that run, and which ids have ended for good.
+"""The durable state of a Dispatcher: the running jobs, and the ids that ended for good.
 
     jobs/<job id>/<fencing token>    one job as the leader with that token knows it; the largest
                                      token counts
     ended/<job id>.<fencing token>   how it ended; such an id is never run again
 
-A file appears whole or not at all: written aside, fsynced, renamed, its directory fsynced. Each
-leader writes files of its own token only, so a late write of an older one can neither replace nor
-hide what a newer one wrote. `recover` takes over what there is under the new token; from then on
-older files mean nothing, be it that a job exists or that it has ended. An entry that counts and
-cannot be read stops the recovery: a job is never forgotten in silence.
+A file appears whole or not at all: it is written under another name, fsynced and renamed, and its
+directory is fsynced. Each leader writes only files with its own token. So a late write of an older
+leader can neither replace nor hide a write of a newer one. `recover` takes over all entries under
+the new token. From then on older files have no effect, neither those of jobs nor those of ends. If
+a valid entry cannot be read, recovery stops: a job is never lost silently.
 
-A job ends in two steps: `end` makes the id ended, `forget` removes what is stored of the job. A
-crash between the two leaves an entry that `recover` reports as ended, for its clean-up to be done
-again.
+A job ends in two steps: `end` records the id as ended, `forget` removes the stored job. After a
+crash between the two, `recover` reports the job as ended, so that its clean-up is done again.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistedJob:
-    """A job as it was submitted, and how far it is.
+    """A submitted job and its status.
 
     `graph` is opaque here; `config` is plain data.
     """
@@ -52,10 +51,10 @@ class PersistedJob:
     graph: bytes
     config: Mapping[str, Any] = field(
         default_factory=dict
-    )  # Any: whatever the submitter set, plain msgpack data.
+    )  # Any: plain msgpack data that the submitter set.
     status: JobStatus = JobStatus.CREATED
     submitted_ms: int = 0
-    """Wall clock."""
+    """Wall-clock ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,26 +71,26 @@ class EndedJob:
     ended_ms: int
     error: str = ""
     savepoint: str = ""
-    """URL of the savepoint that it was stopped with, if it was."""
+    """URL of the savepoint that the job was stopped with; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a new leader finds, each in order of job id."""
+    """The stored jobs that a new leader finds, each list in order of job id."""
 
     jobs: list[PersistedJob]
-    """To be run again."""
+    """Jobs to run again."""
     to_clean_up: list[EndedJob]
-    """Ended, and perhaps not cleaned up: do it again, then `forget`."""
+    """Ended jobs that may not be cleaned up: clean up again, then call `forget`."""
     ended: list[EndedJob]
-    """All that ended for good, those to be cleaned up included."""
+    """All jobs that ended for good, including those to clean up."""
 
 
 class JobStore:
     """The store of one leader.
 
-    What writes raises StaleLeader when it leads no more, also after the write: then do not
-    acknowledge.
+    Writing methods raise StaleLeader when it no longer leads, even after the write. Do not
+    acknowledge in that case.
     """
 
     def __init__(self, host: Host, path: str, leadership: Leadership) -> None:
@@ -100,9 +99,9 @@ class JobStore:
         self._leadership = leadership
 
     async def recover(self) -> Recovered:
-        """Read everything and take it over. Call once, first.
+        """Reads everything and takes it over. Call it first, and once.
 
-        Raises RestoreError, naming the file, if an entry that counts cannot be read.
+        Raises RestoreError, naming the file, if a valid entry cannot be read.
         """
         fs = self._host.fs
         await fs.mkdirs(f"{self._path}/jobs")
@@ -117,7 +116,7 @@ class JobStore:
             if ended_by and (not tokens or ended_by >= tokens[-1]):
                 to_clean_up.append(await self._read_ended(job_id, ended_by))
                 continue
-            # An end that an older leader wrote too late: a newer one had taken the job over.
+            # An older leader wrote this end after a newer one had taken the job over.
             ended.pop(job_id, None)
             if not tokens:
                 # Its submission was never acknowledged.
@@ -131,7 +130,7 @@ class JobStore:
         )
 
     async def put(self, job: PersistedJob) -> None:
-        """Store a job, or its new status, durably. Older versions of it are removed."""
+        """Stores a job, or its new status, durably, and removes older versions."""
         if not JOB_ID.match(job.job_id):
             raise ValueError(
                 f"job id {job.job_id!r} cannot be stored: expected 1 to 64 of the characters A-Z "
@@ -142,14 +141,14 @@ class JobStore:
         await fs.mkdirs(directory)
         await fs.fsync_dir(f"{self._path}/jobs")
         await self._write(directory, f"{self._leadership.token:016d}", _encode_job(job))
-        # Harmless if another leads by now: its token is larger than all of these.
+        # Harmless if another leader exists by now: its token is larger than all of these.
         for token in await self._tokens(job.job_id):
             if token < self._leadership.token:
                 await fs.delete(self._entry(job.job_id, token))
         self._leadership.check()
 
     async def end(self, job: EndedJob) -> None:
-        """Remember, durably and for good, that this id has ended."""
+        """Records durably that this id has ended for good."""
         self._leadership.check()
         await self._write(
             f"{self._path}/ended", f"{job.job_id}.{self._leadership.token:016d}", _encode_ended(job)
@@ -157,7 +156,7 @@ class JobStore:
         self._leadership.check()
 
     async def forget(self, job_id: str) -> None:
-        """Remove what is stored of a job that has ended and was cleaned up."""
+        """Removes the stored data of a job that has ended and was cleaned up."""
         self._leadership.check()
         await self._remove(job_id)
         await self._host.fs.fsync_dir(f"{self._path}/jobs")
@@ -176,7 +175,7 @@ class JobStore:
         return job
 
     async def _ended_tokens(self) -> dict[str, int]:
-        """The largest token that wrote an end, by job id."""
+        """Returns, by job id, the largest token that wrote an end."""
         found: dict[str, int] = {}
         for name in await self._host.fs.list(f"{self._path}/ended"):
             job_id, _, token = name.partition(".")
@@ -198,7 +197,9 @@ class JobStore:
         await self._host.fs.delete(f"{self._path}/jobs/{job_id}", recursive=True)
 
     async def _tokens(self, job_id: str) -> list[int]:
-        """Ascending. What crashes left aside begins with a dot and is nobody's."""
+        """Returns tokens in ascending order. Leftovers of crashes begin with a dot and are
+        ignored.
+        """
         return [
             int(name)
             for name in await self._host.fs.list(f"{self._path}/jobs/{job_id}")
@@ -206,7 +207,7 @@ class JobStore:
         ]
 
     async def _read(self, path: str) -> bytes:
-        """The checked content of a file."""
+        """Returns the content of a file after checking its digest."""
         data = await self._host.fs.read(path)
         body = data[len(MAGIC) + DIGEST_BYTES :]
         if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : len(MAGIC) + DIGEST_BYTES] != _digest(

@@ -1,9 +1,8 @@
-"""Who looks at the records of one job on a cluster: subscriptions of the process that submitted it,
-and watchers in the JobManager.
+"""The taps of one job on a cluster: subscriptions of the submitter, and watchers in the JobManager.
 
-A tap has a number: those of the submitter are its own, from 1; those of watchers here lie below 0.
-Every TaskManager is told of every tap, those that come later too. Rows that a slow submitter does
-not take in time are only counted, where its subscription may miss some.
+Each tap has a number. The submitter numbers its taps from 1; watchers here have negative numbers.
+Every TaskManager gets every tap, also one that joins later. If a subscription may miss rows, rows
+that a slow submitter does not take in time are only counted.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class Submitter:
     location: str = ""
     taps: dict[int, tuple[TapPlace, bool]] = field(default_factory=dict)
     missed: dict[int, int] = field(default_factory=dict)
-    """Rows of a subscription that were not sent, because the process does not keep up."""
+    """Rows of each subscription that were dropped because the process does not keep up."""
 
 
 class JobTaps:
-    """`submitter` is there while it is connected."""
+    """The taps of one job. `submitter` is set while it is connected."""
 
     def __init__(
         self, job_id: str, peers: JobPeers, codec: Codec, submitter: Submitter | None
@@ -52,11 +51,11 @@ class JobTaps:
         self._peers = peers
         self._codec = codec
         self._watchers: dict[int, tuple[TapPlace, Watcher]] = {}
-        """Place and what looks at its records."""
+        """Place and callback of each watcher."""
         self._watched = 0
 
     def tell(self, worker_id: str) -> None:
-        """A TaskManager has opened the job."""
+        """Sends all taps to a TaskManager that has opened the job."""
         taps = {} if self.submitter is None else self.submitter.taps
         for tap_id, (place, may_miss) in taps.items():
             self._peers.ask(worker_id, "add_tap", self._job_id, place, tap_id, may_miss)
@@ -64,16 +63,16 @@ class JobTaps:
             self._peers.ask(worker_id, "add_tap", self._job_id, place, tap_id, True)
 
     def watch(self, place: TapPlace, watcher: Watcher) -> list[asyncio.Future[None]]:
-        """Somebody in this process, who may miss records.
+        """Adds a watcher in this process, which may miss records.
 
-        Returns what is done once each TaskManager has it, or is gone.
+        The returned futures are done once each TaskManager has the tap, or is gone.
         """
         self._watched += 1
         self._watchers[-self._watched] = place, watcher
         return self._peers.ask_taskmanagers("add_tap", self._job_id, place, -self._watched, True)
 
     def unwatch(self, place: TapPlace, watcher: Watcher) -> None:
-        """As `watch`."""
+        """Removes a watcher that `watch` added."""
         for tap_id in [
             tap_id for tap_id, entry in self._watchers.items() if entry == (place, watcher)
         ]:
@@ -81,19 +80,19 @@ class JobTaps:
             self._peers.ask_taskmanagers("remove_tap", self._job_id, place, tap_id)
 
     def add(self, place: TapPlace, tap_id: int, may_miss: bool) -> list[asyncio.Future[None]]:
-        """A subscription of the submitter. Returns as `watch` does."""
+        """Adds a subscription of the submitter. Returns as `watch` does."""
         if self.submitter is not None:
             self.submitter.taps[tap_id] = place, may_miss
         return self._peers.ask_taskmanagers("add_tap", self._job_id, place, tap_id, may_miss)
 
     def remove(self, place: TapPlace, tap_id: int) -> None:
-        """As `add`."""
+        """Removes a subscription that `add` added."""
         if self.submitter is not None:
             self.submitter.taps.pop(tap_id, None)
         self._peers.ask_taskmanagers("remove_tap", self._job_id, place, tap_id)
 
     def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
-        """A batch, or why there is none."""
+        """Hands on a batch, or the reason why there is none."""
         if tap_id in self._watchers:
             if content:
                 self._watchers[tap_id][1](decode_batch(content, self._codec, "a tap"))

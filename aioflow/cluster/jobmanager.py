@@ -1,10 +1,9 @@
-"""A JobManager: takes jobs, hands out the slots of the TaskManagers that come to it, and has each
-job run by a JobMaster.
+"""A JobManager: accepts jobs, hands out the slots of TaskManagers, and runs a JobMaster per job.
 
-One process contends for the lease in its data directory; while it leads, it is Dispatcher,
-ResourceManager and the JobMasters in one. Jobs are in that directory before they are acknowledged,
-so whoever leads next finds them. TaskManagers and submitters connect to one address and prove the
-secret; what they ask while nobody leads waits.
+One process contends for the lease in its data directory. While it leads, it is Dispatcher,
+ResourceManager and all JobMasters in one. Jobs are stored in that directory before they are
+acknowledged, so the next leader finds them. TaskManagers and submitters connect to one address and
+prove the secret. Their requests wait while there is no leader.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ __all__ = ["JobManager", "JobManagerOptions", "check_bind"]
 logger = logging.getLogger(__name__)
 
 RECOVERY_S = 2.0
-"""How long a leader that follows another waits for TaskManagers before it gives out slots."""
+"""How long a leader that follows another waits for TaskManagers before it hands out slots."""
 
 LOOK_S = 1.0
-"""How often somebody who waits for this process to lead looks whether another does."""
+"""How often a request that waits for this process to lead checks whether another leads."""
 
 ENDED_MAX = 20
-"""Jobs that are over and can still be looked at in detail."""
+"""Number of ended jobs that keep their details."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +69,7 @@ class JobManagerOptions:
     bind: str = "127.0.0.1"
     port: int = 6123
     request_timeout_s: float = 30.0
-    """A job that is short of slots for so long fails with NoResourceAvailable."""
+    """A job that lacks slots for this long fails with NoResourceAvailable."""
     lease: LeaseOptions = field(
         default_factory=lambda: LeaseOptions(lease_s=5.0, renew_s=1.0, stop_s=1.0)
     )
@@ -79,7 +78,7 @@ class JobManagerOptions:
 
 @dataclass(slots=True)
 class _Leading:
-    """What there is only while this process leads."""
+    """State that exists only while this process leads."""
 
     token: int
     dispatcher: Dispatcher
@@ -87,9 +86,10 @@ class _Leading:
 
 
 class JobManager:
-    """`run` is the whole life. `on_listening(host, port)` is called once peers can connect.
+    """Runs a JobManager for as long as `run` runs.
 
-    `provider` starts TaskManagers when there are too few; without it they come by themselves.
+    `on_listening(host, port)` is called once peers can connect. `provider` starts TaskManagers when
+    there are too few; without it they come by themselves.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class JobManager:
         self._leading: asyncio.Future[_Leading] = asyncio.get_running_loop().create_future()
         self._jobs: dict[str, ClusterJob] = {}
         self._ended: dict[str, ClusterJob] = {}
-        """The last that are over, for whoever watches."""
+        """The last jobs that are over, for monitoring."""
         self._submitters = Submitters()
         self._peers: dict[RpcConnection, None] = {}
         self._stopping = asyncio.Event()
@@ -120,7 +120,9 @@ class JobManager:
         self._fenced = 0
 
     async def run(self) -> None:
-        """Until `stop`, or cancelled. Raises OSError if the address cannot be listened at."""
+        """Runs until `stop` or a cancellation. Raises OSError if it cannot listen at the
+        address.
+        """
         options = self._options
         port = await self._server.listen(options.bind, options.port)
         try:
@@ -136,7 +138,7 @@ class JobManager:
             await self._server.close()
 
     def stop(self) -> None:
-        """Give the lease back and end. Jobs stay stored, and run again under the next leader."""
+        """Releases the lease and ends. Jobs stay stored and run again under the next leader."""
         self._stopping.set()
 
     async def _lead(self, leadership: Leadership) -> None:
@@ -149,7 +151,7 @@ class JobManager:
         )
         provider = self._provider
         if provider is not None:
-            # How long a start may take is the provider's business: it reports each that failed.
+            # The provider limits the time of a start and reports each failed one.
             slots = dataclasses.replace(
                 slots,
                 slots_per_worker=provider.slots,
@@ -175,19 +177,19 @@ class JobManager:
                     try:
                         await self._stopping.wait()
                     finally:
-                        # From now on whoever asks waits for the next leader. Who waited for this
-                        # one, which never came to lead, does so too: the future that they wait for
-                        # is only replaced when it is done.
+                        # New requests wait for the next leader from now on. So do requests that
+                        # waited for this
+                        # one, if it never came to lead: their future is only replaced once it is
+                        # done.
                         self._leading = asyncio.get_running_loop().create_future()
-                # Behind the jobs, which have let go of their tasks: the end of these would be their
-                # failure.
+                # After the jobs have released their tasks; otherwise they would fail.
                 if self._shutting_down:
                     resources.release_all("the cluster is stopped")
         finally:
             self._jobs.clear()
             self._ended.clear()
             self._submitters.clear()
-            # Whoever is connected has to hear that this leader is none any more.
+            # Connected peers must learn that this leader is gone.
             for connection in list(self._peers):
                 await connection.close()
 
@@ -211,7 +213,7 @@ class JobManager:
             for oldest in list(self._ended)[:-ENDED_MAX]:
                 del self._ended[oldest]
 
-    # For whoever watches.
+    # For monitoring.
 
     @property
     def host(self) -> Host:
@@ -223,19 +225,20 @@ class JobManager:
 
     @property
     def fenced_total(self) -> int:
-        """Messages of leaders, workers and attempts that were replaced, refused by the processes
-        of the cluster since this one leads.
+        """Messages of replaced leaders, workers and attempts that the cluster has refused.
+
+        Counted since this process leads.
         """
         leading = self._now_leading()
         elsewhere = 0 if leading is None else leading.resources.fenced_total
         return self._fenced + elsewhere + sum(job.fenced_total for job in self._jobs.values())
 
     def known_jobs(self) -> dict[str, ClusterJob]:
-        """Those that run here, and the last ones that are over; none while another leads."""
+        """The running jobs and the last ended ones; empty while another process leads."""
         return {} if self._now_leading() is None else {**self._ended, **self._jobs}
 
     def taskmanagers(self) -> list[tuple[str, int, int, float]]:
-        """(id, slots, free ones, seconds since it was last heard) of each."""
+        """Returns (id, slots, free slots, seconds since last heard) of each TaskManager."""
         leading = self._now_leading()
         if leading is None:
             return []
@@ -244,7 +247,7 @@ class JobManager:
         ]
 
     async def _told(self, job_id: str) -> bytes:
-        """For the process that submitted the job and shows it to others."""
+        """Describes a job to its submitting process, which shows it to users."""
         job, workers = self.known_jobs().get(job_id), []
         if job is None:
             raise UnknownJob(f"job {job_id} is not known here; list the jobs")
@@ -267,7 +270,7 @@ class JobManager:
         return tell(job.job_master, workers)
 
     async def ask_taskmanager(self, worker_id: str, what: str, *args: Any) -> Any:
-        """What that process tells about itself: see `ProcessInspector.ask`.
+        """Asks a TaskManager about itself: see `ProcessInspector.ask`.
 
         Raises Broken if it is gone.
         """
@@ -276,7 +279,7 @@ class JobManager:
     async def _leader(self) -> _Leading:
         """Waits until this process leads.
 
-        Raises NobodyLeads when the lease says that another does: what is asked belongs there then.
+        Raises NobodyLeads if the lease names another leader, which must get the request.
         """
         while not self._leading.done():
             await wait_first([self._leading], timeout_s=LOOK_S)
@@ -345,7 +348,7 @@ class JobManager:
             leading.resources.connection_ended(connection)
 
     async def _say_who_leads(self) -> str:
-        """ "here", the address of another, or nothing while nobody leads."""
+        """Returns "here", the address of another leader, or nothing if there is none."""
         if self._now_leading() is not None:
             return "here"
         try:
@@ -362,7 +365,7 @@ class JobManager:
         return job
 
     def _to_job(self, tell: Callable[..., Any], job_id: str, *what: Any) -> Any:
-        if job_id in self._jobs:  # Otherwise it has just ended.
+        if job_id in self._jobs:  # Otherwise the job has just ended.
             return tell(self._jobs[job_id], *what)
         return None
 
@@ -391,7 +394,7 @@ class JobManager:
             )
 
     def _on_alive(self, worker_id: str, registration: int, held_s: float) -> None:
-        """From a thread of the TaskManager, on a connection of its own."""
+        """A heartbeat from a thread of the TaskManager, on a connection of its own."""
         leading = self._now_leading()
         if leading is None:
             raise StaleLeader(
@@ -452,9 +455,9 @@ class JobManager:
         location: str,
         taps: dict[int, tuple[TapPlace, bool]],
     ) -> int:
-        """Returns the token of the JobMaster.
+        """Submits a job and returns the token of the JobMaster.
 
-        With `attach` the connection is told what becomes of the job.
+        With `attach` the connection gets the status and the end of the job.
         """
         leading = await self._leader()
         self._peers[connection] = None
@@ -477,8 +480,9 @@ class JobManager:
         location: str,
         taps: dict[int, tuple[TapPlace, bool]],
     ) -> int:
-        """The process that submitted a job has found this leader: it is told what becomes of the
-        job, and runs its part again.
+        """Attaches the submitting process of a job to this leader, which it has just found.
+
+        It gets the status and the end of the job, and runs its part of the job again.
         """
         leading = await self._leader()
         leading.dispatcher.job(job_id)
@@ -490,9 +494,7 @@ class JobManager:
         return leading.token
 
     async def _list_jobs(self) -> list[tuple[Any, ...]]:
-        """Each job as `_packed`, and of one that has a JobMaster here how far it is: see
-        `ClusterJob.progress`.
-        """
+        """Lists each job as `_packed`, with `ClusterJob.progress` if its JobMaster is here."""
         views = (await self._leader()).dispatcher.jobs()
         return [
             (
@@ -540,12 +542,13 @@ class JobManager:
         }
 
     async def _shutdown(self) -> int:
-        """End the whole cluster: jobs are left as they are, TaskManagers sent home, then this
-        process ends. Returns its pid.
+        """Ends the whole cluster and returns the pid of this process.
+
+        Jobs are left as they are, TaskManagers are released, then this process ends.
         """
         await self._leader()
         self._shutting_down = True
-        asyncio.get_running_loop().call_later(0.1, self.stop)  # Behind the answer.
+        asyncio.get_running_loop().call_later(0.1, self.stop)  # After the answer is sent.
         return self._host.procs.identity().pid
 
     async def _query_state(self, job_id: str, key: AttemptKey, node_id: int, query: bytes) -> bytes:
@@ -553,9 +556,7 @@ class JobManager:
 
 
 def check_bind(address: str, secret_given: bool) -> None:
-    """Raises NotAuthenticated if others could connect although nobody has given them a secret on
-    purpose.
-    """
+    """Raises NotAuthenticated if other machines can connect and no secret was given explicitly."""
     if not is_loopback(address) and not secret_given:
         raise NotAuthenticated(
             f"{address} can be reached from other machines: give the secret that they share with "

@@ -1,4 +1,6 @@
-"""Who leads: one of several candidates, for as long as it holds the lease (`checkpoint.lease`)."""
+"""Leader election: one of several candidates leads while it holds the lease
+(`checkpoint.lease`).
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,13 @@ logger = logging.getLogger(__name__)
 
 
 class Leadership(Lease):
-    """The time in which one candidate may act. Ask `check` at every step that others can see."""
+    """The term of one leader. Call `check` at every step that is visible to others."""
 
     def check(self) -> None:
-        """Raise StaleLeader unless this candidate leads at this moment. Then it is over: what was
-        left undone needs another leader.
+        """Raises StaleLeader unless this candidate leads at this moment.
 
-        A renewal that was under way may yet come true; whoever heard here that it leads no more has
-        stopped all the same, for good.
+        After that the term is over, even if a renewal in progress still succeeds: a caller that saw
+        StaleLeader has stopped for good. Another leader does the remaining work.
         """
         if not self.is_valid:
             self.revoke()
@@ -54,7 +55,7 @@ class DirectoryLeases(ObjectLeases):
 
 
 class LeaderElection:
-    """One candidate. `address` is where others reach it once it leads."""
+    """One candidate. `address` is its published address as leader."""
 
     def __init__(
         self, host: Host, leases: LeaseStore, address: str, options: LeaseOptions | None = None
@@ -65,18 +66,19 @@ class LeaderElection:
         self._options = options or LeaseOptions()
         self._keeper = LeaseKeeper(host, leases, address, address, self._options)
         self.candidate = self._keeper.candidate
-        """Names this life of this candidate: a restarted one is another."""
+        """Identifies this run of the candidate; after a restart it is another."""
 
     async def run(
         self,
         lead: Callable[[Leadership], Coroutine[Any, Any, object]],
         given_up: asyncio.Event | None = None,
     ) -> None:
-        """Contend until `given_up` is set; while leading, run `lead(leadership)`, cancelled when
-        the lease is lost. Returns when `lead` returns: who leads has to end that.
+        """Contends for the lease until `given_up` is set, and runs `lead(leadership)` while it
+        leads.
 
-        What `lead` raises comes out, after the lease was given back; but for StaleLeader, after
-        which it contends again. `lead` has `stop_s` to end in once it was cancelled.
+        `lead` is cancelled when the lease is lost, and then has `stop_s` to end. `run` returns when
+        `lead` returns. An error of `lead` is raised after the lease was released. After StaleLeader
+        it contends again.
         """
         given_up = given_up or asyncio.Event()
         while (leadership := await self._win(given_up)) is not None:
@@ -95,7 +97,7 @@ class LeaderElection:
                 errors += await cancel_and_wait([work])
                 errors += await cancel_and_wait([keeper])
                 await self._keeper.resign(leadership)
-            # Work that asked and heard that it leads no more has done what it should.
+            # StaleLeader means that the work noticed the lost lease and stopped as it should.
             errors = [error for error in errors if not isinstance(error, StaleLeader)]
             if errors:
                 raise errors[0]
@@ -106,7 +108,7 @@ class LeaderElection:
             )
 
     async def _win(self, given_up: asyncio.Event) -> Leadership | None:
-        """None: `given_up` was set before that."""
+        """Returns None if `given_up` was set first."""
         options, clock = self._options, self._host.clock
         seen, since, before = -1, 0.0, ""
         ending = asyncio.get_running_loop().create_task(given_up.wait(), name="candidate")
@@ -135,7 +137,7 @@ class LeaderElection:
                     self._keeper.works()
                 except OSError as error:
                     self._keeper.failed(error)
-                # Not all at the same moment.
+                # Randomised, so that candidates do not all try at the same moment.
                 await wait_first(
                     [ending], timeout_s=options.renew_s * self._host.rng.uniform(0.25, 0.5)
                 )

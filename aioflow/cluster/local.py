@@ -23,9 +23,9 @@ __all__ = ["LocalCluster"]
 
 
 class LocalCluster:
-    """Runs one job.
+    """Runs one job for as long as `run` runs.
 
-    `run` is the whole life; meanwhile `job_master` and `task_executor` are there to be asked.
+    `job_master` and `task_executor` can be used meanwhile.
     """
 
     def __init__(
@@ -48,27 +48,27 @@ class LocalCluster:
         )
 
     async def run(self) -> JobStatus:
-        """Deploy and wait for the end.
+        """Deploys the job and waits for its end.
 
-        Cancelling this cancels the job and waits until its tasks are gone.
+        A cancellation cancels the job and waits until its tasks are gone.
         """
         failure: Exception | None = None
         async with self._group:
             try:
                 async with self.task_executor:
-                    # Beside, not before: a source that takes its time to find its splits must not
-                    # keep the job from being cancelled.
+                    # In a task of its own: slow split discovery must not delay the cancellation of
+                    # the job.
                     _ = self._group.create_task(
                         self.job_master.start(self.task_executor), name="start"
                     )
                     try:
-                        # Shielded: the future belongs to the job master, which completes it when
-                        # the last task has ended.
+                        # Shielded: the job master owns the future and completes it after the last
+                        # task.
                         status = await asyncio.shield(self.job_master.terminated)
                     except asyncio.CancelledError:
                         self.job_master.cancel()
                         raise
-            # What closing the worker raised, as it is: the group would wrap it.
+            # An error from closing the worker is kept as it is: the group would wrap it.
             except Exception as error:  # noqa: BLE001
                 failure = error
             finally:

@@ -1,7 +1,7 @@
 """How long a task in another process may take to end once it is cancelled.
 
-A healthy process watches over its own tasks (`task/end_watch.py`). This module watches the
-processes: if a function holds the loop of one, that process does not even hear of the cancellation.
+A healthy process watches its own tasks (`task/end_watch.py`). This module watches the processes:
+if a function blocks the event loop of a process, the cancellation does not even get there.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from aioflow.task.closing import CLEANUP_TIMEOUT_S
 __all__ = ["until_overdue"]
 
 GRACE_S = 5.0
-"""Extra time for messages on their way, beyond the time-out of the process."""
+"""Extra time for messages in transit, beyond the timeout of the process."""
 
 
 async def until_overdue(answers: Sequence[asyncio.Future[Any]], timeout_s: float) -> str:
-    """Returns why, once a task should have ended long ago.
+    """Waits until a task is overdue and returns the reason.
 
-    `answers`: done when its process has heard of the cancellation.
+    `answers`: done when its process has received the cancellation.
     """
     if not await wait_all(answers, timeout_s=timeout_s):
         return (

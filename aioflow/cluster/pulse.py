@@ -1,15 +1,14 @@
-"""The sign of life of a process whose loop may be held: it comes from a thread, and the thread
-watches the loop.
+"""The heartbeat of a process whose event loop may be blocked: a thread sends it.
 
-A function that blocks (loading a model, a `time.sleep`) stops everything on the loop of its
-process, its heartbeats too: from outside it looks like a process that is dead. So this heartbeat
-comes from a thread that has a loop and a connection of its own, and tells how long the main loop
-has been held. Who is silent now is dead, stopped or cut off. A loop that was held for longer than a
-second is logged once, with the line that holds it.
+A function that blocks (loading a model, a `time.sleep`) stops everything on the event loop,
+including its heartbeats. From outside the process looks dead. So this heartbeat comes from a thread
+with its own loop and connection, and says how long the main loop has been blocked. A process that
+is silent now is dead, stopped or cut off. A loop that is blocked for longer than a second is logged
+once, with the blocking line.
 
-The rest of such a process still waits for its loop: nothing is deployed, cancelled or sent
-meanwhile. And what holds the lock of the interpreter itself stops the thread as well; that is
-silence, as before.
+Everything else in such a process still waits for its loop: nothing is deployed, cancelled or sent
+meanwhile. A function that holds the interpreter lock stops the thread as well, and the process is
+silent.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ __all__ = ["HELD_S", "Pulse"]
 logger = logging.getLogger(__name__)
 
 HELD_S = 1.0
-"""A loop that was not seen for so long is held by something that should not be there."""
+"""A loop that has not run for this long is blocked by code that should not be there."""
 
 LOOK_S = 0.25
-"""How often the loop shows itself, and the thread looks."""
+"""How often the loop marks itself as alive, and how often the thread checks."""
 
 ANSWER_S = 5.0
-"""An answer that takes longer will not come: connect again."""
+"""Timeout of an answer; after it the thread reconnects."""
 
 
 class Pulse:
-    """As `async with`: calls `alive(*who, held_s)` at `address` every `interval_s`.
+    """Use as `async with`: calls `alive(*who, held_s)` at `address` every `interval_s`.
 
-    `who` names this process there.
+    `who` identifies this process to the peer.
     """
 
     def __init__(
@@ -66,9 +65,9 @@ class Pulse:
         self._interval_s = interval_s
         self._who = who
         self._seen_at = host.clock.monotonic()
-        """When the loop was last seen.
+        """When the loop last ran.
 
-        Written by the loop, read by the thread; so is the answer's time, the other way round.
+        The loop writes it and the thread reads it. For `heard_at` it is the other way round.
         """
         self.heard_at = self._seen_at
         """When the peer last answered."""
@@ -76,7 +75,7 @@ class Pulse:
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
         self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-        """What ends the thread's waiting, once it runs."""
+        """Ends the thread's wait, once the thread runs."""
         self._thread: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -113,8 +112,8 @@ class Pulse:
         looks_held = 0
         try:
             while not over.is_set():
-                # Seen twice: on a machine that starves this process, the thread wakes late too, and
-                # the loop right behind it.
+                # Two checks in a row: if the machine starves this process, the thread wakes late
+                # too, and the loop runs right after it.
                 looks_held = looks_held + 1 if self._held_s() > HELD_S else 0
                 if looks_held == 2:
                     self._warn()
@@ -151,8 +150,7 @@ class Pulse:
                         await connection.call("alive", *self._who, self._held_s())
                     self.heard_at = self._host.clock.monotonic()
                 except (AioflowError, OSError, TimeoutError) as error:
-                    # Whether this process still belongs to its peer is decided on the main
-                    # connection.
+                    # The main connection decides whether this process still belongs to its peer.
                     logger.debug("a heartbeat was not heard: %r", error)
                     if connection is not None:
                         connection.abort(error)

@@ -1,5 +1,6 @@
-"""`on=af.RemoteCluster(...)`: a flow of this program run by a cluster that is there already,
-behind the same handle as a local job.
+"""`on=af.RemoteCluster(...)`: runs a flow of this program on an existing cluster.
+
+The handle is the same as for a local job.
 """
 
 from __future__ import annotations
@@ -44,32 +45,35 @@ __all__ = ["RemoteCluster", "RemoteRun"]
 logger = logging.getLogger(__name__)
 
 RETURN_TIMEOUT_S = 30.0
-"""How long a run whose JobManager is gone looks for the next one: several leases."""
+"""How long a run looks for the next leader after it lost its JobManager: several leases."""
 
 REFRESH_S = 5.0
-"""How long the JobManager may take to tell what is shown here."""
+"""How long the JobManager may take to answer `refresh`."""
 
 CANCEL_TIMEOUT_S = 10.0
-"""How long a run that is cancelled waits until the cluster says that the job has ended."""
+"""How long a cancelled run waits for the cluster to report the end of the job."""
 
 END_TIMEOUT_S = 120.0
-"""How long a job that is cancelled may take to end before its handle gives it up: more than its
-tasks take to close, under two leaders.
+"""How long a cancelled job may take to end before its handle gives up.
+
+Longer than its tasks take to close, under two leaders.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteCluster:
-    """Where a flow runs: `await flow.execute(on=af.RemoteCluster("host:6123", secret=...))`.
+    """A cluster to run a flow on: `await flow.execute(on=af.RemoteCluster("host:6123",
+    secret=...))`.
 
-    `address` may be several with commas between, of which one leads, or the `Path` of the cluster's
-    directory, where its lease says so. When another JobManager takes over the job goes on there,
-    and this handle with it; without checkpoints it begins anew. `secret` is the secret that the
-    processes of the cluster share, or the `Path` of the file that holds it; without it that of the
-    directory, which is `.aioflow` here where `address` names none. `bind` is the address of this
-    machine at which the cluster reaches what stays in this process: functions as sinks, `collect`,
-    inputs that are pushed. `tls` are the files of this process's certificate, if the cluster uses
-    TLS; `allow_plaintext` is needed for a `bind` off loopback without.
+    `address`: one or more `host:port`, separated by commas, of which one leads. Or the `Path` of
+    the cluster's directory, whose lease names the leader. When another JobManager takes over, the
+    job and this handle continue there. Without checkpoints the job starts from the beginning.
+    `secret`: the shared secret of the cluster, or the `Path` of its file. By default it is the one
+    in the cluster's directory, or in `.aioflow` if `address` is no directory.
+    `bind`: the address of this machine at which the cluster reaches the parts of the job that stay
+    in this process. These are functions as sinks, `collect` and pushed inputs.
+    `tls`: certificate files of this process, if the cluster uses TLS. `allow_plaintext`: needed for
+    a `bind` other than loopback without TLS.
     """
 
     address: str | Path
@@ -83,7 +87,7 @@ class RemoteCluster:
 
     @property
     def where(self) -> Whereabouts:
-        """Where its JobManagers are. Raises ValueError."""
+        """Where the JobManagers are. Raises ValueError."""
         return (
             Whereabouts(data=str(self.address))
             if isinstance(self.address, Path)
@@ -98,10 +102,10 @@ class RemoteCluster:
         options: TaskOptions,
         checkpoints: CheckpointSettings | None = None,
     ) -> RemoteRun:
-        """The run of one job.
+        """Makes the run of one job.
 
-        Raises GraphError if the flow cannot travel, CheckpointError for a store that others cannot
-        reach, NotAuthenticated for a secret that is none.
+        Raises GraphError if the flow cannot be shipped, CheckpointError for a store that other
+        processes cannot reach, NotAuthenticated for an invalid secret.
         """
         if self.tls is not None or self.allow_plaintext:
             host = SecuredHost(host, Security.of(self.tls, allow_plaintext=self.allow_plaintext))
@@ -112,14 +116,15 @@ class RemoteCluster:
 
     @property
     def _directory(self) -> Path:
-        """Where the cluster keeps what is its own, as far as it is on this machine."""
+        """The cluster's directory, if it is on this machine."""
         return self.address if isinstance(self.address, Path) else DATA
 
 
 class RemoteRun:
     """One job on a cluster.
 
-    The same face as `LocalCluster`, and the `TaskExecutorGateway` of its subscriptions and queries.
+    It has the interface of `LocalCluster`, and is the `TaskExecutorGateway` of the job's
+    subscriptions and queries.
     """
 
     def __init__(
@@ -158,18 +163,16 @@ class RemoteRun:
         """Done when the connection to the leader ends before the job does."""
         self._has_returned = False
         self._giving_up: asyncio.TimerHandle | None = None
-        """Set when the job is cancelled: a cluster that does not say that it has ended is not
-        waited for forever.
-        """
+        """Set when the job is cancelled, so that the run does not wait for ever for its end."""
         self.job_master.on_cancel = self._on_cancel
         self._asking: dict[asyncio.Task[None], None] = {}
         self._submitted = False
         self._metrics: dict[str, float] = {}
         self.workers: list[ToldWorker] = []
-        """The TaskManagers of the cluster, as they were when `refresh` last asked."""
+        """The TaskManagers of the cluster at the last `refresh`."""
 
     async def run(self) -> JobStatus:
-        """Submit, follow to the end. Cancelling this cancels the job."""
+        """Submits the job and follows it to its end. A cancellation cancels the job."""
         self._client.on_closed = self._on_closed
         async with self._client:
             asking = asyncio.get_running_loop().create_task(
@@ -207,7 +210,7 @@ class RemoteRun:
                 await self._home.close()
 
     async def _follow(self) -> JobStatus:
-        """To the end of the job, under whichever leader."""
+        """Follows the job to its end, across changes of the leader."""
         while True:
             await wait_first([self.job_master.terminated, self._lost])
             if self.job_master.terminated.done():
@@ -221,7 +224,7 @@ class RemoteRun:
                 )
 
     async def _return(self) -> None:
-        """Find the leader of now, and the job there.
+        """Finds the current leader, and the job there.
 
         Raises OSError or AioflowError if one of them is gone.
         """
@@ -231,7 +234,7 @@ class RemoteRun:
             self.job_id,
         )
         self.job_master.set_status(JobStatus.RESTARTING)
-        await self._home.close()  # What ran here belonged to the leader that is gone.
+        await self._home.close()  # Tasks here belonged to the leader that is gone.
         self._has_returned = True
         deadline = self.host.clock.monotonic() + RETURN_TIMEOUT_S
         while True:
@@ -243,7 +246,7 @@ class RemoteRun:
                     self.job_id, location=location, taps=self._home.told_taps()
                 )
                 break
-            except (Broken, StaleLeader, NobodyLeads):  # It led no more when it was asked.
+            except (Broken, StaleLeader, NobodyLeads):  # It no longer led when it got the request.
                 if self.host.clock.monotonic() >= deadline or self.job_master.terminated.done():
                     raise
                 self._client.hang_up(Closed("this jobmanager leads no more"))
@@ -251,7 +254,7 @@ class RemoteRun:
         logger.info(
             "job %s goes on under the jobmanager at %s:%d", self.job_id, *self._client.address
         )
-        # What was asked meanwhile was heard by nobody.
+        # No leader has received the requests made meanwhile.
         self.job_master.submitted(self._ask, self._call)
 
     def _on_cancel(self) -> None:
@@ -265,7 +268,7 @@ class RemoteRun:
             )
 
     def _give_up(self, what: str) -> None:
-        """Whatever becomes of the job, this handle will not hear of it."""
+        """Fails this handle: it will not learn the end of the job."""
         if not self.job_master.terminated.done():
             error = self.job_master.error = Broken(
                 f"job {self.job_id} {what}; it may go on: aioflow list --at {self._where}"
@@ -310,7 +313,7 @@ class RemoteRun:
                     error,
                 )
 
-    # What the JobManager says.
+    # Notifications of the JobManager.
 
     def _handlers(self) -> dict[str, Callable[..., Any]]:
         return {
@@ -339,7 +342,7 @@ class RemoteRun:
             execution.attempt = ExecutionAttemptId(self.job_id, vertex_id, subtask, attempt)
             execution.state = ExecutionState(state)
             self.job_master.note_task(execution.attempt, execution.state)
-        # The end is told by `ended`, when it is stored.
+        # `ended` reports the end, once it is stored.
         if not JobStatus(status).is_terminal:
             self.job_master.set_status(JobStatus(status))
         if started and not JobStatus(status).is_terminal and not self.job_master.started.done():
@@ -372,12 +375,12 @@ class RemoteRun:
     def _on_metrics(self, metrics: dict[str, float]) -> None:
         self._metrics = metrics
 
-    # For whoever shows the job to others.
+    # For monitoring.
 
     async def refresh(self) -> None:
-        """Ask what the JobMaster knows of attempts, failures, checkpoints and processes.
+        """Asks the JobMaster for attempts, failures, checkpoints and processes.
 
-        Raises AioflowError while it does not answer.
+        Raises AioflowError if it does not answer.
         """
         if not self._submitted or self.job_master.terminated.done():
             return
@@ -390,17 +393,17 @@ class RemoteRun:
         self.workers = told.workers
 
     async def ask_taskmanager(self, worker_id: str, what: str, *args: Any) -> Any:
-        """What that process tells about itself: see `ProcessInspector.ask`."""
+        """Asks a TaskManager about itself: see `ProcessInspector.ask`."""
         return await self._client.connection.call("ask_taskmanager", worker_id, what, *args)
 
     # For subscriptions, queries and metrics of the job's handle.
 
     def snapshot(self) -> dict[str, float]:
-        """The metrics of all processes, as they were last told."""
+        """The last reported metrics of all processes."""
         return {**self._metrics, **self._home.snapshot()}
 
     def own_values(self) -> dict[str, float]:
-        """What this process says of itself."""
+        """Metrics of this process itself."""
         return self._home.own_values()
 
     def add_tap(
@@ -431,11 +434,11 @@ class RemoteRun:
         return self._home.codec.decode(await asked(cloudpickle.dumps(query)))
 
     def submit_task(self, descriptor: Any, fencing_token: str) -> None:
-        """Tasks are deployed by the cluster's JobMaster, never by this process."""
+        """Fails: the cluster's JobMaster deploys tasks, never this process."""
         raise Broken(f"job {self.job_id} is deployed by the cluster at {self._where}")
 
     def cancel_task(self, attempt: ExecutionAttemptId) -> None:
-        """As `submit_task`: the JobMaster of the cluster does it."""
+        """Does nothing: the cluster's JobMaster cancels tasks."""
 
     def stop_sources(self, job_id: str, *, drain: bool) -> None:
         self.job_master.stop(drain=drain)

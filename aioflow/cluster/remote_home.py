@@ -1,9 +1,8 @@
-"""The part of a job on a cluster that stays in the process that submitted it, and what this process
-wants to see of the rest.
+"""The part of a job that stays in the submitting process, and its subscriptions to the rest.
 
-What it collects, pushes and calls cannot leave it: it is a worker for that, from the moment it
-submits to the end of the connection, and again under the next leader. Its subscriptions outlive
-both.
+Collected results, pushed inputs and local functions cannot leave the process. For them the process
+is a worker, from submission to the end of the connection, and again under the next leader. Its
+subscriptions outlive both.
 """
 
 from __future__ import annotations
@@ -39,8 +38,10 @@ class _Tap:
 
 
 class RemoteHome:
-    """`tell` goes to the JobManager; while not `is_writable()`, what subscribers may miss is
-    only counted.
+    """The local part of a job.
+
+    `tell` notifies the JobManager. While not `is_writable()`, rows for subscribers that may miss
+    some are only counted.
     """
 
     def __init__(
@@ -67,9 +68,9 @@ class RemoteHome:
         self._tap_numbers = itertools.count(1)
 
     async def open(self) -> str:
-        """Become a worker for what stays here.
+        """Makes this process a worker for the part that stays here.
 
-        Returns where the others find it, empty if there is nothing.
+        Returns the address for other processes, empty if no part stays.
         """
         if not any(node.stays_here for vertex in self._job.graph.vertices for node in vertex.nodes):
             return ""
@@ -91,7 +92,7 @@ class RemoteHome:
         return session.location
 
     async def close(self) -> None:
-        """End what runs here."""
+        """Ends the tasks that run here."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -99,15 +100,15 @@ class RemoteHome:
     # Metrics and subscriptions.
 
     def snapshot(self) -> dict[str, float]:
-        """The metrics of what runs here."""
+        """The metrics of the tasks that run here."""
         return {} if self._session is None else self._session.metrics.snapshot()
 
     def own_values(self) -> dict[str, float]:
-        """What this process says of itself."""
+        """Metrics of this process itself."""
         return {} if self._session is None else self._session.metrics.own_values()
 
     def told_taps(self) -> dict[int, tuple[TapPlace, bool]]:
-        """Of each subscription, by number: its place, and whether it may miss rows."""
+        """Returns the place of each subscription, by number, and whether it may miss rows."""
         return {
             tap_id: (tap.place, tap.on_missed is not None) for tap_id, tap in self._taps.items()
         }
@@ -115,7 +116,7 @@ class RemoteHome:
     def add_tap(
         self, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None
     ) -> int:
-        """Returns the number under which the cluster is to be told of it."""
+        """Adds a subscription and returns its number for the cluster."""
         tap_id = next(self._tap_numbers)
         self._taps[tap_id] = _Tap(place, tap, on_missed)
         if self._session is not None:
@@ -123,7 +124,7 @@ class RemoteHome:
         return tap_id
 
     def remove_tap(self, place: TapPlace, tap: Callable[[RecordBatch], None]) -> list[int]:
-        """Returns the numbers that the cluster is to forget."""
+        """Removes a subscription and returns the numbers that the cluster must remove."""
         if self._session is not None:
             self._session.executor.remove_tap(self._job_id, place, tap)
         removed = [
@@ -135,7 +136,7 @@ class RemoteHome:
             del self._taps[tap_id]
         return removed
 
-    # What the JobManager says.
+    # Calls of the JobManager.
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
         return {

@@ -1,6 +1,6 @@
-"""What a process knows of a JobMaster that is elsewhere: what it was last told.
+"""A stand-in for a JobMaster in another process: its last reported state.
 
-What is asked of it goes there.
+Requests go to that JobMaster.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["RemoteJobMaster"]
 
 
 class RemoteJobMaster:
-    """`restart` is the policy that it was given; what becomes of it, it tells."""
+    """`restart` is the policy sent with the job; the JobMaster reports its restarts."""
 
     def __init__(self, host: Host, job_id: str, graph: JobGraph, restart: RestartPolicy) -> None:
         self._host = host
@@ -35,14 +35,14 @@ class RemoteJobMaster:
         self.terminated: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
         self.timestamps_ms: dict[JobStatus, int] = {}
         self.history = JobHistory()
-        """What is known here of the tasks: their states as they are told."""
+        """The reported states of the tasks."""
         self.checkpoint_settings: CheckpointSettings | None = None
         self.checkpoint_statistics: CheckpointStatistics | None = None
-        """Kept where the JobMaster is."""
+        """Kept by the remote JobMaster; `refresh` copies it."""
         self.ask: Callable[..., None] | None = None
         """Sends a request, once the job is submitted."""
         self.call: Callable[..., Awaitable[Any]] | None = None
-        """Sends one whose answer is awaited, likewise."""
+        """Sends a request and awaits its answer, once the job is submitted."""
         self.cancel_asked = False
         self.on_cancel: Callable[[], None] = lambda: None
         self._stop: tuple[bool, bool, str | None] | None = None
@@ -50,7 +50,7 @@ class RemoteJobMaster:
         """URL of the savepoint that the job ended with."""
         self.stop_error: BaseException | None = None
         self.stop_refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails if the cluster does not take up the last stop; the job goes on then."""
+        """Fails if the cluster refuses the last stop; the job then goes on."""
         self.set_status(JobStatus.CREATED)
 
     @property
@@ -58,7 +58,7 @@ class RemoteJobMaster:
         return self.executions.status
 
     def cancel(self) -> None:
-        """End the job without a result. One that is over stays as it is."""
+        """Ends the job without a result. A job that is over stays as it is."""
         self.cancel_asked = True
         if not self.status.is_terminal:
             self.on_cancel()
@@ -68,7 +68,7 @@ class RemoteJobMaster:
     def stop(
         self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None
     ) -> None:
-        """End the sources of the job."""
+        """Ends the sources of the job."""
         self._stop = drain, savepoint, directory
         if self.stop_refused.done():
             self.stop_refused = asyncio.get_running_loop().create_future()
@@ -76,22 +76,22 @@ class RemoteJobMaster:
             self.ask("stop", self.executions.job_id, *self._stop)
 
     def refuse_stop(self, error: Exception) -> None:
-        """The cluster cannot stop the job that way."""
+        """Notes that the cluster cannot stop the job that way."""
         self._stop = None
         if not self.stop_refused.done():
             self.stop_refused.set_exception(error)
-            self.stop_refused.exception()  # Whoever stops it has the error; nobody may.
+            self.stop_refused.exception()  # Marks it as retrieved; there may be no waiter.
 
     async def savepoint(self, directory: str | None = None) -> str:
-        """Make a savepoint under the store, or at the URL `directory`. Returns its URL."""
+        """Takes a savepoint under the store, or at the URL `directory`. Returns its URL."""
         return str(await self._called("savepoint", directory))
 
     async def savepoints(self) -> list[str]:
-        """URLs of the savepoints under the store."""
+        """Lists URLs of the savepoints under the store."""
         return list(await self._called("savepoints"))
 
     async def checkpoint(self) -> int:
-        """Take a checkpoint now. Returns its number once it is completed."""
+        """Takes a checkpoint now. Returns its number once it is completed."""
         return int(await self._called("checkpoint"))
 
     async def _called(self, method: str, *args: Any) -> Any:
@@ -103,7 +103,7 @@ class RemoteJobMaster:
         return await self.call(method, self.executions.job_id, *args)
 
     def submitted(self, ask: Callable[..., None], call: Callable[..., Awaitable[Any]]) -> None:
-        """From now on there is somebody to ask."""
+        """Sets the functions that reach the JobMaster, and sends a pending cancel or stop."""
         self.ask, self.call = ask, call
         if self.cancel_asked:
             self.cancel()
@@ -111,7 +111,7 @@ class RemoteJobMaster:
             ask("stop", self.executions.job_id, *self._stop)
 
     def note_task(self, attempt: ExecutionAttemptId, state: ExecutionState) -> None:
-        """A task is in this state, or still is."""
+        """Records the current state of a task."""
         self.history.task(attempt, state, self._host.clock.wall_ms(), "")
 
     def set_status(self, status: JobStatus) -> None:

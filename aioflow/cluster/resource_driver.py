@@ -1,5 +1,7 @@
-"""Carries out what the SlotManager decides: asks TaskManagers for slots, watches their
-heartbeats, tells jobs what they get or lose.
+"""Carries out the decisions of the SlotManager.
+
+Requests slots from TaskManagers, watches their heartbeats, and tells jobs about slots they get or
+lose.
 """
 
 from __future__ import annotations
@@ -45,10 +47,10 @@ class _TaskManager:
 
 
 class ResourceManager:
-    """Of one leader, inside `async with`. `jobs` are those that run now, by id; `address` names
-    this process to TaskManagers.
+    """The ResourceManager of one leader. Use as `async with`.
 
-    Without a `provider` TaskManagers come by themselves.
+    `jobs`: the running jobs by id. `address` identifies this process to TaskManagers. Without a
+    `provider` TaskManagers come by themselves.
     """
 
     def __init__(
@@ -83,18 +85,18 @@ class ResourceManager:
         await self._group.__aexit__(None, None, None)
 
     def overview(self) -> list[tuple[str, int, int]]:
-        """(id, slots, free ones) of each TaskManager, as slots are given out: no heartbeat has
-        to come first.
+        """Returns (id, slots, free slots) of each TaskManager, including slots handed out just
+        now.
         """
         return self._slots.overview()
 
     def silence_s(self, worker_id: str) -> float:
-        """Since a TaskManager was last heard."""
+        """Returns the seconds since a TaskManager was last heard."""
         return self._monitor.silence_s(worker_id, self._host.clock.monotonic())
 
     @property
     def fenced_total(self) -> int:
-        """Messages that were refused because another speaks now, here and by the TaskManagers."""
+        """Refused messages of replaced processes, here and in the TaskManagers."""
         return (
             self._slots.fenced_total
             + self._fenced_by_the_gone
@@ -106,7 +108,10 @@ class ResourceManager:
     def register(
         self, connection: RpcConnection, worker_id: str, report: Sequence[SlotStatus]
     ) -> int:
-        """Returns the number of the registration. One that comes again has ended its tasks."""
+        """Registers a TaskManager and returns the number of its registration.
+
+        A TaskManager that registers again has ended its tasks.
+        """
         if worker_id in self._workers:
             self._lost(worker_id, "it registers again")
         registration, instructions = self._slots.register_worker(
@@ -123,7 +128,7 @@ class ResourceManager:
     def heartbeat(
         self, worker_id: str, registration: int, report: Sequence[SlotStatus], fenced_total: int = 0
     ) -> None:
-        """`fenced_total` is what the TaskManager has refused so far."""
+        """Handles a heartbeat. `fenced_total`: messages that the TaskManager has refused so far."""
         self._monitor.received(worker_id, self._host.clock.monotonic())
         worker = self._workers.get(worker_id)
         if worker is not None and worker.registration == registration:
@@ -135,7 +140,7 @@ class ResourceManager:
         )
 
     def alive(self, worker_id: str, registration: int) -> None:
-        """The process lives, though its loop may be held and send no slot report."""
+        """Notes that the process lives, although a blocked loop may send no slot report."""
         worker = self._workers.get(worker_id)
         if worker is not None and worker.registration == registration:
             self._monitor.lives(worker_id, self._host.clock.monotonic())
@@ -148,22 +153,23 @@ class ResourceManager:
         )
 
     def connection_ended(self, connection: RpcConnection) -> None:
-        """A TaskManager without its connection ends its tasks, so it is lost at once; it may
-        register again.
+        """Declares a TaskManager lost when its connection ends.
+
+        It then ends its tasks; it may register again.
         """
         for worker_id, worker in list(self._workers.items()):
             if worker.connection is connection:
                 self._lost(worker_id, "its connection ended")
 
     async def ask(self, worker_id: str, method: str, *args: Any) -> Any:
-        """Call a TaskManager for whoever watches. Raises Broken if it is gone."""
+        """Calls a TaskManager for monitoring. Raises Broken if it is gone."""
         worker = self._workers.get(worker_id)
         if worker is None:
             raise Broken(f"taskmanager {worker_id} is gone")
         return await worker.connection.call(method, *args)
 
     def release_all(self, reason: str) -> None:
-        """Send every TaskManager home."""
+        """Releases every TaskManager."""
         for worker in self._workers.values():
             worker.connection.notify("release", reason)
 
@@ -174,8 +180,8 @@ class ResourceManager:
         logger.warning("taskmanager %s is lost: %s", worker_id, reason)
         if self._provider is not None:
             self._provider.lost(worker_id)
-        # Jobs first: what they have lost they want again, and the slots of the dead must not be
-        # given out.
+        # Jobs first: they want replacements for lost slots, which must not come from the lost
+        # worker.
         instructions = self._slots.unregister_worker(
             self._token, worker_id, worker.registration, self._host.clock.monotonic()
         )
@@ -186,13 +192,13 @@ class ResourceManager:
     # Jobs.
 
     def declare(self, job_id: str, slots: int) -> None:
-        """A job wants so many slots in all."""
+        """Sets the total number of slots that a job wants."""
         job = self._jobs.get(job_id)
         token = self._token if job is None else job.token
         now = self._host.clock.monotonic()
         self._carry_out(self._slots.declare(self._token, job_id, token, slots, self._address, now))
 
-    # What is decided.
+    # Instructions.
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:

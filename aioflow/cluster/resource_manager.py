@@ -1,5 +1,6 @@
-"""Who gets which slot, and how many workers there should be: the ResourceManager's decisions.
-Decides, does nothing.
+"""The ResourceManager's decisions: which job gets which slot, and how many workers there are.
+
+It decides and does nothing itself.
 
     JobMaster declares "2 slots"
         -> a registered worker has free ones: RequestSlot to that worker, which offers them to the
@@ -11,10 +12,10 @@ Decides, does nothing.
           PENDING --worker refuses: it says what is there--> FREE or ALLOCATED
 
 Workers know which slots are taken; this is a copy that their reports correct. So a new leader needs
-no store: workers register again with their reports, jobs declare again what they want, and what
-runs is not touched. Meanwhile (`recovery_s`) nothing is given out and nobody is told of a shortage.
-Every message carries the token of the leader it is meant for; those for an older leader are counted
-and dropped. Slots are spread: the worker with the fewest taken is asked first. After Flink's
+no store. Workers register again with their reports, jobs declare their requirements again, and
+running tasks are not touched. Meanwhile (`recovery_s`) no slot is given out and no shortage is
+reported. Every message carries the token of its leader; messages for an older leader are counted
+and dropped. Slots are spread: the worker with the fewest taken slots is asked first. After Flink's
 FineGrainedSlotManager and ActiveResourceManager.
 """
 
@@ -42,23 +43,24 @@ class SlotManagerOptions:
     """Times in seconds."""
 
     slots_per_worker: int = 1
-    """Of a worker that is started, to tell how many are needed; those that register say how many
-    they have.
+    """Expected slots of a started worker, to compute how many workers are needed.
+
+    Registered workers report their own number.
     """
     workers_min: int = 0
-    """So many are not released although idle."""
+    """Number of workers that are kept although idle."""
     workers_max: int | None = None
-    """No more are started. 0: workers come by themselves, as in a standalone cluster."""
+    """Upper limit of workers. 0: workers come by themselves, as in a standalone cluster."""
     idle_timeout_s: float | None = 30.0
     """A worker without a taken slot is released after this; None: never."""
     request_timeout_s: float = 30.0
-    """A job that is short of slots is told so after this."""
+    """A shortage of slots is reported to the job after this time."""
     start_timeout_s: float = 60.0
-    """A started worker that has not registered by then is counted as failed."""
+    """A started worker that has not registered by then counts as failed."""
     retry_s: float = 1.0
-    """Between a failed start, or a request that was not answered, and the next try."""
+    """Time before the next try after a failed start or an unanswered request."""
     recovery_s: float = 0.0
-    """For a leader that follows another: how long workers and jobs may take to register again."""
+    """How long workers and jobs may take to register again with a new leader."""
 
     def __post_init__(self) -> None:
         if self.slots_per_worker < 1:
@@ -72,9 +74,9 @@ class SlotManagerOptions:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Start so many workers; each registers by itself.
+    """Start `count` workers; each registers by itself.
 
-    Report those that cannot be started by `worker_start_failed`.
+    Report failed starts by `worker_start_failed`.
     """
 
     count: int
@@ -82,8 +84,9 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class RequestSlot:
-    """Ask the worker for slot `index`, for a job whose JobMaster is at `address`; report what it
-    says.
+    """Ask the worker for slot `index`, for a job whose JobMaster is at `address`.
+
+    Report the answer.
     """
 
     worker_id: str
@@ -96,7 +99,7 @@ class RequestSlot:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseWorker:
-    """Disconnect the worker and, if it was started from here, end it. It is unknown from now on."""
+    """Disconnect the worker and end it if it was started from here. It is unknown from now on."""
 
     worker_id: str
     reason: str
@@ -104,7 +107,7 @@ class ReleaseWorker:
 
 @dataclass(frozen=True, slots=True)
 class NotEnoughResources:
-    """Tell the JobMaster that `wanted` slots cannot be had in time; it has `available`."""
+    """Tell the JobMaster that it has `available` slots and cannot get `wanted` in time."""
 
     job_id: str
     wanted: int
@@ -113,7 +116,7 @@ class NotEnoughResources:
 
 @dataclass(frozen=True, slots=True)
 class SlotsLost:
-    """Tell the JobMaster that a worker is gone, and its slots with it."""
+    """Tell the JobMaster that a worker is lost, with all its slots."""
 
     job_id: str
     worker_id: str
@@ -130,9 +133,9 @@ class _Slot:
     pending: bool = False
     address: str = ""
     retry_at: float | None = None
-    """When a request without an answer is made again.
+    """When to repeat an unanswered request.
 
-    The worker may have taken it: only asking again tells.
+    The worker may have accepted it: only another request can tell.
     """
 
     @property
@@ -167,20 +170,20 @@ class _Job:
 
 @dataclass(slots=True)
 class SlotManager:
-    """The slots of a cluster, as the leader with this `token` sees them.
+    """The slots of a cluster, as seen by the leader with this `token`.
 
-    `now` is when it began to lead.
+    `now`: when it began to lead.
     """
 
     token: int
     options: SlotManagerOptions
     now: float
     fenced_total: int = 0
-    """Messages for other leaders, dropped."""
+    """Dropped messages for other leaders."""
     _workers: dict[str, _Worker] = field(default_factory=dict)
     _jobs: dict[str, _Job] = field(default_factory=dict)
     _starting: list[float] = field(default_factory=list)
-    """Deadlines of the workers that were started and have not registered."""
+    """Deadlines of started workers that have not registered."""
     _start_again_at: float | None = None
     _recovered_at: float | None = None
     _registrations: int = 0
@@ -196,9 +199,7 @@ class SlotManager:
         return list(self._workers)
 
     def slots_of(self, job_id: str) -> list[tuple[str, int, str]]:
-        """(worker id, index, allocation id) of the slots that a job has or that were asked for
-        it.
-        """
+        """Returns (worker id, index, allocation id) of a job's slots, requested ones included."""
         return [
             (worker.worker_id, slot.index, slot.allocation_id)
             for worker in self._workers.values()
@@ -207,9 +208,9 @@ class SlotManager:
         ]
 
     def overview(self) -> list[tuple[str, int, int]]:
-        """(id, slots, free ones) of each worker.
+        """Returns (id, slots, free slots) of each worker.
 
-        What was asked for is not free, whether the worker has answered or not.
+        A requested slot is not free, even before the worker answers.
         """
         return [
             (worker.worker_id, len(worker.slots), len(worker.slots) - worker.taken)
@@ -225,11 +226,10 @@ class SlotManager:
     def register_worker(
         self, token: int, worker_id: str, report: Sequence[SlotStatus], now: float
     ) -> tuple[int, list[Instruction]]:
-        """A worker comes, or comes again, with what its slots hold. A registration of the same id
-        before it is void.
+        """Registers a worker with the content of its slots, and voids its earlier registration.
 
-        Returns the number of the registration, which goes with all that is said of it later; 0 if
-        the message was for another leader.
+        Returns the number of the registration, which later messages about it carry. It is 0 if the
+        message was for another leader.
         """
         if self._is_stale(token):
             return 0, []
@@ -243,7 +243,7 @@ class SlotManager:
     def unregister_worker(
         self, token: int, worker_id: str, registration: int, now: float
     ) -> list[Instruction]:
-        """The worker is gone: it said so, its connection ended, or it is silent.
+        """Removes a worker: it left, its connection ended, or it is silent.
 
         The end of an older registration changes nothing.
         """
@@ -265,9 +265,9 @@ class SlotManager:
         report: Iterable[SlotStatus],
         now: float,
     ) -> list[Instruction]:
-        """What a heartbeat carries.
+        """Handles the slot report of a heartbeat.
 
-        It may have been written before a request arrived, so it does not end a PENDING slot.
+        The report may be older than a request in transit, so it does not end a PENDING slot.
         """
         worker = self._worker(token, worker_id, registration)
         if worker is None:
@@ -282,7 +282,7 @@ class SlotManager:
     def slot_granted(
         self, token: int, worker_id: str, registration: int, allocation_id: str
     ) -> list[Instruction]:
-        """The worker has set the slot aside and offers it to the JobMaster."""
+        """The worker has reserved the slot and offers it to the JobMaster."""
         worker = self._worker(token, worker_id, registration)
         if worker is not None:
             for slot in worker.slots:
@@ -299,8 +299,8 @@ class SlotManager:
         status: SlotStatus | None,
         now: float,
     ) -> list[Instruction]:
-        """The worker says what is in the slot instead, or (`status` None) gave no answer: then
-        it is asked again.
+        """The worker refused: `status` is the slot's content. None: no answer, so it is asked
+        again.
         """
         worker = self._worker(token, worker_id, registration)
         if worker is None:
@@ -330,11 +330,10 @@ class SlotManager:
     def declare(
         self, token: int, job_id: str, job_token: int, slots: int, address: str, now: float
     ) -> list[Instruction]:
-        """A job wants `slots` in all; 0: none any more. An older JobMaster of the job than one
-        heard before is dropped like a stale leader.
+        """Sets the number of slots that a job wants in all; 0 removes the requirement.
 
-        Nothing is taken back from a job that wants fewer: it frees its slots itself, it knows
-        which.
+        A call of an older JobMaster of the job is dropped like one of a stale leader. A job that
+        wants fewer slots loses none: only the job knows which ones to free.
         """
         if self._is_stale(token):
             return []
@@ -353,8 +352,9 @@ class SlotManager:
     def job_master_lost(
         self, token: int, job_id: str, job_token: int, now: float
     ) -> list[Instruction]:
-        """Its wishes end with it; its slots stay taken until their workers give them up, so that
-        the next JobMaster finds them.
+        """Removes the requirement of a lost JobMaster.
+
+        Its slots stay taken until their workers free them, so that the next JobMaster finds them.
         """
         if self._is_stale(token):
             return []
@@ -366,13 +366,13 @@ class SlotManager:
     # From the worker factory and time.
 
     def worker_start_failed(self, count: int, now: float) -> list[Instruction]:
-        """So many of those that were to be started will not come. They are tried again later."""
+        """Notes that `count` workers could not be started. They are tried again later."""
         del self._starting[:count]
         self._start_again_at = now + self.options.retry_s
         return []
 
     def tick(self, now: float) -> list[Instruction]:
-        """What is due at `now`."""
+        """Returns what is due at `now`."""
         instructions: list[Instruction] = []
         if self._recovered_at is not None and now >= self._recovered_at:
             self._recovered_at = None
@@ -391,7 +391,7 @@ class SlotManager:
         return instructions
 
     def next_due(self) -> float | None:
-        """When `tick` has something to do."""
+        """Returns when `tick` has something to do."""
         due = list(self._starting)
         due += [at for at in (self._start_again_at, self._recovered_at) if at is not None]
         due += [
@@ -401,7 +401,7 @@ class SlotManager:
             if slot.retry_at is not None
         ]
         if self._recovered_at is not None:
-            return min(due)  # Nobody is released or told of a shortage before that.
+            return min(due)  # Before that no worker is released and no shortage is reported.
         due += [
             job.short_since + self.options.request_timeout_s
             for job in self._jobs.values()
@@ -415,7 +415,7 @@ class SlotManager:
             due += [since + self.options.idle_timeout_s for since in idle]
         return min(due, default=None)
 
-    # What follows.
+    # Consequences.
 
     def _after_change(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
@@ -445,7 +445,9 @@ class SlotManager:
         return instructions + self._start_for(short, now)
 
     def _find_free(self) -> tuple[_Worker, _Slot] | None:
-        """A free slot of the worker with the fewest taken; the oldest registration of several."""
+        """Returns a free slot of the worker with the fewest taken; ties go to the oldest
+        registration.
+        """
         candidates = [
             worker for worker in self._workers.values() if worker.taken < len(worker.slots)
         ]
@@ -487,7 +489,7 @@ class SlotManager:
                 job.short_since is not None
                 and now >= job.short_since + self.options.request_timeout_s
             ):
-                # It may choose to go on waiting: then it is told again.
+                # A job may choose to wait on: the shortage is then reported again later.
                 job.short_since = now
                 instructions.append(
                     NotEnoughResources(job_id, job.wanted, len(self.slots_of(job_id)))

@@ -1,8 +1,8 @@
-"""Whether, and after how long, a failed job tries again. Pure: time is an argument, in monotonic
-seconds.
+"""Restart policies: whether a failed job tries again, and after how long.
 
-A policy is data and may be shared by runs; `begin()` gives the strategy of one run, which counts.
-After Flink's RestartBackoffTimeStrategy family.
+Pure: time is an argument, in monotonic seconds. A policy is data that several runs may share.
+`begin()` returns the strategy of one run, which counts its failures. After Flink's
+RestartBackoffTimeStrategy family.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RestartStrategy(Protocol):
     """Counts the failures of one run."""
 
     def on_failure(self, now: float, jitter: float) -> float | None:
-        """Seconds to wait before the next try, or None: give up.
+        """Returns seconds to wait before the next try, or None to give up.
 
         `jitter` is a random number in [0, 1).
         """
@@ -40,7 +40,7 @@ class RestartStrategy(Protocol):
 
 @runtime_checkable
 class RestartPolicy(Protocol):
-    """What a user gives as `restart=`. `fatal` errors are never retried."""
+    """The value of `restart=`. `fatal` errors are never retried."""
 
     @property
     def fatal(self) -> Fatal: ...
@@ -50,8 +50,9 @@ class RestartPolicy(Protocol):
 
     @property
     def from_running(self) -> bool:
-        """Whether it begins to count once every task has run: what fails before, by a fault of
-        the program, ends the job.
+        """Whether retries start only once every task has run.
+
+        Before that, an error of the program ends the job.
         """
 
     def begin(self) -> RestartStrategy: ...
@@ -225,7 +226,7 @@ def exponential_delay(
     attempts: int | None = None,
     fatal: Fatal = (),
 ) -> RestartPolicy:
-    """Wait longer after each failure, up to `maximum`; begin anew after a quiet `reset_after`.
+    """Wait longer after each failure, up to `maximum`; start over after a quiet `reset_after`.
 
     `attempts` None: for ever.
     """
@@ -262,8 +263,9 @@ def _checked_fatal(fatal: Fatal) -> Fatal:
 
 
 def once_running(fatal: Fatal = ()) -> RestartPolicy:
-    """`exponential_delay()`, but for a job that never got to run: whoever started it is there,
-    and should hear why.
+    """`exponential_delay()`, but an error of the program before all tasks have run ends the job.
+
+    The user who has just started the job should see that error.
     """
     policy = exponential_delay(fatal=fatal)
     assert isinstance(policy, _ExponentialDelay)

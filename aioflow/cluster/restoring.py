@@ -1,4 +1,4 @@
-"""What a job begins with: which checkpoint or savepoint, and what each of its tasks gets of it."""
+"""The start state of a job: which checkpoint or savepoint, and each task's part of it."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
-    """What tasks begin with, by (vertex, subtask). Who is not in it begins empty."""
+    """Initial state and splits by (vertex, subtask). A task without an entry starts empty."""
 
     states: Mapping[tuple[int, int], TaskRestore] = field(default_factory=dict)
     splits: Mapping[tuple[int, int], Sequence[Split]] = field(default_factory=dict)
 
 
 class GivenSavepoint:
-    """What a job without checkpoints of its own was told to begin with: it begins with that
-    again after each failure.
+    """The savepoint that a job without checkpoints starts from.
+
+    The job starts from it again after each failure.
     """
 
     def __init__(
@@ -54,13 +55,11 @@ class GivenSavepoint:
         self._store = open_store(RESTORE_ONLY, host)
 
     async def restore_point(self, discovered: Mapping[int, Sequence[Split]]) -> RestorePoint:
-        """What tasks that are deployed now begin with.
+        """Returns the state and splits that newly deployed tasks start with.
 
-        `discovered`: the splits of each source vertex, as they were found.
+        `discovered`: the splits of each source vertex, in the order of discovery.
         """
-        assert self._settings.restore is not None, (
-            "without a store there are settings only for what is restored"
-        )
+        assert self._settings.restore is not None, "settings without a store must name a savepoint"
         found = await _read(self._settings.restore, self._host, self._settings.key)
         allow = self._settings.allow_non_restored
         return await restore_point(
@@ -71,10 +70,10 @@ class GivenSavepoint:
 async def found_checkpoint(
     host: Host, store: FlowStore, settings: CheckpointSettings, recovered: str | None
 ) -> CompletedCheckpoint | None:
-    """What `settings` let a job begin with. None: nothing. Raises RestoreError.
+    """Returns the checkpoint that a job starts from; None: it starts empty. Raises RestoreError.
 
-    `recovered`: the id of a job that ran before. If it completed a checkpoint, that is where it
-    goes on, whatever it began with.
+    `recovered`: the id of a job that ran before. If that job completed a checkpoint, it continues
+    from there, and `settings` do not count.
     """
     if recovered is not None:
         newest = await store.newest()
@@ -99,7 +98,7 @@ async def found_checkpoint(
 async def _read(
     url: str, host: Host, key: bytes | None, root: ObjectStore | None = None
 ) -> CompletedCheckpoint:
-    """What was named by `restore=`. Raises RestoreError."""
+    """Reads the checkpoint that `restore=` names. Raises RestoreError."""
     try:
         return await read_checkpoint(url, host, key, root=root)
     except RestoreError as error:
@@ -110,7 +109,7 @@ async def _read(
 
 
 async def begin_anew(store: FlowStore, number: int) -> None:
-    """Give up what has a number up to `number`: later runs do not go back to it.
+    """Abandons the checkpoints up to `number`: later runs do not go back to them.
 
     Raises CheckpointError.
     """
@@ -150,8 +149,8 @@ async def restore_point(
             # It ended with what an earlier run was given; this run is given more.
             former = [[replace(split, finished=False) for split in splits] for splits in former]
         former, known = _recognised(former, vertex.head.source, discovered.get(vertex_id, ()), what)
-        # A source that ends by itself reads what there was when it began: a file that has grown
-        # since would be cut into other parts.
+        # A bounded source reads the splits of its first start. A file that has grown since would be
+        # cut into other splits.
         bounded = vertex.head.source is not None and vertex.head.source.bounded
         found = () if bounded and any(former) else known
         for index, dealt in enumerate(assign_splits(former, found, vertex.parallelism)):
@@ -164,8 +163,10 @@ async def restore_point(
 def _recognised(
     former: list[list[SplitState]], source: Source[Any] | None, found: Sequence[Split], what: str
 ) -> tuple[list[list[SplitState]], Sequence[Split]]:
-    """`former` with the ids that `source` gives its splits now, and what is new among `found`,
-    where it tells (`finder.recognise`, see `Source`)."""
+    """Returns `former` with the current ids of its splits, and the new ones among `found`.
+
+    Only if the source can tell (`finder.recognise`, see `Source`).
+    """
     finder = getattr(source, "finder", None)
     if finder is None:
         return former, found

@@ -1,13 +1,13 @@
 """Calls between the roles over authenticated connections: the driver around `protocol.rpc`.
 
-Both sides may call. A handler is a plain function or a coroutine function, found by name; what it
-raises travels to the caller. When the connection ends, every call that waits fails with Broken,
-every handler that still answers is cancelled, since nobody would hear it, and the owner is told
-once. What must be done to the end although the caller left is no part of its handler.
+Both sides may call. A handler is a plain function or a coroutine function, found by name; its
+exception is raised at the caller. When the connection ends, every waiting call fails with Broken,
+and `on_closed` is called once. Every running handler is cancelled, since no caller would get its
+result. Work that must survive its caller runs outside the handler.
 
 Invariant: calls and notifications reach the handlers in the order in which they were made. A call
-is written when it is made, not when it is awaited, and its handler begins when it is read: so
-whoever deploys and then cancels is heard in that order.
+is written when it is made, not when it is awaited, and its handler begins when it is read. So a
+deployment and a later cancellation arrive in that order.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Handlers = Mapping[str, Callable[..., Any]]
 
 
 class RpcConnection:
-    """One peer.
+    """The connection to one peer.
 
-    `handlers` answer its calls; `on_closed(self)` is called once when the connection is gone.
+    `handlers` answer its calls; `on_closed(self)` is called once when the connection has ended.
     """
 
     def __init__(self, codec: Codec, on_closed: Callable[[RpcConnection], None]) -> None:
@@ -59,11 +59,10 @@ class RpcConnection:
     # For the owner.
 
     def call(self, method: str, *args: Any) -> Coroutine[Any, Any, Any]:
-        """Call `method` of the peer, now; awaiting gives its result, and raises what it raised
-        there, or Broken.
+        """Calls `method` of the peer at once.
 
-        Raises Broken at once when the connection is gone, TypeNotSupported when an argument cannot
-        travel.
+        Awaiting gives its result, or raises its error or Broken. Raises Broken at once if the
+        connection has ended, TypeNotSupported if an argument cannot be encoded.
         """
         peer = self._open_peer()
         call_id, content = peer.call(method, args)
@@ -72,10 +71,10 @@ class RpcConnection:
         return self._answer_of(call_id, answer, peer)
 
     def ask(self, method: str, *args: Any) -> asyncio.Future[None]:
-        """Call `method` of the peer, now. Done once the peer has answered, with whatever, or is
-        gone.
+        """Calls `method` of the peer at once. Done once the peer has answered, or is gone.
 
-        Raises TypeNotSupported when an argument cannot travel.
+        The answer or error itself is dropped. Raises TypeNotSupported if an argument cannot be
+        encoded.
         """
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         peer = self._peer
@@ -96,7 +95,7 @@ class RpcConnection:
         return over
 
     def notify(self, method: str, *args: Any) -> None:
-        """Tell the peer something; dropped when the connection is gone."""
+        """Sends a notification, which is dropped if the connection has ended."""
         if self._peer is not None:
             self._write(self._peer.notify(method, args))
 
@@ -106,23 +105,22 @@ class RpcConnection:
 
     @property
     def is_writable(self) -> bool:
-        """False while so much waits to be sent that what may be left out should be."""
+        """False while the send queue is so full that optional messages should be dropped."""
         return self._connection is not None and self._connection.is_writable
 
     async def close(self) -> None:
-        """Let what was written go out, close, and end what still answers the peer.
+        """Flushes, closes, and cancels the handlers that still run.
 
-        It waits until the socket is closed.
+        Returns once the socket is closed.
         """
         if self._connection is not None:
             await close_all([self._connection])
         await cancel_and_wait(self._answering)
 
     def abort(self, error: Exception) -> None:
-        """Close at once.
+        """Closes at once.
 
-        Nothing that the peer said and that was not read yet is heard any more; calls fail with
-        Broken.
+        Messages of the peer that were not read yet are dropped; calls fail with Broken.
         """
         self._error = self._error or error
         self._peer = None
@@ -143,7 +141,7 @@ class RpcConnection:
         for frame in frames:
             peer = self._peer
             if peer is None:
-                return  # What came before made this side hang up.
+                return  # A handler of an earlier frame closed the connection.
             match peer.receive(frame):
                 case Reply(call_id, value):
                     self._settle(call_id, value, None)
@@ -157,7 +155,7 @@ class RpcConnection:
                     self._on_notification(method, args)
 
     def on_writable(self, connection: AuthenticatedConnection) -> None:
-        """Control messages are few: they wait in the transport."""
+        """Does nothing: the few control messages wait in the transport."""
 
     def on_connection_lost(
         self, connection: AuthenticatedConnection, error: Exception | None
@@ -170,7 +168,7 @@ class RpcConnection:
         )
         if not self.opened.done():
             self.opened.set_exception(broken)
-            self.opened.exception()  # Whoever waits has it; nobody may.
+            self.opened.exception()  # Marks it as retrieved; there may be no waiter.
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():
@@ -203,7 +201,7 @@ class RpcConnection:
     def _on_notification(self, method: str, args: tuple[Any, ...]) -> None:
         try:
             self._handler(method)(*args)
-        # Nobody waits for an answer, so the connection is the only one that can be told.
+        # The caller expects no answer, so only the connection can show the error.
         except Exception as error:
             logger.exception("the notification %r failed; its connection is closed", method)
             self.abort(error)
@@ -211,7 +209,7 @@ class RpcConnection:
     def _on_request(self, peer: RpcPeer, call_id: int, method: str, args: tuple[Any, ...]) -> None:
         try:
             result = self._handler(method)(*args)
-        except Exception as error:  # noqa: BLE001  # Whatever it is, it belongs to the caller.
+        except Exception as error:  # noqa: BLE001  # Any error of a handler goes to the caller.
             self._fail(peer, call_id, method, error)
             return
         if inspect.isawaitable(result):
@@ -241,7 +239,7 @@ class RpcConnection:
         if self._peer is peer:
             try:
                 content = peer.reply(call_id, value)
-            except AioflowError as error:  # It cannot travel.
+            except AioflowError as error:  # The result cannot be encoded.
                 content = peer.fail(call_id, error)
             self._write(content)
 
@@ -259,7 +257,7 @@ class RpcConnection:
             answer.set_result(value)
         else:
             answer.set_exception(error)
-            answer.exception()  # The call may not be awaited yet; whoever made it has the error.
+            answer.exception()  # Marks it as retrieved: the call may not be awaited yet.
 
     def _write(self, content: bytes) -> None:
         if self._connection is not None:
@@ -269,7 +267,7 @@ class RpcConnection:
 class RpcServer:
     """Accepts peers of some roles.
 
-    `on_peer(connection)` gives the handlers of each before its first call is read.
+    `on_peer(connection)` returns the handlers of a peer before its first call is read.
     """
 
     def __init__(
@@ -292,9 +290,9 @@ class RpcServer:
         self._waiting: WaitingRoom[AuthenticatedConnection] = WaitingRoom("the RPC server")
 
     async def listen(self, address: str = "127.0.0.1", port: int = 0) -> int:
-        """Returns the port.
+        """Starts to listen and returns the port.
 
-        Raises NotAuthenticated for an address that is not safe; see `check_listen`.
+        Raises NotAuthenticated for an unsafe address; see `check_listen`.
         """
         check_listen(self._host, address)
         tls = security_of(self._host).tls
@@ -304,7 +302,7 @@ class RpcServer:
         return self._listener.port
 
     async def close(self) -> None:
-        """Stop listening and close every connection.
+        """Stops listening and closes every connection.
 
         Returns when their sockets are closed. Idempotent.
         """
@@ -320,7 +318,7 @@ class RpcServer:
         connection.handlers = self._on_peer(connection)
         handshake = ServerHandshake(self._secret, fresh_nonce(self._host), self._roles)
         transport = AuthenticatedConnection(handshake, CONTROL_PLANE, connection, self._waiting)
-        # Not before: a connection whose TLS handshake fails ends without a word.
+        # Only once it is open: after a failed TLS handshake a connection ends without a callback.
         connection.opened.add_done_callback(partial(self._opened, connection, transport))
         return transport
 
@@ -335,7 +333,7 @@ class RpcServer:
 
     def _closed(self, connection: RpcConnection) -> None:
         self._connections.pop(connection, None)
-        if connection.opened.exception() is None:  # The others never were peers.
+        if connection.opened.exception() is None:  # The others never became peers.
             self._on_closed(connection)
 
 
@@ -348,9 +346,9 @@ async def connect_rpc(
     handlers: Handlers,
     on_closed: Callable[[RpcConnection], None],
 ) -> RpcConnection:
-    """Connect as `role`.
+    """Connects as `role`.
 
-    Raises OSError when nobody listens, Broken when the peer does not accept.
+    Raises OSError if no process listens, Broken if the peer refuses the connection.
     """
     connection = RpcConnection(codec, on_closed)
     connection.handlers = handlers

@@ -1,22 +1,22 @@
-"""Which slots a job needs, and which of its subtasks runs in which: the JobMaster's side of slots.
-Decides, does nothing.
+"""The JobMaster's side of slots: how many slots a job needs, and which subtasks run in which.
 
-Slot sharing: one slot takes one subtask of each vertex of a sharing group, so a group needs as many
-slots as its widest vertex has subtasks and a job the sum over its groups. Subtask i of a vertex
-goes to place `i * width // parallelism`, which spreads narrow vertices over the group and keeps
-pointwise neighbours together. Vertices of one co-location group are spread by the widest of them:
-subtask i of each has the same place, always, because only whole places are bound to slots.
+It decides and does nothing itself.
+
+Slot sharing: one slot takes one subtask of each vertex of a sharing group. So a group needs as many
+slots as its widest vertex has subtasks, and a job needs the sum over its groups. Subtask i of a
+vertex goes to place `i * width // parallelism`. This spreads narrow vertices over the group and
+keeps pointwise neighbours together. Vertices of one co-location group are spread by the widest of
+them. So subtask i of each always has the same place, because only whole places are bound to slots.
 
     place: UNBOUND --request, slot at hand--> BOUND
            BOUND --all its subtasks released--> UNBOUND, its slot freed
                  --slot or worker lost--------> UNBOUND, still wanted: its subtasks will restart
 
-The job declares how many slots it wants, once, whenever that number changes; slots come by
-themselves, offered by workers. A slot that is lost stays wanted, so its replacement is on its way
-while the restart is still delayed. An offer beyond the need is rejected. A request is placed when
-all of its places can be bound, never in part. A place goes back to the slot it had, else to the
-worker it had, else to the worker of this job with the least to do. After Flink's
-SlotSharingExecutionSlotAllocator and DefaultDeclarativeSlotPool.
+The job declares how many slots it wants whenever that number changes; workers then offer slots. A
+lost slot stays wanted, so its replacement is on its way during the restart delay. An offer beyond
+the need is rejected. A request is placed when all of its places can be bound, never in part. A
+place prefers its former slot, then its former worker, then the least loaded worker of this job.
+After Flink's SlotSharingExecutionSlotAllocator and DefaultDeclarativeSlotPool.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ Subtask = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SlotOffer:
-    """A slot as its worker offers it.
+    """A slot that a worker offers.
 
-    `allocation_id` names one use of it, `index` its place on the worker.
+    `allocation_id` identifies one use of the slot, `index` its position on the worker.
     """
 
     allocation_id: str
@@ -59,9 +59,9 @@ class SlotOffer:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one slot's worth of subtasks belongs, at most one of each vertex of `group`.
+    """The subtasks that share one slot, at most one of each vertex of `group`.
 
-    `subtasks` in topological order.
+    `subtasks` are in topological order.
     """
 
     group: str
@@ -71,9 +71,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class DeclareRequirement:
-    """Tell the ResourceManager that the job wants `slots` in all, those it has included.
+    """Tell the ResourceManager that the job wants `slots` in all, including those it has.
 
-    0: nothing any more.
+    0: none any more.
     """
 
     job_id: str
@@ -82,7 +82,7 @@ class DeclareRequirement:
 
 @dataclass(frozen=True, slots=True)
 class OfferAnswer:
-    """Answer the worker's offer: it makes `accepted` active and frees `rejected`."""
+    """Answer the worker's offer: it activates `accepted` and frees `rejected`."""
 
     worker_id: str
     accepted: tuple[str, ...]
@@ -109,7 +109,7 @@ class PlacementFailed:
 
 @dataclass(frozen=True, slots=True)
 class FreeSlot:
-    """Nothing of this job is in the slot any more: give it back."""
+    """No subtask of this job uses the slot any more: give it back."""
 
     worker_id: str
     allocation_id: str
@@ -117,7 +117,7 @@ class FreeSlot:
 
 @dataclass(frozen=True, slots=True)
 class SubtasksLost:
-    """The slot of these subtasks is gone with them: fail their current attempts."""
+    """The slot of these subtasks is lost: fail their current attempts."""
 
     worker_id: str
     subtasks: tuple[Subtask, ...]
@@ -127,10 +127,9 @@ Instruction = DeclareRequirement | OfferAnswer | Placed | PlacementFailed | Free
 
 
 def places_of(graph: JobGraph, co_location: Mapping[int, str] | None = None) -> list[Place]:
-    """The places of a job: so many slots it needs. `co_location`: group name by vertex id.
+    """Returns the places of a job, one for each slot it needs. `co_location`: group by vertex id.
 
-    Raises GraphError if vertices are to be co-located across slot sharing groups, which never share
-    a slot.
+    Raises GraphError if a co-location group spans slot sharing groups, which never share a slot.
     """
     co_location = co_location or {}
     groups: dict[str, list[JobVertex]] = {}
@@ -174,7 +173,7 @@ class _Slot:
 class _PlaceState:
     place: Place
     held: dict[Subtask, None] = field(default_factory=dict)
-    """Subtasks placed here that have not been released.
+    """Subtasks that were placed here and not released.
 
     They keep the place wanted, also while it has no slot.
     """
@@ -184,7 +183,7 @@ class _PlaceState:
 
 
 class SlotScheduler:
-    """The slots of one job. Workers are named by id; subtasks by vertex id and index."""
+    """The slots of one job, by worker id; subtasks by vertex id and index."""
 
     def __init__(
         self, job_id: str, graph: JobGraph, co_location: Mapping[int, str] | None = None
@@ -204,21 +203,23 @@ class SlotScheduler:
 
     @property
     def slots_needed(self) -> int:
-        """Slots that the whole job takes."""
+        """Number of slots that the whole job takes."""
         return len(self._places)
 
     @property
     def slots_declared(self) -> int:
-        """Slots that the job wants now: for what is placed and what waits to be."""
+        """Number of slots that the job wants now, for placed and waiting subtasks."""
         return self._declared
 
     @property
     def slots_missing(self) -> int:
-        """Slots that the job wants and has not got."""
+        """Number of slots that the job wants and does not have."""
         return max(0, self._declared - len(self._slots))
 
     def slot_of(self, subtask: Subtask) -> tuple[str, str] | None:
-        """(worker id, allocation id) of a subtask that is placed and was not released or lost."""
+        """Returns (worker id, allocation id) of a subtask, None if it is not placed, released or
+        lost.
+        """
         state = self._places[self._place_of[subtask]]
         if state.slot is None or subtask not in state.held:
             return None
@@ -227,11 +228,10 @@ class SlotScheduler:
     # Stimuli.
 
     def request(self, subtasks: Iterable[Subtask]) -> tuple[int, list[Instruction]]:
-        """Find slots for these subtasks, all together: at the start of the job, or of a region that
-        restarts.
+        """Requests slots for these subtasks, all together, for a start or the restart of a region.
 
-        Returns the number of the request and what to do; `Placed` or `PlacementFailed` with that
-        number follows, unless it is withdrawn.
+        Returns the number of the request and instructions. `Placed` or `PlacementFailed` with that
+        number follows, unless the request is withdrawn.
         """
         assert not self._closed, f"job {self.job_id} has given back its slots and asks for more"
         number = self._next_request
@@ -240,14 +240,14 @@ class SlotScheduler:
         return number, self._after_change()
 
     def withdraw(self, request: int) -> list[Instruction]:
-        """The request is not wanted any more; one that was answered already is not touched."""
+        """Withdraws a request; a request that was answered already stays as it is."""
         self._requests.pop(request, None)
         return self._after_change()
 
     def offered(self, worker_id: str, offers: Sequence[SlotOffer]) -> list[Instruction]:
-        """A worker offers slots.
+        """Handles an offer of slots by a worker.
 
-        Offers of slots that the job has are accepted again: the answer may have been lost.
+        Slots that the job has already are accepted again: the answer may have been lost.
         """
         accepted: list[str] = []
         rejected: list[str] = []
@@ -265,9 +265,9 @@ class SlotScheduler:
         return [OfferAnswer(worker_id, tuple(accepted), tuple(rejected)), *self._after_change()]
 
     def released(self, subtasks: Iterable[Subtask]) -> list[Instruction]:
-        """These subtasks ended and will not run again in their places.
+        """Releases subtasks that have ended and will not run again in their places.
 
-        A slot is free when all that shared it have been released.
+        A slot is freed once all subtasks that shared it are released.
         """
         for subtask in subtasks:
             self._places[self._place_of[subtask]].held.pop(subtask, None)
@@ -281,14 +281,14 @@ class SlotScheduler:
         return self._lose([slot]) + self._after_change()
 
     def worker_lost(self, worker_id: str) -> list[Instruction]:
-        """The worker is gone, or cut off: all its slots are."""
+        """The worker is gone or cut off, and all its slots are lost."""
         return (
             self._lose([slot for slot in self._slots.values() if slot.worker_id == worker_id])
             + self._after_change()
         )
 
     def no_resources(self, available: int) -> list[Instruction]:
-        """The ResourceManager cannot fulfil the requirement: what waits has failed.
+        """Fails waiting requests, because the ResourceManager cannot meet the requirement.
 
         `available`: slots it has for this job.
         """
@@ -304,11 +304,11 @@ class SlotScheduler:
         return instructions + self._after_change()
 
     def declare_again(self) -> list[Instruction]:
-        """A new ResourceManager leads: it has to hear the requirement; what runs is not touched."""
+        """Repeats the requirement for a new ResourceManager; running tasks are not touched."""
         return [DeclareRequirement(self.job_id, self._declared)]
 
     def close(self) -> list[Instruction]:
-        """The job is over: give everything back, whatever still sits in it."""
+        """Frees all slots at the end of the job, even those with subtasks in them."""
         instructions: list[Instruction] = [
             FreeSlot(slot.worker_id, slot.allocation_id) for slot in self._slots.values()
         ]
@@ -320,7 +320,7 @@ class SlotScheduler:
             state.slot = None
         return instructions + self._after_change()
 
-    # What follows.
+    # Consequences.
 
     def _after_change(self) -> list[Instruction]:
         instructions: list[Instruction] = []
@@ -332,7 +332,7 @@ class SlotScheduler:
             s for s in self._slots.values() if s.place is not None and s.place not in wanted
         ]:
             instructions.append(self._free(slot))
-        # Slots that came for a request that is no more.
+        # Slots that came for a withdrawn request.
         for slot in [s for s in self._slots.values() if s.place is None][
             : max(0, len(self._slots) - len(wanted))
         ]:
@@ -363,8 +363,9 @@ class SlotScheduler:
         return Placed(number, slots)
 
     def _bind(self, unbound: list[int], free: list[_Slot]) -> None:
-        """Same slot first, for all places, then same worker, then the worker with the least to
-        do, fullest place first.
+        """Binds places to slots: the former slot first, then the former worker.
+
+        The rest go to the least loaded worker, fullest place first.
         """
         left: list[int] = []
         for number in unbound:

@@ -14,15 +14,15 @@ FILE_MODE = 0o600
 
 
 def read_secret(path: str, named: str = "by secret=Path(...)") -> bytes:
-    """The secret in a file. Raises NotAuthenticated if there is none, others may read it, or it is
-    too short.
+    """Reads the secret in a file.
 
-    `named`: how the user says which file it is.
+    `named`: how the user names the file, for messages.
+    Raises NotAuthenticated if there is no secret, other users may read it, or it is too short.
     """
     try:
         descriptor = os.open(
             path, os.O_RDONLY | os.O_NONBLOCK
-        )  # To open a pipe would wait for whoever writes into it.
+        )  # A plain open of a pipe would block until a writer opens it.
     except FileNotFoundError:
         raise NotAuthenticated(
             f"there is no secret file {path}: name that of the cluster {named}. Its first "
@@ -58,7 +58,7 @@ def read_secret(path: str, named: str = "by secret=Path(...)") -> bytes:
 
 
 def given_secret(secret: bytes | str | os.PathLike[str]) -> bytes:
-    """The secret that a program gives: itself, or the path of its file. Raises NotAuthenticated."""
+    """Returns the secret that a program gives, directly or as a path. Raises NotAuthenticated."""
     if isinstance(secret, os.PathLike):
         return read_secret(os.fspath(secret))
     if not isinstance(secret, (bytes, str)):
@@ -68,7 +68,7 @@ def given_secret(secret: bytes | str | os.PathLike[str]) -> bytes:
         )
     encoded = (
         secret.strip().encode() if isinstance(secret, str) else secret
-    )  # As what is read from a file.
+    )  # Stripped like the content of a file.
     if len(encoded) < SECRET_BYTES_MIN:
         raise NotAuthenticated(
             f"secret= has {len(encoded)} bytes, expected at least {SECRET_BYTES_MIN}; if it is "
@@ -78,7 +78,7 @@ def given_secret(secret: bytes | str | os.PathLike[str]) -> bytes:
 
 
 def create_secret(path: str, secret: bytes) -> bytes:
-    """Write `secret` unless the file exists; returns what is in the file then."""
+    """Writes `secret` unless the file exists. Returns the content of the file."""
     os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)

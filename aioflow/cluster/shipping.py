@@ -1,10 +1,10 @@
-"""A job as bytes, from the process that submits it to the workers: by import path where that can
-be, by value where it must.
+"""Ships a job as bytes from the submitting process to the workers.
 
-Functions and classes of importable modules travel by name, those of `__main__` and lambdas by value
-(cloudpickle). The graph travels once; a task's descriptor refers to its vertices and partitionings
-by number, so that what is shared in the graph is shared in the worker. Only for authenticated
-peers: loading runs code. What cannot travel is found here, when the job is submitted, and named.
+Functions and classes of importable modules are pickled by name; lambdas and those of `__main__` by
+value (cloudpickle). The graph is sent once. A task's descriptor refers to its vertices and
+partitionings by number, so that objects shared in the graph are shared in the worker. Only for
+authenticated peers: loading runs code. An object that cannot be pickled fails the submission, and
+the error names its operator.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["JOB_BYTES_MAX", "ShippedJob", "load_job", "local_job", "ship_job"]
 logger = logging.getLogger(__name__)
 
 JOB_BYTES_MAX = 60 << 20
-"""A program with its constants. It goes to each worker in one call, which takes up to 64 MiB."""
+"""Limit for a program with its constants. One call carries it to a worker, up to 64 MiB."""
 
 REMEDY = (
     "what an operator holds must be picklable: take connections, locks and files in open() or "
@@ -51,16 +51,16 @@ REMEDY = (
 
 @dataclasses.dataclass(slots=True)
 class ShippedJob:
-    """The graph and options of a job in one process, and the types that its values may have."""
+    """The graph and options of a job in one process, and the types of its values."""
 
     graph: JobGraph
     options: TaskOptions
     types: TypeRegistry
 
     def ship_task(self, descriptor: TaskDeploymentDescriptor) -> bytes:
-        """A descriptor as bytes, for a process that has this job.
+        """Encodes a descriptor for a process that has this job.
 
-        Raises GraphError when a split of its source cannot travel.
+        Raises GraphError if a split of its source cannot be pickled.
         """
         target = io.BytesIO()
         try:
@@ -74,14 +74,14 @@ class ShippedJob:
         return target.getvalue()
 
     def load_task(self, content: bytes) -> TaskDeploymentDescriptor:
-        """The descriptor again, over this process's graph."""
+        """Decodes a descriptor over this process's graph."""
         return _TaskUnpickler(self.graph, io.BytesIO(content)).load()  # type: ignore[no-any-return]
 
 
 def ship_job(graph: JobGraph, options: TaskOptions) -> bytes:
-    """The job as bytes.
+    """Encodes a job.
 
-    Raises GraphError naming the operator that cannot travel, or that is too large to.
+    Raises GraphError, naming the operator that cannot be pickled or is too large.
     """
     graph = _without_what_stays(graph)
     modules: dict[str, None] = {}
@@ -111,14 +111,13 @@ def ship_job(graph: JobGraph, options: TaskOptions) -> bytes:
 
 
 def load_job(content: bytes) -> ShippedJob:
-    """What `ship_job` wrote. Runs code of the submitter."""
+    """Decodes the output of `ship_job`. Runs code of the submitter."""
     modules, job = pickle.loads(content)
     for module in modules:
-        # Functions that travelled by value were defined there, beside the classes of what they
-        # emit.
+        # It defines functions that were sent by value, and perhaps the classes of their results.
         try:
             importlib.import_module(module)
-        # Only the classes that it defines are missed then, if any is.
+        # Without the module only the classes that it defines are missing, if any.
         except Exception as error:  # noqa: BLE001
             logger.warning(
                 "module %s of the program cannot be imported in a worker: %r", module, error
@@ -126,19 +125,19 @@ def load_job(content: bytes) -> ShippedJob:
     graph, options, own_types = pickle.loads(job)
     for one in own_types:
         if one.cls.__qualname__ != one.qualname:
-            # A class that travelled by value has lost where it was nested; its name is part of keys
-            # and of what travels.
+            # A class sent by value has lost its nesting. Its qualified name is part of keys and of
+            # encoded values.
             one.cls.__qualname__ = one.qualname
     return ShippedJob(graph, options, _registry_with(own_types))
 
 
 def local_job(graph: JobGraph, options: TaskOptions) -> ShippedJob:
-    """The job in the process that submits it."""
+    """Returns the job in the process that submits it."""
     return ShippedJob(graph, options, _registry_with(_own_types()))
 
 
 def _parts(graph: JobGraph) -> Iterator[tuple[Any, str]]:
-    """Everything in a graph that holds something of the user, and how it is called in messages."""
+    """Yields each part of a graph with user code, and its name for messages."""
     for vertex in graph.vertices:
         for node in vertex.nodes:
             yield node, f"operator {node.name!r}"
@@ -151,8 +150,9 @@ def _parts(graph: JobGraph) -> Iterator[tuple[Any, str]]:
 
 
 def _without_what_stays(graph: JobGraph) -> JobGraph:
-    """The graph with nothing but names where a vertex runs in the submitting process: what it
-    holds need not travel.
+    """Returns the graph without the user code of vertices that run in the submitting process.
+
+    Only their names are sent.
     """
     vertices = [
         vertex
@@ -180,8 +180,9 @@ class _OwnType:
 
 
 def _own_types() -> list[_OwnType]:
-    """What this process registered, and classes of modules that travel by value: no worker could
-    import those, `__main__` above all.
+    """Returns the types registered here, and record classes that are sent by value.
+
+    A worker cannot import the latter, above all those of `__main__`.
     """
     known = DEFAULT_TYPES.registrations()
     registered = {registration.cls for registration in known}
@@ -194,13 +195,13 @@ def _own_types() -> list[_OwnType]:
 
 
 def _can_travel(registration: Registration) -> bool:
-    """Whether a worker can have this type.
+    """Whether a worker can get this type.
 
-    One that cannot be pickled is refused only if its values do travel.
+    A type that cannot be pickled only fails once one of its values is sent.
     """
     try:
         _dumps(registration, {})
-    # Of any kind: attributes of a class may be anything.
+    # An error of any kind: class attributes may be anything.
     except Exception as error:  # noqa: BLE001
         logger.info("type %s is not known to the workers: %r", registration.name, error)
         return False
@@ -244,17 +245,17 @@ def _dumps(what: Any, modules: dict[str, None]) -> bytes:
 
 
 MSGSPEC_CACHE = "__msgspec_cache__"
-"""What msgspec notes in a class when values of it were first made.
+"""The attribute that msgspec adds to a class when its first value is made.
 
-It cannot be pickled, and is made anew when it is not there.
+It cannot be pickled. msgspec makes it again if it is missing.
 """
 
 UNNAMED_FILE = "<dynamic-code>"
-"""Text that cloudpickle 3.1.3 writes in place of the file of a code object."""
+"""Placeholder that cloudpickle 3.1.3 writes for the file of a code object."""
 
 
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types.
-    """Notes in which modules the functions were defined that it writes."""
+    """Records the modules that define the functions it writes."""
 
     def __init__(
         self,
@@ -265,8 +266,9 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         super().__init__(target)
         self._modules = modules
         self._annotations = {} if annotations is None else annotations
-        """How those of each class are written that travels by value: found once, also where
-        classes speak of each other.
+        """Annotations to write for each class sent by value.
+
+        Found once, even if classes refer to each other.
         """
 
     def reducer_override(self, value: Any) -> Any:
@@ -287,21 +289,21 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
                 return with_fields(value, reduced)
             return _with_aliases(value, reduced) if issubclass(value, Enum) else reduced
         elif isinstance(value, NewType) and _is_by_value(value.__module__):
-            # By name it would be looked for in the program of the worker.
+            # By name, the worker would look for it in its own program.
             return NewType, (value.__name__, value.__supertype__), {"__module__": value.__module__}
         elif type(value) is msgspec.Meta:
             return partial(
                 msgspec.Meta, **dict(value.__rich_repr__())
-            ), ()  # It cannot be pickled; that is all that it was given.
+            ), ()  # It cannot be pickled; `__rich_repr__` lists all its arguments.
         elif value is dataclasses.MISSING:
-            # By name: a copy would pass for the default of the fields that have none.
+            # By name: fields without a default would take a copy for their default.
             return "MISSING"
         elif (reduced := self._reduce_plainly(value)) is not None:
             return reduced
         return super().reducer_override(value)
 
     def _with_filename(self, code: CodeType) -> tuple[Any, ...]:
-        """How to write the code of a function that travels by value, with the name of its file.
+        """Reduces the code of a function that is sent by value, with the name of its file.
 
         cloudpickle 3.1.3 leaves the name out. A traceback then shows no line of user code.
         """
@@ -310,13 +312,12 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         return make, tuple(named)
 
     def _on_its_own(self, cls: type, reduced: Any) -> Any:
-        """How to write a class that travels by value, so that it needs nothing of the program that
-        it leaves.
+        """Reduces a class that is sent by value, so that it needs nothing of its program.
 
-        What msgspec notes in it is left out; in the class it stays, as another thread may need it
-        now. Annotations that are text become what they say, where that can be told and can travel:
-        who reads them, as typed JSON lines do, would look in the program of the worker for their
-        names.
+        The msgspec cache is left out; the class itself keeps it, since another thread may need it
+        now. Annotations in text form are resolved if they can be, and if the result can be pickled.
+        Otherwise their readers, such as typed JSON lines, would look up the names in the program of
+        the worker.
         """
         if type(reduced) is not tuple or len(reduced) != 6:
             return reduced  # By reference.
@@ -327,7 +328,7 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         if isinstance(subscript, classmethod) and subscript.__func__ is of_generic:
             del kept[
                 "__class_getitem__"
-            ]  # A generic NamedTuple has a copy of that of Generic, which cannot be pickled.
+            ]  # A generic NamedTuple has a copy of Generic's method, which cannot be pickled.
         if own := kept.get("__annotations__"):
             kept["__annotations__"] = self._meant(cls, own)
         return make, args, (kept, slots), *rest
@@ -336,12 +337,12 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         if (known := self._annotations.get(cls)) is not None:
             return known
         self._annotations[cls] = (
-            # While they are tried, which may come back here: they may speak of the class itself.
+            # Meanwhile: annotations may refer to the class itself, and then this is called again.
             own
         )
         try:
             meant = get_type_hints(cls, include_extras=True)
-        except Exception as error:  # noqa: BLE001  # Of any kind: they are expressions.
+        except Exception as error:  # noqa: BLE001  # An error of any kind: they are expressions.
             logger.debug(
                 "annotations of %s travel as they were written: %r", cls.__qualname__, error
             )
@@ -362,9 +363,7 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         return True
 
     def _reduce_plainly(self, value: Any) -> tuple[Any, ...] | None:
-        """How to write an object that is made of nothing but its attributes; None for all that
-        knows better, or is nothing of the kind.
-        """
+        """Reduces an object that consists of its attributes only; returns None for any other."""
         cls = type(value)
         usual = all(
             getattr(cls, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__")
@@ -376,15 +375,15 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
 
 
 def _is_by_value(module: str | None) -> bool:
-    """Whether no worker could import what is defined there."""
+    """Whether no worker can import the definitions of this module."""
     return module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
 
 
 def _with_aliases(cls: type[Enum], reduced: Any) -> Any:
-    """How to write an Enum that travels by value, its further names among the members.
+    """Reduces an Enum that is sent by value, with its aliases among the members.
 
-    cloudpickle leaves them among the attributes, where they are set once more on a class that is
-    there already: in a process that sends jobs to itself that fails.
+    cloudpickle leaves aliases among the attributes and sets them again on an existing class. That
+    fails in a process that sends jobs to itself.
     """
     if type(reduced) is not tuple or len(reduced) != 6:
         return reduced  # By reference.
@@ -395,13 +394,15 @@ def _with_aliases(cls: type[Enum], reduced: Any) -> Any:
 
 
 def _set_attributes(instance: object, state: dict[str, Any]) -> None:
-    """One by one, as its `__init__` did. CPython keeps attributes set like this in the object
-    itself; those that pickle writes into its `__dict__` it looks up there from then on, and a call
-    of a function object takes half as much again.
+    """Sets attributes one by one, as `__init__` did.
+
+    CPython keeps such attributes in the object itself. Attributes that pickle writes into
+    `__dict__` are looked up there from then on. A call of such a function object takes half as long
+    again.
     """
     cls = type(instance)
     if any(hasattr(type(inspect.getattr_static(cls, name, None)), "__set__") for name in state):
-        instance.__dict__.update(state)  # A property stands before an attribute of its name.
+        instance.__dict__.update(state)  # A property hides an attribute of the same name.
         return
     for name, value in state.items():
         object.__setattr__(instance, name, value)

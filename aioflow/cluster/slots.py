@@ -1,5 +1,6 @@
-"""The slots of one worker: who has which, and which tasks sit in it. The TaskExecutor's side of
-slots. Decides, does nothing.
+"""The slots of one worker: their jobs and their tasks. The TaskExecutor's side of slots.
+
+It decides and does nothing itself.
 
     FREE --ResourceManager asks for a job--> ALLOCATED --JobMaster accepts, or deploys--> ACTIVE
     ALLOCATED --rejected, or nobody took it in time--> FREE
@@ -8,10 +9,10 @@ slots. Decides, does nothing.
     ALLOCATED, ACTIVE --freed--> FREE, or RELEASING while tasks are still inside
     RELEASING --last task ended--> FREE
 
-Invariants: a slot has one job and one allocation from its request until it is FREE; it is FREE only
-when no task is inside; a task is let in only by the JobMaster that leads the job now. A JobMaster
-is told from older ones by its fencing token: of two, the larger is the newer leader. A slot is
-offered only when nothing of an older JobMaster is left in it. After Flink's TaskSlotTableImpl.
+Invariants: a slot has one job and one allocation from its request until it is FREE. It is FREE only
+when no task is inside. Only the JobMaster that leads the job now may deploy a task into it. Fencing
+tokens tell JobMasters apart: the larger of two belongs to the newer leader. A slot is offered only
+once no task of an older JobMaster is left in it. After Flink's TaskSlotTableImpl.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __all__ = [
 
 
 class SlotState(Enum):
-    """Where a slot stands."""
+    """State of a slot."""
 
     FREE = "FREE"
     ALLOCATED = "ALLOCATED"
@@ -48,7 +49,7 @@ class SlotState(Enum):
 
 
 class SlotOccupied(AioflowError):
-    """The slot that was asked for belongs to another allocation. `status` says to which."""
+    """The requested slot belongs to another allocation, which `status` names."""
 
     def __init__(self, message: str, status: SlotStatus) -> None:
         super().__init__(message)
@@ -78,8 +79,9 @@ class ConnectToJobMaster:
 
 @dataclass(frozen=True, slots=True)
 class OfferSlots:
-    """Offer these to the JobMaster with this token; report the answer with `offer`, or its
-    absence.
+    """Offer these slots to the JobMaster with this token.
+
+    Report the answer with the number `offer`, or that none came.
     """
 
     job_id: str
@@ -90,7 +92,7 @@ class OfferSlots:
 
 @dataclass(frozen=True, slots=True)
 class FailTasks:
-    """End these attempts; each end is reported by `task_ended`."""
+    """End these attempts; `task_ended` reports each end."""
 
     attempts: tuple[ExecutionAttemptId, ...]
     reason: str
@@ -98,8 +100,9 @@ class FailTasks:
 
 @dataclass(frozen=True, slots=True)
 class SlotFreed:
-    """Tell the ResourceManager, if one is connected, and the JobMaster of the job, if it lost a
-    slot that it had.
+    """A slot was freed: tell the ResourceManager, if one is connected.
+
+    Tell the JobMaster of the job too, if it loses a slot that it had.
     """
 
     index: int
@@ -118,7 +121,7 @@ class _Slot:
     job_id: str = ""
     allocation_id: str = ""
     deadline: float | None = None
-    """When an ALLOCATED slot that nobody took is free again."""
+    """When an ALLOCATED slot is freed if no JobMaster has accepted it."""
     offer: int | None = None
     """The offer whose answer is awaited."""
     reason: str = ""
@@ -127,9 +130,9 @@ class _Slot:
 
 @dataclass(slots=True)
 class _JobMaster:
-    """What this worker knows of the leader of a job.
+    """The known leader of a job.
 
-    The token outlives the connection: older ones stay refused.
+    The token outlives the connection: older leaders stay refused.
     """
 
     token: int
@@ -137,7 +140,7 @@ class _JobMaster:
 
 
 class TaskSlotTable:
-    """`slots` slots of one worker; `timeout_s` is how long one is kept that no JobMaster takes."""
+    """The slots of one worker. A slot that no JobMaster accepts is kept for `timeout_s`."""
 
     def __init__(self, slots: int, timeout_s: float = 10.0) -> None:
         if slots < 1:
@@ -147,10 +150,11 @@ class TaskSlotTable:
         self._job_masters: dict[str, _JobMaster] = {}
         self._offers = 0
         self.fenced_total = 0
-        """Requests of JobMasters that another has replaced, refused."""
+        """Refused requests of replaced JobMasters."""
 
     def report(self) -> tuple[SlotStatus, ...]:
-        """What the ResourceManager is told at registration and with heartbeats.
+        """Returns the slot report for the ResourceManager, sent at registration and with
+        heartbeats.
 
         RELEASING slots are still taken.
         """
@@ -160,12 +164,12 @@ class TaskSlotTable:
         return self._slots[index].state
 
     def tasks_of(self, allocation_id: str) -> list[ExecutionAttemptId]:
-        """The tasks in a slot."""
+        """Returns the tasks in a slot."""
         slot = self._find(allocation_id)
         return [] if slot is None else list(slot.tasks)
 
     def next_due(self) -> float | None:
-        """When `tick` has something to do."""
+        """Returns when `tick` has something to do."""
         return min((s.deadline for s in self._slots if s.deadline is not None), default=None)
 
     # From the ResourceManager.
@@ -173,9 +177,9 @@ class TaskSlotTable:
     def request(
         self, index: int, job_id: str, allocation_id: str, address: str, now: float
     ) -> list[Instruction]:
-        """Set slot `index` aside for a job, whose JobMaster is at `address`, and offer it there.
-        Asked again: nothing changes.
+        """Reserves slot `index` for a job and offers it to the JobMaster at `address`.
 
+        A repeated request changes nothing.
         Raises SlotOccupied if the slot is not FREE, ValueError if there is no such slot.
         """
         if not 0 <= index < len(self._slots):
@@ -206,10 +210,9 @@ class TaskSlotTable:
     # From JobMasters.
 
     def job_master_connected(self, job_id: str, token: int, now: float) -> list[Instruction]:
-        """The leader of a job is there: offer it what is kept for the job. A newer one replaces the
-        older one.
+        """Connects the leader of a job and offers it the slots kept for the job.
 
-        Raises StaleLeader if a newer one was here before.
+        A newer leader replaces an older one. Raises StaleLeader if a newer one was here before.
         """
         known = self._job_masters.get(job_id)
         instructions: list[Instruction] = []
@@ -222,10 +225,10 @@ class TaskSlotTable:
         return instructions + self._offer(job_id)
 
     def job_master_lost(self, job_id: str, token: int, now: float) -> list[Instruction]:
-        """The connection to the JobMaster is given up: fail its tasks, keep its slots for the next
-        one until the timeout.
+        """The connection to the JobMaster is lost: fails its tasks.
 
-        The end of a connection to an older one changes nothing.
+        Its slots are kept for the next one until the timeout. The end of a connection to an older
+        JobMaster changes nothing.
         """
         known = self._job_masters.get(job_id)
         if known is None or known.token != token or not known.connected:
@@ -244,7 +247,7 @@ class TaskSlotTable:
         return [FailTasks(tuple(attempts), f"the job master of job {job_id} is gone")]
 
     def job_over(self, job_id: str, token: int) -> list[Instruction]:
-        """The job reached a terminal state: free all that is its own, and forget its JobMaster.
+        """The job has reached a terminal state: frees its slots and forgets its JobMaster.
 
         Raises StaleLeader.
         """
@@ -264,10 +267,9 @@ class TaskSlotTable:
         accepted: tuple[str, ...],
         rejected: tuple[str, ...],
     ) -> list[Instruction]:
-        """The JobMaster answered an offer. What it neither accepted nor rejected counts as
-        rejected.
+        """Handles the answer to an offer. Slots neither accepted nor rejected count as rejected.
 
-        Raises StaleLeader if it leads no more.
+        Raises StaleLeader if the JobMaster no longer leads.
         """
         self._check(job_id, token, "answers an offer")
         instructions: list[Instruction] = []
@@ -284,8 +286,9 @@ class TaskSlotTable:
         return instructions
 
     def offer_failed(self, job_id: str, token: int, offer: int) -> list[Instruction]:
-        """The offer or its answer was lost: offer again, unless the JobMaster is gone; the
-        timeout goes on.
+        """The offer or its answer was lost: offers again, unless the JobMaster is gone.
+
+        The timeout goes on.
         """
         if not self._is_current(job_id, token):
             return []
@@ -295,15 +298,15 @@ class TaskSlotTable:
         return self._offer(job_id)
 
     def add_task(self, attempt: ExecutionAttemptId, allocation_id: str, token: int) -> None:
-        """Let a task in. A deployment may overtake the answer to the offer: it accepts the slot as
-        well.
+        """Adds a task to a slot.
 
-        Raises StaleLeader, or SlotNotActive if the slot is not this job's, or being freed.
+        A deployment may overtake the answer to the offer, and then accepts the slot as well.
+        Raises StaleLeader, or SlotNotActive if the slot is not this job's or is being freed.
         """
         job_id = attempt.job_id
         self._check(job_id, token, f"deploys {attempt}")
         slot = self._find(allocation_id)
-        # ALLOCATED and not on offer: what an earlier JobMaster ran is still inside.
+        # ALLOCATED and not on offer: tasks of an earlier JobMaster are still inside.
         on_offer = slot is not None and slot.offer is not None
         if (
             slot is None
@@ -325,10 +328,9 @@ class TaskSlotTable:
         slot.tasks[attempt] = None
 
     def free_slot(self, allocation_id: str, token: int, reason: str) -> list[Instruction]:
-        """The JobMaster needs the slot no more; what is still inside is failed. An unknown
-        allocation is free already.
+        """The JobMaster no longer needs the slot; tasks inside it are failed.
 
-        Raises StaleLeader.
+        An unknown allocation is free already. Raises StaleLeader.
         """
         slot = self._find(allocation_id)
         if slot is None:
@@ -339,7 +341,7 @@ class TaskSlotTable:
     # From tasks and time.
 
     def task_ended(self, attempt: ExecutionAttemptId) -> list[Instruction]:
-        """A task is gone with all that it held."""
+        """A task has ended and released its resources."""
         for slot in self._slots:
             if attempt in slot.tasks:
                 del slot.tasks[attempt]
@@ -351,7 +353,7 @@ class TaskSlotTable:
         return []
 
     def tick(self, now: float) -> list[Instruction]:
-        """Free what nobody took in time."""
+        """Frees slots that no JobMaster accepted in time."""
         instructions: list[Instruction] = []
         for slot in self._slots:
             if slot.deadline is not None and now >= slot.deadline:
@@ -360,10 +362,10 @@ class TaskSlotTable:
                 )
         return instructions
 
-    # What follows.
+    # Consequences.
 
     def _offer(self, job_id: str) -> list[Instruction]:
-        """Offer what is set aside for the job, is empty, and is not on offer already."""
+        """Offers slots that are reserved for the job, empty, and not on offer already."""
         if not self._is_connected(job_id):
             return []
         slots = [
@@ -403,8 +405,9 @@ class TaskSlotTable:
         return freed
 
     def _forget_job_master(self, job_id: str) -> None:
-        """Its token is kept as long as the job has a slot here: without one an old leader has
-        nothing to touch.
+        """Forgets the JobMaster of a job without a slot here.
+
+        Its token is kept while the job has one. Without a slot an old leader can do no harm.
         """
         if not self._is_connected(job_id) and not self._of_job(job_id):
             self._job_masters.pop(job_id, None)

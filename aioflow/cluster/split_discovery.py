@@ -1,10 +1,9 @@
-"""Looks again and again for new splits of the sources that ask for it (`discover_every`), and hands
-them to subtasks that run.
+"""Looks for new splits of running sources (`discover_every`) and sends them to subtasks.
 
-A split goes to one subtask, and stays with it as long as that one's attempt lives, also when nobody
-knows whether it arrived: then it is sent again, and whoever has it ignores it. So it is read once.
-A restart deals all splits out anew: those of the checkpoint stand where they stood, the others are
-begun; what was found meanwhile is handed out by the next look.
+A split belongs to one subtask as long as its attempt lives, even if it may not have arrived. It is
+then sent again, and a subtask that has it already ignores it. So each split is read once. A restart
+assigns all splits again: those of the checkpoint continue at their positions, the others start from
+the beginning. Splits found meanwhile are assigned by the next look.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Subtask(Protocol):
-    """A subtask of a source: the attempt that is the newest, and how far that is."""
+    """A subtask of a source: its newest attempt and the state of that attempt."""
 
     @property
     def attempt(self) -> ExecutionAttemptId: ...
@@ -42,7 +41,7 @@ class Subtask(Protocol):
 
 
 class Subtasks(Protocol):
-    """Those of a job by vertex and index, as far as they are looked after from here."""
+    """The subtasks of a job that are managed here, by vertex and index."""
 
     @property
     def graph(self) -> JobGraph: ...
@@ -51,32 +50,34 @@ class Subtasks(Protocol):
 
 
 class SplitTaker(Protocol):
-    """Takes splits to the subtask that is to read them."""
+    """Sends splits to the subtask that reads them."""
 
     async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None: ...
 
 
 class SplitDiscovery:
-    """Of one job. `found`: the splits of each source vertex that are known, which grows here."""
+    """Split discovery of one job. `found`: known splits of each source vertex; this adds new
+    ones.
+    """
 
     def __init__(self, host: Host, executions: Subtasks, found: Mapping[int, list[Split]]) -> None:
         self._host = host
         self._executions = executions
         self._found = found
         self._handed: dict[ExecutionAttemptId, dict[str, None]] = {}
-        """Ids of the splits that each living attempt has, or was to get."""
+        """Ids of the splits that were assigned to each living attempt."""
         self._in_doubt: dict[ExecutionAttemptId, list[Split]] = {}
-        """Those of them that may not have arrived."""
+        """Assigned splits that may not have arrived."""
         self.vertices = {
             vertex.id: vertex for vertex in executions.graph.vertices if _looks_again(vertex)
         }
-        """Those that are looked at again."""
+        """The vertices whose sources are searched repeatedly."""
         for vertex in self.vertices.values():
             if (finder := getattr(vertex.head.source, "finder", None)) is not None:
                 finder.forget()
 
     def deployed(self, descriptor: TaskDeploymentDescriptor) -> None:
-        """A subtask begins, or begins again."""
+        """Notes the deployment of a subtask."""
         attempt = descriptor.attempt
         if attempt.vertex_id not in self.vertices:
             return
@@ -90,9 +91,9 @@ class SplitDiscovery:
         self._handed[attempt] = dict.fromkeys(split.id for split in descriptor.splits)
 
     async def watch(self, vertex: JobVertex, workers: SplitTaker) -> None:
-        """Look for new splits of one of `vertices` until cancelled.
+        """Looks for new splits of one of `vertices` until cancelled.
 
-        What cannot be looked at is logged, and tried again.
+        A failed look is logged and tried again.
         """
         # It is one of those.
         given = vertex.head.source.discover_every  # type: ignore[union-attr]
@@ -102,7 +103,7 @@ class SplitDiscovery:
             try:
                 await self._look(vertex, workers)
                 check_own_task()
-            # A share that is away comes back; what is read already is read on meanwhile.
+            # A lost file share comes back; known splits are read on meanwhile.
             except BaseException as raised:  # noqa: BLE001
                 error = user_error(raised)
                 await take_back_cancellation()
@@ -143,7 +144,7 @@ class SplitDiscovery:
     ) -> None:
         try:
             await workers.add_splits(attempt, splits)
-        # Whatever it is: the next look sends them again.
+        # After any error the next look sends them again.
         except Exception as error:  # noqa: BLE001
             logger.info(
                 "%d splits may not have reached %s, and are sent again: %r",
@@ -162,7 +163,7 @@ class SplitDiscovery:
 
 
 def pack_splits(splits: Sequence[Split], codec: Codec) -> bytes:
-    """For a message. Raises TypeNotSupported for what is no plain data."""
+    """Encodes splits for a message. Raises TypeNotSupported unless they are plain data."""
     rows = [
         SplitState(split.id, split.position, split.payload, split.watermark) for split in splits
     ]
@@ -170,7 +171,7 @@ def pack_splits(splits: Sequence[Split], codec: Codec) -> bytes:
 
 
 def unpack_splits(content: bytes, codec: Codec) -> list[Split]:
-    """What `pack_splits` wrote."""
+    """Decodes the output of `pack_splits`."""
     found = decode_source_state(content, codec, "a source's splits")
     return [Split(split.id, split.position, split.payload, split.watermark) for split in found]
 

@@ -1,9 +1,9 @@
-"""A class of `msgspec.Struct` that travels by value.
+"""Ships a class of `msgspec.Struct` by value.
 
-cloudpickle makes an empty class first and then sets its attributes, as methods may speak of their
-class. The fields of a Struct are settled when it is made and cannot be set: they go ahead with the
-options of the class. What they are annotated with may speak of the class too, so it follows with
-the attributes; msgspec looks at it when values are first decoded.
+cloudpickle makes an empty class first and then sets its attributes, because methods may refer to
+their class. The fields of a Struct are fixed when it is made and cannot be set later. So this
+module sends them first, with the options of the class. Annotations may refer to the class too, so
+they follow with the attributes. msgspec reads them when the first value is decoded.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ class _Field:
 
 
 def with_fields(cls: type[msgspec.Struct], reduced: Any) -> Any:
-    """How to write the Struct `cls`: as cloudpickle does, and its own fields with their defaults
-    first.
-    """
+    """Reduces the Struct `cls` as cloudpickle does, but with its own fields and defaults first."""
     if type(reduced) is not tuple or len(reduced) != 6:
         return reduced  # By reference.
     make, args, (attributes, slots), *rest = reduced
@@ -68,7 +66,7 @@ def with_fields(cls: type[msgspec.Struct], reduced: Any) -> Any:
 
 
 def _own_fields(cls: Any) -> dict[str, _Field]:
-    """Those that the class itself declares, in this order."""
+    """Returns the fields that the class itself declares, in order."""
     names, defaults = cls.__struct_fields__, cls.__struct_defaults__
     default_of = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
     own = inspect.get_annotations(cls)
@@ -88,7 +86,7 @@ class _WithFactory(msgspec.Struct):
 
 
 _FACTORY: type = type(_WithFactory.__struct_defaults__[0])
-"""What msgspec wraps the factory of a default in; it has no public name."""
+"""The private msgspec class that wraps the factory of a default."""
 
 
 def _make(
@@ -98,9 +96,9 @@ def _make(
     options: dict[str, Any],
     has_post_init: bool,
 ) -> type:
-    """The class without its attributes.
+    """Makes the class without its attributes.
 
-    `make` and `args` are those of cloudpickle, which keeps one class for each that is sent.
+    `make` and `args` are cloudpickle's, which keeps one class for each class that is sent.
     """
     metaclass, name, bases, namespace, *rest = args
     namespace = {**namespace, "__annotations__": dict.fromkeys(fields, Any)}
@@ -117,7 +115,8 @@ def _make(
 
 
 def _post_init(instance: Any) -> None:
-    """In place of a method that comes with the attributes: a Struct remembers from the beginning
-    which one it calls.
+    """Calls the class's own `__post_init__`, which is only set later.
+
+    A Struct fixes the function that it calls when its class is made.
     """
     getattr(instance, POST_INIT)()

@@ -1,9 +1,8 @@
-"""What a process of the user does with a cluster: submits jobs, follows them, asks for and ends
-others.
+"""The user's side of a cluster: submits jobs, follows them, lists and ends others.
 
-The submitting process is a worker for what cannot leave it (results that it collects, inputs that
-it pushes, functions of its own as sinks). Functions and classes of its own modules travel by value:
-the processes of the cluster need not have its files, only the libraries.
+The submitting process is a worker for parts of the job that cannot leave it: collected results,
+pushed inputs, local functions as sinks. Functions and classes of its own modules are sent by value.
+So the processes of the cluster need only the libraries, not its files.
 """
 
 from __future__ import annotations
@@ -43,9 +42,7 @@ __all__ = ["ClusterClient", "JobLine", "NoJobManager", "Submission", "submission
 logger = logging.getLogger(__name__)
 
 LEADER_TIMEOUT_S = 60.0
-"""How long a command waits while JobManagers can be reached and none leads, or none has time to
-answer.
-"""
+"""How long a command waits if JobManagers are reachable but none leads or answers."""
 
 RETRY_S = 0.2
 
@@ -61,7 +58,7 @@ INSTALLED = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     | {str(Path(__file__).parents[1])}
 )
-"""Where modules lie that the processes of a cluster have too."""
+"""Directories of modules that the processes of a cluster have too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +68,14 @@ class Submission:
     name: str
     content: bytes
     config: dict[str, Any]
-    """What its JobMaster is told: plain data."""
+    """Settings for the JobMaster: plain data."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobLine:
-    """One job of a cluster, as it is listed.
+    """One job of a cluster in a listing.
 
-    Times are wall clock, ms; `ended_ms` None while it runs.
+    Times are wall-clock ms; `ended_ms` is None while it runs.
     """
 
     job_id: str
@@ -88,13 +85,13 @@ class JobLine:
     ended_ms: int | None
     error: str
     savepoint: str
-    """URL of the savepoint that it was stopped with; empty if there is none."""
+    """URL of the savepoint that the job was stopped with; empty if there is none."""
     tasks_running: int = 0
     tasks_finished: int = 0
     tasks: int = 0
-    """All that it has; 0 where it has no JobMaster, not yet or no more."""
+    """Number of all tasks; 0 if the job has no JobMaster, not yet or no more."""
     slots_missing: int = 0
-    """So many it waits for."""
+    """Number of slots that the job waits for."""
 
 
 def submission_of(
@@ -103,10 +100,10 @@ def submission_of(
     options: TaskOptions,
     checkpoints: CheckpointSettings | None = None,
 ) -> Submission:
-    """The job as bytes.
+    """Encodes a job for submission.
 
-    Raises GraphError naming the operator that cannot travel, CheckpointError for a store that
-    others cannot reach.
+    Raises GraphError, naming the operator that cannot be pickled, and CheckpointError for a store
+    that other processes cannot reach.
     """
     if checkpoints is not None:
         for option, url in (("checkpoints", checkpoints.store), ("restore", checkpoints.restore)):
@@ -125,7 +122,7 @@ def submission_of(
 
 
 class NoJobManager(ConnectionError):
-    """Nobody answers where the JobManagers should be. `what` is that without the remedy."""
+    """No JobManager answers at the given place. `what`: the message without the remedy."""
 
     def __init__(self, where: Whereabouts, reason: OSError) -> None:
         is_plain = isinstance(reason, ConnectionRefusedError)
@@ -141,7 +138,7 @@ class NoJobManager(ConnectionError):
 
 
 class ClusterClient:
-    """A connection to the JobManager that leads, as `async with`.
+    """A connection to the leading JobManager. Use as `async with`.
 
     Raises NoJobManager, or NotAuthenticated for a wrong secret.
     """
@@ -160,7 +157,7 @@ class ClusterClient:
         self._connection: RpcConnection | None = None
         self.on_closed: Callable[[], None] = lambda: None
         self.address = ("", 0)
-        """Of the leader."""
+        """Address of the leader."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -170,20 +167,20 @@ class ClusterClient:
                 f"the jobmanager at {self._where} does not know this secret, or is none ({error})"
             ) from error
         except (TimeoutError, FileNotFoundError):
-            raise  # They say what is wrong, and where.
+            raise  # Their messages say what is wrong, and where.
         except OSError as error:
             raise NoJobManager(self._where, error) from error
         return self
 
     async def connect_again(self, timeout_s: float) -> None:
-        """After the end of the connection: find whoever leads now.
+        """Connects to the current leader after the connection has ended.
 
-        Raises OSError or AioflowError when nobody is found in time.
+        Raises OSError or AioflowError if no leader is found in time.
         """
         await self._connect((OSError, AioflowError), timeout_s)
 
     async def _connect(self, passing: tuple[type[Exception], ...], timeout_s: float) -> None:
-        """Errors that are `passing` are borne for `timeout_s`."""
+        """Connects; errors of the classes `passing` are retried for `timeout_s`."""
         deadline = self._host.clock.monotonic() + timeout_s
         while True:
             try:
@@ -206,7 +203,7 @@ class ClusterClient:
         await self._connection.close()
 
     def hang_up(self, error: Exception) -> None:
-        """Close at once: what waits for an answer fails."""
+        """Closes at once: calls that wait for an answer fail."""
         if self._connection is not None:
             self._connection.abort(error)
 
@@ -224,7 +221,7 @@ class ClusterClient:
         location: str = "",
         taps: dict[int, tuple[TapPlace, bool]] | None = None,
     ) -> int:
-        """On return the job is stored, and runs. Returns the token of its JobMaster."""
+        """Submits a job. On return it is stored and runs. Returns the token of its JobMaster."""
         answer = self.connection.call(
             "submit", job_id, job.name, job.content, job.config, attach, location, taps or {}
         )
@@ -233,29 +230,28 @@ class ClusterClient:
     async def attach(
         self, job_id: str, *, location: str, taps: dict[int, tuple[TapPlace, bool]]
     ) -> int:
-        """Follow a job that was submitted before.
+        """Attaches to a job that was submitted before.
 
         Returns the token of its JobMaster; raises UnknownJob.
         """
         return int(await self.connection.call("attach", job_id, location, taps))
 
     async def jobs(self) -> list[JobLine]:
-        """Running jobs in order of submission, then ended ones."""
+        """Lists running jobs in order of submission, then ended ones."""
         return [_line(packed) for packed in await self.connection.call("jobs")]
 
     async def wait(self, job_id: str) -> JobLine:
-        """The job once it has ended."""
+        """Waits for the end of a job."""
         return _line(await self.connection.call("wait", job_id))
 
     async def follow(
         self, job_id: str, timeout_s: float, ask: Callable[[], Awaitable[None]] | None = None
     ) -> JobLine:
-        """As `wait`, under whichever leader: one that goes away is followed by the next, which is
-        looked for so long.
+        """Waits for the end of a job as `wait` does, but across changes of the leader.
 
-        `ask` is what is asked of the leader first, and of each that follows: a stop that one had
-        taken up is not known to the next. Raises OSError or AioflowError if none is found, or if it
-        does not know the job.
+        It looks for each next leader for `timeout_s`. `ask` sends the caller's request to the first
+        leader and to each later one, because a new leader does not know of a stop. Raises OSError
+        or AioflowError if no leader is found, or if it does not know the job.
         """
         watching = asyncio.get_running_loop().create_task(
             self.watch_leader(), name=f"leader of job {job_id[:8]}"
@@ -304,22 +300,24 @@ class ClusterClient:
         savepoint: bool = True,
         directory: str | None = None,
     ) -> None:
-        """End the sources of a job; with checkpoints by a savepoint under the store, or at the
-        URL `directory`.
+        """Ends the sources of a job.
+
+        With checkpoints the job ends with a savepoint, under the store or at the URL `directory`.
         """
         await self.connection.call("stop", job_id, drain, savepoint, directory)
 
     async def savepoint(self, job_id: str, directory: str | None = None) -> str:
-        """Make a savepoint under the store, or at the URL `directory`. Returns its URL."""
+        """Takes a savepoint under the store, or at the URL `directory`. Returns its URL."""
         return str(await self.connection.call("savepoint", job_id, directory))
 
     async def taskmanagers(self) -> list[tuple[str, int, int]]:
-        """(id, slots, free slots) of each."""
+        """Returns (id, slots, free slots) of each TaskManager."""
         return [tuple(line) for line in (await self.connection.call("overview"))["taskmanagers"]]
 
     async def fenced_total(self) -> int:
-        """How many messages of leaders, workers and attempts that were replaced the cluster has
-        refused since this leader leads.
+        """Returns how many messages of replaced leaders, workers and attempts the cluster refused.
+
+        Counted since this leader leads.
         """
         return int((await self.connection.call("overview"))["fenced_total"])
 
@@ -338,9 +336,7 @@ def _line(packed: tuple[Any, ...]) -> JobLine:
 
 @contextmanager
 def _own_modules_by_value() -> Iterator[None]:
-    """Meanwhile cloudpickle writes what is defined in modules of the user instead of their
-    names.
-    """
+    """Makes cloudpickle write the user's modules by value for a while."""
     own = [
         module
         for name, module in list(sys.modules.items())

@@ -1,8 +1,8 @@
-"""The processes that submitted jobs and stay: each is told what becomes of its job, runs its part
-of some, and returns to the next leader.
+"""The connected processes that submitted jobs.
 
-One is known from its submission, or its return, until its connection or its job ends. Everything on
-the loop.
+Each gets the status and the end of its job, may run a part of it, and attaches to the next leader.
+A process is known from its submission, or its return, until its connection or its job ends. All
+calls are on the event loop.
 """
 
 from __future__ import annotations
@@ -22,28 +22,30 @@ if TYPE_CHECKING:
 __all__ = ["SUBMITTER_RETURNS_S", "Submitters"]
 
 SUBMITTER_RETURNS_S = 30.0
-"""How long a leader that follows another waits for the process that runs a part of a job."""
+"""How long a new leader waits for a submitter that runs a part of a job."""
 
 
 class Submitters:
-    """By job."""
+    """The submitters by job."""
 
     def __init__(self) -> None:
         self._known: dict[str, Submitter] = {}
         self._awaited: dict[str, asyncio.Future[Submitter]] = {}
-        """Jobs of the leader before that wait for the processes that submitted them."""
+        """Recovered jobs that wait for their submitters."""
         self._following: dict[asyncio.Task[None], None] = {}
 
     def get(self, job_id: str) -> Submitter | None:
-        """None: it did not stay, is not connected, or the job is over."""
+        """Returns None if the submitter did not stay, is not connected, or the job is over."""
         return self._known.get(job_id)
 
     def add(self, job_id: str, submitter: Submitter) -> None:
-        """It submits the job, and stays."""
+        """Adds the submitter of a new job, which stays connected."""
         self._known[job_id] = submitter
 
     def returned(self, job_id: str, submitter: Submitter) -> bool:
-        """It has found this leader. False: nobody waits for it, so the job has to be told."""
+        """Adds a submitter that has found this leader. Returns False if no `wait_for` waits for
+        it.
+        """
         self._known[job_id] = submitter
         awaited = self._awaited.get(job_id)
         if awaited is None or awaited.done():
@@ -52,11 +54,11 @@ class Submitters:
         return True
 
     def remove(self, job_id: str) -> None:
-        """The job is over, or was refused."""
+        """Removes the submitter of a job that is over or was refused."""
         self._known.pop(job_id, None)
 
     def lost(self, connection: RpcConnection) -> list[str]:
-        """`connection` has ended: returns the jobs that were submitted by it."""
+        """Returns the jobs whose submitter used `connection`, which has ended."""
         jobs = [
             job_id
             for job_id, submitter in self._known.items()
@@ -67,11 +69,11 @@ class Submitters:
         return jobs
 
     def clear(self) -> None:
-        """This process leads no more."""
+        """Forgets all submitters, because this process no longer leads."""
         self._known.clear()
 
     async def wait_for(self, job_id: str) -> Submitter | None:
-        """It looks for the leader by itself. None: it did not come within SUBMITTER_RETURNS_S."""
+        """Waits for a submitter to return; None if it does not within SUBMITTER_RETURNS_S."""
         returns: asyncio.Future[Submitter] = asyncio.get_running_loop().create_future()
         self._awaited[job_id] = returns
         try:
@@ -83,7 +85,7 @@ class Submitters:
             del self._awaited[job_id]
 
     def follow(self, dispatcher: Dispatcher, job_id: str, connection: RpcConnection | None) -> None:
-        """Tell `connection` once the job has ended, and forget who submitted it.
+        """Notifies `connection` once the job has ended, and then forgets its submitter.
 
         It ends with `dispatcher` at the latest.
         """

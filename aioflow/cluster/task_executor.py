@@ -1,8 +1,8 @@
-"""A worker: runs tasks, keeps their partitions until they are read, and lends them the host, the
-pool and the resources.
+"""A worker: runs tasks, keeps their partitions until they are read, and gives them shared
+resources.
 
-Every task is a child of the worker's task group, supervised: it reports its end and never takes a
-sibling down. A failed task is the JobMaster's business.
+Every task is a supervised child of the worker's task group: it reports its end, and its failure
+does not end other tasks. The JobMaster handles failed tasks.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ __all__ = ["RESOURCES_CLOSE_S", "TaskExecutor"]
 logger = logging.getLogger(__name__)
 
 NETWORK_SEGMENTS = 1 << 20
-"""Permits of an in-process worker: a local exchange holds lists, not segments, so the budget of
-each partition is what bounds.
+"""Segments of an in-process worker.
+
+A local exchange holds lists, not segments, so the budget of each partition is the real limit.
 """
 
 NETWORK_MEMORY = (
@@ -65,15 +66,16 @@ NETWORK_MEMORY = (
     ),
     "Status.Shuffle.Netty.RequestedMemoryUsage",
 )
-"""A segment is the permit for one batch, and so much memory only where that batch travels."""
+"""A segment is the permit for one batch. It takes that much memory only on a remote exchange."""
 
 TURNS_A_SLICE = 4
-"""How often a thread can get the interpreter while a task runs one slice: checkpoints and leases
-are written by threads.
+"""How often another thread can get the interpreter during one slice of a task.
+
+Threads write checkpoints and leases.
 """
 
 RESOURCES_CLOSE_S = 30.0
-"""How long closing the resources of users may take, all together."""
+"""Time limit for closing all resources of users together."""
 
 
 class _Partitions:
@@ -84,14 +86,14 @@ class _Partitions:
         self._by_name: dict[str, ResultPartition] = {}
         self.data_plane: DataPlane | None = None
         self.location = ""
-        """Where other workers find these partitions; empty in a cluster of one."""
+        """Where other workers read these partitions; empty in a cluster of one."""
 
     def register(self, partition_id: PartitionId, partition: ResultPartition) -> None:
         self._partitions[partition_id] = partition
         self._by_name[str(partition_id)] = partition
 
     def find_partition(self, partition_id: str) -> ResultPartition | None:
-        """For the data plane: by the name on the wire."""
+        """Finds a partition for the data plane, by its name on the wire."""
         return self._by_name.get(partition_id)
 
     def open_channel(self, index: int, descriptor: InputChannelDescriptor) -> InputChannel:
@@ -119,12 +121,12 @@ class _Partitions:
         return self._partitions.pop(partition_id)
 
     def release_of(self, attempt: ExecutionAttemptId) -> None:
-        """Drop what an ended attempt produced."""
+        """Drops the partitions of an ended attempt."""
         for partition_id in [p for p in self._partitions if p.producer == attempt]:
             self._forget(partition_id).release()
 
     def forget_consumed(self) -> None:
-        """Forget partitions that were read to their end: they have released themselves."""
+        """Forgets partitions that were read to their end; they have released themselves."""
         for partition_id in [
             p for p, partition in self._partitions.items() if partition.is_released
         ]:
@@ -162,11 +164,10 @@ class TaskExecutor:
         codec: Codec | None = None,
         on_stuck: Callable[[ExecutionAttemptId, CancellationTimeout], None] | None = None,
     ) -> None:
-        """`codec` knows the types of the job; None: the job is of this process, and knows what is
-        registered here.
+        """`codec` knows the types of the job; None: the types registered in this process.
 
-        `on_stuck(attempt, error)` ends the process because of a task that does not end. None: this
-        is the program, which gives up the task.
+        `on_stuck(attempt, error)` ends the process because of a task that does not end. None: the
+        process is the user's program, so the task is given up.
         """
         self._job_master = job_master
         self._fencing_token = fencing_token
@@ -187,8 +188,8 @@ class TaskExecutor:
             metrics=metrics,
             options=options,
             codec=Codec() if codec is None else codec,
-            # Does no I/O. Without checkpoints a job may be restored all the same: what it reads
-            # then is named by URL.
+            # Does no I/O. A job without checkpoints may still be restored; URLs name the files that
+            # it reads then.
             store=open_store(
                 RESTORE_ONLY if options.checkpoints is None else options.checkpoints.store, host
             ),
@@ -213,23 +214,23 @@ class TaskExecutor:
             )
 
     def join(self, data_plane: DataPlane, location: str) -> None:
-        """Exchange partitions with other workers, which find this one's at `location`."""
+        """Enables exchanges with other workers, which reach this one at `location`."""
         self._partitions.data_plane = data_plane
         self._partitions.location = location
 
     @property
     def partitions(self) -> _Partitions:
-        """Where the data plane finds what is produced here."""
+        """The partitions of this worker, for the data plane."""
         return self._partitions
 
     @property
     def local_state(self) -> LocalState:
-        """What was written here for checkpoints that the job may go back to."""
+        """Local copies of state for checkpoints that the job may restore."""
         return self._environment.local_state
 
     @property
     def tasks(self) -> list[StreamTask]:
-        """The tasks that run, or ended as the last attempt of their subtask."""
+        """Running tasks, and ended ones that are the last attempt of their subtask."""
         return [execution.task for execution in self._executions.values()]
 
     # TaskExecutorGateway.
@@ -262,12 +263,12 @@ class TaskExecutor:
             execution.cancel()
 
     def cancel_all(self) -> None:
-        """Ask every task to end."""
+        """Cancels every task."""
         for execution in self._executions.values():
             execution.cancel()
 
     def stop_sources(self, job_id: str, *, drain: bool) -> None:
-        # Also for what is deployed from now on: a region that restarts while the job stops.
+        # Also for later deployments: a region may restart while the job stops.
         self._stop_drains = drain
         for execution in self._executions.values():
             if execution.attempt.job_id == job_id:
@@ -345,7 +346,7 @@ class TaskExecutor:
         self._job_master.update_task_state(attempt, state, error)
 
     def _forget_older(self, attempt: ExecutionAttemptId) -> None:
-        """A new attempt replaces the ended one of the same subtask, and its partitions."""
+        """Forgets the ended attempt that a new one replaces, and its partitions."""
         for old in [
             a
             for a in self._executions

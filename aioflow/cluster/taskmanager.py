@@ -1,9 +1,9 @@
-"""A TaskManager: lends its slots to the jobs of a cluster, and runs their tasks.
+"""A TaskManager: offers its slots to the jobs of a cluster, and runs their tasks.
 
-It registers at the JobManager with what its slots hold, sends heartbeats, opens a job's code with
-the first slot of that job, and offers the slot. Without the JobManager its tasks end, but it goes
-on: it connects again, and keeps the slots of its jobs for a while for the JobMasters that come
-after. What it knows of its slots is the truth; the JobManager has a copy.
+It registers at the JobManager with the content of its slots, and sends heartbeats. It loads a job's
+code with the first slot of that job, and then offers the slot. When it loses the JobManager its
+tasks end, but it connects again. It keeps the slots of its jobs for a while for their next
+JobMasters. Its own slot table is authoritative; the JobManager has a copy.
 """
 
 from __future__ import annotations
@@ -56,33 +56,36 @@ logger = logging.getLogger(__name__)
 
 PEER = "jobmanager"
 REGISTER_S = 30.0
-"""A JobManager that takes longer to answer a registration is stopped, or cut off: another one is
-looked for.
+"""A JobManager that takes longer to answer a registration is stopped or cut off.
+
+The TaskManager then looks for another one.
 """
 
 REPORT_S = 0.5
 """How often metrics of jobs are sent."""
 
 FIND_S = 30.0
-"""How long one that follows nobody looks for its JobManager."""
+"""How long a TaskManager that does not follow the leader looks for its JobManager."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskManagerOptions:
-    """`jobmanagers` says where the one is that leads; `bind` is the address at which other
-    processes reach the data of this one.
+    """Options of a TaskManager.
+
+    `jobmanagers`: where to find the leader. `bind`: the address at which other processes read its
+    partitions.
     """
 
     jobmanagers: Whereabouts
     slots: int = 1
     bind: str = "127.0.0.1"
     slot_timeout_s: float = 30.0
-    """How long a slot is kept for a job whose JobMaster is gone."""
+    """How long a slot is kept for a job that has lost its JobMaster."""
     reconnect_s: float = 0.5
     follows: bool = True
-    """Whether it goes on to the next JobManager when its own is gone.
+    """Whether it goes on to the next JobManager after losing its own.
 
-    If not it looks for the first one for `FIND_S`, and ends with it.
+    If not, it looks for the first one for `FIND_S`, and ends with it.
     """
     heartbeat: HeartbeatOptions = dataclasses.field(
         default_factory=lambda: HeartbeatOptions(own_pauses=OwnPauses.COUNTED)
@@ -90,7 +93,7 @@ class TaskManagerOptions:
 
 
 class TaskManager:
-    """`run` is the whole life, which ends when it is cancelled or the JobManager sends it home."""
+    """Runs until `run` is cancelled, or the JobManager releases it."""
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class TaskManager:
         own_id: str | None = None,
         end_process: Callable[[str], None] | None = None,
     ) -> None:
-        """`own_id`: an id that was never used before, from the process that starts this one.
+        """`own_id`: an unused id, given by the process that starts this one.
 
         `end_process(why)`: as for a `JobSession`.
         """
@@ -110,11 +113,11 @@ class TaskManager:
         self._options = options
         self.id = own_id or host.ids.new("taskmanager")
         self.inspector = ProcessInspector(host)
-        """Of this process, for whoever watches."""
+        """Inspector of this process, for monitoring."""
         self._table = TaskSlotTable(options.slots, options.slot_timeout_s)
         self._sessions: dict[str, JobSession] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}
-        """By job: its JobMaster is looked for, its code loaded."""
+        """Tasks that find the JobMaster of a job and load its code, by job."""
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._connection: RpcConnection | None = None
         self._registration = 0
@@ -124,23 +127,23 @@ class TaskManager:
         self._disconnected = asyncio.Event()
         self._released = False
         self._accepted = False
-        """Whether a JobManager has taken the secret: from then on whatever breaks passes."""
+        """Whether a JobManager has accepted the secret. From then on every failure is temporary."""
         self._heard_at: float | None = None
 
     @property
     def heard_at(self) -> float | None:
-        """When the JobManager last answered a thread of this process: also while its loop is held.
+        """When the JobManager last answered a thread of this process, even while the loop is
+        blocked.
 
         None: it was never registered.
         """
         return self._heard_at if self._pulse is None else self._pulse.heard_at
 
     async def run(self) -> None:
-        """Serve one JobManager after the other. Raises Broken if the first one does not take the
-        secret.
+        """Serves one JobManager after the other. Raises Broken if the first one refuses the secret.
 
-        One that follows nobody serves one, and raises OSError or NobodyLeads if it does not find
-        it.
+        With `follows=False` it serves one only, and raises OSError or NobodyLeads if it does not
+        find it.
         """
         find_until = self._host.clock.monotonic() + FIND_S
         timers = asyncio.get_running_loop().create_task(
@@ -176,16 +179,14 @@ class TaskManager:
             await self.inspector.close()
 
     def stop(self) -> None:
-        """End the tasks, then `run`."""
+        """Ends the tasks, then `run`."""
         self._released = True
         self._disconnected.set()
         if self._connection is not None:
             self._connection.abort(Closed("this taskmanager is stopped"))
 
     def _waits(self, level: int, error: Exception) -> None:
-        """There is no JobManager, or none any more: it is looked for, and that is told now and
-        then.
-        """
+        """Logs, with backoff, that it looks for a JobManager."""
         waited_s = self._patience.failed(self._host.clock.monotonic())
         if waited_s is not None and not self._released:
             since = f", for {waited_s:.0f} s now" if waited_s else ""
@@ -199,7 +200,7 @@ class TaskManager:
             )
 
     async def _serve(self) -> None:
-        """One connection, from its beginning to its end."""
+        """Serves one connection from its beginning to its end."""
         self._disconnected.clear()
         address, connection = await connect_to_leader(
             self._host,
@@ -250,7 +251,7 @@ class TaskManager:
                 self._table.job_master_lost(job_id, session.token, self._host.clock.monotonic())
             )
 
-    # What the JobManager asks for.
+    # Requests of the JobManager.
 
     def _handlers(self) -> dict[str, Callable[..., Any]]:
         return {
@@ -286,9 +287,9 @@ class TaskManager:
     def _on_request_slot(
         self, index: int, job_id: str, allocation_id: str, address: str
     ) -> tuple[Any, ...] | None:
-        """None: it is set aside.
+        """Returns None if the slot is reserved.
 
-        Otherwise what is in the slot instead: (index, job, allocation).
+        Otherwise returns the content of the slot: (index, job, allocation).
         """
         try:
             self._carry_out(
@@ -345,7 +346,7 @@ class TaskManager:
             raise Closed(f"job {job_id} is not open on taskmanager {self.id}: it has no slot here")
         return session
 
-    # What the slot table decides.
+    # Instructions of the slot table.
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -357,7 +358,7 @@ class TaskManager:
                 case FailTasks(attempts, reason):
                     why = (
                         "it was told to end" if self._released else reason
-                    )  # It has hung up itself then: nobody is lost.
+                    )  # After a release it disconnects itself, so no JobMaster is lost.
                     logger.info("taskmanager %s ends %d tasks: %s", self.id[:8], len(attempts), why)
                     for attempt in attempts:
                         session = self._sessions.get(attempt.job_id)
@@ -384,7 +385,7 @@ class TaskManager:
                 )
             )
         except Broken:
-            return  # The end of the connection is seen by itself.
+            return  # The end of the connection is handled elsewhere.
         except AioflowError as error:
             logger.info("slots of job %s were not taken: %s", offer.job_id, error)
             self._drop_job(offer.job_id)
@@ -400,11 +401,12 @@ class TaskManager:
     def _on_opened(self, job_id: str, opening: asyncio.Task[None]) -> None:
         del self._opening[job_id]
         self._log_failure(opening)
-        self._close_unused()  # The slot may be gone again.
+        self._close_unused()  # The slot may be freed by now.
 
     async def _open_job(self, job_id: str) -> None:
-        """Until there is a JobMaster, or the slot is given up: get the code from it, load it,
-        offer the slots.
+        """Gets the code from the JobMaster, loads it, and offers the slots.
+
+        It tries until there is a JobMaster, or the slot is freed.
         """
         while (connection := self._connection) is not None and self._has_slot(job_id):
             try:
@@ -436,7 +438,7 @@ class TaskManager:
                     )
                     await session.open(self._options.bind)
                     self._sessions[job_id] = session
-            # The code of a user: any error belongs to the job.
+            # User code: any error belongs to the job.
             except Exception as error:  # noqa: BLE001
                 logger.warning("job %s cannot be opened: %r", job_id, error)
                 self._tell("job_not_opened", self.id, job_id, token, pack_error(error, Codec()))
@@ -471,8 +473,9 @@ class TaskManager:
                 self._begin(session.close(), f"close job {job_id[:8]}")
 
     def _drop_token(self, job_id: str, token: int) -> None:
-        """The slot table need not offer the next slot to a JobMaster whose code is not open here
-        any more.
+        """Disconnects the JobMaster of a job whose code is closed here.
+
+        The slot table then does not offer it the next slot.
         """
         try:
             self._carry_out(self._table.job_over(job_id, token))
@@ -510,7 +513,7 @@ class TaskManager:
             now = self._host.clock.monotonic()
             self._carry_out(self._table.tick(now))
             if self._pulse is not None:
-                # The thread heard the JobManager while a function held this loop: that was no
+                # The thread heard the JobManager while a function blocked this loop: that was no
                 # silence.
                 self._monitor.lives(PEER, self._pulse.heard_at)
             for instruction in self._monitor.tick(now):

@@ -1,8 +1,8 @@
-"""What a JobManager tells the process that submitted a job, when that shows the job to others: its
-checkpoints, attempts and failures.
+"""The details of a job that its submitter shows to users: checkpoints, attempts and failures.
 
-Plain data in msgpack with the shapes of the statistics themselves. It is asked for, once a second
-and only while somebody watches: a job costs its submitter nothing otherwise.
+The JobManager sends them as plain msgpack data in the shapes of the statistics themselves. The
+submitter asks once a second, and only while the job is being watched. Otherwise a job costs it
+nothing.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class ToldWorker:
     free_slots: int
     silence_ms: int
     location: str
-    """Where the tasks of this job are found there; empty if it has none."""
+    """Where the tasks of this job run on it; empty if it has none."""
     status: dict[str, float] = field(default_factory=dict)
-    """What it said of itself last."""
+    """The status metrics it last reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToldCheckpoints:
-    """`records` newest last."""
+    """Checkpoint statistics; `records` newest last."""
 
     counts: CheckpointCounts
     latest: LatestCheckpoints
@@ -53,7 +53,7 @@ class ToldCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class ToldAttempts:
-    """Of one subtask, oldest first."""
+    """The attempts of one subtask, oldest first."""
 
     vertex_id: int
     subtask: int
@@ -62,7 +62,7 @@ class ToldAttempts:
 
 @dataclass(frozen=True, slots=True)
 class ToldJob:
-    """All of it, as it is now."""
+    """The complete current details of a job."""
 
     attempts: list[ToldAttempts]
     failures: list[FailureRecord]
@@ -71,7 +71,7 @@ class ToldJob:
     workers: list[ToldWorker]
 
     def put_into(self, history: JobHistory) -> None:
-        """What is known here of attempts and failures becomes this."""
+        """Replaces the attempts and failures in `history`."""
         history.attempts = {
             (one.vertex_id, one.subtask): deque(one.attempts, maxlen=ATTEMPTS_MAX)
             for one in self.attempts
@@ -82,7 +82,7 @@ class ToldJob:
 
 
 def tell(master: JobMaster, workers: list[ToldWorker]) -> bytes:
-    """To be sent."""
+    """Encodes the details of a job."""
     statistics = master.checkpoint_statistics
     checkpoints = None
     if statistics is not None:
@@ -97,7 +97,7 @@ def tell(master: JobMaster, workers: list[ToldWorker]) -> bytes:
 
 
 def decode_told(content: bytes) -> ToldJob:
-    """Raises RemoteProtocolError for what another version may say."""
+    """Decodes the details of a job. Raises RemoteProtocolError for those of another version."""
     try:
         return msgspec.msgpack.decode(content, type=ToldJob)
     except msgspec.DecodeError as error:
@@ -107,7 +107,7 @@ def decode_told(content: bytes) -> ToldJob:
 
 
 def statistics_of(told: ToldCheckpoints) -> CheckpointStatistics:
-    """To be read like those of a job here."""
+    """Returns the statistics in the form of a local job's."""
     made = CheckpointStatistics(())
     made.adopt(told.counts, told.latest, told.records)
     return made

@@ -1,9 +1,8 @@
-"""Where the JobManager is that leads: one of several addresses, or what the lease in the directory
-of the cluster says.
+"""Finding the leading JobManager, from addresses or from the lease in the cluster's directory.
 
-Whoever needs the leader asks any JobManager that it can reach: each knows from the lease which of
-them leads. A leader that died stands in the lease until its time is up, so the way to it may be
-refused for some seconds: then whoever asks comes again.
+A client asks any JobManager that it can reach: each knows the leader from the lease. A dead leader
+stays in the lease until the lease expires. So connections to it may be refused for some seconds,
+and the client must try again.
 """
 
 from __future__ import annotations
@@ -38,39 +37,38 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 DATA = Path(".aioflow")
-"""Where a cluster keeps its jobs, its secret and its logs, unless told otherwise: in the
-directory where it was started.
-"""
+"""Default directory of a cluster's jobs, secret and logs, in the directory where it was started."""
 
 LEASE_DIRECTORY = "leader"
-"""Of the lease, in the directory of a cluster."""
+"""Directory of the lease, inside the directory of a cluster."""
 
 ANSWER_S = 5.0
-"""A JobManager that takes longer to say who leads is stopped, or cut off: another one is asked."""
+"""Timeout for the question who leads. A slower JobManager is stopped or cut off."""
 
 Address = tuple[str, int]
 
 
 class NobodyLeads(AioflowError):
-    """JobManagers can be reached and none of them leads now.
+    """JobManagers can be reached, but none of them leads now.
 
-    One will, within seconds: ask again.
+    One will within seconds: ask again.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """`addresses` of JobManagers, `data` the directory of their lease where this process can
-    read it. One of them is enough.
+    """Where to find JobManagers: their `addresses`, or `data`, the directory of their lease.
+
+    One of the two is enough. This process must be able to read `data`.
     """
 
     addresses: tuple[Address, ...] = ()
     data: str | None = None
 
     async def known(self, host: Host) -> list[Address]:
-        """Where to ask: first where the lease says that the leader is.
+        """Returns the addresses to ask, first the leader in the lease.
 
-        Raises FileNotFoundError if there is nowhere.
+        Raises FileNotFoundError if there is none.
         """
         found: dict[Address, None] = {}
         if self.data is not None:
@@ -100,10 +98,10 @@ async def connect_to_leader(
     handlers: Handlers,
     on_closed: Callable[[RpcConnection], None],
 ) -> tuple[Address, RpcConnection]:
-    """Connect to the JobManager that leads. Returns its address too.
+    """Connects to the leading JobManager. Returns its address and the connection.
 
-    Raises OSError when no JobManager can be reached (TimeoutError: it does not answer), NobodyLeads
-    when some can, Broken when one does not accept this secret.
+    Raises OSError if no JobManager can be reached (TimeoutError: it does not answer), NobodyLeads
+    if some can but none leads, Broken if one refuses the secret.
     """
     chosen: RpcConnection | None = None
 
@@ -113,7 +111,7 @@ async def connect_to_leader(
 
     ask, asked, errors = await where.known(host), set[Address](), list[Exception]()
     answered = False
-    for address in ask:  # Grows by where those that are asked point to.
+    for address in ask:  # Grows by the addresses that JobManagers name.
         if address in asked:
             continue
         asked.add(address)
@@ -152,7 +150,7 @@ async def connect_to_leader(
 
 
 def parse_address(text: str) -> Address:
-    """HOST:PORT. Raises ValueError."""
+    """Parses HOST:PORT. Raises ValueError."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"expected HOST:PORT, got {text!r}")
@@ -160,5 +158,5 @@ def parse_address(text: str) -> Address:
 
 
 def parse_addresses(text: str) -> tuple[Address, ...]:
-    """HOST:PORT, or several with commas between. Raises ValueError."""
+    """Parses one or more HOST:PORT, separated by commas. Raises ValueError."""
     return tuple(parse_address(one.strip()) for one in text.split(","))

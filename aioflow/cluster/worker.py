@@ -1,12 +1,13 @@
-"""A worker process: connects to its job master, gets one job, runs the tasks that it is sent, and
-ends with the connection.
+"""A worker process: connects to its job master, loads one job, and runs its tasks.
+
+It ends with the connection.
 
     python -m aioflow.cluster.worker_program HOST:PORT WORKER_ID
 
-The secret comes through an inherited descriptor, never through arguments. Losing the job master
-ends every task and the process: what runs here is of no use to anybody then, and must not go on
-beside its replacement. Signals that a terminal or a service manager sends to the whole group are
-the program's business, which tells its workers what follows.
+The secret comes through an inherited descriptor, never through arguments. When the job master is
+lost, every task and the process end: the tasks must not go on beside their replacements. A terminal
+or a service manager sends signals to the whole process group. The worker ignores them; the program
+handles them and ends its workers.
 """
 
 from __future__ import annotations
@@ -58,24 +59,27 @@ __all__ = ["Worker", "main"]
 logger = logging.getLogger(__name__)
 
 REPORT_S = 0.5
-"""How often a worker sends its metrics at least.
+"""Maximum interval between reports of a worker's metrics.
 
-Its sign of life comes from a thread: see `pulse`.
+Its heartbeat comes from a thread: see `pulse`.
 """
 
 MASTER = "job master"
 
 COLLECTED_AFTER = (10_000, 10, 2)
-"""Thresholds of the garbage collector. A batch makes thousands of tuples that live until the next
-one, and a window as many accumulators: with Python's own (700, 10, 10) a window of rows costs a
-ninth more. A full collection comes after 300,000 objects that stay: no more are walked at one go
-(`collector`), in 30 to 40 ms. A process that is not ours keeps what it has.
+"""Thresholds of the garbage collector.
+
+A batch makes thousands of tuples that live until the next one, and a window as many accumulators.
+With Python's own (700, 10, 10) a window of rows costs a ninth more. A full collection comes after
+300,000 surviving objects, and walks no more than those (`collector`), in 30 to 40 ms. A process
+that the engine does not own keeps its thresholds.
 """
 
 PARENT_CHECK_S = 0.5
 PARENT_GRACE_S = 2.0
-"""How long a worker whose parent died may take to end by itself: a function that blocks would
-keep it for ever.
+"""How long a worker may take to end after its parent died.
+
+A blocking function would otherwise keep it for ever.
 """
 
 FINISHED, UNREACHABLE, LOST_MASTER = 0, 1, 3
@@ -83,14 +87,12 @@ FINISHED, UNREACHABLE, LOST_MASTER = 0, 1, 3
 
 
 class Worker:
-    """The worker's side of the control connection: its handlers, and the TaskExecutor behind
-    them.
-    """
+    """The worker's side of the control connection: handlers for its TaskExecutor."""
 
     def __init__(
         self, host: Host, secret: bytes, worker_id: str, collector: Collector | None = None
     ) -> None:
-        """`collector`: in a process that is its own."""
+        """`collector`: only for a process that runs nothing else."""
         self._host = host
         self._collector = collector
         self._secret = secret
@@ -104,7 +106,7 @@ class Worker:
         self._missed: dict[int, int] = {}
         self._metrics = MetricGroup(host.clock.monotonic)
         self.inspector = ProcessInspector(host)
-        """Of this process, for whoever watches."""
+        """Inspector of this process, for monitoring."""
         self._metrics.gauges(
             list(self.inspector.metrics()), lambda: list(self.inspector.metrics().values())
         )
@@ -116,7 +118,7 @@ class Worker:
         self.closed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self, address: tuple[str, int]) -> int:
-        """Until the job master hangs up, or is silent for too long. Returns the exit code."""
+        """Runs until the job master disconnects or times out. Returns the exit code."""
         handlers: dict[str, Callable[..., Any]] = {
             "open_job": self.open_job,
             "close_job": self.close_job,
@@ -166,7 +168,7 @@ class Worker:
     async def open_job(
         self, content: bytes, fencing_token: str, interval_s: float, timeout_s: float
     ) -> str:
-        """Load the job and listen for the other workers. Returns where they find this one."""
+        """Loads the job and listens for other workers. Returns this worker's data address."""
         job = self._job = load_job(content)
         self._codec = Codec(job.types)
         executor = TaskExecutor(
@@ -176,7 +178,7 @@ class Worker:
         location = f"127.0.0.1:{await self._data_plane.listen()}"
         executor.join(self._data_plane, location)
         self._executor = await executor.__aenter__()
-        # What was loaded stays: the collector need not walk it again and again.
+        # Loaded code stays for ever, so the collector need not walk it again.
         gc.collect()
         gc.freeze()
         self._monitor = HeartbeatMonitor(
@@ -201,9 +203,10 @@ class Worker:
         return location
 
     async def close_job(self) -> None:
-        """Wait for the tasks, which have ended or were told to, and close what they shared.
+        """Waits for the tasks, which have ended or were cancelled, and closes their shared
+        resources.
 
-        Raises what closing raised.
+        Raises errors from closing.
         """
         executor, self._executor = self._executor, None
         if executor is not None:
@@ -238,9 +241,9 @@ class Worker:
             self._executor.notify_checkpoint_aborted(job_id, checkpoint_id, latest_completed)
 
     def add_tap(self, job_id: str, place: TapPlace, tap_id: int, may_miss: bool) -> None:
-        """Send every batch that `place` emits here as `tapped` from now on.
+        """Sends every batch that `place` emits here as `tapped` from now on.
 
-        `may_miss`: while the connection is behind, batches are only counted.
+        `may_miss`: batches are only counted while the connection falls behind.
         """
         if self._executor is None:
             return
@@ -260,9 +263,7 @@ class Worker:
     async def query_state(
         self, attempt: tuple[str, int, int, int], node_id: int, query: bytes
     ) -> bytes:
-        """Run the pickled `query` over the state of a node; its result is encoded with the job's
-        types.
-        """
+        """Runs the pickled `query` on the state of a node. The job's codec encodes the result."""
         executor, _ = self._open_job()
         result = await executor.query_state(
             ExecutionAttemptId(*attempt), node_id, pickle.loads(query)
@@ -276,7 +277,7 @@ class Worker:
     def ping(self) -> None:
         self._monitor.received(MASTER, self._host.clock.monotonic())
 
-    # JobMasterGateway of the TaskExecutor here.
+    # JobMasterGateway, called by the TaskExecutor.
 
     def update_task_state(
         self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None
@@ -284,7 +285,7 @@ class Worker:
         if self._connection is None:
             return
         if state.is_terminal:
-            self._send_report()  # So that the numbers of a job that is over are complete.
+            self._send_report()  # So that the final metrics of a job are complete.
             if self._collector is not None:
                 self._collector.look_everywhere()
         self._connection.notify(
@@ -310,7 +311,7 @@ class Worker:
             )
         except (
             AioflowError
-        ) as error:  # More than goes into one message: state that is kept in memory travels whole.
+        ) as error:  # Too large for one message: in-memory state is sent inside it.
             self.decline_checkpoint(
                 attempt, checkpoint_id, CheckpointFailureReason.IO_EXCEPTION.name, error
             )
@@ -332,14 +333,14 @@ class Worker:
             self._connection.notify("end_of_data_reached", _key(attempt))
 
     def _on_stuck(self, attempt: ExecutionAttemptId, error: CancellationTimeout) -> None:
-        """This process is no longer usable: the program ends it."""
+        """Reports a stuck task; the program then ends this process."""
         if self._connection is not None:
             self._connection.notify("task_stuck", _key(attempt), str(error))
 
     def _packed(self, error: BaseException | None) -> bytes:
         return b"" if error is None else message_body(describe_error(error, self._codec))
 
-    # Life.
+    # Life cycle.
 
     def _open_job(self) -> tuple[TaskExecutor, ShippedJob]:
         if self._executor is None or self._job is None:
@@ -349,7 +350,7 @@ class Worker:
         return self._executor, self._job
 
     def _send_tapped(self, tap_id: int, batch: RecordBatch, may_miss: bool) -> None:
-        """Never holds the task, and never fails it: whoever watches must not be noticed."""
+        """Sends a batch to its subscription; never blocks or fails the task."""
         connection = self._connection
         if connection is None or not batch.values:
             return
@@ -370,7 +371,7 @@ class Worker:
         self._missed.clear()
 
     async def _report(self) -> None:
-        """Send signs of life, and listen for those of the job master."""
+        """Sends reports, and watches the heartbeats of the job master."""
         while not self.closed.done():
             for instruction in self._monitor.tick(self._host.clock.monotonic()):
                 match instruction:
@@ -396,7 +397,7 @@ def _key(attempt: ExecutionAttemptId) -> tuple[str, int, int, int]:
 
 
 def main(argv: list[str]) -> int:
-    """The process: where its job master is, and its own id."""
+    """Runs the process. Arguments: the address of its job master, and its own id."""
     gc.set_threshold(*COLLECTED_AFTER)
     where, worker_id = argv[:2]
     address, _, port = where.rpartition(":")
@@ -424,15 +425,16 @@ async def _main(address: tuple[str, int], worker_id: str) -> int:
         if os.getppid() != parent:
             os._exit(
                 LOST_MASTER
-            )  # Nobody is left who would end this process if a thread of user code kept it.
+            )  # The parent is gone, and cannot end a process that a thread of user code keeps.
         over.set()
         await watching
         await host.close()
 
 
 def _end_with_parent(parent: int, over: threading.Event) -> None:
-    """In a thread, because the loop may be held by a function that blocks: no worker outlives
-    the program for long.
+    """Ends the process soon after its parent died.
+
+    It runs in a thread, because a function may block the loop.
     """
     while not over.wait(PARENT_CHECK_S):
         if os.getppid() != parent:

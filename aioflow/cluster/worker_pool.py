@@ -1,10 +1,9 @@
-"""The worker processes of one job, from their start to their end: started by exec, watched by
-heartbeats, and ended with the job.
+"""The worker processes of one job: started by exec, watched by heartbeats, ended with the job.
 
-A worker is lost when its process ends, when its connection does, or when it is silent for too long.
-Whatever the reason, it is fenced before anybody hears of it: its connection is cut, what it said
-and was not read yet is dropped, and its process is killed, so that one which only slept cannot go
-on beside its replacement. Who is lost once stays lost.
+A worker is lost when its process or its connection ends, or when it is silent for too long. It is
+fenced before `on_lost` is called: its connection is cut, its unread messages are dropped, and its
+process is killed. So a worker that only slept cannot go on beside its replacement. A lost worker
+stays lost.
 
     STARTING --open_job answered--> OPEN --ended, cut off, silent, or told to end--> LOST
 """
@@ -44,17 +43,21 @@ __all__ = ["WORKER_HEARTBEAT", "WorkerPool", "WorkerProcess"]
 logger = logging.getLogger(__name__)
 
 WORKER_HEARTBEAT = HeartbeatOptions(interval_s=1.0, timeout_s=60.0, suspicion_s=0.2)
-"""A function may hold its worker's loop: loading a model takes tens of seconds. A process that ends
-is known at once, without heartbeats; the suspicion is the time in which its exit code arrives after
-the end of its connection.
+"""A function may block its worker's loop: loading a model takes tens of seconds.
+
+The end of a process is noticed at once, without heartbeats. The suspicion leaves time for its exit
+code, which arrives after the end of its connection.
 """
 
 MASTER_SILENCE_FACTOR = 5
-"""So many times longer a worker waits for signs of its job master: a program may hold its own loop
-(a cell of a notebook) for minutes, and the end of its process is seen at once."""
+"""Factor by which a worker waits longer for its job master's heartbeats.
+
+A program may block its own loop for minutes (a notebook cell). The end of its process is noticed at
+once.
+"""
 
 START_TIMEOUT_S = 60.0
-"""From exec to a loaded job: importing what the program imports."""
+"""Timeout from exec to a loaded job, which imports the program's modules."""
 
 EXIT_TIMEOUT_S = 5.0
 """How long a worker may take to end after its connection was closed."""
@@ -70,16 +73,16 @@ CRASHES = frozenset(
         signal.SIGSYS,
     ]
 )
-"""Signals that a process brings on itself.
+"""Signals that a process causes itself.
 
-All others come from outside: from an operator, or the kernel when memory runs out.
+All others come from outside: from an operator, or from the kernel when memory runs out.
 """
 
 Handlers = dict[str, Callable[..., Any]]
 
 
 class WorkerState(Enum):
-    """The life of a worker, as its pool sees it."""
+    """The state of a worker in its pool."""
 
     STARTING = "is starting"
     OPEN = "is open"
@@ -90,7 +93,7 @@ class WorkerState(Enum):
 class WorkerProcess:
     """One worker.
 
-    `location` is where other processes find its partitions, `metrics` what it last reported.
+    `location`: where other processes read its partitions. `metrics`: its last report.
     """
 
     id: str
@@ -103,7 +106,7 @@ class WorkerProcess:
     location: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     loss: Broken | None = None
-    """Why it is LOST."""
+    """Why the worker is LOST."""
 
     @property
     def is_open(self) -> bool:
@@ -111,11 +114,11 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """0 before it was started."""
+        """The process id; 0 before the process was started."""
         return 0 if self.process is None else self.process.pid
 
     def tell(self, method: str, *args: Any) -> None:
-        """Notify it, if it can be told anything."""
+        """Sends a notification, if the worker is connected."""
         if self.connection is not None:
             self.connection.notify(method, *args)
 
@@ -124,10 +127,10 @@ class WorkerProcess:
 
 
 class WorkerPool:
-    """`open_worker(worker)` makes a connected worker ready and returns its location;
-    `on_lost(worker)` hears of each OPEN one that is lost.
+    """The workers of one job.
 
-    `handlers` take the worker as their first argument.
+    `open_worker(worker)` prepares a connected worker and returns its location. `on_lost(worker)` is
+    called for each OPEN worker that is lost. `handlers` take the worker as their first argument.
     """
 
     def __init__(
@@ -158,35 +161,35 @@ class WorkerPool:
         self._closing = False
 
     async def listen(self) -> None:
-        """Open the way in for workers, and begin to watch them."""
+        """Starts to listen for workers and to watch them."""
         self._address = f"127.0.0.1:{await self._server.listen()}"
         self._beating = asyncio.get_running_loop().create_task(self._beat(), name="heartbeats")
 
     @property
     def open(self) -> list[WorkerProcess]:
-        """Those that take tasks, oldest first."""
+        """Workers that take tasks, oldest first."""
         return [worker for worker in self._workers.values() if worker.is_open]
 
     @property
     def all(self) -> list[WorkerProcess]:
-        """Also those that start and those that are lost, oldest first."""
+        """All workers, including starting and lost ones, oldest first."""
         return list(self._workers.values())
 
     def silence_s(self, worker: WorkerProcess) -> float:
-        """Since it was last heard."""
+        """Returns the seconds since a worker was last heard."""
         return self._monitor.silence_s(worker.id, self._host.clock.monotonic())
 
     def __getitem__(self, worker_id: str) -> WorkerProcess:
         return self._workers[worker_id]
 
     async def start_worker(self) -> WorkerProcess:
-        """A new worker, ready.
+        """Starts a worker and returns it once it is ready.
 
-        Raises Broken when it does not start, and what loading the job raised there.
+        Raises Broken if it does not start, or the error of loading the job there.
         """
         worker = WorkerProcess(f"worker-{next(self._numbers)}")
         self._workers[worker.id] = worker
-        # -P: the working directory is not on the path, unless it is on this process's.
+        # -P: the working directory is only on the path if it is on this process's path.
         argv = [
             sys.executable,
             "-P",
@@ -225,7 +228,7 @@ class WorkerPool:
                 worker.location = await self._open_worker(worker)
         except TimeoutError as error:
             if not deadline.expired():
-                raise  # One of the program's.
+                raise  # A TimeoutError of the program.
             raise Broken(f"{worker} did not get ready within {START_TIMEOUT_S:g} s") from error
         except Broken:
             await wait_all(
@@ -239,10 +242,10 @@ class WorkerPool:
             raise
 
     def lose(self, worker: WorkerProcess, why: str, *, crashed: bool = False) -> None:
-        """Fence `worker`: from here on nothing that it says or sends counts. Then tell the owner.
+        """Fences `worker`, so that its later messages do not count, and calls `on_lost`.
         Idempotent.
 
-        `crashed`: its program did that itself, so that it may well do so again.
+        `crashed`: its own program caused the end, and may do so again.
         """
         if worker.state is WorkerState.LOST:
             return
@@ -256,13 +259,13 @@ class WorkerPool:
             worker.connection.abort(worker.loss)
         if not worker.hello.done():
             worker.hello.set_exception(worker.loss)
-            worker.hello.exception()  # Also when nobody waits for it yet.
+            worker.hello.exception()  # Marks it as retrieved; there may be no waiter yet.
         if was_open and not self._closing:
             logger.warning("%s", worker.loss)
             self._on_lost(worker)
 
     async def close(self) -> None:
-        """End every worker: by itself within EXIT_TIMEOUT_S, else by force. No process is left."""
+        """Ends every worker, by force after EXIT_TIMEOUT_S. No process is left."""
         self._closing = True
         if self._beating is not None:
             await cancel_and_wait([self._beating])
@@ -273,7 +276,7 @@ class WorkerPool:
                 self.lose(worker, "it did not end by itself")
             await wait_all(list(self._exits))
 
-    # How a worker ends.
+    # The end of a worker.
 
     async def _watch_exit(self, worker: WorkerProcess, process: Process) -> None:
         code = await process.wait()
@@ -285,7 +288,7 @@ class WorkerPool:
         for worker in self._workers.values():
             if (
                 worker.connection is connection and worker.is_open
-            ):  # One that starts is awaited, and that fails.
+            ):  # For a starting worker, `_get_ready` fails instead.
                 self._obey(self._monitor.connection_ended(worker.id, self._host.clock.monotonic()))
 
     async def _beat(self) -> None:
@@ -311,14 +314,15 @@ class WorkerPool:
                 case TimedOut(worker_id, reason):
                     self.lose(self._workers[worker_id], reason.value)
 
-    # What workers tell.
+    # Messages of workers.
 
     def _on_peer(self, connection: RpcConnection) -> Handlers:
         return {"hello": partial(self._on_hello, connection), "alive": self._on_alive}
 
     def _on_alive(self, worker_id: str, held_s: float) -> None:
-        """From a thread of the worker, on a connection of its own: the process lives, also while
-        a function holds its loop.
+        """Handles a heartbeat from a thread of the worker, on a connection of its own.
+
+        The process lives, even while a function blocks its loop.
         """
         worker = self._workers.get(worker_id)
         if worker is None or worker.state is WorkerState.LOST:
@@ -335,7 +339,9 @@ class WorkerPool:
         worker.hello.set_result(connection)
 
     def _heard(self, worker: WorkerProcess, handler: Callable[..., Any], *args: Any) -> Any:
-        """Anything that a worker says is a sign of life; of a lost one nothing is heard."""
+        """Passes on a message, which counts as a heartbeat. Messages of a lost worker are
+        dropped.
+        """
         if worker.state is WorkerState.LOST:
             return None
         self._monitor.received(worker.id, self._host.clock.monotonic())

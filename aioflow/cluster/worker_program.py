@@ -1,5 +1,6 @@
-"""The program of a worker process, deaf to the terminal before anything else is loaded: Ctrl-C
-is for the program that started it.
+"""The program of a worker process. It first ignores the signals of the terminal.
+
+Ctrl-C is for the program that started it.
 """
 
 import signal
@@ -9,7 +10,7 @@ __all__: list[str] = []
 
 
 def _ignore(number: int, frame: object) -> None:
-    """A signal of the terminal, or of a service manager, that the program has got too."""
+    """Ignores a signal of the terminal or a service manager: the program gets it too."""
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Where a ResourceManager gets workers from, if they do not come by themselves: somebody who starts
-them elsewhere.
+"""The interface for starting workers, for a ResourceManager whose workers do not come by
+themselves.
 
-Each worker registers like any TaskManager, under an id that was never used before; what was started
-and will not come is reported, and the ResourceManager alone decides what is started instead. So
-there is one restart policy, whoever owns the machines.
+Each worker registers like any TaskManager, under an unused id. A worker that will not register is
+reported as failed. Only the ResourceManager decides which workers are started instead. So there is
+one restart policy for all kinds of machines.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ __all__ = ["WorkerProvider"]
 
 
 class WorkerProvider(Protocol):
-    """Called on the loop of the ResourceManager, and must not hold it."""
+    """Starts workers. Its methods run on the ResourceManager's loop and must not block."""
 
     @property
     def workers(self) -> int:
-        """So many there should be at any time."""
+        """Number of workers that should run at any time."""
 
     @property
     def slots(self) -> int:
-        """Of each worker."""
+        """Number of slots of each worker."""
 
     def start_workers(self, count: int, failed: Callable[[], object]) -> None:
-        """Begin to start so many.
+        """Begins to start `count` workers.
 
-        `failed` is called once for each that will not register, on whichever thread; it is safe
-        there.
+        `failed` is called once for each worker that will not register. It is safe to call from any
+        thread.
         """
 
     def registered(self, worker_id: str) -> None:
-        """This worker has come."""
+        """Notes that this worker has registered."""
 
     def lost(self, worker_id: str) -> None:
-        """This worker is given up, though it may still run: end it, so that it does not hold the
-        place of its replacement.
+        """Notes that this worker is lost. It may still run: end it to make room for its
+        replacement.
         """

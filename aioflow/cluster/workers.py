@@ -1,11 +1,10 @@
-"""A cluster of worker processes for one flow: deals its tasks out to them, and carries what is said
-between the job master and the tasks.
+"""A cluster of worker processes for one flow: distributes its tasks and forwards their messages.
 
-The process that runs the flow is a worker too, for what cannot leave it: results that the program
-collects, inputs that it pushes, functions of its own as sinks. Everything else is dealt out:
-subtask i of every operator goes to worker i, round robin, so that neighbours meet and few records
-travel; a flow of parallelism 1 runs in one worker. A worker that is lost takes its tasks with it;
-the job's restart strategy decides what follows, and a restart waits for the worker's replacement.
+The process that runs the flow is a worker too, for parts that cannot leave it: collected results,
+pushed inputs, local functions as sinks. All other tasks are distributed. Subtask i of every
+operator goes to worker i, round robin, so that neighbours share a worker and few records cross
+processes. A flow of parallelism 1 runs in one worker. The tasks of a lost worker fail. The job's
+restart strategy decides what follows, and a restart waits for the replacement of the worker.
 """
 
 from __future__ import annotations
@@ -66,10 +65,10 @@ __all__ = ["WorkersCluster"]
 logger = logging.getLogger(__name__)
 
 HERE = ""
-"""The id of the process that runs the flow."""
+"""The worker id of the process that runs the flow."""
 
 CLOSE_TIMEOUT_S = RESOURCES_CLOSE_S + 5.0
-"""How long workers may take to close what their tasks shared, when the job has ended by itself."""
+"""How long workers may take to close shared resources after the job has finished."""
 
 Tap = Callable[["RecordBatch"], None]
 
@@ -82,7 +81,7 @@ class _Tap:
 
 
 class WorkersCluster:
-    """Runs one job over `count` worker processes. The same face as `LocalCluster`."""
+    """Runs one job over `count` worker processes. It has the interface of `LocalCluster`."""
 
     def __init__(
         self,
@@ -142,12 +141,12 @@ class WorkersCluster:
         self._stop_drains: bool | None = None
         self.task_executor = self
 
-    # The life of the cluster.
+    # Life cycle.
 
     async def run(self) -> JobStatus:
-        """Start the workers, deploy, wait for the end.
+        """Starts the workers, deploys, and waits for the end.
 
-        Cancelling this cancels the job; no process outlives it.
+        A cancellation cancels the job; no process outlives it.
         """
         failure: Exception | None = None
         async with self._group:
@@ -161,7 +160,7 @@ class WorkersCluster:
                         raise
                 if status is JobStatus.FINISHED:
                     await self._close_jobs()
-            except Exception as error:  # noqa: BLE001  # As it is: the group would wrap it.
+            except Exception as error:  # noqa: BLE001  # Kept as it is: the group would wrap it.
                 failure = error
             finally:
                 self._group.cancel_children()
@@ -190,9 +189,9 @@ class WorkersCluster:
         await self.job_master.start(self)
 
     async def _begin(self) -> None:
-        """Start all workers.
+        """Starts all workers.
 
-        While one of them is lost meanwhile, the restart policy says whether it is replaced.
+        If one is lost meanwhile, the restart policy decides whether it is replaced.
         """
         while len(self.pool.open) < self._count:
             try:
@@ -213,7 +212,7 @@ class WorkersCluster:
             beat.interval_s,
             beat.timeout_s * MASTER_SILENCE_FACTOR,
         )
-        # What was said to the others before.
+        # Messages that the other workers got before.
         for tap_id, one in self._taps.items():
             worker.tell("add_tap", self.job_id, one.place, tap_id, one.on_missed is not None)
         if self._stop_drains is not None:
@@ -221,7 +220,7 @@ class WorkersCluster:
         return location
 
     async def _fill(self) -> None:
-        """Start as many workers as are missing, all at once.
+        """Starts all missing workers at once.
 
         Raises the error of one that did not start, or was lost meanwhile.
         """
@@ -232,8 +231,7 @@ class WorkersCluster:
         try:
             await wait_all(starts)
         finally:
-            # Also of those that have ended: when this is cancelled, nobody else looks at their
-            # errors.
+            # Includes ended ones: after a cancellation their errors would stay unretrieved.
             errors = await cancel_and_wait(starts)
         for start in starts:
             if (
@@ -243,13 +241,13 @@ class WorkersCluster:
             ):
                 errors.append(loss)
         if errors:
-            # An error of the program comes first: another try would not help.
+            # An error of the program comes first: a retry would not help.
             raise next((error for error in errors if not isinstance(error, Broken)), errors[0])
 
     async def _ready(self) -> None:
-        """Wait for the replacements of lost workers, and give them the places of those.
+        """Waits for the replacements of lost workers, and moves the subtasks of those to them.
 
-        With fewer, they share; without any, Broken.
+        With fewer workers, the rest share the subtasks. Raises Broken if no worker is left.
         """
         if self._filling is None or self._filling.done():
             self._filling = self._group.create_task(self._refill(), name="replace workers")
@@ -259,7 +257,7 @@ class WorkersCluster:
     async def _refill(self) -> None:
         try:
             await self._fill()
-        # The others go on; without others `_place` says so.
+        # The other workers go on; `_place` raises if there are none.
         except Exception as error:  # noqa: BLE001
             logger.warning(
                 "a worker could not be replaced, %d of %d are there: %r",
@@ -269,12 +267,11 @@ class WorkersCluster:
             )
 
     def _place(self) -> None:
-        """Deal the subtasks out that have no place yet, or had theirs on a worker that is lost."""
+        """Places the subtasks that have no worker yet, or whose worker is lost."""
         workers = self.pool.open
         if not workers:
             raise Broken("no worker is left, and none can be started")
-        # The places of a worker that was lost go to one that has none, if there is one, all of them
-        # together.
+        # All subtasks of a lost worker go together to a worker without any, if there is one.
         idle = [worker for worker in workers if worker.id not in self._placed.values()]
         heirs: dict[str, WorkerProcess] = {}
         locations = self.job_master.executions.locations
@@ -301,7 +298,7 @@ class WorkersCluster:
                 )
 
     async def _close_jobs(self) -> None:
-        """What closing shared resources raises in a worker is the job's error, as it is in one
+        """Closes shared resources in the workers. Errors fail the job, as they do in one
         process.
         """
         closings = [
@@ -328,7 +325,7 @@ class WorkersCluster:
 
     async def _close(self) -> None:
         await cancel_and_wait(list(self._cancelling.values()))
-        # Before the workers are ended nobody may start one any more.
+        # No worker may be started while the workers are ended.
         await cancel_and_wait(
             [task for task in (self._starting, self._filling) if task is not None]
         )
@@ -337,10 +334,10 @@ class WorkersCluster:
 
     @property
     def location(self) -> str:
-        """Where workers find what is produced in this process; empty before it listens."""
+        """Where workers read the partitions of this process; empty before it listens."""
         return self._location
 
-    # TaskExecutorGateway: each call goes to the process that has the task.
+    # TaskExecutorGateway: each call goes to the process that runs the task.
 
     def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:
         attempt = descriptor.attempt
@@ -353,7 +350,7 @@ class WorkersCluster:
             raise worker.loss or Broken(
                 f"{worker} {worker.state.value}; {descriptor.task_name} cannot be deployed there"
             )
-        # Called here, awaited there: whoever cancels at once must not be faster.
+        # Called now, awaited later, so that an immediate cancellation cannot overtake it.
         answer = worker.connection.call(
             "submit_task", self._job.ship_task(descriptor), fencing_token
         )
@@ -370,10 +367,10 @@ class WorkersCluster:
     ) -> None:
         try:
             await answer
-        # What cannot be deployed has failed, like any task.
+        # A task that cannot be deployed has failed, like any other.
         except Exception as error:  # noqa: BLE001
             if not connection.is_open:
-                return  # The worker is lost: `_on_lost` says how.
+                return  # The worker is lost: `_on_lost` reports it.
             self._ended(attempt)
             self.job_master.update_task_state(attempt, ExecutionState.FAILED, error)
 
@@ -473,20 +470,20 @@ class WorkersCluster:
             raise Broken(f"{worker} has no connection")
         await worker.connection.call("add_splits", _key(attempt), pack_splits(splits, self._codec))
 
-    # What workers tell.
+    # Messages of workers.
 
     def _on_task_state(
         self, worker: WorkerProcess, key: tuple[str, int, int, int], state: str, told: bytes
     ) -> None:
         attempt, reached = ExecutionAttemptId(*key), ExecutionState(state)
         if self._deployed.get(attempt) != worker.id:
-            return  # Somebody else has the attempt, or it is over.
+            return  # Another worker has the attempt, or it is over.
         if reached.is_terminal:
             self._ended(attempt)
         self.job_master.update_task_state(attempt, reached, self._error(told) if told else None)
 
     def _on_stuck(self, worker: WorkerProcess, key: tuple[str, int, int, int], told: str) -> None:
-        """User code of a task goes on although it was cancelled: its process ends."""
+        """Ends the process of a cancelled task whose user code goes on."""
         if self._deployed.get(ExecutionAttemptId(*key)) == worker.id:
             self.pool.lose(worker, told)
 
@@ -556,7 +553,7 @@ class WorkersCluster:
         worker.metrics = metrics
 
     def _on_lost(self, worker: WorkerProcess) -> None:
-        """Its tasks are gone.
+        """Fails the tasks of a lost worker.
 
         If the job goes on, the replacement starts while the restart is still delayed.
         """
@@ -574,25 +571,25 @@ def _key(attempt: ExecutionAttemptId) -> tuple[str, int, int, int]:
 
 
 def _stays_here(vertex: JobVertex) -> bool:
-    """Whether a vertex holds something of the program that runs the flow."""
+    """Whether a vertex needs the program that runs the flow."""
     return any(node.stays_here for node in vertex.nodes)
 
 
 class _AllMetrics:
-    """The metrics of all processes as one."""
+    """The metrics of all processes, merged."""
 
     def __init__(self, cluster: WorkersCluster) -> None:
         self._cluster = cluster
 
     def snapshot(self) -> dict[str, float]:
-        """By dotted name; of a worker what it last reported."""
+        """Returns values by dotted name; those of a worker are its last report."""
         found: dict[str, float] = {}
-        for worker in (
-            self._cluster.pool.all
-        ):  # Oldest first: of a task that has moved, the later numbers stand.
+        for (
+            worker
+        ) in self._cluster.pool.all:  # Oldest first: for a task that has moved, later values win.
             found.update(worker.metrics)
         return {**found, **self._cluster._metrics.snapshot()}
 
     def own_values(self) -> dict[str, float]:
-        """What this process says of itself."""
+        """Metrics of this process itself."""
         return self._cluster._metrics.own_values()

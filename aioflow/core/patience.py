@@ -1,8 +1,7 @@
-"""When it is told that something is tried again and again in vain: the first time, then ever more
-seldom. Decides, does nothing.
+"""Exponential backoff for a repeated log message. Decides, logs nothing.
 
-A log that says the same twice a second hides what else it has to say; one that says it once does
-not tell that it still is so.
+A log that repeats a message twice a second hides other messages. A log that says it once does not
+show that the problem persists.
 """
 
 from __future__ import annotations
@@ -12,21 +11,23 @@ from dataclasses import dataclass
 __all__ = ["Patience"]
 
 FIRST_S = 5.0
-"""Between the first time and the second; each further one takes twice as long."""
+"""Time between the first message and the second; it doubles after each one."""
 
 MOST_S = 600.0
 
 
 @dataclass(slots=True)
 class Patience:
-    """One thing that is tried. `now` is seconds of a monotonic clock."""
+    """The backoff of one retried operation. `now` is seconds of a monotonic clock."""
 
     _since: float | None = None
     _tell_at: float = 0.0
     _interval_s: float = FIRST_S
 
     def failed(self, now: float) -> float | None:
-        """A try failed. Returns for how long all have, in seconds, if that is to be told now."""
+        """Notes a failed try. Returns for how long tries have failed, in seconds, if it is time to
+        log.
+        """
         if self._since is None:
             self._since, self._interval_s = now, FIRST_S
         elif now < self._tell_at:
@@ -37,7 +38,7 @@ class Patience:
         return now - self._since
 
     def succeeded(self, now: float) -> float | None:
-        """A try came off. Returns how long that took; None if none before it had failed."""
+        """Notes a success. Returns how long tries had failed before it; None if none had."""
         took = None if self._since is None else now - self._since
         self._since = None
         return took

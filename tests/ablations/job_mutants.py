@@ -870,10 +870,10 @@ JOB_MUTANTS: list[Mutant] = [
         (
             "            del kept[\n"
             '                "__class_getitem__"\n'
-            "            ]  # A generic NamedTuple has a copy of that of Generic, which cannot be "
+            "            ]  # A generic NamedTuple has a copy of Generic's method, which cannot be "
             "pickled.\n"
         ),
-        "            pass  # A generic NamedTuple has a copy of that of Generic, which cannot be "
+        "            pass  # A generic NamedTuple has a copy of Generic's method, which cannot be "
         "pickled.\n",
         ("tests/cluster/test_shipping.py::test_a_generic_namedtuple_of_the_program_travels",),
     ),
