@@ -1,2 +1,4 @@
-"""Moves sealed batches between subtasks: pools, partitions, channels, gates. An event is an event;
-its meaning stays outside."""
+"""Moves sealed batches between subtasks: pools, partitions, channels, gates.
+
+Events pass through; their meaning belongs to other packages.
+"""

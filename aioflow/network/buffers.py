@@ -1,8 +1,9 @@
-"""The network memory of one worker: one global pool of segments, shared out to the pools of
-partitions and gates.
+"""The network memory of one worker: a global pool of segments, shared by local pools.
 
-Invariants: `available + held by local pools + unpooled == total`; the minimums of all pools plus
-the unpooled segments never exceed the total, so every pool can always reach its minimum; pages
+Local pools belong to partitions and gates.
+
+Invariants: `available + held by local pools + unpooled == total`. The minimums of all pools plus
+the unpooled segments never exceed the total, so every pool can always reach its minimum. Pages
 exist only for permits that need bytes, never more than the total. Growing and shrinking follow
 `redistribution.redistribute` and never revoke a permit in use. After Flink's NetworkBufferPool.
 """
@@ -37,12 +38,14 @@ UNPOOLED_TIMEOUT_S = 30.0
 """How long an unpooled request waits for others to return their surplus, as in Flink."""
 
 USAGE_WARNING_PERCENT = 100
-"""From here on some pool cannot reach its maximum."""
+"""From this usage on, some pool cannot reach its maximum."""
 
 
 class NetworkBufferPool:
-    """`total_segments` pages of `segment_bytes`. Sum of minimums beyond the total raises
-    InsufficientBuffers at creation."""
+    """A pool of `total_segments` pages of `segment_bytes`.
+
+    Raises InsufficientBuffers if the minimums of its local pools exceed the total.
+    """
 
     def __init__(self, total_segments: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.total_segments = total_segments
@@ -51,7 +54,7 @@ class NetworkBufferPool:
         self.is_destroyed = False
         self._available = total_segments
         self._required = 0
-        """Minimums of the pools plus unpooled segments: what must be possible at the same time."""
+        """Minimums of the pools plus unpooled segments: the guaranteed total."""
         self._pools: list[LocalBufferPool] = []
         self._waiting: deque[LocalBufferPool] = deque()
         self._free_pages: list[MemorySegment] = []
@@ -65,8 +68,9 @@ class NetworkBufferPool:
         max_overdraft: int = DEFAULT_OVERDRAFT,
         max_per_channel: int | None = None,
     ) -> LocalBufferPool:
-        """A pool that always can hold `min_segments` and never more than `max_segments` (None:
-        as much as there is).
+        """Creates a pool that can always hold `min_segments` and never more than `max_segments`.
+
+        `max_segments` None: no limit but the total.
         """
         self._require(min_segments)
         pool = LocalBufferPool(
@@ -78,18 +82,18 @@ class NetworkBufferPool:
         )
         self._pools.append(pool)
         self._redistribute()
-        # Its size may have been right from the start: then nobody has fetched its first permit.
+        # If its initial size was right already, it has not fetched its first permit yet.
         pool.on_parent_available()
         return pool
 
     async def request_unpooled(
         self, count: int, timeout_s: float = UNPOOLED_TIMEOUT_S
     ) -> list[MemorySegment]:
-        """`count` segments outside of any pool (a remote channel's exclusive ones). Waits for pools
-        to return their surplus.
+        """Takes `count` segments outside of any pool, for the exclusive buffers of a remote
+        channel.
 
-        InsufficientBuffers at once if the minimums leave less than `count`, or after `timeout_s`;
-        nothing is kept then.
+        Waits for pools to return their surplus. Raises InsufficientBuffers at once if the minimums
+        leave less than `count`, or after `timeout_s`; it keeps no segment then.
         """
         self._require(count)
         taken = 0
@@ -118,7 +122,7 @@ class NetworkBufferPool:
         return [self.take_segment() for _ in range(count)]
 
     def recycle_unpooled(self, segments: Sequence[MemorySegment]) -> None:
-        """Return segments of `request_unpooled`; the pools grow into the room."""
+        """Returns segments of `request_unpooled`; the pools may grow by them."""
         for segment in segments:
             self.return_segment(segment)
         if self.is_destroyed:
@@ -138,10 +142,9 @@ class NetworkBufferPool:
 
     @property
     def usage_percent(self) -> int:
-        """What the pools would like to have over what there is; from 100 on they cannot all reach
-        it.
+        """Demand of the pools in percent of the total; above 100 they cannot all be satisfied.
 
-        A pool would like its maximum, or twice its minimum when it has none.
+        The demand of a pool is its maximum, or twice its minimum if it has no maximum.
         """
         if self.total_segments == 0:
             return 0
@@ -153,10 +156,7 @@ class NetworkBufferPool:
         return 100 * (unpooled + wanted) // self.total_segments
 
     def destroy(self) -> None:
-        """The worker stops: every pool is destroyed, pages are freed, whoever waits gets Closed.
-
-        Idempotent.
-        """
+        """Destroys every pool, frees all pages, and wakes waiters with Closed. Idempotent."""
         if self.is_destroyed:
             return
         for pool in list(self._pools):
@@ -171,16 +171,14 @@ class NetworkBufferPool:
     # What the local pools call.
 
     def take_permit(self) -> bool:
-        """One segment's worth, if there is any."""
+        """Takes one permit; False if none is available."""
         if self._available == 0:
             return False
         self._take(1)
         return True
 
     def return_permits(self, count: int) -> None:
-        """`count` permits are free again; pools that waited are served first, in the order in
-        which they asked.
-        """
+        """Returns `count` permits. Waiting pools get them first, in the order of their requests."""
         if self.is_destroyed or count == 0:
             return
         self._available += count
@@ -192,23 +190,23 @@ class NetworkBufferPool:
             self.availability.set_available()
 
     def wait_for_permit(self, pool: LocalBufferPool) -> None:
-        """Tell `pool` once permits are back."""
+        """Notifies `pool` once permits are available."""
         if pool not in self._waiting:
             self._waiting.append(pool)
 
     def take_segment(self) -> MemorySegment:
-        """The page of a permit that the caller holds."""
+        """Returns the page for a permit that the caller holds."""
         return self._free_pages.pop() if self._free_pages else MemorySegment(self.segment_bytes)
 
     def return_segment(self, segment: MemorySegment) -> None:
-        """Keep a page for the next permit that needs one."""
+        """Keeps a page for the next permit that needs one."""
         if self.is_destroyed:
             segment.free()
         else:
             self._free_pages.append(segment)
 
     def pool_destroyed(self, pool: LocalBufferPool) -> None:
-        """`pool` needs nothing any more."""
+        """Removes a destroyed pool and its minimum."""
         self._pools.remove(pool)
         if pool in self._waiting:
             self._waiting.remove(pool)
@@ -237,7 +235,7 @@ class NetworkBufferPool:
             self.total_segments - unpooled,
             [(pool.min_segments, pool.max_segments) for pool in pools],
         )
-        # Whoever shrinks goes first: what it returns is what the others grow by.
+        # Pools that shrink go first: the others grow by the permits they return.
         for pool, size in zip(pools, sizes, strict=True):
             if size < pool.size:
                 pool.set_num_buffers(size)

@@ -1,19 +1,18 @@
-"""The open batch of one subpartition: plain lists that a routing loop appends to, until they are
-sealed and handed over.
+"""The open batch of one subpartition: plain lists that a routing loop appends to.
 
-Nothing of it is visible to the consumer before `seal`. The lists `values`, `timestamps`, `keys` and
-`watermarks` are public because generated routing loops append to them directly. `timestamps` and
-`keys` are, at every `seal`, either empty or as long as `values`. Where records are their own keys,
-`keys` is `values` itself, as in the batches that are gathered: nothing is copied twice then, and
-whoever writes the sealed batch to bytes need not compare the two.
+The consumer sees nothing of it before `seal`. The lists `values`, `timestamps`, `keys` and
+`watermarks` are public because generated routing loops append to them directly. At every `seal`,
+`timestamps` and `keys` are either empty or as long as `values`. If records are their own keys,
+`keys` is `values` itself, as in the batches that were added. This avoids a second copy, and the
+encoder of the sealed batch need not compare the two.
 
-Watermarks are kept lazily. `told` is what the channel already knows, `watermark` what is in force
-now. Records without an entry in `watermarks` saw the watermark in force, so a loop over a batch in
-which it stands still appends none, and calls `advance_watermark` after the batch. A loop over a
-batch with a list calls `start_watermarks()` before it, appends one entry a record, and calls
-`advance_watermark` after it. A sealed batch carries no list iff no record saw a watermark above
-`told`. A list that never moves inside the batch is kept too if it is above `told`: the channel
-would otherwise take the records for earlier than they are.
+Watermarks are kept lazily. `told` is the last watermark sent to the channel, `watermark` the
+current one. Records without an entry in `watermarks` saw the current watermark. So a loop over a
+batch with a constant watermark appends none, and calls `advance_watermark` after the batch. A loop
+over a batch with a list calls `start_watermarks()` before it, appends one entry per record, and
+calls `advance_watermark` after it. A sealed batch has no list iff no record saw a watermark above
+`told`. A constant list is kept too if it is above `told`. Otherwise the channel would take the
+records for earlier than they are.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from aioflow.core.elements import BATCH_RECORDS_MAX, MIN_WATERMARK, RecordBatch
 __all__ = ["COLUMN_RECORDS_PER_ROW", "NO_KEY", "BatchBuilder"]
 
 COLUMN_RECORDS_PER_ROW = COLUMN_RECORDS_MAX // BATCH_RECORDS_MAX
-"""Records that a batch of columns may have where one of rows may have one."""
+"""Number of records that a columnar batch may have for each record of a row batch."""
 
 NO_KEY: Any = object()
-"""Stands for "this stream has no keys": None is a key."""
+"""Means "this stream has no keys"; None is a valid key."""
 
 
 class BatchBuilder:
-    """Appends until `is_full`, then `seal`.
+    """Append until `is_full`, then `seal`.
 
-    `watermark` is the watermark in force after everything appended so far.
+    `watermark` is the current watermark, after all records so far.
     """
 
     __slots__ = (
@@ -61,12 +60,10 @@ class BatchBuilder:
         self.taken = False
         self.watermark = MIN_WATERMARK
         self.told = MIN_WATERMARK
-        """The last watermark that was sealed into a batch, or noted as sent by an event."""
+        """The last watermark that was sealed into a batch, or sent as an event."""
         self.is_closed = False
         self._covered = 0
-        """Leading records that are known to need no entry in `watermarks` while that list is
-        empty.
-        """
+        """Number of leading records that need no entry in `watermarks` while that list is empty."""
         self._sealed_records = 0
 
     def __len__(self) -> int:
@@ -78,19 +75,19 @@ class BatchBuilder:
 
     @property
     def has_news(self) -> bool:
-        """Is there anything that the consumer was not told: records, or a higher watermark?"""
+        """Whether there are records, or a higher watermark, that the consumer has not received."""
         return bool(self.values) or self.watermark > self.told
 
     @property
     def is_finished(self) -> bool:
-        """Closed, and everything was sealed."""
+        """Whether the builder is closed and everything is sealed."""
         return self.is_closed and not self.values
 
     def append(self, value: Any, timestamp: int | None = None, key: Any = NO_KEY) -> bool:
-        """One record, under the watermark in force. False, and nothing is written, if the batch is
-        full or closed.
+        """Appends one record under the current watermark. Returns False if the batch is full or
+        closed.
 
-        All records of one batch carry a timestamp or none does; likewise for keys.
+        Either all records of a batch carry a timestamp or none does; likewise for keys.
         """
         values = self.values
         if self.is_closed or len(values) >= self.batch_records_max:
@@ -105,10 +102,10 @@ class BatchBuilder:
         return True
 
     def extend(self, batch: RecordBatch, start: int = 0) -> int:
-        """Append records of `batch` from `start` on while there is room; how many were taken.
+        """Appends records of `batch` from `start` on while there is room; returns their number.
 
-        None are if this is full, or of another shape: it has timestamps (or keys, or is `taken`)
-        and `batch` has not, or the reverse. Then `seal` first, and go on.
+        Returns 0 if this batch is full, or if the two differ in shape: timestamps, keys or `taken`.
+        Then `seal` first, and go on.
         """
         values = self.values
         if not batch.values:
@@ -134,8 +131,8 @@ class BatchBuilder:
         if watermarks is not None:
             entries = watermarks[start:stop]
             if entries and entries[0] < self.watermark:
-                # The list must not decrease; what the channel will know already cannot be taken
-                # back.
+                # The list must not decrease: a watermark that the channel knows cannot be
+                # withdrawn.
                 entries = [max(entry, self.watermark) for entry in entries]
             self.watermarks.extend(entries)
         if stop == len(batch.values):
@@ -146,11 +143,10 @@ class BatchBuilder:
         return count
 
     def seal_whole(self, batch: RecordBatch) -> RecordBatch | None:
-        """What `extend(batch)` and `seal()` would give, with the lists of `batch` itself instead of
-        copies.
+        """Does `extend(batch)` and `seal()` with the lists of `batch` itself instead of copies.
 
-        None, and nothing is written, unless this is open and holds nothing, and the watermark in
-        force is known to the channel.
+        Returns None and changes nothing unless this is open and empty, and the channel knows the
+        current watermark.
         """
         told = self.told
         if self.values or self.is_closed or not batch.values or self.watermark > told:
@@ -168,24 +164,25 @@ class BatchBuilder:
         return batch.with_watermarks(watermarks, after if after > told else MIN_WATERMARK)
 
     def advance_watermark(self, watermark: int) -> None:
-        """The watermark after the records so far. A lower one is no news."""
+        """Sets the watermark after the records so far. A lower one has no effect."""
         if watermark > self.watermark:
             self._fill()
             self.watermark = watermark
 
     def start_watermarks(self) -> None:
-        """From here on the caller appends one entry a record to `watermarks`; earlier records
-        get theirs now.
+        """Starts the list `watermarks`: the caller appends one entry per record from here on.
+
+        Earlier records get their entries now.
         """
         self._fill()
         if not self.watermarks:
             self.watermarks = [self.told] * len(self.values)
 
     def seal(self, watermark: int | None = None) -> RecordBatch:
-        """Hand the lists over as a batch, with `watermark` (or the one in force) after it, and
-        start new ones.
+        """Returns the lists as a batch followed by `watermark` (default: the current one).
 
-        The batch may be empty: then it is a bare watermark, or nothing if `has_news` is False.
+        Starts new lists. The batch may be empty: a bare watermark, or nothing if `has_news` is
+        False.
         """
         self._fill()
         if watermark is not None:
@@ -202,7 +199,7 @@ class BatchBuilder:
         told = self.told
         if watermarks is not None:
             assert len(watermarks) == count, f"{len(watermarks)} watermarks for {count} records"
-            # The list never decreases, so its last entry alone tells whether any is news.
+            # The list never decreases, so its last entry alone tells whether any entry is news.
             if watermarks[-1] <= told:
                 watermarks = None
             else:
@@ -229,28 +226,26 @@ class BatchBuilder:
         return batch
 
     def note_told(self) -> int:
-        """The watermark in force goes to the consumer as an event now; returns it."""
+        """Notes that the current watermark is sent as an event now; returns it."""
         self.told = self.watermark
         return self.told
 
     def finish(self) -> int:
-        """No more records: appends are refused. The number of records written so far. Idempotent.
+        """Closes the builder for appends and returns the number of records so far. Idempotent.
 
-        What is open stays until the next `seal`; only then `is_finished`.
+        Open records stay until the next `seal`; only then `is_finished`.
         """
         self.is_closed = True
         return self._sealed_records + len(self.values)
 
     def clear(self) -> None:
-        """Drop what is open: the consumer is gone."""
+        """Drops the open records, because the consumer is gone."""
         self.values, self.timestamps, self.keys, self.watermarks = [], [], [], []
         self.taken = False
         self._covered = 0
 
     def _fill(self) -> None:
-        """Give the records without an entry the watermark in force, or count them as covered if
-        that is no news.
-        """
+        """Gives records without an entry the current watermark, or counts them as covered."""
         count = len(self.values)
         if not self.watermarks:
             if self.watermark <= self.told:

@@ -1,8 +1,7 @@
-"""One input of a gate. Local: the same queue that the producer fills, so a batch crosses by
-reference and nothing is copied.
+"""A local input channel: it reads the producer's own queue, so batches are never copied.
 
-The producer may not have registered its partition yet; then `request` says so, and when to try
-again is decided by the owner of the gate. After Flink's LocalInputChannel.
+If the producer has not registered its partition yet, `request` returns False, and the owner of the
+gate decides when to try again. After Flink's LocalInputChannel.
 """
 
 from __future__ import annotations
@@ -34,15 +33,14 @@ class LocalInputChannel:
         self._subpartition: PipelinedSubpartition | None = None
 
     def request(self, on_data_available: Callable[[bool], None]) -> bool:
-        """Subscribe; False if the partition does not exist yet.
+        """Subscribes to the subpartition. Returns False if the partition does not exist yet.
 
         Idempotent, and without effect after `release`.
         """
         if self.is_released or self._subpartition is not None:
             return True
         subpartition = self._provider()
-        # The provider may have run code that released this channel: then nobody would ever release
-        # the view.
+        # The provider may have run code that released this channel. A view made now would leak.
         if subpartition is None or self.is_released:
             return self.is_released
         self._subpartition = subpartition
@@ -50,9 +48,9 @@ class LocalInputChannel:
         return True
 
     def poll(self) -> Polled | None:
-        """The next element or None.
+        """Returns the next element, or None.
 
-        ProducerFailed if the producer failed, or dropped the partition before its end.
+        Raises ProducerFailed if the producer failed or dropped the partition before its end.
         """
         subpartition = self._subpartition
         if subpartition is None:
@@ -66,43 +64,43 @@ class LocalInputChannel:
         return polled
 
     def resume(self) -> None:
-        """Go on after a blocking event; nothing if the channel is not blocked."""
+        """Continues after a blocking event; no effect if the channel is not blocked."""
         if self._subpartition is not None:
             self._subpartition.resume_consumption()
 
     def acknowledge_all_records_processed(self) -> None:
-        """Tell the producer that EndOfData was reached here."""
+        """Tells the producer that EndOfData was reached here."""
         if self._subpartition is not None:
             self._subpartition.acknowledge_all_records_processed()
 
     def announce_batch_size(self, records: int) -> None:
-        """Ask the producer for batches of up to so many records."""
+        """Asks the producer for batches of up to `records` records."""
         if self._subpartition is not None:
             self._subpartition.resize(records)
 
     @property
     def has_priority_event(self) -> bool:
-        """Is the next element a priority event?"""
+        """Whether the next element is a priority event."""
         return self._subpartition is not None and self._subpartition.has_priority_event
 
     def overtaken(self) -> list[bytes | Event]:
-        """Nothing: what waits is the producer's, who keeps it."""
+        """Returns nothing: waiting elements belong to the producer, which keeps them."""
         return []
 
     def hurry(self, checkpoint_id: int) -> None:
-        """Nothing waits on this side: the producer sees to it."""
+        """Does nothing: no element waits on this side, and the producer does it."""
 
     def tell_announced(self, on_announced: Callable[[CheckpointBarrier], None]) -> None:
-        """Nothing waits on this side."""
+        """Does nothing: no element waits on this side."""
 
     @property
     def queued_batches(self) -> int:
-        """Batches that wait here."""
+        """Number of waiting batches."""
         return 0 if self._subpartition is None else self._subpartition.queued_batches
 
     @property
     def traffic(self) -> ChannelTraffic:
-        """Batches are counted where the producer adds them."""
+        """Traffic of the channel, from the producer's counters."""
         subpartition = self._subpartition
         if subpartition is None:
             return ChannelTraffic(False, 0, 0, 0, 0)
@@ -110,7 +108,7 @@ class LocalInputChannel:
         return ChannelTraffic(False, subpartition.batches_added - queued, 0, queued, 0)
 
     def release(self) -> None:
-        """No more interest: what waits is dropped and its permits go back. Idempotent."""
+        """Releases the channel: drops waiting elements and returns their permits. Idempotent."""
         self.is_released = True
         if self._subpartition is not None:
             self._subpartition.release()

@@ -1,9 +1,8 @@
-"""One TCP connection: proves the secret both ways, then turns bytes into frames. What the frames
-mean is its owner's business.
+"""One TCP connection: both sides prove the secret, then bytes become frames for its owner.
 
-Nothing is parsed before the handshake is done. Who connects has to prove itself and to say its
-first frame within a few seconds; until then it stands in a waiting room with few places. The owner
-writes through `write`, as long as `is_writable`; coalescing is its business too. Off the machine,
+Nothing is parsed before the handshake is done. A peer that connects must finish the handshake and
+send its first frame within a few seconds. Until then it occupies one of a few places in a waiting
+room. The owner calls `write` while `is_writable`, and coalesces its writes itself. Between machines
 and without TLS, every frame carries a MAC of the session.
 """
 
@@ -43,32 +42,33 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 5.0
-"""How long a peer may take to prove itself; a busy machine needs a second, a port scanner gets
-no more than this.
+"""How long a peer may take for the handshake.
+
+A busy machine needs a second; a port scanner gets no more than this.
 """
 
 CLOSE_TIMEOUT_S = 2.0
-"""How long what was written may take to go out when connections are closed."""
+"""How long a close may take to flush."""
 
 
 class ConnectionOwner(Protocol):
-    """Who a connection belongs to. All calls come from the loop, none before `on_connected`."""
+    """The owner of a connection. All calls come from the loop, none before `on_connected`."""
 
     def on_connected(self, connection: AuthenticatedConnection) -> None: ...
     def on_frames(self, connection: AuthenticatedConnection, frames: list[Frame]) -> None:
-        """What arrived, in order. A ProtocolError that comes out ends the connection."""
+        """Handles frames in order. A ProtocolError that it raises ends the connection."""
 
     def on_writable(self, connection: AuthenticatedConnection) -> None: ...
     def on_connection_lost(
         self, connection: AuthenticatedConnection, error: Exception | None
     ) -> None:
-        """Also called, once, when the connection ended before `on_connected`."""
+        """Called once, also if the connection ended before `on_connected`."""
 
 
 class AuthenticatedConnection(asyncio.Protocol):
-    """`accepted` are the frame types of its plane.
+    """One authenticated connection.
 
-    `handshake` decides which side this is; who accepts has a `room`.
+    `accepted`: frame types of its plane. `handshake` determines the side. A server passes a `room`.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class AuthenticatedConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
         self.encoder: FrameEncoder | None = None
-        """Writes the frames of this side; there once the handshake is done."""
+        """Encodes the frames of this side; set once the handshake is done."""
         self.is_writable = False
         self.bytes_sent = 0
         self.bytes_received = 0
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the connection is over and its owner was told."""
+        """Done when the connection is over and its owner was notified."""
 
     # asyncio.Protocol
 
@@ -128,7 +128,7 @@ class AuthenticatedConnection(asyncio.Protocol):
             self.abort(error)
 
     def eof_received(self) -> None:
-        """The transport closes itself."""
+        """Returns None, so the transport closes itself."""
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -152,12 +152,12 @@ class AuthenticatedConnection(asyncio.Protocol):
 
     @property
     def peer(self) -> str:
-        """Address of the other side, for messages."""
+        """Address of the peer, for messages."""
         return peer_of(self._transport)
 
     @property
     def _is_protected(self) -> bool:
-        """Whether nobody can change what is on the way: then no frame needs a MAC of its own."""
+        """Whether data in transit cannot be changed: then frames need no MAC of their own."""
         transport = self._transport
         if transport is None:
             return False
@@ -166,19 +166,19 @@ class AuthenticatedConnection(asyncio.Protocol):
         )
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Write the pieces in order.
+        """Writes the pieces in order.
 
-        Dropped if the connection is gone: its end is told by `on_connection_lost`.
+        Drops them if the connection has ended; `on_connection_lost` reports the end.
         """
         self._send(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def close(self) -> None:
-        """Let what was written go out, then close."""
+        """Flushes, then closes."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self, error: Exception | None = None) -> None:
-        """Close at once."""
+        """Closes at once."""
         self._error = self._error or error
         if self._transport is not None:
             self._transport.abort()
@@ -191,7 +191,7 @@ class AuthenticatedConnection(asyncio.Protocol):
     # The handshake.
 
     def _prove(self, data: bytes) -> bytes:
-        """Feed the handshake. Returns what came behind it: nothing before it is done."""
+        """Feeds the handshake. Returns the bytes after it, nothing before it is done."""
         answer = self._handshake.receive(data)
         if answer:
             self._send(answer)
@@ -213,7 +213,7 @@ class AuthenticatedConnection(asyncio.Protocol):
             self._accepted, direction_key(done.session_key, peer) if keyed else None
         )
         self.is_writable = True
-        if own is Side.CLIENT:  # Who accepted the connection waits for a frame.
+        if own is Side.CLIENT:  # The accepting side waits for a first frame.
             self._cancel_timer()
         self.owner.on_connected(self)
 
@@ -235,8 +235,9 @@ class AuthenticatedConnection(asyncio.Protocol):
 
 
 async def close_all(connections: Sequence[AuthenticatedConnection]) -> None:
-    """Close all, and wait until they are: after `CLOSE_TIMEOUT_S` at once, although not all went
-    out.
+    """Flushes and closes all connections, and waits for them.
+
+    Aborts those that remain after `CLOSE_TIMEOUT_S`.
     """
     for connection in connections:
         connection.close()
@@ -248,12 +249,10 @@ async def close_all(connections: Sequence[AuthenticatedConnection]) -> None:
 
 
 def fresh_nonce(host: Host) -> bytes:
-    """32 bytes that were never used before: two ids of the host, which are random off the
-    simulation.
-    """
+    """Returns 32 unused bytes: two ids of the host, which are random outside the simulation."""
     return bytes.fromhex(host.ids.new("nonce") + host.ids.new("nonce"))
 
 
 def fresh_secret(host: Host) -> bytes:
-    """As `fresh_nonce`, for processes that are started together and share it."""
+    """As `fresh_nonce`, for processes that are started together and share the secret."""
     return bytes.fromhex(host.ids.new("secret") + host.ids.new("secret"))

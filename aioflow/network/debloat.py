@@ -1,21 +1,18 @@
-"""How many records a batch shall have, so that what is on the way to a slow consumer is about a
-second of its work.
+"""Buffer debloating: sizes batches so that queued data is about one second of work.
 
-Large batches are cheap for each record, but all that is queued stands before the next barrier, and
-before the record that just came. So a gate measures how fast its task really takes records and asks
-the producers for batches of a size that makes
+Large batches are cheap per record. But all queued data delays the next barrier, and the records
+behind it. So a gate measures how fast its task takes records, and asks the producers for batches of
+a size such that
 
-    batches on the way * records of a batch = records that the task takes in `TARGET_S`
+    batches queued * records per batch = records that the task takes in `TARGET_S`
 
-The size is in records, not in bytes as in Flink: the unit of queueing, credit and permits is the
-sealed batch, a consumer's rate is one of records, and within one process a batch has no bytes at
-all. It may be more than a batch of rows can hold, as one of columns can. Channels that have ended
-bring nothing, and the others share what they had. A change below `THRESHOLD` is not announced. Time
-in which there was nothing to take does not count, so an input that has little is not taken for one
-that is slow.
+The size is in records, not in bytes as in Flink. Queueing, credit and permits count sealed batches,
+a consumer's rate is in records, and a batch within one process has no bytes at all. The size may
+exceed a batch of rows, because columnar batches can hold more. Ended channels bring nothing; the
+others share what they had. A change below `THRESHOLD` is not announced. Idle time does not count,
+so a quiet input is not mistaken for a slow one.
 
-After BufferDebloater and BufferSizeEMA of Flink. No clock and no loop in here: `now_s` is an
-argument.
+After BufferDebloater and BufferSizeEMA of Flink. Without clock or loop: `now_s` is an argument.
 """
 
 from __future__ import annotations
@@ -23,32 +20,35 @@ from __future__ import annotations
 __all__ = ["BATCHES_PER_CHANNEL", "RECORDS_MIN", "TARGET_S", "THRESHOLD", "BufferDebloater"]
 
 TARGET_S = 1.0
-"""How long what is on the way may take the consumer."""
+"""Target for the time that the consumer needs for all queued data."""
 
 THRESHOLD = 0.25
-"""Changes by a smaller share are not worth a message."""
+"""Smaller relative changes are not announced."""
 
 RECORDS_MIN = 1
-"""A task for which a second of work is so few records does not notice what their batches cost:
-those of a channel are four a second.
+"""Minimum batch size. A task this slow gets four batches a second from a channel.
+
+It does not notice their fixed cost.
 """
 
 BATCHES_PER_CHANNEL = 4
-"""Batches of one channel that hold a permit, from being sealed to being taken: what its
-producer's pool gives it.
+"""Batches of one channel that hold a permit, from seal to poll.
+
+The producer's pool grants this many.
 """
 
 PERIOD_S = 0.2
-"""Of working time, between two looks; Flink's default."""
+"""Working time between two measurements; Flink's default."""
 
 SMOOTHING = 2 / 21
-"""Of one period, as an average over 20: after 10 s at half the rate the average is at 0.51."""
+"""Weight of one period, as in an average over 20: 10 s at half the rate move it to 0.51."""
 
 
 class BufferDebloater:
-    """Of one gate with `channels`, whose producers make batches of up to `records_max`.
+    """The debloater of one gate with `channels`, whose producers make batches of up to
+    `records_max`.
 
-    `records` was announced last.
+    `records` is the last announced size.
     """
 
     __slots__ = (
@@ -69,29 +69,29 @@ class BufferDebloater:
         self.records = records_max
         self.share_among(channels)
         self._per_s = 0.0
-        """Moving average of the records a second; 0 before the first look."""
+        """Moving average of records per second; 0 before the first measurement."""
         self._since: float | None = None
-        """When the batch in hand was taken; None while there is nothing to do."""
+        """When the current batch was taken; None while idle."""
         self._in_hand = 0
         self._taken = 0
         self._active_s = 0.0
 
     @property
     def records_per_s(self) -> float:
-        """Moving average while there is something to do; 0.0 before the first look."""
+        """Moving average of records per second of work; 0.0 before the first measurement."""
         return self._per_s
 
     @property
     def is_active(self) -> bool:
-        """Whether the task works on a batch of this gate, as far as is known here."""
+        """Whether the task works on a batch of this gate, as far as the debloater knows."""
         return self._since is not None
 
     def share_among(self, channels: int) -> None:
-        """Only so many bring anything from now on."""
+        """Sets the number of channels that still bring data."""
         self._batches = max(1, channels) * BATCHES_PER_CHANNEL
 
     def took(self, now_s: float, records: int) -> int | None:
-        """The task takes a batch, so it is through with the one before.
+        """Notes that the task takes a batch and has finished the one before.
 
         Returns the size to announce, None for no change.
         """
@@ -101,7 +101,7 @@ class BufferDebloater:
         return self._look() if self._active_s >= PERIOD_S else None
 
     def idle(self, now_s: float) -> None:
-        """The task is through with its batch, and there is no other."""
+        """Notes that the task has finished its batch and has no other."""
         self._settle(now_s)
         self._since = None
 
@@ -113,7 +113,7 @@ class BufferDebloater:
 
     def _look(self) -> int | None:
         rate = self._taken / self._active_s
-        # One batch of a slow task takes many periods: it weighs as much as they.
+        # One batch of a slow task takes many periods, so it weighs as much as all of them.
         weight = 1.0 - (1.0 - SMOOTHING) ** (self._active_s / PERIOD_S)
         self._per_s = rate if self._per_s == 0.0 else self._per_s + (rate - self._per_s) * weight
         self._taken = 0

@@ -1,15 +1,15 @@
 """The input of one task: merges its channels fairly, one element at a time, without blocking.
 
-A FIFO holds the channels that have something, each at most once. A polled channel that has more
-goes to the tail, so while all have data no channel is ever more than one element ahead of another;
-one with a priority event goes to the front. A channel whose last element was a blocking event, or
-that was blocked by hand, is not in the FIFO until it is resumed. What comes out depends on the
-order of arrivals and nothing else. Notifications are direct calls: they never arrive late or out of
-order, so there is no outdated one to recognise.
+A FIFO holds the channels that have data, each at most once. A polled channel with more data goes to
+the tail. So while all have data, no channel is ever more than one element ahead of another. A
+channel with a priority event goes to the front. A channel whose last element was a blocking event,
+or that was blocked by `block`, is not in the FIFO until it is resumed. The output depends only on
+the order of arrivals. Notifications are direct calls: they never arrive late or out of order, so
+none can be outdated.
 
 `availability` is level-triggered: up while the FIFO is not empty, and for ever once finished or
-closed. It may be up in vain; it is never down while something can be polled. Nothing here awaits.
-After Flink's SingleInputGate.
+closed. It may be up while nothing can be polled, but is never down while something can. Nothing
+here awaits. After Flink's SingleInputGate.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = ["ChannelTraffic", "EndOfDataStatus", "InputChannel", "InputGate", "Sh
 
 
 class ChannelTraffic(NamedTuple):
-    """What a channel has brought since it was made, and what of it waits.
+    """What a channel has delivered since it was made, and what waits in it.
 
-    A batch of this process has no bytes, and fills no buffer.
+    A local batch has no bytes and fills no buffer.
     """
 
     is_remote: bool
@@ -41,83 +41,87 @@ class ChannelTraffic(NamedTuple):
     queued_batches: int
     queued_bytes: int
     buffers: int = 0
-    """That the producer may fill, filled ones included."""
+    """Buffers granted to the producer, including filled ones."""
     buffers_filled: int = 0
     credits: int = 0
-    """Buffers that the producer knows of and has not filled yet, as far as it is known here."""
+    """Buffers that the producer knows of and has not filled yet, as far as this side knows."""
 
 
 class InputChannel(Protocol):
-    """What the gate needs of a channel, local or remote."""
+    """The interface of a channel, local or remote, for its gate."""
 
     def request(self, on_data_available: Callable[[bool], None]) -> bool:
-        """Subscribe to the producer; False if its partition does not exist yet. Idempotent.
+        """Subscribes to the producer. Returns False if its partition does not exist yet.
+        Idempotent.
 
-        The callback is made when the channel turns from empty to not empty, was resumed with
-        something waiting, or failed; with True when a priority event came, even if there was
-        something already.
+        The callback is called when the channel becomes non-empty, is resumed with data, or fails.
+        It is called with True when a priority event comes, even if there was data already.
         """
         ...
 
     def poll(self) -> Polled | None:
-        """(element, backlog, more available, sequence number), or None.
+        """Returns (element, backlog, more available, sequence number), or None.
 
         Raises ProducerFailed or Broken.
         """
         ...
 
     def resume(self) -> None:
-        """Go on after a blocking event; nothing if the channel is not blocked, or released."""
+        """Continues after a blocking event; no effect if the channel is not blocked, or
+        released.
+        """
         ...
 
     def acknowledge_all_records_processed(self) -> None:
-        """Tell the producer that everything up to EndOfData was processed."""
+        """Tells the producer that everything up to EndOfData was processed."""
         ...
 
     def announce_batch_size(self, records: int) -> None:
-        """Ask the producer for batches of up to so many records."""
+        """Asks the producer for batches of up to `records` records."""
         ...
 
     @property
     def has_priority_event(self) -> bool:
-        """Is the next element a priority event?"""
+        """Whether the next element is a priority event."""
         ...
 
     def overtaken(self) -> list[bytes | Event]:
-        """What waits on this side that the last priority event was polled ahead of, oldest first.
-        Empty where all that waits does so at the producer.
+        """Returns the elements on this side that the last priority event overtook, oldest first.
+
+        Empty if all waiting elements are still at the producer.
         """
         ...
 
     def hurry(self, checkpoint_id: int) -> None:
-        """Let the barrier of this checkpoint, if it waits on this side, overtake what is in
-        front of it.
+        """Lets the barrier of this checkpoint, if it waits on this side, overtake earlier
+        elements.
         """
         ...
 
     def tell_announced(self, on_announced: Callable[[CheckpointBarrier], None]) -> None:
-        """Call back when a barrier comes that may wait on this side only for some time; at once
-        for one that waits already.
+        """Sets a callback for a barrier that may later overtake, and waits on this side.
+
+        Called at once if one waits already.
         """
         ...
 
     @property
     def queued_batches(self) -> int:
-        """Batches that wait on this side."""
+        """Number of batches that wait on this side."""
         ...
 
     @property
     def traffic(self) -> ChannelTraffic:
-        """What it has brought so far, for whoever watches."""
+        """What the channel has delivered so far, for monitoring."""
         ...
 
     def release(self) -> None:
-        """No more interest. Idempotent."""
+        """Releases the channel. Idempotent."""
         ...
 
 
 class EndOfDataStatus(Enum):
-    """What the channels of a gate said about the end of their records."""
+    """Whether the channels of a gate have reached the end of their records."""
 
     NOT_REACHED = "not reached"
     """Some channel may still bring records."""
@@ -137,23 +141,23 @@ class SharedAvailability(Availability):
         self._parts_up = 0
 
     def part_up(self) -> None:
-        """One gate has something."""
+        """One gate has data."""
         self._parts_up += 1
         if not self.is_available:
             self.set_available()
 
     def part_down(self) -> None:
-        """One gate has nothing any more."""
+        """One gate has no more data."""
         self._parts_up -= 1
         if self._parts_up == 0:
             self.set_unavailable()
 
 
 class InputGate:
-    """Merges `channels`; their position is their index. `availability` is shared with other gates
-    of the task, or its own.
+    """Merges `channels`; a channel's position is its index.
 
-    A gate that finished leaves a shared availability: the others decide. Its own stays up.
+    `availability` is shared with other gates of the task, or its own. A finished gate lowers a
+    shared availability, which the other gates then decide. Its own stays up.
     """
 
     __slots__ = (
@@ -187,15 +191,15 @@ class InputGate:
         self._ready: deque[int] = deque()
         self._queued = [False] * count
         self._blocked = [False] * count
-        """Blocked by `block`; a blocking event is kept by the channel itself."""
+        """Channels blocked by `block`; a channel knows itself whether an event blocks it."""
         self._held = [False] * count
-        """Has something, but is blocked by `block`."""
+        """Channels with data that are blocked by `block`."""
         self._finished = [False] * count
         self._end_of_data: dict[int, bool] = {}
         self._unfinished = count
         self._priority_count = 0
         self._debloater: BufferDebloater | None = None
-        self._brings_rows = True  # Of the batch that came last.
+        self._brings_rows = True  # Whether the last batch was one of rows.
         self._rows_max = 0
         self._on_priority: Callable[[], None] | None = None
         self._now_s: Callable[[], float] = float
@@ -216,10 +220,11 @@ class InputGate:
             self._finish()
 
     def poll(self) -> tuple[int, RecordBatch | Event] | None:
-        """(channel index, element) of the next channel in turn, or None when nothing is there.
+        """Returns (channel index, element) of the next channel in turn, or None if there is no
+        data.
 
-        Raises Closed after `close`, and whatever a channel failed with (ProducerFailed: cancel, do
-        not fail).
+        Raises Closed after `close`, and any error of a channel. On ProducerFailed, cancel the task
+        instead of failing it.
         """
         ready = self._ready
         while ready:
@@ -230,8 +235,8 @@ class InputGate:
             try:
                 polled = self._channels[index].poll()
             except Broken:
-                # A failed channel stays at the head: whoever looks again finds the failure, not the
-                # silence after it.
+                # A failed channel stays at the head, so that the next poll finds the failure again
+                # and does not wait for ever.
                 self._queued[index] = True
                 ready.appendleft(index)
                 raise
@@ -244,8 +249,8 @@ class InputGate:
             elif not ready and self._is_up:
                 self._is_up = False
                 self._lower()
-            # One comparison of types a batch; isinstance would cost twice as much and narrow the
-            # same.
+            # One type comparison per batch; isinstance would cost twice as much for the same
+            # narrowing.
             if type(element) is RecordBatch:
                 debloater = self._debloater
                 self._brings_rows = type(element.values) is list
@@ -269,8 +274,10 @@ class InputGate:
     def debloat(
         self, records_max: int, now_s: Callable[[], float], rows_max: int | None = None
     ) -> None:
-        """From now on keep asking the producers, whose batches have up to `records_max`, those of
-        rows `rows_max`, for the size that suits this task."""
+        """Enables debloating: asks the producers for the batch size that suits this task.
+
+        Their batches have up to `records_max` records, those of rows up to `rows_max`.
+        """
         self._rows_max = records_max if rows_max is None else rows_max
         self._debloater = BufferDebloater(len(self._channels), records_max)
         self._now_s = now_s
@@ -280,9 +287,10 @@ class InputGate:
         on_priority: Callable[[], None],
         on_announced: Callable[[int, CheckpointBarrier], None],
     ) -> None:
-        """Call `on_priority` whenever a priority event may be polled, and `on_announced(index,
-        barrier)` when a barrier that may overtake later waits in channel `index` on this side; at
-        once if there is one.
+        """Sets callbacks for priority events; each is called at once if there is one already.
+
+        `on_priority` is called when a priority event may be polled. `on_announced(index, barrier)`
+        is called when a barrier that may later overtake waits in channel `index` on this side.
         """
         self._on_priority = on_priority
         for index, channel in enumerate(self._channels):
@@ -292,7 +300,7 @@ class InputGate:
 
     @property
     def has_priority_event(self) -> bool:
-        """Is what `poll` gives next a priority event?"""
+        """Whether the next `poll` returns a priority event."""
         return (
             self._priority_count > 0
             and bool(self._ready)
@@ -300,17 +308,15 @@ class InputGate:
         )
 
     def overtaken(self, index: int) -> list[bytes | Event]:
-        """What the priority event that channel `index` gave last has overtaken on this side."""
+        """Returns the elements on this side that the last priority event of a channel overtook."""
         return self._channels[index].overtaken()
 
     def hurry(self, index: int, checkpoint_id: int) -> None:
-        """Let a barrier that waits in channel `index` on this side overtake what is in front of
-        it.
-        """
+        """Lets a barrier that waits in channel `index` on this side overtake earlier elements."""
         self._channels[index].hurry(checkpoint_id)
 
     def block(self, index: int) -> None:
-        """Poll nothing more from channel `index` until `resume`."""
+        """Stops polling channel `index` until `resume`."""
         self._blocked[index] = True
         if self._queued[index]:
             if self._ready.index(index) < self._priority_count:
@@ -323,9 +329,9 @@ class InputGate:
                 self._lower()
 
     def resume(self, index: int) -> None:
-        """Go on with channel `index`, blocked by hand or by a blocking event.
+        """Continues with channel `index`, blocked by `block` or by a blocking event.
 
-        Nothing if it is not blocked.
+        No effect if it is not blocked.
         """
         self._blocked[index] = False
         self._channels[index].resume()
@@ -334,12 +340,12 @@ class InputGate:
             self._on_data(index, self._channels[index].has_priority_event)
 
     def resume_all(self) -> None:
-        """`resume` every channel, in the order of their indices."""
+        """Resumes every channel, in the order of their indices."""
         for index in range(len(self._channels)):
             self.resume(index)
 
     def request_partitions(self) -> list[int]:
-        """Subscribe to every partition; the indices of those that do not exist yet.
+        """Subscribes to every partition. Returns the indices of those that do not exist yet.
 
         Idempotent: call it again later.
         """
@@ -351,12 +357,12 @@ class InputGate:
 
     @property
     def is_finished(self) -> bool:
-        """Every channel delivered EndOfPartition."""
+        """Whether every channel delivered EndOfPartition."""
         return self._unfinished == 0
 
     @property
     def has_received_end_of_data(self) -> EndOfDataStatus:
-        """Did every channel say EndOfData, and did all of them drain?"""
+        """Whether every channel delivered EndOfData, and whether all of them drain."""
         if len(self._end_of_data) < len(self._channels):
             return EndOfDataStatus.NOT_REACHED
         return (
@@ -369,17 +375,19 @@ class InputGate:
 
     @property
     def queued_batches(self) -> int:
-        """Batches that wait in all channels."""
+        """Number of batches that wait in all channels."""
         return sum(channel.queued_batches for channel in self._channels)
 
     def traffic(self) -> list[ChannelTraffic]:
-        """What each channel has brought so far."""
+        """Returns what each channel has delivered so far."""
         return [channel.traffic for channel in self._channels]
 
     @property
     def batch_records(self) -> int:
-        """Records that a batch has now at most: as many as the producers were asked for last, of
-        rows no more than they ever have; 0 before anybody asked."""
+        """Current maximum of records in a batch: the size that the producers were last asked for.
+
+        For rows it is at most the size of a batch of rows. 0 without debloating.
+        """
         if self._debloater is None:
             return 0
         return (
@@ -390,15 +398,15 @@ class InputGate:
 
     @property
     def records_per_s(self) -> float:
-        """How fast the task works on what comes through here; 0.0 until that is known."""
+        """Records per second of work; 0.0 until that is known."""
         return 0.0 if self._debloater is None else self._debloater.records_per_s
 
     def is_channel_finished(self, index: int) -> bool:
-        """Did channel `index` deliver EndOfPartition?"""
+        """Whether channel `index` delivered EndOfPartition."""
         return self._finished[index]
 
     def close(self) -> None:
-        """Release every channel and free whoever waits; `poll` raises Closed from here on.
+        """Releases every channel and wakes waiters; `poll` raises Closed from here on.
 
         Idempotent.
         """
@@ -432,7 +440,7 @@ class InputGate:
                 channel.announce_batch_size(records)
 
     def _to_front(self, index: int) -> None:
-        """Behind the other channels with priority events, before all others."""
+        """Moves a channel behind the others with priority events, before all other channels."""
         ready = self._ready
         if self._queued[index]:
             if ready.index(index) < self._priority_count:
@@ -451,7 +459,7 @@ class InputGate:
                 self._channels[index].acknowledge_all_records_processed()
             case EndOfPartition():
                 # The last element: the channel is not in the FIFO, and the notice of its release is
-                # not heard.
+                # ignored.
                 self._finished[index] = True
                 self._channels[index].release()
                 self._unfinished -= 1
@@ -464,8 +472,9 @@ class InputGate:
                     self._to_front(index)
 
     def _finish(self) -> None:
-        """Its own availability stays up for ever, so that a waiter sees the end; a shared one is
-        left to the others.
+        """Raises its own availability for ever, so that a waiter sees the end.
+
+        A shared availability is left to the other gates.
         """
         if not self._shared:
             self._raise()

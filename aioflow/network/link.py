@@ -1,13 +1,12 @@
-"""All logical channels between this process and one other, over one connection after another.
+"""All logical channels between this process and one other, over successive connections.
 
-A link owns the `Exchange` and outlives its connections: after a reset both sides find the state of
-their channels again and go on where they were, so no record is lost or repeated and nothing
-restarts. Invariants:
+A link owns the `Exchange` and outlives its connections. After a reset both sides compare the state
+of their channels and go on from there. So no record is lost or repeated, and nothing restarts.
+Invariants:
 
-* what became ready in one turn of the loop leaves together, and no more in a turn than others can
-  wait for;
-* a peer that says nothing is asked for a sign of life, and its connection ended when none comes;
-* a link that failed tells every channel why, also those that are added later.
+* output that becomes ready in one loop turn leaves together, up to a limit per turn;
+* a silent peer gets a heartbeat request, and its connection is closed if no answer comes;
+* a failed link fails every channel with its error, including channels that are added later.
 """
 
 from __future__ import annotations
@@ -39,41 +38,42 @@ __all__ = ["Link", "LinkOwner", "PartitionLookup"]
 logger = logging.getLogger(__name__)
 
 WRITE_BYTES_PER_TURN = 256 * 1024
-"""Data that one link writes in one turn of the loop: others get theirs in between."""
+"""Bytes that one link writes in one loop turn, so that other links get their turns."""
 
 HEARTBEAT_S = 2.5
 HEARTBEATS_MISSED_MAX = 4
-"""A connection over which nothing came for so many heartbeats is dead.
+"""A connection without any message for this many heartbeats is dead.
 
-Counted, so that a process that stood still blames nobody.
+Heartbeats are counted, so that a paused process does not blame its peers.
 """
 
 PROTOCOL_ERRORS_MAX = 5
-"""A link has failed when so many connections in a row ended in a protocol error and brought
-nothing: it would go on like this for ever.
+"""Number of connections in a row that end in a protocol error without progress.
+
+The link has failed then: it would go on like this for ever.
 """
 
 _FOR_CHANNELS = (FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE, FrameType.ERROR_RESPONSE)
 
 
 class PartitionLookup(Protocol):
-    """Where partitions of this process are found by the text of their id."""
+    """Finds partitions of this process by the text of their id."""
 
     def find_partition(self, partition_id: str) -> ResultPartition | None: ...
 
 
 class LinkOwner(Protocol):
-    """Who connects links, and forgets them."""
+    """The owner of links, which connects and forgets them."""
 
     def on_link_lost(self, link: Link) -> None:
-        """It has no connection any more; it may be closed, or have failed."""
+        """The link has lost its connection; it may be closed, or have failed."""
 
     def on_link_unused(self, link: Link) -> None:
-        """Its last channel was removed."""
+        """The last channel of the link was removed."""
 
 
 class Link:
-    """One side of a link. Also the `ConnectionOwner` of its current connection."""
+    """One side of a link, and the `ConnectionOwner` of its current connection."""
 
     def __init__(
         self, name: str, codec: Codec, partitions: PartitionLookup, owner: LinkOwner
@@ -92,40 +92,40 @@ class Link:
         self._beats = 0
         self._missed = 0
         self._heard = False
-        """Did the peer say anything over this connection?"""
+        """Whether the peer sent anything over this connection."""
         self._protocol_errors = 0
         self.failure: AioflowError | None = None
-        """Why no channel of it works any more."""
+        """Why all channels of the link have failed."""
         self.is_closed = False
         self.resets = 0
-        """Connections that it has lost."""
+        """Number of lost connections."""
         self.attempts = 0
-        """Tries to connect since something was last moved. Counted by whoever dials."""
+        """Tries to connect since the last progress. The dialling side counts them."""
         self.silent_since = self._loop.time()
-        """When it lost the last connection over which the peer said anything."""
+        """When the link lost the last connection over which the peer sent anything."""
 
     @property
     def consumer(self) -> ConsumerExchange:
-        """What is read here from the peer."""
+        """The partitions that this side reads from the peer."""
         return self._exchange.consumer
 
     @property
     def connection(self) -> AuthenticatedConnection | None:
-        """The current one."""
+        """The current connection."""
         return self._connection
 
     @property
     def has_channels(self) -> bool:
-        """Whether anything is read over it, in either direction."""
+        """Whether the link carries channels, in either direction."""
         return bool(self._channels) or bool(self._exchange.producer.channels)
 
     @property
     def has_output(self) -> bool:
-        """Whether something waits to be written."""
+        """Whether output waits to be written."""
         return self._exchange.has_output
 
     def add_channel(self, channel: RemoteInputChannel) -> int:
-        """A number for the channel; what arrives for it goes to its `on_delivered`."""
+        """Returns a number for the channel; its data goes to its `on_delivered`."""
         number, self._next_number = self._next_number, self._next_number + 1
         self._channels[number] = channel
         if self.failure is not None:
@@ -133,14 +133,14 @@ class Link:
         return number
 
     def remove_channel(self, number: int) -> None:
-        """Idempotent."""
+        """Removes a channel. Idempotent."""
         if self._channels.pop(number, None) is not None and not self.has_channels:
             self._owner.on_link_unused(self)
 
-    # Its life.
+    # Life cycle.
 
     def carry_on(self, connection: AuthenticatedConnection) -> None:
-        """`connection` is the link's from now on; an older one is dropped."""
+        """Makes `connection` the link's connection; an older one is dropped."""
         assert connection.encoder is not None, "a connection is handed to a link when it is open"
         old, self._connection = self._connection, connection
         connection.owner = self
@@ -148,14 +148,15 @@ class Link:
             self._end_of_connection(None)
             old.abort()
         self._exchange.attach(connection.encoder)
-        # At once: the answer proves that the peer has taken the connection, not only its machine.
+        # At once: the answer proves that the peer process has accepted the connection, not only its
+        # kernel.
         self._missed = 0
         self._heard = False
         self._on_heartbeat()
         self._schedule()
 
     def fail(self, error: AioflowError) -> None:
-        """Nobody will connect again: every channel fails with `error`. Idempotent."""
+        """Fails every channel with `error`: the link will not be connected again. Idempotent."""
         if self.failure is None:
             self.failure = error
             self.is_closed = True
@@ -167,9 +168,9 @@ class Link:
                 channel.on_delivered(error)
 
     def close(self) -> AuthenticatedConnection | None:
-        """Tell the peer, as far as it can be reached, and let go of everything.
+        """Tells the peer, if it can be reached, and releases everything.
 
-        Returns the connection that is being closed.
+        Returns the closing connection.
         """
         if not self.is_closed:
             self.is_closed = True
@@ -186,7 +187,7 @@ class Link:
     # ConnectionOwner
 
     def on_connected(self, connection: AuthenticatedConnection) -> None:
-        """Only connections that are open already are handed to a link."""
+        """Not called: only open connections are handed to a link."""
 
     def on_frames(self, connection: AuthenticatedConnection, frames: list[Frame]) -> None:
         if connection is not self._connection or self.is_closed:
@@ -207,8 +208,8 @@ class Link:
                         channel.on_delivered(stimulus)  # type: ignore[arg-type]
                 elif type(stimulus) is PartitionRequest:
                     self._on_request(number, stimulus)
-                # Else a TaskEvent, which no task here takes, or CloseRequest, which the end of the
-                # connection follows.
+                # Otherwise a TaskEvent, which no task here handles, or CloseRequest, which the end
+                # of the connection follows.
 
     def on_writable(self, connection: AuthenticatedConnection) -> None:
         if connection is self._connection:
@@ -232,7 +233,7 @@ class Link:
         self.resets += 1
         if self._heard:
             self.silent_since = self._loop.time()
-        # Only who reads sees whether anything moves.
+        # Only the reading side sees progress.
         if self._channels and isinstance(error, ProtocolError):
             self._protocol_errors += 1
             if self._protocol_errors >= PROTOCOL_ERRORS_MAX:
@@ -288,8 +289,7 @@ class Link:
         try:
             pieces = self._exchange.data_to_send(WRITE_BYTES_PER_TURN)
         except ProtocolError as error:
-            # A mistake of this side. Frames that were to leave with it are gone, so nothing more
-            # may.
+            # A bug of this side. Frames of this flush are lost, so no more may be sent.
             logger.exception("link %s has failed", self.name[:8])
             self.fail(error)
             return

@@ -3,11 +3,11 @@
 The consumer dials, and dials again after a reset; the first frame of a connection says which link
 it carries on. The side that dialled an unused link closes it, and both sides forget it.
 
-A link that stays without a connection is given up by its consumer: after `GIVE_UP_S` every channel
-fails with Broken, so the consuming tasks fail and the job hears of it. The producer only cleans up:
-it forgets the consumer after `FORGET_S`, which is later. A consumer that comes back even later,
-because its process stood still, is refused with Broken and fails as well. So no consumer ends
-without an error that the job sees, and no producer drops records of a consumer that goes on.
+The consumer gives up a link that stays without a connection: after `GIVE_UP_S` every channel fails
+with Broken, so the consuming tasks fail and the job sees it. The producer only cleans up: it
+forgets the consumer after `FORGET_S`, which is later. A consumer that returns even later, because
+its process stood still, is refused with Broken and fails as well. So no consumer ends without an
+error that the job sees, and no producer drops records of a consumer that goes on.
 """
 
 from __future__ import annotations
@@ -40,18 +40,20 @@ __all__ = ["FORGET_S", "GIVE_UP_S", "UNUSED_S", "DataPlane"]
 logger = logging.getLogger(__name__)
 
 RECONNECT_S = (0.0, 0.02, 0.1, 0.3, 0.5)
-"""Waits before each try to connect since something was last moved; the last one repeats."""
+"""Waits before each try to connect since the last progress; the last one repeats."""
 
 GIVE_UP_S = 30.0
-"""Time without a connection after which the consumer fails the channels of a link. Longer than a
-blocking call or a swapping machine takes: the control connection reports the end of a process at
-once.
+"""Time without a connection after which the consumer fails the channels of a link.
+
+Longer than a blocking call or a swapping machine takes. The control connection reports the end of a
+process at once.
 """
 
 FORGET_S = GIVE_UP_S + 1.5 * HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1)
-"""Time without a connection after which the producer releases what the consumers of a link have not
-read. The consumer may notice silence a whole cycle of heartbeats later than the producer; it must
-have decided by then.
+"""Time without a connection after which the producer drops the unread data of a link.
+
+The consumer may notice silence a whole heartbeat cycle later than the producer, and must have given
+up by then.
 """
 
 UNUSED_S = 5.0
@@ -61,7 +63,7 @@ LINK_NAME_CHARS_MAX = 64
 
 
 class DataPlane:
-    """Listens for the other processes, and dials those whose partitions are read here."""
+    """Listens for other processes, and dials those whose partitions are read here."""
 
     def __init__(
         self, host: Host, secret: bytes, codec: Codec, partitions: PartitionLookup
@@ -72,19 +74,18 @@ class DataPlane:
         self._partitions = partitions
         self._listener: Listener | None = None
         self.waiting: WaitingRoom[AuthenticatedConnection] = WaitingRoom("the data plane")
-        """Connections that have not said yet which link they are."""
+        """Connections that have not named their link yet."""
         self._dialled: dict[tuple[str, int], Link] = {}
         self._accepted: dict[str, Link] = {}
         self._dialling: dict[Link, asyncio.Task[None]] = {}
         self._timers: dict[Link, asyncio.TimerHandle] = {}
-        """Until an accepted link is given up, or a dialled one closed because nobody uses it."""
+        """Timers until an accepted link is given up, or an unused dialled one closed."""
         self._closed = False
 
     async def listen(self, address: str = "127.0.0.1", port: int = 0) -> int:
-        """Accept data connections.
+        """Starts to accept data connections and returns the port.
 
-        Returns the port. Raises NotAuthenticated for an address that is not safe; see
-        `check_listen`.
+        Raises NotAuthenticated for an unsafe address; see `check_listen`.
         """
         check_listen(self._host, address)
         tls = security_of(self._host).tls
@@ -94,7 +95,7 @@ class DataPlane:
         return self._listener.port
 
     def link_to(self, address: tuple[str, int]) -> Link:
-        """The link to the process that listens at `address`; dials it if there is none."""
+        """Returns the link to the process that listens at `address`; dials if there is none."""
         link = self._dialled.get(address)
         if link is None:
             link = Link(
@@ -106,11 +107,11 @@ class DataPlane:
 
     @property
     def links(self) -> list[Link]:
-        """All that are not forgotten: those dialled, then those accepted."""
+        """All links that are not forgotten: dialled ones, then accepted ones."""
         return [*self._dialled.values(), *self._accepted.values()]
 
     async def close(self) -> None:
-        """Close every link and the listener.
+        """Closes every link and the listener.
 
         Returns when all connections are closed. Idempotent.
         """
@@ -135,18 +136,18 @@ class DataPlane:
     # Dialling.
 
     def dial(self, address: tuple[str, int], link: Link) -> None:
-        """Connect `link`, unless that is under way."""
+        """Connects `link`, unless a connection attempt is in progress."""
         if not self._closed and link not in self._dialling:
             self._dialling[link] = asyncio.get_running_loop().create_task(
                 self._connect(address, link), name=f"dial {_text(address)}"
             )
 
     async def _connect(self, address: tuple[str, int], link: Link) -> None:
-        """Try until connected; fail the link when it takes too long."""
+        """Tries until connected; fails the link after too long."""
         loop = asyncio.get_running_loop()
         error: Exception | None = None
         try:
-            # A connection may be lost again before this task has heard that it was made.
+            # A connection may be lost again before this task learns that it was made.
             while link.connection is None and not link.is_closed:
                 deadline = link.silent_since + GIVE_UP_S
                 if loop.time() >= deadline:
@@ -165,14 +166,14 @@ class DataPlane:
                     await self._try_connect(
                         address, link, min(loop.time() + HANDSHAKE_TIMEOUT_S, deadline)
                     )
-                # Whatever it is, another try may do better, and time is limited.
+                # After any error another try may succeed, and time is limited.
                 except Exception as refused:  # noqa: BLE001
                     if (
                         error is None or loop.time() < deadline
-                    ):  # A try that was cut short says less than the one before.
+                    ):  # The error before says more than a try that was cut short.
                         error = refused
         finally:
-            # Here and not in a callback: from now on a loss has to start the next one.
+            # Here and not in a callback: from now on a lost connection must start the next attempt.
             del self._dialling[link]
 
     async def _try_connect(self, address: tuple[str, int], link: Link, deadline: float) -> None:
@@ -194,7 +195,7 @@ class DataPlane:
             raise
 
     def close_unused(self, address: tuple[str, int], link: Link) -> None:
-        """Later, if nobody uses it then."""
+        """Closes a link after `UNUSED_S` if it is still unused then."""
         if not self._closed and not link.is_closed and link not in self._timers:
             timer = asyncio.get_running_loop().call_later(
                 UNUSED_S, self._close_if_unused, address, link
@@ -212,7 +213,7 @@ class DataPlane:
         link.close()
 
     def forget(self, address: tuple[str, int], link: Link) -> None:
-        """The next one who wants to read there gets a new link."""
+        """Forgets a dialled link: the next reader of that process gets a new one."""
         if self._dialled.get(address) is link:
             del self._dialled[address]
 
@@ -225,7 +226,7 @@ class DataPlane:
         return AuthenticatedConnection(handshake, DATA_PLANE, self, self.waiting)
 
     def on_connected(self, connection: AuthenticatedConnection) -> None:
-        """It has proved itself; which link it is comes with its first frame."""
+        """The peer has proved itself; its first frame names the link."""
 
     def on_frames(self, connection: AuthenticatedConnection, frames: list[Frame]) -> None:
         hello, *rest = frames
@@ -248,19 +249,19 @@ class DataPlane:
             link.on_frames(connection, rest)
 
     def on_writable(self, connection: AuthenticatedConnection) -> None:
-        """Nothing is written before the peer said HELLO."""
+        """Does nothing: no data is written before the peer's HELLO."""
 
     def on_connection_lost(
         self, connection: AuthenticatedConnection, error: Exception | None
     ) -> None:
-        """It was in the waiting room, which knows."""
+        """Does nothing: the waiting room handles it."""
 
     # LinkOwner of accepted links.
 
     def on_link_lost(self, link: Link) -> None:
-        """The peer dialled, so the peer dials again.
+        """Waits for the peer, which dials again.
 
-        Without channels there is nothing to wait for.
+        A link without channels is forgotten at once.
         """
         if link.is_closed or not link.has_channels:
             self._forget_accepted(link)
@@ -270,7 +271,7 @@ class DataPlane:
             )
 
     def on_link_unused(self, link: Link) -> None:
-        """Closing it is the business of the peer, which dialled."""
+        """Does nothing: the peer dialled, so the peer closes it."""
 
     def _give_up(self, link: Link) -> None:
         self._forget_accepted(link)
@@ -307,8 +308,9 @@ class _Dialler:
 
 
 class _Opening:
-    """Owner of a connection until it is open; then it is the link's, in the same call, so that
-    its end cannot be missed.
+    """Owner of a connection until it is open.
+
+    It then hands the connection to the link in the same call, so that its end cannot be missed.
     """
 
     def __init__(self, link: Link) -> None:
@@ -316,7 +318,7 @@ class _Opening:
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_connected(self, connection: AuthenticatedConnection) -> None:
-        if self.opened.done() or self._link.is_closed:  # Nobody waits for it any more.
+        if self.opened.done() or self._link.is_closed:  # The attempt was given up.
             connection.abort()
             return
         assert connection.encoder is not None, "it is open"
@@ -330,14 +332,14 @@ class _Opening:
         raise RemoteProtocolError("frames came before this side said which link it carries on")
 
     def on_writable(self, connection: AuthenticatedConnection) -> None:
-        """Nothing waits yet."""
+        """Does nothing: no output waits yet."""
 
     def on_connection_lost(
         self, connection: AuthenticatedConnection, error: Exception | None
     ) -> None:
         if not self.opened.done():
             self.opened.set_exception(Broken(f"the connection ended in the handshake: {error!r}"))
-            self.opened.exception()  # Whoever waits has it; nobody may.
+            self.opened.exception()  # Marks it as retrieved; there may be no waiter.
 
 
 def _text(address: tuple[str, int]) -> str:

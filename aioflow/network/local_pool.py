@@ -1,16 +1,16 @@
-"""The pool of one partition or gate: how many sealed batches may wait in it, and whether there is
-room for one more.
+"""The pool of one partition or gate: it limits the sealed batches that wait there.
 
 A *permit* is the right to one queued batch (or one frame). It is a count: a local edge touches no
 memory. A permit that needs bytes takes a page with it (`request_buffer`). Invariants:
 
-* `requested` permits are held from the global pool, of which `idle` are unused; `requested <=
-  size`, except after a shrink, when the surplus goes back one by one as permits are recycled
-  (nothing in use is ever revoked);
-* one permit is fetched ahead, so that available means: the next request succeeds within the size;
-* the pool is available iff a permit is idle and no channel has reached its quota. Requests past
-  that still succeed while the overdraft lasts, so that one record can be finished; `take_permit`
-  succeeds always, and is what a record's own output uses.
+* `requested` permits are held from the global pool, of which `idle` are unused. `requested <=
+  size`, except after a shrink. The surplus then goes back as permits are recycled; no permit in use
+  is ever revoked.
+* One permit is fetched ahead, so that "available" means that the next request succeeds within the
+  size.
+* The pool is available iff a permit is idle and no channel has reached its quota. Requests past
+  that still succeed while the overdraft lasts, so that one record can be finished. `take_permit`
+  always succeeds, and is for the output of a single record.
 
 After Flink's LocalBufferPool. Everything happens on one loop, so there is no lock.
 """
@@ -27,19 +27,20 @@ from aioflow.network.segments import Buffer, MemorySegment
 __all__ = ["DEFAULT_OVERDRAFT", "LocalBufferPool", "PermitListener"]
 
 DEFAULT_OVERDRAFT = 5
-"""Permits beyond the size, as in Flink: enough to finish the record that was under way."""
+"""Permits beyond the size, as in Flink: enough to finish the current record."""
 
 RECYCLED_TWICE = "a permit was recycled that the pool did not give out: recycle each permit once"
 
 
 class PermitListener(Protocol):
-    """Somebody for whom the pool had nothing, and who wants the next permit."""
+    """A requester that found the pool empty and waits for the next permit."""
 
     def on_permit(self) -> bool:
-        """A permit is free: True takes it (recycle it later), False leaves it for the next.
+        """A permit is free: True takes it (recycle it later), False leaves it for the next
+        listener.
 
-        Called once a registration. Who takes it and wants more registers again from here, behind
-        the others.
+        Called once per registration. A listener that takes it and wants more registers again from
+        here, behind the others.
         """
         ...
 
@@ -49,7 +50,7 @@ class PermitListener(Protocol):
 
 
 class PermitSource(Protocol):
-    """What a local pool needs of the global one."""
+    """The interface of the global pool for a local one."""
 
     def take_permit(self) -> bool: ...
     def return_permits(self, count: int) -> None: ...
@@ -60,9 +61,7 @@ class PermitSource(Protocol):
 
 
 class LocalBufferPool:
-    """Between `min_segments` and `max_segments` permits; the global pool, which makes it, sets
-    the size in between.
-    """
+    """A pool of `min_segments` to `max_segments` permits. The global pool sets its size."""
 
     __slots__ = (
         "_beyond_size",
@@ -105,15 +104,15 @@ class LocalBufferPool:
         self._overdraft = 0
         self._forced = 0
         self._beyond_size = 0
-        """`_overdraft + _forced`, so that the fast path asks one question."""
+        """`_overdraft + _forced`, so that the fast path makes one comparison."""
         self._per_channel: dict[int, int] = {}
         self._unavailable_channels = 0
         self._listeners: deque[PermitListener] = deque()
 
     def try_request_permit(self, channel: int = 0) -> bool:
-        """One permit for `channel`: idle, then overdraft; False when both are used up.
+        """Takes one permit for `channel`, idle or from the overdraft; False when both are used up.
 
-        Closed after `destroy`.
+        Raises Closed after `destroy`.
         """
         idle = self._idle
         if idle > 1:
@@ -128,9 +127,9 @@ class LocalBufferPool:
         return True
 
     def take_permit(self, channel: int = 0) -> None:
-        """One permit without a limit: for the rest of a record's own output.
+        """Takes one permit without a limit, for the rest of a record's own output.
 
-        What is beyond the size returns first.
+        Permits beyond the size are returned first.
         """
         if self._idle > 1 and self.max_per_channel is None:
             self._idle -= 1
@@ -141,7 +140,7 @@ class LocalBufferPool:
                 self._count_channel(channel)
 
     def recycle(self, channel: int = 0) -> None:
-        """Return one permit of `channel`."""
+        """Returns one permit of `channel`."""
         if self.max_per_channel is not None:
             self._discount_channel(channel)
         if self._beyond_size or self._listeners or self._requested > self._size:
@@ -150,14 +149,14 @@ class LocalBufferPool:
         if self._idle >= self._requested:
             raise LocalProtocolError(RECYCLED_TWICE)
         self._idle += 1
-        # The flag is read first: raising what is up costs a call a batch.
+        # The flag is checked first: the call would cost time for every batch.
         if not self.availability.is_available:
             self._raise_availability()
 
     def request_buffer(self, channel: int = 0) -> Buffer | None:
-        """A permit with a page; the buffer returns both when its last holder recycles it.
+        """Takes a permit with a page; the last recycle of the buffer returns both.
 
-        None if there is none.
+        Returns None if there is no permit.
         """
         if not self.try_request_permit(channel):
             return None
@@ -169,18 +168,18 @@ class LocalBufferPool:
         return Buffer(self._parent.take_segment(), give_back)
 
     async def request_permit(self, channel: int = 0) -> None:
-        """Wait until a permit is there without overdraft.
+        """Waits until a permit is available without overdraft, and takes it.
 
-        Closed when the pool is destroyed meanwhile.
+        Raises Closed if the pool is destroyed meanwhile.
         """
         while not self.availability.is_available:
             await self.availability.get_available_future()
         self.try_request_permit(channel)
 
     def add_listener(self, listener: PermitListener) -> bool:
-        """Offer `listener` a recycled permit, in order of registration.
+        """Registers `listener` for a recycled permit, in order of registration.
 
-        False if one is idle: request it instead.
+        Returns False if one is idle: request it instead.
         """
         self._check_live()
         if self._idle > 0:
@@ -189,7 +188,7 @@ class LocalBufferPool:
         return True
 
     def remove_listener(self, listener: PermitListener) -> None:
-        """Leave the line. Nothing if it is not in it."""
+        """Unregisters `listener`, if it is registered."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
@@ -210,8 +209,8 @@ class LocalBufferPool:
 
     @property
     def in_use(self) -> int:
-        """Permits that somebody holds, overdraft included: `in_use / size` is the usage, above 1
-        with overdraft.
+        """Permits in use, overdraft included. The usage `in_use / size` is above 1 with
+        overdraft.
         """
         return self._requested - self._idle + self._beyond_size
 
@@ -221,9 +220,9 @@ class LocalBufferPool:
         return self._beyond_size
 
     def set_num_buffers(self, size: int) -> None:
-        """Grow or shrink to `size`: idle surplus returns now, the rest when recycled.
+        """Grows or shrinks to `size`: idle surplus returns now, the rest when recycled.
 
-        ValueError below the minimum.
+        Raises ValueError below the minimum.
         """
         if size < self.min_segments:
             raise ValueError(f"pool size {size} is below its minimum of {self.min_segments}")
@@ -238,7 +237,7 @@ class LocalBufferPool:
         self.on_parent_available()
 
     def on_parent_available(self) -> None:
-        """There may be room: settle what was taken beyond the size, then fetch one ahead."""
+        """Permits may be available: covers those taken beyond the size, then fetches one ahead."""
         while self._overdraft and self._requested < self._size:
             self._overdraft -= 1
             self._beyond_size -= 1
@@ -249,7 +248,7 @@ class LocalBufferPool:
             self._requested += 1
         if self._idle == 0:
             self._fetch_ahead()
-        # Every turn uses up a permit or a listener.
+        # Every iteration uses up a permit or a listener.
         while self._idle > 0 and self._listeners:
             self._serve_listeners()
             if self._idle == 0:
@@ -257,7 +256,7 @@ class LocalBufferPool:
         self._raise_availability()
 
     def destroy(self) -> None:
-        """Return what is idle, wake who waits, tell the listeners once. Idempotent.
+        """Returns idle permits, wakes waiters, and notifies listeners once. Idempotent.
 
         Permits in use return to the global pool when they are recycled.
         """
@@ -272,13 +271,13 @@ class LocalBufferPool:
         listeners, self._listeners = self._listeners, deque()
         for listener in listeners:
             listener.on_pool_destroyed()
-        # Whoever waits must not wait for ever; the next request tells why.
+        # Waiters must not wait for ever; their next request raises the reason.
         self.availability.set_available()
 
     def _request_beyond(self) -> bool:
         self._check_live()
-        # Within the size there is nothing to be had: a pool with room and nothing idle waits for
-        # the global one already.
+        # There is no permit within the size: a pool with room and no idle permit already waits for
+        # the global one.
         if self._overdraft < self.max_overdraft and self._parent.take_permit():
             self._overdraft += 1
             self._beyond_size += 1
@@ -286,7 +285,7 @@ class LocalBufferPool:
         return False
 
     def _fetch_ahead(self) -> None:
-        """Hold one idle permit if the size allows; ask to be told when the global pool has none."""
+        """Holds one idle permit if the size allows; otherwise waits for the global pool."""
         if self.is_destroyed or self._requested >= self._size:
             self.availability.set_unavailable()
         elif self._parent.take_permit():
@@ -315,8 +314,9 @@ class LocalBufferPool:
             self._raise_availability()
 
     def _serve_listeners(self) -> None:
-        """Hand idle permits to the listeners, first come first served; who wants more registers
-        again, at the end.
+        """Hands idle permits to listeners, first come first served.
+
+        A listener that wants more registers again, at the end.
         """
         for _ in range(len(self._listeners)):
             if self._idle == 0:
@@ -327,8 +327,9 @@ class LocalBufferPool:
                 self._idle += 1
 
     def _raise_availability(self) -> None:
-        """It falls where the last idle permit is taken, or a channel reaches its quota; here it
-        rises again.
+        """Raises availability again.
+
+        It was lowered when the last idle permit was taken, or a channel reached its quota.
         """
         if self._idle > 0 and self._unavailable_channels == 0:
             self.availability.set_available()

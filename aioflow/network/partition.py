@@ -1,10 +1,9 @@
-"""The output of one subtask: one subpartition for each consumer, and one budget of permits over all
-of them.
+"""The output of one subtask: one subpartition per consumer, and one budget of permits for all.
 
-The budget is the pool: `availability` is the pool's own, so it falls when the queued batches reach
-the pool's size (or a subpartition its quota) and rises when consumers took enough. It is advice: a
-record's own output is always accepted, counted as overdraft, and the task looks at `availability`
-before it takes the next input. Events take no permit. After Flink's PipelinedResultPartition.
+The budget is the pool, and `availability` is the pool's own. It falls when the queued batches reach
+the pool's size, or those of a subpartition its quota. It rises when consumers have taken enough. It
+is advisory: a record's own output is always accepted and counted as overdraft, and the task checks
+`availability` before the next input. Events take no permit. After Flink's PipelinedResultPartition.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ __all__ = ["ResultPartition"]
 
 
 class ResultPartition:
-    """`subpartition_count` queues over one `pool`, which the partition owns: `release` destroys
+    """`subpartition_count` queues over one `pool`. The partition owns it, and `release` destroys
     it.
     """
 
@@ -47,12 +46,12 @@ class ResultPartition:
         *,
         owner: str = "",
     ) -> None:
-        """`owner` is the producing operator, named when one of its values cannot travel."""
+        """`owner`: the producing operator, named if one of its values cannot be encoded."""
         self.partition_id = partition_id
         self.owner = owner
         self.pool = pool
         self.bytes_encoded = 0
-        """Of all batches that went to other processes: within this one none has a size."""
+        """Encoded bytes of all batches for other processes. Local batches have no size."""
         self.is_finished = False
         self.is_released = False
         self.on_resized: Callable[[], None] | None = None
@@ -66,62 +65,60 @@ class ResultPartition:
         self._unreleased = subpartition_count
         self._unprocessed = dict.fromkeys(range(subpartition_count))
         self.all_data_processed = Availability(subpartition_count == 0)
-        """Raised once every consumer acknowledged that it processed all records up to EndOfData,
-        or released its subpartition.
+        """Raised once every consumer is done.
+
+        It has acknowledged that it processed all records up to EndOfData, or released its
+        subpartition.
         """
 
     @property
     def availability(self) -> Availability:
-        """Is there room for one more batch within the budget?"""
+        """Whether there is room for one more batch within the budget."""
         return self.pool.availability
 
     def add_batch(self, index: int, batch: RecordBatch) -> bool:
-        """Queue a sealed batch for consumer `index`, by reference.
+        """Queues a sealed batch for consumer `index`, by reference.
 
-        False if the consumer is gone, or after `finish`.
+        Returns False if the consumer is gone, or after `finish`.
         """
         return self.subpartitions[index].add(batch)
 
     def add_event(
         self, index: int, event: Event, blocking: bool = False, priority: bool = False
     ) -> bool:
-        """Queue an event for consumer `index` behind everything written to it, or in front of it
-        with `priority`.
-        """
+        """Queues an event for consumer `index` behind all data; ahead of it with `priority`."""
         return self.subpartitions[index].add_event(event, blocking, priority)
 
     def broadcast_event(self, event: Event, blocking: bool = False, priority: bool = False) -> None:
-        """`add_event` for every consumer; the event is shared."""
+        """Calls `add_event` for every consumer; the event is shared."""
         for subpartition in self.subpartitions:
             subpartition.add_event(event, blocking, priority)
 
     def flush(self) -> None:
-        """Make what was appended to the builders visible; what cannot be read yet goes on
-        growing.
-        """
+        """Makes appended records visible; a batch that cannot be read yet keeps growing."""
         for subpartition in self.subpartitions:
             subpartition.flush()
 
     def finish(self) -> None:
-        """Flush, then EndOfPartition to every consumer. Idempotent."""
+        """Flushes, then sends EndOfPartition to every consumer. Idempotent."""
         self.is_finished = True
         for subpartition in self.subpartitions:
             subpartition.finish()
 
     def fail(self, error: BaseException) -> None:
-        """The producing task failed: consumers see ProducerFailed at their next poll, whatever
-        was queued.
+        """The producing task failed: consumers see ProducerFailed at their next poll.
+
+        Queued elements are dropped.
         """
         self.is_finished = True
         for subpartition in self.subpartitions:
             subpartition.fail(error)
 
     def release(self) -> None:
-        """Drop everything and give the pool back. Idempotent; happens by itself once all consumers
-        released.
+        """Drops everything and returns the pool. Idempotent; automatic once all consumers released.
 
-        A consumer that had not read to the end sees ProducerFailed: a producer that finished leaves
-        its partition alone.
+        A consumer that has not read to the end sees ProducerFailed. So a producer that finished
+        does not release its partition.
         """
         if self.is_released:
             return
@@ -132,21 +129,21 @@ class ResultPartition:
 
     @property
     def queued_batches(self) -> int:
-        """Sealed batches that wait for consumers, over all subpartitions."""
+        """Sealed batches that wait for consumers, in all subpartitions."""
         return sum(subpartition.queued_batches for subpartition in self.subpartitions)
 
     @property
     def batches_added(self) -> int:
-        """Sealed batches since it was made, over all subpartitions."""
+        """Number of batches sealed so far, in all subpartitions."""
         return sum(subpartition.batches_added for subpartition in self.subpartitions)
 
     @property
     def queued_bytes(self) -> int:
-        """Of batches that are encoded and wait for the credit of their consumers."""
+        """Bytes of encoded batches that wait for the credit of their consumers."""
         return sum(subpartition.queued_bytes for subpartition in self.subpartitions)
 
     def queue_length(self, index: int) -> int:
-        """Batches and events that wait for consumer `index`."""
+        """Returns the number of batches and events that wait for consumer `index`."""
         return len(self.subpartitions[index])
 
     @property
@@ -156,11 +153,11 @@ class ResultPartition:
 
     @property
     def slice_records(self) -> int:
-        """Records that make about one batch for each consumer: more at a time would fill the queues
-        beyond what they asked for.
+        """Number of records for about one batch per consumer. A larger slice would overfill the
+        queues.
 
-        While the first batches are small, only as long as one of them waits: how an exchange starts
-        that gets little, or whose consumers keep up, is not to hold up the task.
+        Small first batches only count while one of them waits. An exchange with little data, or
+        with consumers that keep up, must not slow the task down.
         """
         if self._is_awaited:
             return sum(
@@ -170,7 +167,7 @@ class ResultPartition:
 
     @property
     def slice_columns(self) -> int:
-        """The same of records that come as columns."""
+        """As `slice_records`, for columnar batches."""
         if self._is_awaited:
             return sum(subpartition.column_records for subpartition in self.subpartitions)
         return sum(subpartition.wanted_columns for subpartition in self.subpartitions)

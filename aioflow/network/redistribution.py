@@ -1,12 +1,11 @@
-"""Shares the spare segments of the global pool over the local pools: a pure function of their
-bounds.
+"""Shares the spare segments of the global pool among the local pools: a pure function of bounds.
 
-Invariants: every pool gets at least its minimum and at most its maximum; nothing is left over while
-some pool could take it; two pools with equal bounds differ by at most one segment, and which of
-them gets it depends on their order alone. After NetworkBufferPool.redistributeBuffers of Flink 1.x:
+Invariants: every pool gets at least its minimum and at most its maximum. No segment is left over
+while some pool could take it. Two pools with equal bounds differ by at most one segment, and only
+their order decides which gets it. After NetworkBufferPool.redistributeBuffers of Flink 1.x:
 cumulative rounding, so that the shares add up without a second pass. The weighting by expected size
-of later versions was left out: it needs a spreading loop, and gives the same sizes for pools that
-have no expectation.
+of later versions is left out. It needs a spreading loop, and gives the same sizes for pools without
+an expectation.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ __all__ = ["redistribute"]
 
 
 def redistribute(total_segments: int, bounds: Sequence[tuple[int, int | None]]) -> list[int]:
-    """The sizes of pools with `bounds` = [(min, max or None for unbounded)] over `total_segments`.
+    """Returns the sizes of pools with `bounds` = [(min, max or None for unbounded)].
 
     `total_segments` must be at least the sum of the minimums. The sum of the result is min(total,
     sum of the maximums).

@@ -1,5 +1,4 @@
-"""Warnings about refused connections: the first one at once, then one line a minute with their
-number.
+"""Warnings about refused connections: the first at once, then one line a minute with a count.
 
 A flood of connections must show in the log, and must not flood it.
 """

@@ -1,8 +1,7 @@
-"""One input of a gate whose producer is in another process. Bytes wait here until the task polls;
-it decodes them on its own time.
+"""An input channel whose producer is in another process. Bytes wait here until the task polls.
 
-After Flink's RemoteInputChannel. Order, credit and what happens after a reset are the exchange's
-business.
+The poll decodes them. The exchange handles order, credit and resets. After Flink's
+RemoteInputChannel.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ from aioflow.protocol.errors import PartitionNotFound
 __all__ = ["EXCLUSIVE_BUFFERS", "ChannelLink", "RemoteInputChannel"]
 
 EXCLUSIVE_BUFFERS = 32
-"""Segments of each channel that are its own: some batches of columns, one of which takes a dozen,
-so that none waits in its midst for the credit of its beginning while both processes are idle. How
-many batches are on the way is bounded by the permits of their producer.
+"""Segments that each channel owns: enough for some columnar batches, which take a dozen each.
+
+So no batch waits half sent for the credit of its beginning while both processes are idle. The
+permits of the producer limit the number of batches in flight.
 """
 
 REQUEST_BACKOFF_MS = partition_request_backoff(50, 3_000)
@@ -40,12 +40,12 @@ REQUEST_BACKOFF_MS = partition_request_backoff(50, 3_000)
 
 
 class ChannelLink(Protocol):
-    """The link to the producer's process, as far as a channel needs it."""
+    """The interface of the link to the producer's process, for a channel."""
 
     @property
     def consumer(self) -> ConsumerExchange: ...
     def add_channel(self, channel: RemoteInputChannel) -> int:
-        """A number for the channel; what arrives for it goes to its `on_delivered`."""
+        """Returns a number for the channel; its data goes to its `on_delivered`."""
 
     def remove_channel(self, number: int) -> None: ...
 
@@ -69,12 +69,11 @@ class RemoteInputChannel:
         self._tables = EntryTables()
         self._number: int | None = None
         self._received: deque[bytes | Event | None] = deque()
-        """In the order in which it came; None holds the place of an event that overtook what is
-        in front of it.
-        """
+        """Elements in order of arrival; None holds the place of an event that overtook."""
         self._priority: deque[tuple[Event, list[bytes | Event]]] = deque()
-        """Each with all that it has overtaken here: a second barrier that waits has overtaken
-        what the first one has, too.
+        """Priority events, each with all elements that it has overtaken here.
+
+        A second waiting barrier has overtaken what the first one has, too.
         """
         self._overtaken: list[bytes | Event] = []
         self._on_announced: Callable[[CheckpointBarrier], None] | None = None
@@ -91,7 +90,7 @@ class RemoteInputChannel:
     # InputChannel
 
     def request(self, on_data_available: Callable[[bool], None]) -> bool:
-        """Always True: a partition that is not there yet is asked for again from here."""
+        """Returns True always: the channel itself asks again for a missing partition."""
         if self._number is None and not self.is_released:
             self._notify = on_data_available
             number = self._number = self._link.add_channel(self)
@@ -102,7 +101,7 @@ class RemoteInputChannel:
         return True
 
     def poll(self) -> Polled | None:
-        """The next element, decoded now. Raises what the producer or the connection failed with."""
+        """Returns the next element, decoded now. Raises the error of the producer or connection."""
         if self._error is not None:
             raise self._error
         received = self._received
@@ -112,8 +111,8 @@ class RemoteInputChannel:
             return None
         content = received.popleft()
         assert self._number is not None and content is not None
-        # Taken over before it is decoded: a batch that cannot be decoded must not hold its permit
-        # for ever.
+        # Acknowledged before decoding: a batch that cannot be decoded must not hold its permit for
+        # ever.
         self._link.consumer.taken_over(self._number)
         if received and received[0] is None:
             self._take_over_places()
@@ -129,7 +128,7 @@ class RemoteInputChannel:
                 more,
                 number,
             )
-        # By exclusion an Event.
+        # An Event, by exclusion.
         return content, self._batches, more, number  # type: ignore[return-value]
 
     def _poll_priority(self) -> Polled:
@@ -176,9 +175,9 @@ class RemoteInputChannel:
                 on_announced(element)
 
     def _put_first(self, event: Event, place: int) -> None:
-        """`event`, whose place in the order is `place`, comes out next.
+        """Makes `event`, whose place in the order is `place`, the next element.
 
-        Taken over it is in its turn: nothing is told out of order.
+        It is acknowledged in its turn, because acknowledgements must stay in order.
         """
         self._priority.append(
             (event, [element for element in islice(self._received, place) if element is not None])
@@ -237,7 +236,7 @@ class RemoteInputChannel:
     # From the link.
 
     def on_delivered(self, what: Delivered) -> None:
-        """A batch as bytes, an event, or the error that ended the channel."""
+        """Receives a batch as bytes, an event, or the error that ended the channel."""
         if self.is_released:
             return
         if isinstance(what, PartitionNotFound) and self._attempt + 1 < len(REQUEST_BACKOFF_MS):
@@ -248,8 +247,7 @@ class RemoteInputChannel:
             return
         was_empty = not self._received and not self._priority and self._error is None
         if isinstance(what, Exception):
-            # It comes out at the next poll: what was received before it is of no use to a task that
-            # ends now.
+            # The next poll raises it. Earlier elements are of no use to a task that ends now.
             self._error = what
             self._received.clear()
             self._priority.clear()

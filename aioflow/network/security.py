@@ -1,16 +1,14 @@
-"""What the connections of a cluster's own processes need beyond the secret, once they leave the
-machine: TLS, or a yes to do without.
+"""Protection of a cluster's own connections between machines: TLS, or plain text on request.
 
-`SecuredHost` is the host of such a process. Its listeners and dialling, those of the data plane and
-of RPC, read `security_of(host)`; the connections of sources and sinks are their own business and
-are not touched. Invariants:
+`SecuredHost` is the host of such a process. The listeners and connections of the data plane and of
+RPC read `security_of(host)`. Connections of sources and sinks are not affected. Invariants:
 
-* both sides show a certificate that the cluster's authority has signed (`CERT_REQUIRED`), over TLS
-  1.3; names are not compared: who the peer is, is what the authority says, and the handshake with
-  the secret still follows inside;
-* nobody listens off loopback in plain text unless `allow_plaintext` says so. Then the handshake and
-  a MAC over each frame keep out who does not know the secret; but who listens on the way reads
-  every record.
+* both sides show a certificate signed by the cluster's authority (`CERT_REQUIRED`), over TLS 1.3.
+  Names are not compared: the authority vouches for the peer, and the handshake with the secret
+  still follows inside;
+* no process listens in plain text off loopback unless `allow_plaintext` is set. The handshake and
+  a MAC over each frame then keep out peers without the secret. But an eavesdropper reads every
+  record.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ Args = TypeVarTuple("Args")
 
 @dataclass(frozen=True, slots=True)
 class TlsContexts:
-    """Both sides of the same identity: a process of a cluster dials and is dialled."""
+    """TLS contexts of one identity, for dialling and for listening."""
 
     client: ssl.SSLContext
     server: ssl.SSLContext
@@ -50,9 +48,7 @@ class TlsContexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files: the certificate of this process with its private key, and the authority that
-    signs those of the whole cluster.
-    """
+    """PEM files: the certificate of this process, its private key, and the cluster's authority."""
 
     certificate: str
     key: str
@@ -62,9 +58,10 @@ class TlsFiles:
     def of(
         certificate: str | None, key: str | None, authority: str | None, names: tuple[str, str, str]
     ) -> TlsFiles | None:
-        """All three or none; `names` are those of the settings, for the error.
+        """Returns the three files, or None if none is given. `names`: their settings, for the
+        error.
 
-        Raises NotAuthenticated.
+        Raises NotAuthenticated if some are missing.
         """
         given = (certificate, key, authority)
         missing = [name for name, value in zip(names, given, strict=True) if not value]
@@ -78,7 +75,7 @@ class TlsFiles:
         )
 
     def load(self) -> TlsContexts:
-        """Read the files. Raises NotAuthenticated, which says which of them is wrong."""
+        """Reads the files. Raises NotAuthenticated, which says which of them is wrong."""
         return TlsContexts(
             self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)
         )
@@ -92,7 +89,7 @@ class TlsFiles:
         try:
             context.load_verify_locations(cafile=self.authority)
             what = f"certificate {self.certificate} with key {self.key}"
-            # A key that asks for a password would wait for somebody to type it.
+            # OpenSSL would prompt for the password of an encrypted key and wait.
             context.load_cert_chain(self.certificate, self.key, password=_no_password)
         except (OSError, ValueError) as error:  # SSLError is an OSError.
             raise NotAuthenticated(
@@ -104,7 +101,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """How the connections between a cluster's processes are protected beyond the secret."""
+    """Protection of the connections between a cluster's processes beyond the secret."""
 
     tls: TlsContexts | None = None
     allow_plaintext: bool = False
@@ -112,9 +109,9 @@ class Security:
 
     @staticmethod
     def of(files: TlsFiles | None, *, allow_plaintext: bool) -> Security:
-        """As a user gives it.
+        """Makes it from the user's settings and reads the files.
 
-        Reads the files: raises NotAuthenticated, which says which of them is wrong.
+        Raises NotAuthenticated, which says which of them is wrong.
         """
         return Security(
             tls=None if files is None else files.load(), allow_plaintext=allow_plaintext
@@ -122,7 +119,7 @@ class Security:
 
 
 class SecuredHost:
-    """`host`, with what its cluster connections need. A Host itself."""
+    """`host` with the security of its cluster connections. A Host itself."""
 
     __slots__ = ("_host", "security")
 
@@ -171,14 +168,14 @@ class SecuredHost:
 
 
 def security_of(host: Host) -> Security:
-    """That of a `SecuredHost`; another one has neither TLS nor leave to do without."""
+    """Returns the security of a `SecuredHost`; any other host has no TLS and allows no plain
+    text.
+    """
     return host.security if isinstance(host, SecuredHost) else Security()
 
 
 def check_listen(host: Host, address: str) -> None:
-    """Raises NotAuthenticated if others could read along at `address`, and nobody has allowed
-    that.
-    """
+    """Raises NotAuthenticated if `address` would be readable for others without permission."""
     security = security_of(host)
     if security.tls is None and not security.allow_plaintext and not is_loopback(address):
         raise NotAuthenticated(
@@ -195,7 +192,7 @@ def is_loopback(address: object) -> bool:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted, and nobody is there to ask for the password")
+    raise ValueError("the key is encrypted, give one without a password")
 
 
 def _reason(error: Exception) -> str:

@@ -1,8 +1,8 @@
-"""Memory that travels: a fixed page, and a reference-counted buffer over it.
+"""Memory pages, and reference-counted buffers over them.
 
-Only bytes need memory: a remote subpartition's encoded batch, a frame that arrived. A local edge
-hands lists on and takes a permit, which is a count. A page is freed once; a buffer goes back to its
-recycler when its count falls to zero, exactly once.
+Only bytes need memory: the encoded batch of a remote subpartition, or a received frame. A local
+edge passes lists and takes a permit, which is a count. A page is freed once. A buffer returns to
+its recycler exactly once, when its count falls to zero.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from aioflow.core.errors import Closed
 __all__ = ["SEGMENT_BYTES", "Buffer", "MemorySegment"]
 
 SEGMENT_BYTES = 32768
-"""Flink's page: large enough to hide a frame's header, small enough that a slow channel holds
-little.
-"""
+"""Flink's page size: large enough to hide a frame's header, small for a slow channel."""
 
 
 class MemorySegment:
@@ -33,19 +31,19 @@ class MemorySegment:
         self._memory: bytearray | None = bytearray(size)
 
     def put(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write all of `data` at `offset`.
+        """Writes all of `data` at `offset`.
 
-        IndexError if it does not fit: a bytearray would silently grow.
+        Raises IndexError if it does not fit: a bytearray would silently grow.
         """
         memory = self._checked(offset, len(data))
         memory[offset : offset + len(data)] = data
 
     def get(self, offset: int, length: int) -> bytes:
-        """A copy of `length` bytes from `offset`. IndexError beyond the page."""
+        """Returns a copy of `length` bytes from `offset`. Raises IndexError beyond the page."""
         return bytes(self._checked(offset, length)[offset : offset + length])
 
     def view(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """The bytes [start, stop) without a copy; whoever holds the view holds the page."""
+        """Returns the bytes [start, stop) without a copy; the view keeps the page in use."""
         end = self.size if stop is None else stop
         return memoryview(self._checked(start, end - start))[start:end]
 
@@ -54,7 +52,7 @@ class MemorySegment:
         return self._memory is None
 
     def free(self) -> None:
-        """Give the page up. Closed if it was freed before: two owners of one page is a bug."""
+        """Frees the page. Raises Closed if it was freed before: two owners of one page is a bug."""
         if self._memory is None:
             raise Closed("memory segment is freed already; it must be freed once, by its pool")
         self._memory = None
@@ -71,8 +69,10 @@ class MemorySegment:
 
 
 class Buffer:
-    """`length` filled bytes of a segment, shared by count. Born with a count of one; at zero the
-    recycler gets the segment."""
+    """`length` filled bytes of a segment, shared by reference count.
+
+    The count starts at one; at zero the recycler gets the segment.
+    """
 
     __slots__ = ("_recycler", "_references", "_segment", "length")
 
@@ -86,7 +86,7 @@ class Buffer:
 
     @property
     def segment(self) -> MemorySegment:
-        """The page. Closed after the last recycle."""
+        """The page. Raises Closed after the last recycle."""
         self._check_live()
         return self._segment
 
@@ -99,7 +99,7 @@ class Buffer:
         return self._references == 0
 
     def view(self) -> memoryview:
-        """The filled bytes, read-only.
+        """Returns the filled bytes, read-only.
 
         Keep a reference (`retain`) for as long as the view is used.
         """
@@ -107,13 +107,13 @@ class Buffer:
         return self._segment.view(0, self.length).toreadonly()
 
     def retain(self) -> Self:
-        """One more holder, who must `recycle` too."""
+        """Adds a holder, which must `recycle` too."""
         self._check_live()
         self._references += 1
         return self
 
     def recycle(self) -> None:
-        """One holder less; the last one returns the page. Closed if nobody held it."""
+        """Removes a holder; the last one returns the page. Raises Closed if there is none."""
         self._check_live()
         self._references -= 1
         if self._references == 0:

@@ -1,18 +1,16 @@
-"""The queue between one producing subtask and one consuming subtask; read once, in order, by one
-reader.
+"""The queue between one producing and one consuming subtask; read once, in order, by one reader.
 
-Queued are sealed batches, each with one permit of the partition's pool, and events, without. The
-open batch (`builder`) is not queued: it is sealed when it is full, before any event, so that none
-overtakes records that were written before it, and when the reader is to have it: `flush` makes it
-visible, which means at once if the reader has nothing else, and otherwise when it has taken all
-that it has, on the way to it too. Until then it grows: a reader that is behind gets large batches,
-one that waits gets each record as it comes, and nobody has to choose between the two.
+It holds sealed batches, each with one permit of the partition's pool, and events without permit.
+The open batch (`builder`) is not in the queue. It is sealed when it is full, before any event, so
+that no event overtakes earlier records, and after `flush`. `flush` seals at once if the reader has
+nothing else to read. Otherwise the batch is sealed once the reader has taken all it has, including
+batches in transit. Until then it grows. So a slow reader gets large batches, a waiting reader gets
+each record at once, and users need not choose between the two.
 
-Invariants: the reader is notified only when the queue turns from empty to not empty (or unblocked,
-failed, released), so one notification stands for all that follows until the queue was drained;
-after a blocking event nothing more comes out until `resume_consumption`; every permit goes back
-exactly once, when its batch is polled or dropped. After Flink's PipelinedSubpartition; what an
-event means is not known here.
+Invariants: the reader is notified only when the queue becomes non-empty (or unblocked, failed,
+released). One notification then holds until the queue was drained. After a blocking event no
+element comes out until `resume_consumption`. Every permit goes back exactly once, when its batch is
+polled or dropped. Events have no meaning here. After Flink's PipelinedSubpartition.
 """
 
 from __future__ import annotations
@@ -47,25 +45,25 @@ BLOCKING_EVENT = 2
 
 
 class Permits(Protocol):
-    """What a subpartition needs of its pool; `channel` is its own index."""
+    """The interface of the pool; `channel` is the subpartition's own index."""
 
     def take_permit(self, channel: int = 0) -> None: ...
     def recycle(self, channel: int = 0) -> None: ...
 
 
 START_RECORDS = 16
-"""Of the first batches of an exchange."""
+"""Size of the first batches of an exchange."""
 
 START_QUEUED = 6
-"""So many more sealed ones than were needed say that the consumer takes them, though some always
-wait.
-"""
+"""Extra sealed batches that must have been consumed before batches grow, if some still wait."""
 
 START_GROWTH = 4
 
 BATCH_BYTES = 4 << 20
-"""Of a batch on its way to another process, about at most: as many records as are in one otherwise
-may be gigabytes, and a consumer takes no batch of more than 64 MiB."""
+"""Approximate limit in bytes for a batch that goes to another process.
+
+A full batch of large records may be gigabytes, and a consumer accepts at most 64 MiB.
+"""
 
 
 class PipelinedSubpartition:
@@ -115,20 +113,19 @@ class PipelinedSubpartition:
         self.index = index
         self.builder = BatchBuilder(batch_records_max)
         self.batch_records_max = batch_records_max
-        """Of any batch of rows: `builder.batch_records_max` is what the consumer wants of it, or
-        how it starts.
+        """Limit of any batch of rows.
+
+        `builder.batch_records_max` is the size that the consumer wants, or the initial size.
         """
         self.column_records_max = batch_records_max * COLUMN_RECORDS_PER_ROW
         self._made_for = batch_records_max
         self._wanted = self.column_records_max
-        """Of any batch of columns."""
+        """Wanted size of any batch, before limits."""
         self.column_records = self.column_records_max
-        """Of a batch of columns, where `builder.batch_records_max` is that of one of rows."""
+        """Current limit of a columnar batch; `builder.batch_records_max` is that of rows."""
         self._on_resized = on_resized
         self.is_starting = False
-        """Whether its batches are small as long as nobody knows what a record costs the
-        consumer.
-        """
+        """Whether batches are still small because the consumer's cost per record is unknown."""
         self._grows_at = 0
         self.is_finished = False
         self.is_released = False
@@ -139,14 +136,14 @@ class PipelinedSubpartition:
         self._queue: deque[tuple[RecordBatch | Event, int]] = deque()
         self._backlog = 0
         self.batches_added = 0
-        """Sealed batches, since it was made."""
+        """Number of batches sealed so far."""
         self._priority_events = 0
-        """How many elements at the head of the queue are priority events."""
+        """Number of priority events at the head of the queue."""
         self._blocked = False
         self._flush_when_drained = False
-        """`flush` was asked for while the reader had something: the open batch is its next."""
+        """Whether `flush` was called while the reader had data: the open batch comes next."""
         self._unread = 0
-        """Batches that were polled for a consumer elsewhere, which has not taken them yet."""
+        """Batches that were polled for a remote consumer, which has not taken them yet."""
         self._acknowledges = False
         self._sequence_number = 0
         self._error: BaseException | None = None
@@ -157,9 +154,9 @@ class PipelinedSubpartition:
     # The producer's side.
 
     def add(self, batch: RecordBatch) -> bool:
-        """Queue a sealed batch; the consumer owns it from here on.
+        """Queues a sealed batch; the consumer owns it from here on.
 
-        False, without a permit, after finish or release.
+        Returns False, and takes no permit, after finish or release.
         """
         if self.is_finished or self.is_released:
             return False
@@ -175,11 +172,10 @@ class PipelinedSubpartition:
         return True
 
     def add_event(self, event: Event, blocking: bool = False, priority: bool = False) -> bool:
-        """Queue an event behind everything written so far; a `priority` one in front of it, behind
-        earlier priority events.
+        """Queues an event behind everything written so far.
 
-        A `blocking` event stops the reader until `resume_consumption`. False after finish or
-        release.
+        A `priority` event goes ahead of that, behind earlier priority events. A `blocking` event
+        stops the reader until `resume_consumption`. Returns False after finish or release.
         """
         if self.is_finished or self.is_released:
             return False
@@ -198,10 +194,11 @@ class PipelinedSubpartition:
         return True
 
     def overtake(self, barrier: CheckpointBarrier) -> list[RecordBatch | bytes | Event]:
-        """Send `barrier` ahead of everything that was written so far, but for earlier ones of its
-        kind. Returns what it overtook, oldest first: batches, those that a remote reader could not
-        send as bytes, and events. Nothing of it is dropped: it is read as usual, behind the
-        barrier.
+        """Sends `barrier` ahead of everything written so far, except earlier priority events.
+
+        Returns the overtaken elements, oldest first: batches, events, and encoded batches that a
+        remote reader could not send yet. Nothing is dropped: the elements are read as usual, behind
+        the barrier.
         """
         self.seal()
         if self.is_finished or self.is_released:
@@ -214,12 +211,13 @@ class PipelinedSubpartition:
         return overtaken
 
     def holds(self, checkpoint_id: int) -> bool:
-        """Does the barrier of this checkpoint wait here to be read?"""
+        """Returns whether the barrier of this checkpoint waits here to be read."""
         return self._place_of(checkpoint_id) is not None
 
     def hurry(self, barrier: CheckpointBarrier) -> list[RecordBatch | bytes | Event] | None:
-        """Like `overtake`, for a barrier that waits in its turn: `barrier` takes its place, ahead
-        of what was written before it, which is returned. None: it was read already.
+        """Like `overtake`, for a barrier that is already in the queue. `barrier` replaces it.
+
+        Returns the overtaken elements; None if the barrier was read already.
         """
         place = self._place_of(barrier.checkpoint_id)
         if place is None:
@@ -233,16 +231,18 @@ class PipelinedSubpartition:
         return overtaken
 
     def tell_passed(self, on_passed: Callable[[int], None] | None) -> None:
-        """Call `on_passed(index)` when a blocking event was read, or all that waits was dropped;
-        None: no more.
+        """Sets a callback `on_passed(index)`; None removes it.
+
+        It is called when a blocking event was read, or all waiting elements were dropped.
         """
         self._on_passed = on_passed
 
     def flush(self) -> bool:
-        """Make the open batch visible, a watermark without records too. Was there anything?
+        """Makes the open batch visible, even a watermark without records. Returns if there was
+        data.
 
-        While the reader has something else, it stays open: it would not be read earlier, only
-        smaller.
+        While the reader has other data the batch stays open: sealing would make it smaller, not
+        earlier.
         """
         if not self._queue and not self._unread:
             return self.seal()
@@ -250,9 +250,9 @@ class PipelinedSubpartition:
         return self._flush_when_drained
 
     def seal(self) -> bool:
-        """Queue the open batch now; a watermark without records goes as an event.
+        """Queues the open batch now; a watermark without records goes as an event.
 
-        Was there anything?
+        Returns whether there was data.
         """
         self._flush_when_drained = False
         builder = self.builder
@@ -266,13 +266,13 @@ class PipelinedSubpartition:
         return False
 
     def finish(self) -> None:
-        """Seal, then EndOfPartition; everything later is refused. Idempotent."""
+        """Seals, then sends EndOfPartition; later elements are refused. Idempotent."""
         self.add_event(EndOfPartition())
         self.builder.finish()
         self.is_finished = True
 
     def fail(self, error: BaseException) -> None:
-        """The producer failed: what is queued is dropped, and every poll from now on raises
+        """The producer failed: queued elements are dropped, and every later poll raises
         ProducerFailed.
         """
         if self.is_released or self._error is not None:
@@ -283,7 +283,7 @@ class PipelinedSubpartition:
         self._tell_reader()
 
     def release(self) -> None:
-        """Drop what is queued and return its permits, from either side. Idempotent."""
+        """Drops queued elements and returns their permits, from either side. Idempotent."""
         if self.is_released:
             return
         self.is_released = True
@@ -302,13 +302,13 @@ class PipelinedSubpartition:
         acknowledges: bool = False,
         unsent: Callable[[], list[bytes | Event]] | None = None,
     ) -> None:
-        """Become the reader; called back at once if there is something already. Closed for a second
-        one: data is read once.
+        """Registers the reader; calls back at once if there is data. Raises Closed for a second
+        one.
 
-        The callback gets True when a priority event arrived, which should be read before other
-        channels. A reader that `acknowledges` polls for a consumer elsewhere, and calls
-        `taken_over` for each batch; `unsent` gives what it polled and could not send, which a
-        priority event overtakes too.
+        The callback gets True for a priority event, which should be read before other channels. A
+        reader that `acknowledges` polls for a remote consumer, and calls `taken_over` for each
+        batch. `unsent` returns polled batches and events that it could not send yet. A priority
+        event overtakes those too.
         """
         if self._notify is not None:
             raise Closed(
@@ -326,10 +326,9 @@ class PipelinedSubpartition:
             on_data_available(self._priority_events > 0)
 
     def poll(self) -> Polled | None:
-        """The next element, or None if there is none, the view is blocked, or it was released.
-        Never blocks.
+        """Returns the next element, or None if there is none, or the view is blocked or released.
 
-        Raises ProducerFailed once the producer failed.
+        Never blocks. Raises ProducerFailed once the producer failed.
         """
         queue = self._queue
         if not queue or self._blocked:
@@ -343,7 +342,7 @@ class PipelinedSubpartition:
         if self._acknowledges and kind == NO_EVENT:
             self._unread += 1
         if self._flush_when_drained and not queue and not self._unread and kind != BLOCKING_EVENT:
-            # Before the permit goes back: a pool that is used up must not look free in between.
+            # Before the permit goes back: an exhausted pool must not look free in between.
             self._seal_quietly()
         if kind == NO_EVENT:
             self._backlog = backlog = self._backlog - 1
@@ -359,15 +358,16 @@ class PipelinedSubpartition:
         return element, self._backlog, bool(queue), number
 
     def taken_over(self) -> None:
-        """The consumer has taken the oldest batch that was polled for it: only from a reader
-        that `acknowledges`.
+        """The consumer has taken the oldest batch that was polled for it.
+
+        Only for a reader that `acknowledges`.
         """
         self._unread -= 1
         if self._flush_when_drained and not self._unread and not self._queue and not self._blocked:
             self.seal()
 
     def resume_consumption(self) -> None:
-        """Go on after a blocking event. Tells the reader if there is something."""
+        """Continues after a blocking event. Notifies the reader if there is data."""
         if self._blocked:
             self._blocked = False
             if self._queue:
@@ -376,8 +376,9 @@ class PipelinedSubpartition:
                 self.seal()
 
     def start_small(self) -> None:
-        """Begin with small batches: all that is sealed before the consumer is known to be slow
-        stands before the next barrier.
+        """Starts with small batches.
+
+        All data sealed before the consumer is known to be slow delays the next barrier.
         """
         self.is_starting = True
         self._grows_at = 2
@@ -387,12 +388,12 @@ class PipelinedSubpartition:
         )
 
     def grow(self) -> None:
-        """Make them larger, if the consumer keeps up.
+        """Grows batches if the consumer keeps up.
 
-        Until it says itself what it wants, or they are as large as they may be.
+        This stops once the consumer asks for a size, or batches have their full size.
         """
-        # It takes a batch when it is through with the one before: one that was taken says nothing
-        # yet.
+        # The consumer takes a batch when it has finished the one before: one taken batch says
+        # nothing yet.
         if (
             self.batches_added < self._grows_at + (START_QUEUED if self._backlog else 0)
             or not self.is_starting
@@ -404,19 +405,19 @@ class PipelinedSubpartition:
         self._limit(records)
 
     def resize(self, records: int) -> None:
-        """The consumer wants batches of up to so many records: taken as far as the producer's
-        own limit allows.
-        """
+        """The consumer wants batches of up to `records`; the producer's own limit still applies."""
         self.is_starting = False
         self._limit(records)
 
     def fit(self, batch: RecordBatch, size: int) -> None:
-        """`batch` took `size` bytes: later ones are to take about `BATCH_BYTES` at most, as far
-        as their records are alike.
+        """Adapts the batch size: `batch` took `size` bytes, and later ones should fit
+        `BATCH_BYTES`.
+
+        This assumes that later records are alike.
         """
         made_for = self._made_for * (1 if type(batch.values) is list else COLUMN_RECORDS_PER_ROW)
         before = self.batch_records_max if type(batch.values) is list else self.column_records_max
-        # Down at once, and up by and by: there may be large ones among many small ones.
+        # Shrinks at once and grows slowly: there may be large records among many small ones.
         fitting = max(1, min(made_for, 2 * before, len(batch.values) * BATCH_BYTES // size))
         if fitting == before or (size <= BATCH_BYTES and fitting < before):
             return
@@ -428,7 +429,7 @@ class PipelinedSubpartition:
 
     @property
     def is_bounded_by_bytes(self) -> bool:
-        """Whether its batches have fewer records than they might, for their size."""
+        """Whether batches have fewer records than allowed because of their bytes."""
         return (
             self.batch_records_max < self._made_for
             or self.column_records_max < self._made_for * COLUMN_RECORDS_PER_ROW
@@ -436,7 +437,7 @@ class PipelinedSubpartition:
 
     def _limit(self, records: int) -> None:
         self._wanted = records
-        # What is a second of work for the consumer is so whether it comes as rows or as columns.
+        # One second of work for the consumer is as many records in rows as in columns.
         self.builder.batch_records_max = max(1, min(records, self.batch_records_max))
         self.column_records = max(1, min(records, self.column_records_max))
         if self._on_resized is not None:
@@ -444,19 +445,21 @@ class PipelinedSubpartition:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the consumer has not yet taken all that was written for it."""
+        """Whether the consumer has not yet taken everything that was written for it."""
         return not self.is_released and bool(self._backlog or self._unread or self.builder.values)
 
     @property
     def wanted_records(self) -> int:
-        """Of a batch, as far as the consumer has said: a task that writes nothing here is not to
-        be held up by how it starts.
+        """Batch size that the consumer has asked for.
+
+        The small initial size does not count: a task that writes nothing here must not be slowed
+        down.
         """
         return self.batch_records_max if self.is_starting else self.builder.batch_records_max
 
     @property
     def wanted_columns(self) -> int:
-        """The same of a batch of columns."""
+        """As `wanted_records`, for columnar batches."""
         return self.column_records_max if self.is_starting else self.column_records
 
     def acknowledge_all_records_processed(self) -> None:
@@ -466,9 +469,7 @@ class PipelinedSubpartition:
 
     @property
     def backlog(self) -> int:
-        """Queued batches that may be read; events do not count, and nothing may be read while
-        blocked.
-        """
+        """Queued batches that may be read. Events do not count; 0 while blocked."""
         return 0 if self._blocked else self._backlog
 
     @property
@@ -478,9 +479,9 @@ class PipelinedSubpartition:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of batches that were encoded for a consumer elsewhere and wait for its credit.
+        """Bytes of batches that were encoded for a remote consumer and wait for its credit.
 
-        What waits to be encoded has no size.
+        Batches that are not encoded yet have no size.
         """
         return (
             0
@@ -490,12 +491,12 @@ class PipelinedSubpartition:
 
     @property
     def has_priority_event(self) -> bool:
-        """Is the next element a priority event?"""
+        """Whether the next element is a priority event."""
         return self._priority_events > 0 and not self._blocked
 
     @property
     def next_is_event(self) -> bool:
-        """Is the next element an event, which may be read without credit?"""
+        """Whether the next element is an event, which may be read without credit."""
         return bool(self._queue) and self._queue[0][1] != NO_EVENT and not self._blocked
 
     @property
@@ -504,13 +505,15 @@ class PipelinedSubpartition:
 
     @property
     def should_gather(self) -> bool:
-        """Whether a batch is better made full than queued as it is: it travels, which costs as much
-        as hundreds of its records, and who reads it elsewhere has another one to read first.
+        """Whether to fill a batch up before it is queued.
+
+        Sending a batch costs as much as hundreds of its records, and the remote reader has another
+        one to read first.
         """
         return self._unread > 0
 
     def __len__(self) -> int:
-        """Queued batches and events."""
+        """Returns the number of queued batches and events."""
         return len(self._queue)
 
     def _place_of(self, checkpoint_id: int) -> int | None:
@@ -520,7 +523,7 @@ class PipelinedSubpartition:
         return None
 
     def _seal_quietly(self) -> None:
-        """The reader is here and sees by itself that there is more."""
+        """Seals without a notification: the reader is polling and sees the new data itself."""
         notify, self._notify = self._notify, None
         self.seal()
         self._notify = notify

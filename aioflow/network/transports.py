@@ -1,4 +1,4 @@
-"""What every connection between processes of a cluster wants of its socket."""
+"""Socket options for connections between the processes of a cluster."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ __all__ = ["SILENCE_MS", "peer_of", "tune"]
 logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 1 << 20
-"""Bytes that may wait in the transport before the owner is asked to pause."""
+"""Bytes that may wait in the transport before the owner must pause."""
 
 SILENCE_MS = 10_000
-"""TCP gives up on a peer that acknowledges nothing for so long."""
+"""TCP gives up on a peer that acknowledges nothing for this long."""
 
 
 def peer_of(transport: asyncio.BaseTransport | None) -> str:
-    """Address of the other side, for messages."""
+    """Returns the address of the peer, for messages."""
     name = None if transport is None else transport.get_extra_info("peername")
     return "unknown" if name is None else f"{name[0]}:{name[1]}"
 
 
 def tune(transport: asyncio.Transport) -> None:
-    """No Nagle, and what was sent over a network is acknowledged in time or the connection ends. A
-    simulated transport has no socket.
+    """Disables Nagle's algorithm, and limits the time without TCP acknowledgements.
 
-    On one machine nothing is lost on the way: what waits there waits for a program that does not
-    read now, and a dead one ends its sockets.
+    The limit does not apply on one machine. No data is lost there: it waits for a program that does
+    not read now, and a dead program ends its sockets. A simulated transport has no socket.
     """
     transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
     sock = transport.get_extra_info("socket")
@@ -39,5 +38,5 @@ def tune(transport: asyncio.Transport) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT") and sock.getsockname()[0] != sock.getpeername()[0]:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
-    except OSError as error:  # The peer is gone already; its end is told like any other.
+    except OSError as error:  # The peer is gone already; `connection_lost` reports it.
         logger.debug("options of a new connection cannot be set: %s", error)

@@ -1,6 +1,4 @@
-"""Where connections stand until they have proved themselves: few places, so that strangers cost
-little.
-"""
+"""Connections that have not proved themselves yet: few places, so that strangers cost little."""
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ __all__ = ["WAITING_MAX", "Guest", "WaitingRoom"]
 logger = logging.getLogger(__name__)
 
 WAITING_MAX = 64
-"""Connections to one listener that have not proved themselves yet."""
+"""Maximum of connections to one listener that have not proved themselves yet."""
 
 
 class Guest(Protocol):
-    """A connection that was accepted."""
+    """An accepted connection."""
 
     @property
     def peer(self) -> str: ...
@@ -30,11 +28,10 @@ GuestT = TypeVar("GuestT", bound=Guest)
 
 
 class WaitingRoom(Generic[GuestT]):
-    """Accepted connections that have not said their first frame. If there are too many, the one
-    that waits longest has to go.
+    """Accepted connections without a first frame. If there are too many, the oldest is rejected.
 
-    It is that one because an honest peer is through in milliseconds: who fills the places keeps
-    nobody out for longer.
+    An honest peer needs milliseconds. So a stranger who fills the places cannot keep it out for
+    long.
     """
 
     __slots__ = ("_is_closed", "_refusals", "_waiting")
@@ -47,7 +44,7 @@ class WaitingRoom(Generic[GuestT]):
 
     @property
     def rejected(self) -> int:
-        """Connections that were not let in so far."""
+        """Number of connections rejected so far."""
         return self._refusals.total
 
     def __len__(self) -> int:
@@ -59,8 +56,8 @@ class WaitingRoom(Generic[GuestT]):
             connection.abort(NotAuthenticated("the listener was closed"))
         elif len(self._waiting) > WAITING_MAX:
             oldest = next(iter(self._waiting))
-            # It leaves now: its end comes with the next turn of the loop, and more may have come
-            # until then.
+            # Removed now: `connection_lost` comes in the next loop turn, and more may have
+            # connected by then.
             self.reject(
                 oldest,
                 NotAuthenticated(
@@ -70,18 +67,18 @@ class WaitingRoom(Generic[GuestT]):
             oldest.abort()
 
     def leave(self, connection: GuestT) -> None:
-        """It has proved itself and spoken."""
+        """Removes a connection that has proved itself and sent a frame."""
         self._waiting.pop(connection, None)
 
     def reject(self, connection: GuestT, error: Exception | None) -> None:
-        """It ended before it was let in. Nothing if it is not here."""
+        """Removes a connection that ended too early. No effect if it is not here."""
         if connection in self._waiting:
             del self._waiting[connection]
             if not self._is_closed:
                 self._refusals.add(connection.peer, error or "it ended before it had proved itself")
 
     def close(self) -> list[GuestT]:
-        """Turn out all, and whoever is still on the way. Returns who was there."""
+        """Rejects all connections, and later ones too. Returns those that waited."""
         self._is_closed = True
         self._refusals.close()
         waiting = list(self._waiting)
