@@ -1,9 +1,8 @@
-"""What a task is made of, and in which order the parts are made: output, contexts and operators,
-chain, input.
+"""Assembles the parts of a task in order: output, contexts and operators, chain, input.
 
-The output comes first, with the task itself: consumers may ask for its partitions before the task
-runs. The rest is made when the task begins. Nothing here runs user code but the factories of
-operators, sources' `reader()` and backends.
+The output comes first, with the task itself, because consumers may ask for its partitions before
+the task runs. The rest is made when the task begins. The only user code called here are the
+factories of operators, the `reader()` of sources, and backends.
 """
 
 from __future__ import annotations
@@ -47,18 +46,19 @@ if TYPE_CHECKING:
 __all__ = ["PERMITS_PER_SUBPARTITION", "AssembledTask", "TaskAssembly", "create_output"]
 
 PERMITS_PER_SUBPARTITION = 4
-"""Sealed batches that may wait for a consumer, or be on the way to it: what two processes work off
-while their loops do something else for a slice each. With 2 both wait for one another (a quarter
-less throughput by wall, a tenth by CPU); 8 bring no more than 4.
+"""Sealed batches that may wait for a consumer, or be on the way to it.
+
+They keep two processes busy while the loop of each does other work for a slice. With 2 both wait
+for one another (a quarter less throughput by wall, a tenth by CPU); 8 gain no more than 4.
 """
 
 
 class AssembledTask(SourceServices, InputConsumer, Protocol):
-    """What the parts need of the task that they belong to."""
+    """The interface of the task for its parts."""
 
 
 def create_output(descriptor: TaskDeploymentDescriptor, environment: TaskEnvironment) -> TaskOutput:
-    """The output, its partitions registered where consumers find them."""
+    """Creates the output and registers its partitions for consumers."""
     output = TaskOutput()
     for partition in descriptor.outputs:
         _add_writer(output, partition, descriptor, environment)
@@ -97,8 +97,8 @@ def _add_writer(
     )
     if (
         made.side is None
-        # Of a side output there may be little for long, and nothing would tell that its reader
-        # keeps up.
+        # A side output may have little data for long, and then nothing shows that its reader keeps
+        # up.
     ):
         for subpartition in partition.subpartitions:
             subpartition.start_small()
@@ -140,7 +140,7 @@ class TaskAssembly:
         ]
 
     def create_operators(self) -> Iterator[tuple[TaskOperatorContext, Operator | None]]:
-        """Context and operator of each node, head first; a source node has no operator.
+        """Yields context and operator of each node, head first; a source node has no operator.
 
         Keep each at once: the next may fail.
         """
@@ -156,8 +156,9 @@ class TaskAssembly:
             yield context, operator
 
     def create_chain(self, operators: Sequence[Operator], output: TaskOutput) -> OperatorChain:
-        """The chain of `operators` in front of `output`; in debug mode one that looks for
-        functions that change shared values.
+        """Makes the chain of `operators` in front of `output`.
+
+        In debug mode the chain detects functions that change shared values.
         """
         options = self._options
         chain_type = OperatorChain
@@ -184,9 +185,11 @@ class TaskAssembly:
         timers: ProcessingTimeService,
         urgently: Callable[[Callable[[], None], str], None],
     ) -> NetworkInput:
-        """The gates of all edges; `head` is asked which input it wants, `listener` hears of
-        barriers, whose timeouts are in `timers`; `urgently(action, description)` runs what cannot
-        wait until the task takes input.
+        """Makes the gates of all edges.
+
+        `head` chooses its next input, `listener` handles barriers, and `timers` holds their
+        timeouts. `urgently(action, description)` runs an action that cannot wait for the next
+        input.
         """
         open_channel = self._environment.partitions.open_channel
         edges = []
@@ -202,7 +205,7 @@ class TaskAssembly:
         return network
 
     def create_source_input(self, context: TaskOperatorContext) -> SourceInput:
-        """The reader of the source whose `context` this is, on this subtask's splits."""
+        """Makes the reader for the source of `context`, with this subtask's splits."""
         node, clock = self._descriptor.vertex.head, self._environment.host.clock
         assert node.source is not None
         return SourceInput(
@@ -235,9 +238,7 @@ class TaskAssembly:
         parked_for: Callable[[], str | None],
         timers_fired: Callable[[], int],
     ) -> TaskMetrics:
-        """What the task says about itself: `parked_for()` is the reason for which it is
-        suspended now.
-        """
+        """Registers the metrics of the task. `parked_for()` returns why it is suspended now."""
         groups = (
             self._groups if self._descriptor.vertex.head.source is None else self._groups[1:]
         )  # A source node has no operator.

@@ -1,10 +1,9 @@
-"""Barriers among the input of a task: feeds them to the alignment, and carries out its verdicts on
-the gates.
+"""Barriers in the input of a task: feeds them to the alignment and applies its verdicts to gates.
 
-A barrier stops its channel at the sender; nothing is buffered here for a channel that waits for
-others. Verdicts are carried out in their order. What follows a `Take` waits until the checkpoint
-has been taken: the channels go on only behind it. Meanwhile nothing is polled, yet notices of the
-coordinator and the timer may add verdicts behind. After Flink's CheckpointedInputGate.
+A barrier blocks its channel at the sender; no data is buffered here for an aligned channel.
+Verdicts are carried out in order. Verdicts after a `Take` wait until the checkpoint has been taken,
+and only then the channels continue. Meanwhile nothing is polled, but notices of the coordinator and
+the timer may add verdicts. After Flink's CheckpointedInputGate.
 """
 
 from __future__ import annotations
@@ -34,17 +33,18 @@ __all__ = ["BarrierListener", "InputBarriers"]
 
 
 class BarrierListener(Protocol):
-    """Who acts on what the barriers of the input decided: the task's checkpoints."""
+    """Acts on decisions about barriers: the task's checkpoints."""
 
     def due(self, take: Take) -> None:
-        """Take a checkpoint before anything more is polled; then call `InputBarriers.taken`."""
+        """Takes a checkpoint before the next poll; then `InputBarriers.taken` must be called."""
 
     def abort(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
-        """This checkpoint will not be taken here, or not be completed."""
+        """This checkpoint will not be taken here, or not completed."""
 
     def captured(self, checkpoint_id: int, channel: int) -> None:
-        """What `channel` brings from here on is no part of the checkpoint, which was taken
-        before its barrier came.
+        """Data of `channel` from here on is not part of the checkpoint.
+
+        The checkpoint was taken before the barrier of the channel came.
         """
 
     def capture_complete(self, complete: CaptureComplete) -> None:
@@ -52,8 +52,9 @@ class BarrierListener(Protocol):
 
 
 class InputBarriers:
-    """The alignment of one task over `gates`: (gate, number of its first channel), channels
-    counted through.
+    """The barrier alignment of one task.
+
+    `gates`: (gate, number of its first channel). Channels are numbered across all gates.
     """
 
     def __init__(
@@ -78,14 +79,14 @@ class InputBarriers:
         self._taking = False
         self._counted = 0
 
-    # What comes in.
+    # Input.
 
     def barrier(self, channel: int, barrier: CheckpointBarrier) -> None:
         self._count()
         self._carry_out(self._alignment.barrier(channel, barrier, self._now_ms()))
 
     def announce(self, channel: int, barrier: CheckpointBarrier) -> None:
-        """It has come, and waits behind data: the time that it may wait runs."""
+        """A barrier has come and waits behind data: its aligned timeout starts."""
         self._count()
         self._carry_out(self._alignment.announce(channel, barrier, self._now_ms()))
 
@@ -98,28 +99,29 @@ class InputBarriers:
         self._carry_out(self._alignment.end_of_partition(channel, self._now_ms()))
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
-        """The coordinator's trigger stands for the barriers of the inputs that are open and will
-        not send one.
+        """A trigger of the coordinator stands in for barriers of open inputs that will not send
+        one.
         """
         self._count()
         self._carry_out(self._alignment.trigger(barrier, self._now_ms()))
 
     def aborted(self, checkpoint_id: int) -> None:
-        """The coordinator has given this checkpoint up."""
+        """The coordinator has aborted this checkpoint."""
         self._carry_out(self._alignment.abort(checkpoint_id))
 
     def is_over(self, checkpoint_id: int) -> bool:
-        """Whether it has begun here, and needs no barrier any more, or never will."""
+        """Whether the checkpoint has begun here, and waits for no further barrier."""
         return self._alignment.is_over(checkpoint_id)
 
     def taken(self) -> None:
-        """The checkpoint that was due is taken, or will never be: go on."""
+        """The due checkpoint was taken, or never will be: continues with later verdicts."""
         self._taking = False
         self._carry_out(())
 
     def _count(self) -> None:
-        """Tell the alignment what was processed since it was asked last: nothing of this costs a
-        batch anything.
+        """Reports the records processed since the last call to the alignment.
+
+        So batches need no bookkeeping of their own.
         """
         records_in = self._records_in()
         self._alignment.processed(records_in - self._counted)

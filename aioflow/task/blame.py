@@ -21,7 +21,7 @@ __all__ = ["naming", "naming_source", "source_place"]
 
 @contextmanager
 def naming(operator: Operator, what: str) -> Iterator[None]:
-    """Errors of `what` say whose they are."""
+    """Adds a note with the operator to errors of `what`."""
     try:
         yield
         check_own_task()
@@ -34,8 +34,9 @@ def naming(operator: Operator, what: str) -> Iterator[None]:
 def naming_source(
     context: TaskOperatorContext, scope: Scope, what: str = "open()"
 ) -> Iterator[None]:
-    """What a reader starts as it opens, tasks and threads, belongs to the source, whichever
-    operator runs meanwhile.
+    """Attributes tasks and threads that a reader starts in `open()` to the source.
+
+    Another operator may be the current one meanwhile.
     """
     token = enter_scope(scope.at(context))
     try:
@@ -49,6 +50,6 @@ def naming_source(
 
 
 def source_place(context: TaskOperatorContext) -> str:
-    """Source and subtask, as notes on errors spell them."""
+    """Returns source and subtask as notes on errors spell them."""
     runtime = context.runtime
     return f"source {context.name!r}, subtask {runtime.subtask_index + 1}/{runtime.parallelism}"

@@ -41,20 +41,19 @@ if TYPE_CHECKING:
 __all__ = ["SLICE_NS", "ChainStatus", "OperatorChain", "Tap"]
 
 SLICE_NS = 2_000_000
-"""How long one slice may take: the grain at which mail, timers and other tasks of the loop are
-looked at.
-"""
+"""Length of one slice. Mail, timers and other tasks of the loop run between slices."""
 
 COLUMN_RECORDS_LEAST = 4096
-"""Of a batch of columns a stage without functions of the application takes no less at a time:
-numpy costs as much for one record.
+"""Minimum slice of a column batch, for stages without user functions.
+
+numpy's fixed cost makes smaller slices pointless.
 """
 
 SLOW_NS = 100_000_000
-"""A stage that takes longer at one go holds up everything else on the loop: it is named."""
+"""A stage that takes longer in one call blocks the loop, and is reported."""
 
 Tap = Callable[[RecordBatch], None]
-"""Sees each batch that an operator emits; must not change or keep the lists."""
+"""Sees each batch that an operator emits; must not change or keep its lists."""
 
 
 class ChainStatus(Enum):
@@ -66,9 +65,9 @@ class ChainStatus(Enum):
 
 
 class _Forward(Operator):
-    """The one stage of a task without operators: a source whose records leave at once.
+    """The only stage of a task without operators: a source whose records go straight to the output.
 
-    What leaving costs is measured here too.
+    It measures the cost of the output too.
     """
 
     reads_columns = True
@@ -78,9 +77,7 @@ class _Forward(Operator):
 
 
 class _Stage:
-    """One operator, or a fused run of stateless ones, with what waits before it and what it
-    costs.
-    """
+    """One operator, or fused stateless ones, with its waiting work and its measured cost."""
 
     __slots__ = (
         "asks_room",
@@ -110,22 +107,21 @@ class _Stage:
             deque()
         )  # (batch, records already taken, input index)
         self.watermark = MIN_WATERMARK
-        """In force behind what it has processed."""
+        """The watermark after the records it has processed."""
         self.ns_per_record = 0.0
         self.fan_out = 1.0
-        # Until its cost is known, one record: a function of a second must not run a thousand times
-        # in a slice.
+        # One record until its cost is known: a function that takes a second must not run a thousand
+        # times in a slice.
         self.limit = 1
-        # Of a batch of columns it takes more at a time, and what that costs a record says nothing
-        # about rows.
+        # A stage takes more of a column batch at a time, and that cost per record does not apply to
+        # rows.
         self.reads_columns = operator.reads_columns
         self.column_least = 1 if operator.calls_functions else COLUMN_RECORDS_LEAST
         self.column_limit = self.column_least
         self.records_in = 0
         self.records_out = 0
         self.taps: tuple[Tap, ...] = ()
-        # Most operators leave these as the base class has them; what cannot happen is not asked for
-        # at every batch.
+        # Most operators do not override these methods; the flags save calls for every batch.
         self.may_pend = type(operator).has_pending is not Operator.has_pending
         self.asks_room = type(operator).room is not Operator.room
         self.process: Callable[[RecordBatch], RecordBatch] | None = (
@@ -136,8 +132,8 @@ class _Stage:
 class OperatorChain:
     """Drives `operators` (head first).
 
-    `output` takes what the last one emits; a slice ends early when `output_availability` drops.
-    `perf_ns` measures slices.
+    `output` takes the batches of the last operator. A slice ends early when `output_availability`
+    drops. `perf_ns` measures slices.
     """
 
     fuses = True
@@ -159,7 +155,7 @@ class OperatorChain:
         batch_records_max: int = BATCH_RECORDS_MAX,
         scope: Scope | None = None,
     ) -> None:
-        """`scope` is pointed at the operator whose user code runs."""
+        """`scope` is set to the operator whose user code runs."""
         self.operators = tuple(operators)
         self._output = output
         self._output_availability = output_availability
@@ -174,22 +170,25 @@ class OperatorChain:
         self._input_taps: tuple[Tap, ...] = ()
         self._scope = scope
         self._heads: set[int] = set()
-        """Operators that begin a stage, because restored work waits in front of them."""
+        """Operators that begin a stage because restored work waits in front of them."""
         self.restored: deque[Waiting] = deque()
-        """Restored data that was in flight, to be processed before any new input."""
+        """Restored in-flight data, to be processed before any new input."""
         self._early: list[
             tuple[int, RecordBatch]
-        ] = []  # Emitted by `open`, before there were stages.
+        ] = []  # Emitted in `open`, before there were stages.
         self.slowest_operator: Operator | None = None
-        """The operator that held the loop for more than `SLOW_NS` last; whoever reports it sets
-        None.
+        """The last operator that blocked the loop for more than `SLOW_NS`. Its reporter resets it
+        to None.
         """
 
     def compile(self) -> None:
-        """Fuse stateless neighbours. Called after `open`, and again when a tap asks for the output
-        of an operator in a fused run, or work is restored in front of one."""
+        """Fuses stateless neighbours. Called after `open`.
+
+        Called again when a tap needs the output of a fused operator, or work is restored in front
+        of one.
+        """
         if self.has_work:
-            raise AssertionError("stages can only be fused anew when nothing waits between them")
+            raise AssertionError("stages can only be fused again when no work waits between them")
         try:
             self._owner = asyncio.current_task()
         except RuntimeError:
@@ -233,8 +232,9 @@ class OperatorChain:
             self.emit_from(index, batch)
 
     def record_counts(self) -> dict[int, tuple[int, int]]:
-        """(records in, records out) by operator index; of a fused run the first knows what came
-        in, the last what went out.
+        """Returns (records in, records out) by operator index.
+
+        Of fused operators the first has the input count, the last the output count.
         """
         counts: dict[int, tuple[int, int]] = {}
         for stage in self._stages:
@@ -246,12 +246,13 @@ class OperatorChain:
         return counts
 
     def costs_ns(self) -> list[tuple[int, int, float]]:
-        """(first operator, last operator, measured ns a record) of each stage."""
+        """Returns (first operator, last operator, measured ns per record) of each stage."""
         return [(stage.first, stage.last, stage.ns_per_record) for stage in self._stages]
 
     def set_taps(self, index: int, taps: Sequence[Tap]) -> None:
-        """Let `taps` see what operator `index` emits (-1: what comes into the chain), from the
-        next batch on.
+        """Sets the taps on the output of operator `index`, from the next batch on.
+
+        -1: the input of the chain.
         """
         if index < 0:
             self._input_taps = tuple(taps)
@@ -264,29 +265,32 @@ class OperatorChain:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything waits between or inside the operators."""
+        """Whether work waits between or inside the operators."""
         for (
             stage
-        ) in self._stages:  # Asked twice a slice: `any` over a generator costs four times as much.
+        ) in self._stages:  # Called twice per slice; `any` with a generator is four times as slow.
             if stage.waiting or (stage.may_pend and stage.operator.has_pending):
                 return True
         return bool(self.restored)
 
     @property
     def blocked_on(self) -> Availability | None:
-        """After `run` returned BLOCKED: what to wait for."""
+        """The availability to wait for after `run` returned BLOCKED."""
         return self._blocked_on
 
     def limit_slice(self, records: int, columns: int) -> None:
-        """Take no more than so many records at a time, of columns `columns`: those who read the
-        output want small batches. At most the usual number."""
+        """Limits slices to `records`, or `columns` for column batches: consumers want small
+        batches.
+
+        The usual limits still apply.
+        """
         self._slice_records_max = min(records, self._batch_records_max)
         self._slice_columns_max = min(columns, COLUMN_RECORDS_MAX)
 
     @property
     def room(self) -> int:
-        """Records that the head takes in one slice now; at least 1, so that a source asks for
-        something.
+        """Number of records that the head takes in one slice now; at least 1 for the sake of
+        sources.
         """
         least = self._slice_records_max
         for stage in self._stages:
@@ -296,7 +300,7 @@ class OperatorChain:
 
     @property
     def column_room(self) -> int:
-        """The same of records that come as columns, which the head may take in several slices."""
+        """As `room`, for column batches, which the head may take in several slices."""
         return self._slice_columns_max
 
     def push(self, batch: RecordBatch, input_index: int = 0) -> None:
@@ -314,8 +318,9 @@ class OperatorChain:
                 stage.waiting.append((empty_batch(MAX_WATERMARK), 0, 0))
 
     def emit_from(self, index: int, batch: RecordBatch) -> None:
-        """A batch that operator `index` emitted on its own (a timer, a completion, `finish`):
-        for the one after it.
+        """Passes on a batch that operator `index` emitted on its own.
+
+        It comes from a timer, a completion or `finish`, and goes to the next operator.
         """
         if not batch.values and batch.watermark == MIN_WATERMARK:
             return
@@ -328,7 +333,7 @@ class OperatorChain:
         self._emit(position, batch)
 
     def finish_pending(self) -> Iterator[None]:
-        """Work off what operators have begun and put aside, whatever room there is.
+        """Finishes work that operators have begun and suspended, even without room.
 
         Yields after each slice.
         """
@@ -351,10 +356,9 @@ class OperatorChain:
                     deadline = self._perf_ns() + self._slice_ns
 
     def waiting(self) -> list[tuple[int, int, list[tuple[RecordBatch, int]]]]:
-        """Return for each stage: its first operator, its watermark, and the batches that wait for
-        it.
+        """Returns for each stage its first operator, its watermark, and its waiting batches.
 
-        Each batch is (the rest of it, its input), oldest first.
+        Each batch is (its unprocessed rest, its input), oldest first.
         """
         return [
             (
@@ -370,18 +374,19 @@ class OperatorChain:
         ]
 
     def restore(self, waiting: Sequence[Waiting]) -> None:
-        """Process this before anything else, in its order, one when all before it have left the
-        chain.
+        """Queues restored in-flight data, to be processed in order before anything else.
+
+        Each batch starts once all batches before it have left the chain.
         """
         places = {one.stage for one in waiting}
         if not places <= {stage.first for stage in self._stages}:
-            # Someone looked at the stream between two operators that run as one now.
+            # A tap had split a run of operators that is one stage now.
             self._heads = places
             self.compile()
         self.restored.extend(waiting)
 
     def _continue(self) -> None:
-        """Let the next batch that was in flight wait where it was."""
+        """Puts the next restored batch in front of its stage."""
         first, input_index, batch, mark = self.restored.popleft()
         stage = next(stage for stage in self._stages if stage.first == first)
         if batch.watermark == MAX_WATERMARK:
@@ -391,7 +396,7 @@ class OperatorChain:
         stage.waiting.append((batch, 0, input_index))
 
     def run(self) -> ChainStatus:
-        """Process waiting work for one slice."""
+        """Processes waiting work for one slice."""
         perf_ns = self._perf_ns
         scope = self._scope if self.operators else None
         owner = self._owner
@@ -431,7 +436,7 @@ class OperatorChain:
                     if part.watermark > stage.watermark:
                         stage.watermark = part.watermark
                 self._emit(position, out)
-                # Asked here: a call costs four times as much.
+                # Checked inline: a call costs four times as much.
                 if owner is not None and owner._must_cancel:  # type: ignore[attr-defined]
                     check_own_task()
             except BaseException as error:
@@ -439,8 +444,8 @@ class OperatorChain:
                 if named is error:
                     raise
                 raise named  # noqa: B904  # Its cause is set.
-            # With what leaving the stage costs: a key function may well be dearer than the operator
-            # before it.
+            # Includes the cost of the output: a key function may cost more than the operator before
+            # it.
             finished = perf_ns()
             if taken:
                 if stage.reads_columns and type(part.values) is not list:
@@ -449,14 +454,14 @@ class OperatorChain:
                     self._measure(stage, (finished - now) / taken, len(out.values) / taken)
             if (
                 finished - now > SLOW_NS and self.operators
-            ):  # Without any it is the source that was slow, or leaving.
+            ):  # Without operators the source or the output was slow.
                 self.slowest_operator = operator
             now = finished
             if now >= deadline or not self._output_availability.is_available:
                 return ChainStatus.MORE if self.has_work else ChainStatus.IDLE
 
     def _named(self, error: BaseException, operator: Operator) -> BaseException:
-        """The error that user code meant, with a note of where."""
+        """Returns the error that user code raised, with a note of the place."""
         error = user_error(error)
         if self.operators:
             note_once(error, f"in {describe_place(operator.ctx)}")
@@ -488,8 +493,8 @@ class OperatorChain:
     def _take(self, stage: _Stage, count: int) -> tuple[RecordBatch, int]:
         batch, start, input_index = stage.waiting[0]
         if stage.reads_columns and type(batch.values) is not list:
-            # A window keeps what it takes, and emits when it is due: small pieces would make it
-            # dear and its results no fewer.
+            # A window keeps its input and emits when it is due. Small slices would cost more and
+            # would not reduce its results.
             count = (
                 stage.column_limit
                 if stage.may_pend
@@ -503,18 +508,18 @@ class OperatorChain:
         return batch.slice(start, stop), input_index
 
     def _measure_columns(self, stage: _Stage, spent_ns: int) -> None:
-        # Not by the cost of a record: most of what a small batch costs is the batch, and it would
-        # be made smaller and smaller.
+        # Not by cost per record: a small batch is mostly fixed cost, and would shrink further and
+        # further.
         if spent_ns > 2 * self._slice_ns:
             stage.column_limit = max(stage.column_limit // 2, stage.column_least)
         elif spent_ns < self._slice_ns:
             stage.column_limit = min(stage.column_limit * 2, COLUMN_RECORDS_MAX)
 
     def _measure(self, stage: _Stage, ns_per_record: float, fan_out: float) -> None:
-        # A jump up counts at once, so that a function that turned slow holds the loop for one slice
-        # only; down it is smoothed. A fall to less than a quarter says that the jump was none of
-        # the function's: the processor was with somebody else meanwhile. It is halved then, as
-        # small batches, which cost more, would else last for long on a busy machine.
+        # A rise counts at once, so that a function that became slow blocks the loop for one slice
+        # only. A fall is smoothed. A fall to less than a quarter means that another process had the
+        # processor, and the cost is halved. Otherwise small, expensive batches would persist on a
+        # busy machine.
         old, widest = stage.ns_per_record, stage.fan_out
         share = 8 if ns_per_record * 4 > old else 2
         stage.ns_per_record = ns = (

@@ -1,9 +1,8 @@
-"""What a worker says to a task about checkpoints, as mail: triggers of sources, and notices of
-completed and aborted ones.
+"""Checkpoint messages from the worker as mail: triggers of sources, and notices of the result.
 
-A trigger waits its turn behind what is in the mailbox, unless its barrier overtakes; notices
-overtake all other mail, and reach operators that wait inside their own action. While the task does
-not run triggers are declined, and notices dropped: nobody is left to hear them.
+A trigger waits for its turn in the mailbox, unless its barrier overtakes. Notices overtake all
+other mail, and reach operators that wait inside their own action. While the task does not run,
+triggers are declined and notices dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["CheckpointMail"]
 
 
 class CheckpointMail:
-    """`resume()` lets the default action look at what a notice has changed."""
+    """`resume()` lets the default action see the effect of a notice."""
 
     def __init__(
         self,
@@ -43,19 +42,19 @@ class CheckpointMail:
         self._is_open = self._was_opened = False
 
     def open(self, network: NetworkInput | None) -> None:
-        """The loop begins, on the input from other tasks if there is one."""
+        """The loop begins; `network` is the input from other tasks, if there is one."""
         self._network = network
         self._is_open = self._was_opened = True
 
     def close(self) -> None:
-        """The loop is over, or never began."""
+        """The loop has ended, or never began."""
         self._is_open, self._was_opened = False, True
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
-        """Begin a checkpoint in this task, because no task upstream will send its barrier."""
+        """Begins a checkpoint in this task, because no upstream task will send its barrier."""
         if self._is_open:
             with suppress(MailboxClosed):
-                # Urgent where it overtakes: the mail in front of it may be as much as what is in
+                # Urgent if it overtakes: the mail in front of it may take as long as the data in
                 # flight.
                 executor = self._notices if barrier.unaligned else self._executor
                 trigger = partial(self._on_trigger, barrier)
@@ -71,13 +70,13 @@ class CheckpointMail:
         self._checkpoints.refuse(barrier.checkpoint_id, reason)
 
     def completed(self, checkpoint_id: int) -> None:
-        """It is durable, and so is everything before it."""
+        """The checkpoint and all before it are durable."""
         self._notice(
             partial(self._on_completed, checkpoint_id), "checkpoint %d complete", checkpoint_id
         )
 
     def aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
-        """It will not complete; `latest_completed` did."""
+        """The checkpoint will not complete; `latest_completed` did."""
         if not self._is_open:
             self._checkpoints.forgo(checkpoint_id)
         self._notice(
@@ -87,8 +86,8 @@ class CheckpointMail:
         )
 
     def urgently(self, action: Callable[[], None], description: str) -> None:
-        """Run `action` before all other mail."""
-        with suppress(MailboxClosed):  # The task ends: nothing is to be overtaken any more.
+        """Runs `action` before all other mail."""
+        with suppress(MailboxClosed):  # The task ends, so there is nothing to overtake.
             self._notices.execute(action, description, urgent=True)
 
     def _notice(self, action: Callable[[], None], description: str, checkpoint_id: int) -> None:

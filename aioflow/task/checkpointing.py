@@ -1,5 +1,4 @@
-"""The checkpoints of one subtask: their order, what is told downstream and to the job master, and
-what comes back.
+"""The checkpoints of one subtask: their order, messages downstream and to the job master, notices.
 
 One checkpoint, between two slices and with nothing waiting in the chain (after Flink's
 SubtaskCheckpointCoordinatorImpl):
@@ -13,13 +12,14 @@ SubtaskCheckpointCoordinatorImpl):
     4  write the views in a child of the task, while records go on
     5  acknowledge, once everything is written
 
-An unaligned one waits for nothing: what waits in the chain, in the output and in the input is kept
-with it (`task.overtaking`), and the barrier overtakes it. It may be one from the start, or become
-one when an aligned one is not through in time, here or in the output.
+An unaligned one waits for nothing: data in the chain, the output and the input is stored with it
+(`task.overtaking`), and the barrier overtakes that data. A checkpoint may be unaligned from the
+start. An aligned one becomes unaligned if it takes too long, here or in the output.
 
-What fails in 1 to 3 fails the task too: its state may be half-way. What fails in 4 is declined, and
-the task goes on. Ids only rise: one that is not above the last is ignored. Notices about completed
-and aborted checkpoints reach every operator once, in order, tail to head.
+An error in steps 1 to 3 fails the task too, because its state may be incomplete. An error in step 4
+declines the checkpoint, and the task goes on. Ids only rise: one that is not above the last is
+ignored. Notices about completed and aborted checkpoints reach every operator once, in order, tail
+to head.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ __all__ = ["SubtaskCheckpoints"]
 logger = logging.getLogger(__name__)
 
 ABORTED_MAX = 128
-"""Notices about checkpoints that were not begun here; a trigger that comes after so many others
-never comes.
+"""Kept notices about checkpoints that did not begin here. Later triggers of older ones never
+come.
 """
 
 
@@ -73,7 +73,7 @@ class _Taken:
     take: Take
     snapshot: SubtaskSnapshot
     capture: InFlightCapture | None
-    """The data in flight, if any may be part of it."""
+    """The data in flight, if any can be part of it."""
     finished: bool
     sync_ms: float
     begun_ms: float
@@ -93,7 +93,8 @@ class SubtaskCheckpoints:
         on_due: Callable[[], None],
         schedule: Callable[[int, Callable[[int], None]], Any],
     ) -> None:
-        """`on_due` wakes the default action, which asks `is_urgent`, `is_due` and `may_end`.
+        """`on_due` wakes the default action, which checks `is_urgent`, `is_due` and `may_end`.
+
         `schedule(timestamp_ms, callback)` registers a timer.
         """
         self._attempt = attempt
@@ -106,9 +107,7 @@ class SubtaskCheckpoints:
         self._chain: OperatorChain
         self._overtaking = Overtaking(environment.codec, str(attempt), output)
         self.is_urgent = False
-        """Whether a checkpoint is to be taken at once, whatever waits in the chain, and whatever
-        the output waits for.
-        """
+        """Whether to take a checkpoint at once, without waiting for the chain or the output."""
         self._contexts: list[TaskOperatorContext] = []
         self._operators: list[Operator] = []
         self._source: SourceInput | None = None
@@ -122,7 +121,7 @@ class SubtaskCheckpoints:
         self._ended = self._drained = False
         self._first_after_end: int | None = None
         self.latest: CheckpointStats | None = None
-        """Of the last one that was acknowledged."""
+        """Statistics of the last acknowledged checkpoint."""
 
     def bind(
         self,
@@ -134,9 +133,9 @@ class SubtaskCheckpoints:
         chain: OperatorChain,
         network: NetworkInput | None,
     ) -> None:
-        """The parts whose state it is; `source` has the first context.
+        """Sets the parts with state; `source` has the first context.
 
-        `restored`: the checkpoint that they come from, or 0.
+        `restored`: the checkpoint that they were restored from, or 0.
         """
         self._contexts, self._operators, self._source = contexts, operators, source
         self._chain = chain
@@ -144,30 +143,30 @@ class SubtaskCheckpoints:
         self._emit_from = emit_from
         self._last = self._completed = restored
 
-    # What is to be done.
+    # Due checkpoints.
 
     @property
     def is_due(self) -> bool:
-        """Whether a checkpoint is to be taken before any more input."""
+        """Whether a checkpoint must be taken before any more input."""
         return bool(self._takes)
 
     def due(self, take: Take) -> None:
         self._takes.append(take)
         barrier = take.barrier
         if may_overtake_later(barrier):
-            # Its time was read by the clock of another process, and that may have stepped.
+            # The timestamp is from the clock of another process, which may have stepped.
             begun_ms = min(barrier.timestamp_ms, self._environment.processing_ms())
             at_ms = begun_ms + (barrier.aligned_timeout_ms or 0) + 1
             self._schedule(at_ms, partial(self._on_timeout, barrier.checkpoint_id))
         self._look()
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
-        """A source begins: nobody sends it barriers."""
+        """Begins a checkpoint at a source, which receives no barriers."""
         delay = max(0, self._environment.host.clock.wall_ms() - barrier.timestamp_ms)
         self.due(Take(barrier, barrier.unaligned, start_delay_ms=delay))
 
     def _look(self) -> None:
-        """What is due is another one, or became urgent."""
+        """Updates `is_urgent` after the first due checkpoint changed, or became urgent."""
         first = self._takes[0] if self._takes else None
         self.is_urgent = first is not None and (
             first.unaligned or first.barrier.checkpoint_id in self._aborted
@@ -176,9 +175,9 @@ class SubtaskCheckpoints:
             self._on_due()
 
     def _on_timeout(self, checkpoint_id: int, _timestamp_ms: int) -> None:
-        """An aligned checkpoint was to be through by now.
+        """The timeout of an aligned checkpoint is over.
 
-        Where it still waits, to be taken or in the output, it overtakes.
+        If it still waits, to be taken or in the output, it overtakes.
         """
         for place, take in enumerate(self._takes):
             if take.barrier.checkpoint_id == checkpoint_id and not take.unaligned:
@@ -190,12 +189,12 @@ class SubtaskCheckpoints:
         self._overtaking.hurry(checkpoint_id)
 
     def refuse(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
-        """It cannot be taken here: nobody downstream must wait for it."""
+        """Declines a checkpoint; downstream tasks must not wait for it."""
         self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))
         self._decline(checkpoint_id, reason)
 
     def abort(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
-        """What the barriers of the input decided."""
+        """Aborts a checkpoint by decision of the alignment."""
         self._overtaking.forgo(checkpoint_id)
         self._cancel_writing(checkpoint_id)
         self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))
@@ -205,9 +204,9 @@ class SubtaskCheckpoints:
     # One checkpoint.
 
     def prepare(self) -> bool:
-        """Step 1, as far as it goes without waiting.
+        """Does step 1, as far as possible without waiting.
 
-        False: something was emitted, and has to leave the chain first.
+        Returns False if an operator emitted a batch, which has to leave the chain first.
         """
         checkpoint_id = self._takes[0].barrier.checkpoint_id
         if checkpoint_id <= self._last or checkpoint_id in self._aborted:
@@ -228,11 +227,11 @@ class SubtaskCheckpoints:
         return True
 
     async def _prepare_at_once(self) -> None:
-        """Step 1 of an unaligned one: what it makes operators emit waits behind the rest, and is
-        kept like that.
+        """Does step 1 of an unaligned checkpoint: emitted batches wait behind the rest and are
+        stored.
 
-        An operator that is half-way in a firing has no state that could be kept. It waits for no
-        room, but the loop gets its turns.
+        An operator in the middle of a firing has no consistent state, so it finishes first. It does
+        not wait for room, but the loop gets its turns.
         """
         for _ in self._chain.finish_pending():
             await asyncio.sleep(0)
@@ -240,9 +239,9 @@ class SubtaskCheckpoints:
             pass
 
     async def take(self) -> None:
-        """Steps 0 and 2 to 4 of the first one that is due.
+        """Does steps 0 and 2 to 4 of the first due checkpoint.
 
-        Raises what an operator raised; then it is declined, and the task must fail.
+        If an operator raises, the checkpoint is declined, and the error is raised to fail the task.
         """
         if self._takes[0].unaligned:
             await self._prepare_at_once()
@@ -283,8 +282,7 @@ class SubtaskCheckpoints:
         except Exception as error:
             self._decline(checkpoint_id, CheckpointFailureReason.DECLINED, error)
             raise
-        # A stopped task goes on from the final one; what was under way before may complete without
-        # it.
+        # A stopped task continues from the final checkpoint; earlier ones may complete without it.
         if self._ended and self._first_after_end is None and (self._drained or barrier.final):
             self._first_after_end = checkpoint_id
         now = monotonic()
@@ -300,7 +298,7 @@ class SubtaskCheckpoints:
         self._overtaking.capture_complete(complete)
 
     async def _write(self, taken: _Taken) -> None:
-        """Step 4. Supervised: never raises but for a cancellation."""
+        """Does step 4. Raises only CancelledError."""
         barrier = taken.take.barrier
         environment = self._environment
         assert environment.store is not None and environment.responder is not None, (
@@ -319,7 +317,7 @@ class SubtaskCheckpoints:
             if taken.capture is not None:
                 state = replace(state, channels=await taken.capture.write(output))
                 in_flight = sum(channel.file.size for channel in state.channels if channel.is_data)
-        except Exception as error:  # noqa: BLE001  # Told to the coordinator, which judges it.
+        except Exception as error:  # noqa: BLE001  # The coordinator decides about it.
             logger.warning(
                 "%s: checkpoint %d could not be written: %r",
                 self._attempt,
@@ -336,8 +334,9 @@ class SubtaskCheckpoints:
         )
 
     def _written(self, taken: _Taken, writing: asyncio.Task[None]) -> None:
-        """However it ended; a child that was cancelled before its first step had no chance to
-        say so itself.
+        """Cleans up after a write.
+
+        Done here because a child that is cancelled before its first step cannot do it.
         """
         checkpoint_id = taken.take.barrier.checkpoint_id
         if self._writing.get(checkpoint_id) is writing:
@@ -353,7 +352,7 @@ class SubtaskCheckpoints:
         alignment_ms, processed = take.alignment_ms, take.alignment_processed
         if (
             capture is not None and capture.alignment_ms is not None
-        ):  # The last barrier came after it was taken.
+        ):  # The last barrier came after the checkpoint was taken.
             alignment_ms, processed = capture.alignment_ms, capture.alignment_processed
         return CheckpointStats(
             start_delay_ms=take.start_delay_ms,
@@ -378,12 +377,12 @@ class SubtaskCheckpoints:
                 self._attempt, checkpoint_id, reason.name, error
             )
 
-    # What comes back.
+    # Notices.
 
     def completed(self, checkpoint_id: int) -> None:
-        """It is durable, and so is everything before it.
+        """The checkpoint and all before it are durable: notifies all operators.
 
-        The first error of an operator comes out, when all have heard of it.
+        Raises the first error of an operator after that.
         """
         if checkpoint_id <= self._completed:
             return
@@ -399,9 +398,9 @@ class SubtaskCheckpoints:
             raise first
 
     def aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
-        """It will not complete; `latest_completed` has, of which nobody may have heard here.
+        """The checkpoint will not complete. `latest_completed` did, perhaps without a notice here.
 
-        Its trigger may still be to come.
+        Its trigger may still come.
         """
         if latest_completed is not None:
             self.completed(latest_completed)
@@ -417,7 +416,7 @@ class SubtaskCheckpoints:
             raise first
 
     def forgo(self, checkpoint_id: int) -> None:
-        """When its trigger comes, it is aborted already."""
+        """Marks a checkpoint as aborted before its trigger comes."""
         self._aborted[checkpoint_id] = None
         if len(self._aborted) > ABORTED_MAX:
             del self._aborted[min(self._aborted)]
@@ -425,14 +424,14 @@ class SubtaskCheckpoints:
             self._look()
 
     def _tell_operators(self, what: str, checkpoint_id: int) -> Exception | None:
-        """Each, tail to head, whatever the others do about it. Returns the first error."""
+        """Notifies every operator, tail to head, even after errors. Returns the first error."""
         first: Exception | None = None
         for operator in reversed(self._operators):
             self._scope.operator_context = operator.ctx
             try:
                 with naming(operator, f"{what}()"):
                     getattr(operator, what)(checkpoint_id)
-            # Raised by the caller, once all have heard of it.
+            # The caller raises it after all operators were notified.
             except Exception as error:  # noqa: BLE001
                 first = first or error
         return first
@@ -445,8 +444,9 @@ class SubtaskCheckpoints:
     # The end.
 
     def end_of_data(self, *, drained: bool) -> None:
-        """Every record is processed: the next checkpoint that is taken, and completes, is the
-        last one that the task waits for.
+        """Every record is processed.
+
+        The task ends after the completion of a checkpoint that it takes from now on.
         """
         self._ended, self._drained = True, drained
         if self._environment.responder is not None:
@@ -454,9 +454,10 @@ class SubtaskCheckpoints:
 
     @property
     def may_end(self) -> bool:
-        """Whether a checkpoint that was taken after the end of the data has completed, and no later
-        one waits for what only a task that runs can see: that a barrier has come, that it was given
-        up.
+        """Whether the task may end.
+
+        A checkpoint taken after the end of data must have completed. No later one may still need
+        the running task: to see a barrier, or an abort.
         """
         return (
             self._first_after_end is not None
@@ -465,5 +466,5 @@ class SubtaskCheckpoints:
         )
 
     async def written(self) -> None:
-        """Wait until nothing is being written any more; after `may_end`."""
+        """Waits until all writes have ended; for use after `may_end`."""
         await wait_all(list(self._writing.values()))

@@ -1,5 +1,6 @@
-"""Closing what a task made, whatever happened before: user code last to first, within a time
-limit; the first error is kept.
+"""Closes the parts of a task, user code from tail to head, within a time limit.
+
+Errors do not stop it; the first one is kept.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ async def _close(
     try:
         await close()
         check_own_task()
-    except BaseException as caught:  # noqa: BLE001  # Closing goes on; raised by the caller.
+    except BaseException as caught:  # noqa: BLE001  # Closing goes on; the caller raises it.
         error = user_error(caught)
         note_once(error, place)
         errors.append(error)

@@ -1,6 +1,4 @@
-"""What operators and functions see of their subtask: the runtime context, and the operator's own
-bound context.
-"""
+"""The contexts of a subtask: the runtime context of functions, and the operator's own context."""
 
 from __future__ import annotations
 
@@ -42,13 +40,13 @@ T = TypeVar("T")
 
 
 class Resources(Protocol):
-    """The worker's resources: one instance a worker process and job."""
+    """The worker's resources: one instance per worker process and job."""
 
     async def get(self, resource: Resource) -> Any: ...
 
 
 class TaskServices(Protocol):
-    """What an operator's context needs of its task."""
+    """The interface of the task for an operator's context."""
 
     @property
     def host(self) -> Host: ...
@@ -72,11 +70,11 @@ class TaskServices(Protocol):
 
 
 class SourceServices(TaskServices, Protocol):
-    """What a source's context needs besides."""
+    """The further interface of the task for a source's context."""
 
     @property
     def input_watermark(self) -> int:
-        """The one in force for what comes in now."""
+        """The current watermark of the input."""
 
     async def end_source_code(self, task: asyncio.Task[Any]) -> None:
         """Cancel `task`, which runs the code of the source, and wait for its end."""
@@ -101,13 +99,11 @@ class SubtaskRuntimeContext:
 
     @property
     def is_restored(self) -> bool:
-        """Whether it begins with the state of a checkpoint, also where this subtask's share of
-        it is empty.
-        """
+        """Whether it was restored from a checkpoint, even if this subtask's share is empty."""
         return self.operator_state.is_restored
 
     def get_state(self, descriptor: StateDescriptor) -> Any:
-        """State of the current key, of the kind that `descriptor` declares.
+        """Returns state of the current key, of the kind that `descriptor` declares.
 
         Raises StateError without `key_by`, and for another kind.
         """
@@ -153,12 +149,13 @@ METHODS: dict[type, str] = {
     ReducingStateDescriptor: "get_reducing_state",
     AggregatingStateDescriptor: "get_aggregating_state",
 }
-"""Which method of the runtime context takes which descriptor."""
+"""Method of the runtime context for each descriptor."""
 
 
 class TaskOperatorContext:
-    """The `OperatorContext` of one operator: every call goes to the task, labelled with the
-    operator's place in the chain.
+    """The `OperatorContext` of one operator.
+
+    It forwards every call to the task, with the operator's position in the chain.
     """
 
     def __init__(
@@ -215,7 +212,7 @@ class TaskOperatorContext:
 
     @property
     def timer_services(self) -> list[InternalTimerService]:
-        """All that the operator asked for, in order: part of its snapshot."""
+        """All timer services of the operator, in order of creation: part of its snapshot."""
         return self._timer_services
 
     @property
@@ -258,7 +255,7 @@ class TaskOperatorContext:
         self._executor.execute(partial(self._in_scope, action, *args), description)
 
     def _in_scope(self, action: Callable[..., object], *args: object) -> object:
-        """Run mail of this operator.
+        """Runs mail of this operator.
 
         Context variables name the operator, and so do errors of the mail.
         """
@@ -288,22 +285,23 @@ class TaskOperatorContext:
         )
 
     def spawn(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[None]:
-        """The helper task belongs to the task's group; its error fails the task with a note that
-        names this operator.
+        """Starts a helper task in the task's group.
+
+        Its error fails the task, with a note that names this operator.
         """
         try:
             task = self._services.group.create_task(self._supervised(coroutine), name=name)
         except RuntimeError:
-            coroutine.close()  # The task is over: nobody awaits it.
+            coroutine.close()  # The task is over, and no code awaits it.
             raise
-        # A task cancelled before its first step never touches what it was to await.
+        # A task that is cancelled before its first step never touches its coroutine.
         task.add_done_callback(lambda _: coroutine.close())
         return task
 
     async def _supervised(self, coroutine: Coroutine[Any, Any, object]) -> None:
         try:
             await coroutine
-        # SystemExit too: user code that exits must not take the loop with it.
+        # SystemExit too: user code that exits must not end the loop.
         except BaseException as raised:  # noqa: BLE001
             error = user_error(raised)
             note_once(error, f"in {self._place}")

@@ -1,10 +1,9 @@
-"""Watches over the end of a task. User code that does not end on its cancellation is named, and
-ended by force or given up.
+"""Enforces the end of a cancelled task: names user code that does not end, then closes it.
 
 A function that catches CancelledError and goes on would keep its task, its job and `cancel()`
-waiting for ever. After the time-out the watch says which operator holds the task, and where its
-code waits. In a process of its own that is all: the process ends. In the program the code is closed
-where it waits, as Python closes a coroutine that is dropped (GeneratorExit). Code that goes on even
+waiting for ever. After the timeout the watch logs which operator holds the task, and where its code
+waits. In a worker process `on_stuck` then ends the process. In the user's program the code is
+closed where it waits, as Python closes a dropped coroutine (GeneratorExit). Code that goes on even
 then is abandoned.
 """
 
@@ -32,11 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 class EndWatch:
-    """Watch of one task. It starts with `begin` and stops with `over`, when the functions have
-    ended. Closing has its own time-out.
+    """The watch of one task, from `begin` to `over`, when its functions have ended.
 
-    `group` holds its helper tasks. `on_stuck(error)`, if given, ends the process. `on_abandoned` is
-    called when the task itself, and not a helper, is given up.
+    Closing has its own timeout. `group` holds its helper tasks. `on_stuck(error)`, if given, ends
+    the process. `on_abandoned` is called when the task itself, not a helper, is abandoned.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class EndWatch:
         on_abandoned: Callable[[], None],
     ) -> None:
         self.error: CancellationTimeout | None = None
-        """Error of the task, set once the time is over."""
+        """The error of the task, set after the timeout."""
         self._name = name
         self._timeout_s = timeout_s
         self._scope = scope
@@ -61,7 +59,7 @@ class EndWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, owner: asyncio.Task[Any], *, helpers_only: bool = False) -> None:
-        """`owner` runs the task.
+        """Starts the watch; `owner` runs the task.
 
         `helpers_only`: its own loop has ended, and its helpers were cancelled.
         """
@@ -72,7 +70,7 @@ class EndWatch:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timeout)
 
     def over(self) -> None:
-        """End the watch: no code of the task runs any more."""
+        """Stops the watch: no code of the task runs any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -91,7 +89,7 @@ class EndWatch:
         self._timer = None
         held_by = [task for task in self._held_by() if not task.done()]
         if not held_by:
-            return  # It ends in this turn of the loop.
+            return  # It ends in this loop turn.
         if self.error is not None:
             self._abandon(held_by)
             return

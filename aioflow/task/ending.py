@@ -1,14 +1,12 @@
-"""How a task comes to its end, from the last element of its input until nothing of it is missing
-downstream.
+"""The end of a task, from the last element of its input until its output is complete.
 
     RUNNING   --input ended--> FINISHING --with checkpoints--> LINGERING
     LINGERING --consumers are through, last checkpoint complete--> LEAVING
 
-`finish` lets everything come that is still to come; no checkpoint is taken meanwhile, as operators
-are half-way between their last element and their end. `leave` then closes the stream behind it.
-With checkpoints the task lingers first: it serves mail and barriers until a checkpoint that it took
-after its end has completed, so that sinks commit, and a restart before that goes on from the last
-one.
+`finish` processes all remaining work. No checkpoint is taken meanwhile, since operators are between
+their last element and their end. `leave` then closes the stream. With checkpoints the task lingers
+first: it serves mail and barriers until a checkpoint taken after its end has completed. So sinks
+commit, and a restart before that continues from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -39,8 +37,9 @@ class _Phase(Enum):
 
 
 class TaskEnd:
-    """Drives the mailbox loop of a task whose input has ended; the default action asks it what
-    is still to be served.
+    """Drives the mailbox loop of a task whose input has ended.
+
+    The default action asks it what remains to be done.
     """
 
     def __init__(
@@ -54,7 +53,8 @@ class TaskEnd:
         resume: Callable[[], None],
         watch: Callable[[Availability], None],
     ) -> None:
-        """`resume()` has the default action called again, `watch(availability)` once that is up.
+        """`resume()` makes the default action run again, `watch(availability)` does so once it is
+        up.
 
         `timers` are the task's own.
         """
@@ -68,18 +68,17 @@ class TaskEnd:
         self._watch = watch
         self._phase = _Phase.RUNNING
         self._processed = AVAILABLE
-        """While it lingers: whether consumers have processed all that it sent."""
+        """Whether consumers have processed everything sent; used while the task lingers."""
 
     @property
     def is_finishing(self) -> bool:
-        """Whether operators are half-way between their last element and the end: no checkpoint
-        now.
-        """
+        """Whether operators are between their last element and their end, so no checkpoint is
+        taken."""
         return self._phase is _Phase.FINISHING
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the task lingers, and what it lingers for has not come about."""
+        """Whether the task lingers and must still wait."""
         return self._phase is _Phase.LINGERING and not self._may_end
 
     @property
@@ -100,7 +99,7 @@ class TaskEnd:
         else:
             await self._settle()
         await self._operators.quiesce_timers()
-        # Mail that was written since has its say, and what it emits goes out before the end does.
+        # Mail that was sent meanwhile runs now, and its output goes out before the end does.
         await self._settle()
         self._operators.end_of_data()
         await self._settle()
@@ -108,9 +107,9 @@ class TaskEnd:
             self._output.emit(empty_batch(MAX_WATERMARK))
 
     async def leave(self, *, drain: bool, checkpointing: bool) -> None:
-        """Send the end downstream.
+        """Sends the end downstream.
 
-        With `checkpointing` before the last checkpoint, else behind the last mail.
+        With `checkpointing` it goes before the last checkpoint, otherwise after the last mail.
         """
         if checkpointing:
             self._output.end_of_data(drain=drain)
@@ -123,10 +122,12 @@ class TaskEnd:
         self._output.finish()
 
     async def _linger(self, *, drain: bool) -> None:
-        """Wait until consumers have processed everything, and for the checkpoint with which
-        everything is committed, then for what sinks do about it. The end of a partition waits
-        behind its records: were the task gone before these are processed, then nobody would send
-        barriers ahead of them, and no checkpoint would complete until they are.
+        """Waits for consumers, for the checkpoint that commits everything, and for the commits of
+        sinks.
+
+        The end of a partition waits behind its records. If the task ended before they are
+        processed, no task would send barriers ahead of them. Then no checkpoint could complete
+        until they are processed.
         """
         self._phase = _Phase.LINGERING
         self._checkpoints.end_of_data(drained=drain)
@@ -140,10 +141,7 @@ class TaskEnd:
         await self._checkpoints.written()
 
     async def _settle(self) -> None:
-        """Run mail and the chain until nothing waits and no operator has results to come.
-
-        The default action knows when.
-        """
+        """Runs mail and the chain until no work waits and no operator expects results."""
         self._resume()
         while True:
             await self._processor.run_loop()

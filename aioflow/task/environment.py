@@ -1,4 +1,4 @@
-"""What a task is told by its run, and what its worker lends to it."""
+"""Options of a task from its run, and resources from its worker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointTaskOptions:
-    """What a task must know to take part in checkpoints."""
+    """Settings of a task that takes part in checkpoints."""
 
     store: str
     """URL of the flow's root in the store; each process opens it for itself.
@@ -49,29 +49,31 @@ class CheckpointTaskOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """What a run may set about its tasks; the defaults are what the measurements chose."""
+    """Options of a run for its tasks; measurements chose the defaults."""
 
     batch_records_max: int = BATCH_RECORDS_MAX
     slice_ns: int = SLICE_NS
     flush_max_age_ns: int = FLUSH_MAX_AGE_NS
     state_backend: str | StateBackend = "heap"
     checkpoints: CheckpointTaskOptions | None = None
-    """Given: checkpoints are taken; then they, and not the writers, make prepared data visible."""
+    """If set, checkpoints are taken, and they make prepared data visible instead of the writers."""
     replays: bool = False
-    """Whether the job may start its sources again where they were: then a source keeps what it
-    cannot read twice.
+    """Whether the job may restart its sources at their positions.
+
+    A source then keeps data that it cannot read twice.
     """
     debug: bool = False
-    """Look for functions that change values which others see too."""
+    """Whether to detect functions that change shared values."""
     strict: bool = False
-    """Refuse a first value of an edge that could not travel to another process, instead of a
-    warning.
+    """Whether the first value of an edge must be encodable for another process.
+
+    Otherwise only a warning is logged.
     """
     cancellation_timeout_s: float = 30.0
     """How long functions may take to end once their task is cancelled."""
     local_state_bytes: int = LOCAL_BYTES_MAX
-    """So much of what its tasks wrote for checkpoints a process keeps, for those that are
-    restored there. 0: all is read from the store.
+    """Bytes of checkpointed state that a process keeps for local restores. 0: all from the
+    store.
     """
 
     @property
@@ -81,7 +83,7 @@ class TaskOptions:
 
 
 class CheckpointResponder(Protocol):
-    """Who hears of this worker's checkpoints: the job master, or the way to it.
+    """Receives the checkpoint reports of this worker: the job master, or the way to it.
 
     Calls never block.
     """
@@ -102,7 +104,7 @@ class CheckpointResponder(Protocol):
         reason: str,
         error: BaseException | None,
     ) -> None:
-        """The subtask takes no part in it.
+        """The subtask takes no part in the checkpoint.
 
         `reason` is one of Flink's names, such as TASK_NOT_READY.
         """
@@ -112,16 +114,16 @@ class CheckpointResponder(Protocol):
 
 
 class PartitionRegistry(Protocol):
-    """Where the partitions of this worker are registered, and those of all workers are read."""
+    """Registers the partitions of this worker, and opens channels to those of all workers."""
 
     def register(self, partition_id: PartitionId, partition: ResultPartition) -> None: ...
     def open_channel(self, index: int, descriptor: InputChannelDescriptor) -> InputChannel:
-        """Channel `index` of a gate, local or remote, which reads what `descriptor` names."""
+        """Opens channel `index` of a gate, local or remote, for the partition in `descriptor`."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TaskEnvironment:
-    """What a worker lends to each of its tasks."""
+    """Resources that a worker gives to each of its tasks."""
 
     host: Host
     partitions: PartitionRegistry
@@ -130,21 +132,21 @@ class TaskEnvironment:
     metrics: MetricGroup
     options: TaskOptions
     codec: Codec = field(default_factory=Codec)
-    """Encodes the state of users, with the types of the job."""
+    """Encodes users' state, with the types of the job."""
     store: StateStore | None = None
-    """Of the job's flow, where checkpoints are taken or restored."""
+    """Store of the job's flow, where checkpoints are taken or restored."""
     local_state: LocalState = field(default_factory=LocalState)
-    """What this worker's tasks wrote there."""
+    """Local copies of the state that this worker's tasks wrote."""
     responder: CheckpointResponder | None = None
     on_stuck: Callable[[ExecutionAttemptId, CancellationTimeout], None] | None = None
-    """Ends the process, because of a task that does not end.
+    """Ends the process because of a task that does not end.
 
-    None: this is the program, which gives up such a task.
+    None: the process is the user's program, so the task is given up.
     """
     checked_edges: set[int] = field(default_factory=set)
-    """Edges whose first value was looked at."""
+    """Edges whose first value was checked."""
     processing_ms: ProcessingClock = field(init=False)
-    """The time of windows, timers and times to live that go by the clock."""
+    """The clock of processing-time windows, timers and times to live."""
 
     def __post_init__(self) -> None:
         self.processing_ms = ProcessingClock(self.host.clock)

@@ -1,17 +1,15 @@
-"""The state machine of one attempt around its StreamTask: every transition by comparison, the end
-reported once.
+"""The state machine of one attempt around its StreamTask. Its end is reported once.
 
     CREATED -> DEPLOYING -> INITIALIZING -> RUNNING -> FINISHED
     any of them -> CANCELING -> CANCELED, or -> FAILED
 
 A task whose user code does not end when it is cancelled has FAILED, too: see `end_watch`.
 
-Cancelled before it ran, a task never calls user code. An error that arises because of a cancel is
-logged, not reported. Consumers of a task that failed or was cancelled see their producer fail; they
-end CANCELED, not FAILED, and report what they saw. Only the input of the task says that a producer
-failed: a ProducerFailed of user code is an error like any other. A task that other code cancels
-(not the engine, or a loop that shuts down) has failed, so that the job hears of it. After Flink's
-Task.
+A task that is cancelled before it ran never calls user code. An error caused by a cancellation is
+logged, not reported. Consumers of a failed or cancelled task see their producer fail; they end
+CANCELED, not FAILED, and report that error. Only the input of the task can report a failed
+producer: a ProducerFailed of user code is an error like any other. A task that other code cancels
+(not the engine, or a loop that shuts down) has failed, so that the job sees it. After Flink's Task.
 """
 
 from __future__ import annotations
@@ -44,9 +42,7 @@ class TaskExecution:
         report: StateReport,
         abandon: Callable[[asyncio.Task[None]], None] | None = None,
     ) -> None:
-        """`abandon(runner)`: the worker waits no longer for the asyncio task of one that does
-        not end.
-        """
+        """`abandon(runner)`: the worker no longer waits for an asyncio task that does not end."""
         self.task = task
         self._abandon = abandon
         task.on_abandoned = self._on_abandoned
@@ -59,7 +55,7 @@ class TaskExecution:
     def transition(
         self, expected: ExecutionState, new: ExecutionState, error: BaseException | None = None
     ) -> bool:
-        """Compare and set; reports on success."""
+        """Compares and sets the state; reports on success."""
         if self.state is not expected:
             return False
         logger.debug("%s %s: %s -> %s", self.task.name, self.attempt, expected.value, new.value)
@@ -68,7 +64,7 @@ class TaskExecution:
         return True
 
     async def run(self) -> None:
-        """The whole life; never raises but for a cancel of the worker itself.
+        """Runs the task to its end; raises only if the worker itself is cancelled.
 
         A second call does nothing.
         """
@@ -89,7 +85,7 @@ class TaskExecution:
                     f"task {self.task.name} was cancelled from outside of the job; to end a job, "
                     "cancel the job"
                 )
-        # Reported below, whole; SystemExit too, which comes out where the job is awaited.
+        # Reported below; SystemExit too, which is raised where the job is awaited.
         except BaseException as raised:  # noqa: BLE001
             error = raised
         self._end(error)
@@ -97,11 +93,10 @@ class TaskExecution:
             raise cancelled_by_stranger
 
     def cancel(self) -> None:
-        """Ask the task to end. In CREATED it ends at once and never runs; after the end nothing
-        happens.
+        """Cancels the task. In CREATED it ends at once and never runs; after the end it has no
+        effect.
 
-        One that failed by itself before, and is only cleaning up, still says so: its error is not
-        lost with the cancel.
+        A task that failed by itself before, and is only cleaning up, still reports its error.
         """
         if self.transition(ExecutionState.CREATED, ExecutionState.CANCELED):
             return
@@ -125,13 +120,13 @@ class TaskExecution:
         self.transition(ExecutionState.INITIALIZING, ExecutionState.RUNNING)
 
     def _on_abandoned(self) -> None:
-        """Count the task as ended for the job, although its code cannot be stopped."""
+        """Counts the task as ended for the job, although its code cannot be stopped."""
         self._end(None)
         if self._abandon is not None and self.runner is not None:
             self._abandon(self.runner)
 
     def _end(self, error: BaseException | None) -> None:
-        if self.state.is_terminal:  # Abandoned, and it ends after all.
+        if self.state.is_terminal:  # It was abandoned, and ends after all.
             return
         if self.task.stuck is not None:
             stuck = self.task.stuck
@@ -140,7 +135,7 @@ class TaskExecution:
             error, self.state = (
                 stuck,
                 ExecutionState.RUNNING,
-            )  # Also where it was cancelled: that has not worked.
+            )  # Also after a cancellation, which has not worked.
         producer = self.task.failed_producer
         if self.state is ExecutionState.CANCELING or (error is not None and error is producer):
             if error is not None and error is not producer:

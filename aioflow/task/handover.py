@@ -1,12 +1,11 @@
-"""How many records a source hands over to its chain at once: as many as the chain is through with
-in a moment.
+"""Limits how many records a source hands to its chain: as many as take a moment to process.
 
-A checkpoint waits until nothing is left in the chain, and the barrier of a source goes behind all
-that it has handed over. What that may be cannot be told by the cost of a call alone: an `async def`
-of 50 ms costs the loop nothing, and a throttle lets its records wait. So it is measured from the
-hand-over until the chain is empty again, by what the chain ran and what it waited for its own
-operators. The turns of other tasks on the loop do not count, nor does the wait for room downstream:
-smaller batches would make neither of them shorter.
+A checkpoint waits until the chain is empty, and the barrier of a source goes behind all records
+handed over. The cost of a call alone does not show how long that takes. An `async def` of 50 ms
+costs the loop nothing, and a throttle delays its records. So the time is measured from the
+hand-over until the chain is empty. It includes running the chain and waiting for its own operators.
+It excludes other tasks on the loop, and waiting for room downstream: smaller batches would shorten
+neither.
 """
 
 from __future__ import annotations
@@ -17,38 +16,37 @@ from aioflow.task.chain import ChainStatus
 __all__ = ["HAND_OVER_NS", "HandOver"]
 
 HAND_OVER_NS = 10_000_000
-"""How long the chain should have with it: five slices, so that chains that take whole slices get
-whole batches.
-"""
+"""Target time for the chain: five slices, so that chains with full slices get full batches."""
 
 
 class HandOver:
-    """`handed` is called with each batch of the source, `ran` after each run of the chain;
-    `records` is the answer, at least 1.
+    """Call `handed` with each batch of the source, and `ran` after each run of the chain.
+
+    `records` is the current limit, at least 1.
     """
 
     __slots__ = ("_blocked_ns", "_count", "_spent_ns", "records")
 
     def __init__(self) -> None:
-        self.records = 1  # It is not known yet what comes behind.
+        self.records = 1  # The cost of the chain is not known yet.
         self._count = 0
         self._spent_ns = 0
         self._blocked_ns: int | None = None  # Since when the chain waits for one of its operators.
 
     def handed(self, count: int) -> None:
-        """The source gave so many records to a chain in which nothing waited."""
+        """The source gave `count` records to an empty chain."""
         self._count = count
         self._spent_ns = 0
         self._blocked_ns = None
 
     def ran(self, begun_ns: int, ended_ns: int, status: ChainStatus) -> None:
-        """The chain did some of it, or all."""
+        """The chain processed some of the records, or all."""
         since_ns = begun_ns if self._blocked_ns is None else self._blocked_ns
         self._spent_ns += ended_ns - since_ns
         self._blocked_ns = ended_ns if status is ChainStatus.BLOCKED else None
         if status is ChainStatus.IDLE and self._count:
             affordable = HAND_OVER_NS * self._count // max(self._spent_ns, 1)
-            # Down at once, up by doubling: a function that has been quick for one record may be
-            # slow for the next.
+            # Shrinks at once and grows by doubling: a function may be fast for one record and slow
+            # for the next.
             self.records = max(1, min(affordable, 2 * self.records, COLUMN_RECORDS_MAX))
             self._count = 0

@@ -1,10 +1,9 @@
-"""Data in flight as state: what an unaligned checkpoint overtakes is kept with it, and processed
-before anything new after a restore.
+"""Data in flight as state: an unaligned checkpoint stores it, and a restore processes it first.
 
 Three places hold such data: the channels of the inputs, the subpartitions of the outputs, and the
-chain between its stages. A fourth is what a task has restored and not processed yet. What waits in
-a place makes one `InFlightLog`, encoded as it is found: a batch that is handed on may be changed.
-In front of it stands the event time that was in force there.
+stages of the chain. A fourth is restored data that is not processed yet. The data of one place
+forms an `InFlightLog`. It is encoded at once, since a batch may change once it is passed on. The
+log starts with the event time in front of the data.
 
     file    1 version | 8 watermark | 1 idle (1), not aligned (2) | 4 channels | for each element:
             1 kind | 2 input | 2 stage | 4 length | content
@@ -12,8 +11,8 @@ In front of it stands the event time that was in force there.
 Only what carries records or time is kept. Barriers are not: they belong to one checkpoint. The end
 of data is sent again.
 
-`task.inflight_restore` reads them. After Flink's ChannelStateWriter; there, what was in the output
-queues is sent again, here its consumer takes it over directly.
+`task.inflight_restore` reads the logs. After Flink's ChannelStateWriter. Flink sends data of the
+output queues again; here the consumer takes it over directly.
 """
 
 from __future__ import annotations
@@ -63,22 +62,23 @@ class Waiting(NamedTuple):
     stage: int
     """The first operator of the stage, -1 in a task without operators."""
     input_index: int
-    """The logical input that it belongs to."""
+    """The logical input of the batch."""
     batch: RecordBatch
     mark: int
-    """The watermark that was in force when it came."""
+    """The watermark in front of the batch."""
 
 
 class InFlightLog:
-    """What waits in one place, oldest first."""
+    """The data that waits in one place, oldest first."""
 
     __slots__ = ("_codec", "_owner", "_parts", "_tells_time")
 
     def __init__(
         self, codec: Codec, owner: str, time: ChannelTime = BEGINNING, channels: int = 0
     ) -> None:
-        """`owner` is named when a value cannot be kept; `time` is what was in force in front of
-        it, over `channels`.
+        """`owner` is named if a value cannot be encoded.
+
+        `time`: event time in front of the data, over `channels`.
         """
         self._codec = codec
         self._owner = owner
@@ -89,14 +89,15 @@ class InFlightLog:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing would be lost without it."""
+        """Whether the log has no content to store."""
         return not self._tells_time and len(self._parts) == 1
 
     def add(
         self, element: RecordBatch | bytes | Event, input_index: int = 0, stage: int = 0
     ) -> None:
-        """A batch, as it is or encoded already, or an event that tells time; other events are
-        left out. Raises TypeNotSupported.
+        """Adds a batch, encoded or not, or an event with event time; other events are left out.
+
+        Raises TypeNotSupported.
         """
         if isinstance(element, RecordBatch):
             content = encode_batch(element, self._codec, self._owner)
@@ -111,15 +112,14 @@ class InFlightLog:
         self._parts += (ELEMENT.pack(BATCH, input_index, stage, len(content)), content)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The file."""
+        """Yields the content of the file."""
         yield b"".join(self._parts)
 
 
 class InFlightCapture:
-    """What one checkpoint keeps of the data in flight. Complete when nothing that it still waits
-    for can add to it.
+    """The in-flight data of one checkpoint. Complete once no awaited source can add to it.
 
-    A value that cannot be kept fails the checkpoint, when it is written, and not the task.
+    A value that cannot be encoded fails the checkpoint when it is written, not the task.
     """
 
     def __init__(self, codec: Codec, owner: str) -> None:
@@ -131,11 +131,9 @@ class InFlightCapture:
         self._complete.set()
         self._failure: Exception | None = None
         self.overtook = False
-        """Whether the barrier went ahead of its turn anywhere."""
+        """Whether the barrier overtook data anywhere."""
         self.alignment_ms: int | None = None
-        """How long the last barrier took to come, if that is known only since the checkpoint was
-        taken.
-        """
+        """How long the last barrier took to come, if it came after the checkpoint was taken."""
         self.alignment_processed = 0
 
     def log(
@@ -146,7 +144,7 @@ class InFlightCapture:
         time: ChannelTime = BEGINNING,
         channels: int = 0,
     ) -> InFlightLog:
-        """The log of this place, begun if it is new."""
+        """Returns the log of this place; makes it if it is new."""
         place = edge_id, side, index
         found = self._logs.get(place)
         if found is None:
@@ -160,18 +158,18 @@ class InFlightCapture:
         input_index: int = 0,
         stage: int = 0,
     ) -> None:
-        """`elements` in their order. An error is kept for `write`."""
+        """Adds `elements` in order. An error is kept for `write`."""
         try:
             for element in elements:
                 log.add(element, input_index, stage)
-        # Of the codec of a user's type: the job goes on without this checkpoint.
+        # An error in the codec of a user's type: the job goes on without this checkpoint.
         except Exception as error:  # noqa: BLE001
             self._failure = self._failure or error
 
     def keep_restored(
         self, waiting: Iterable[Waiting], watermark: int = MIN_WATERMARK, channels: int = 0
     ) -> None:
-        """Keep data that the task has restored and not processed.
+        """Stores restored data that the task has not processed.
 
         `watermark`: event time of the input behind that data. `channels`: number of its channels.
         """
@@ -186,24 +184,24 @@ class InFlightCapture:
     def keep_output(
         self, edge_id: int, index: int, overtaken: Sequence[RecordBatch | bytes | Event]
     ) -> None:
-        """What the barrier overtook in a subpartition."""
+        """Stores the elements that the barrier overtook in a subpartition."""
         self.overtook = True
         if overtaken:
             self.add(self.log(edge_id, ChannelSide.OUTPUT, index), overtaken)
 
     def wait_for(self, what: object) -> None:
-        """It is not complete before `arrived(what)`."""
+        """Delays completion until `arrived(what)`."""
         self._awaited[what] = None
         self._complete.clear()
 
     def arrived(self, what: object) -> None:
-        """Idempotent."""
+        """Ends the wait for `what`. Idempotent."""
         self._awaited.pop(what, None)
         if not self._awaited:
             self._complete.set()
 
     async def write(self, output: StateOutput) -> tuple[ChannelStateHandle, ...]:
-        """Wait until it is complete, and write what is not empty."""
+        """Waits until the capture is complete, and writes logs that are not empty."""
         await self._complete.wait()
         if self._failure is not None:
             raise self._failure

@@ -1,17 +1,16 @@
-"""Reads back the data that was in flight: for each subtask one line of batches that wait in front
-of its stages.
+"""Restores in-flight data: for each subtask one sequence of batches for its stages.
 
-A former subtask gives one line of all its data in flight. Data nearest to the end of its chain
+Each former subtask gives one line with all its data in flight. Data nearest to the end of its chain
 comes first. Data of its channels goes through a valve, as without the restore, so each record keeps
-the watermark that it would have seen. If the parallelism has changed, lines of several former
-subtasks meet: they are merged in the order of these watermarks. So the timers of a key fire between
-the same records as without the restore. A record is late exactly if it would have been late.
+its watermark. If the parallelism has changed, lines of several former subtasks are merged in the
+order of these watermarks. So the timers of a key fire between the same records as without the
+restore. A record is late exactly if it would have been late.
 
-Invariant: no record is processed at a higher watermark than the one that it would have seen. It is
-lower only where a former subtask, which may continue here, was behind.
+Invariant: no record is processed at a higher watermark than without the restore. It is lower only
+where a former subtask, which may continue here, was behind.
 
 Flink gives each former channel a watermark of its own as well (DemultiplexingRecordDeserializer),
-but lets an operator see the least of them all.
+but an operator sees the minimum of all.
 """
 
 from __future__ import annotations
@@ -53,12 +52,13 @@ class RestoredInFlight:
     """Restored data in flight of one subtask."""
 
     waiting: list[Waiting]
-    """In the order in which it is to be processed."""
+    """Batches in processing order."""
     watermark: int
-    """Watermark of the whole input, behind that data."""
+    """Watermark of the whole input behind that data."""
     channels: dict[tuple[int, int], ChannelTime] = field(default_factory=dict)
-    """Watermark and idleness behind that, by exchange and index, of channels that continue where
-    they stood.
+    """Watermark and idleness behind the data, by exchange and index.
+
+    Only for channels that continue at their positions.
     """
     channel_count: int = 0
     """Number of channels of the input that `channels` belong to."""
@@ -77,7 +77,7 @@ class _Element(NamedTuple):
 
 @dataclass(slots=True)
 class _Line:
-    """Data that waits in one former subtask, and the watermark of its input behind that."""
+    """In-flight data of one former subtask, and the watermark of its input behind that."""
 
     waiting: deque[Waiting]
     end: int
@@ -95,10 +95,10 @@ async def read_in_flight(
     timed_stages: int,
     limit: int,
 ) -> RestoredInFlight:
-    """Read the data that one subtask takes over. `inputs` has the logical input of each exchange.
+    """Reads the data that one subtask takes over. `inputs`: the logical input of each exchange.
 
     `timed_stages`: operators from this index on have an event time of their own making. `limit`:
-    the event time at which new records may come, where lines of several former subtasks meet.
+    the event time for new records if lines of several former subtasks meet.
     Raises RestoreError for a file that cannot be read.
     """
     reader = _Reader(source, codec, own, max_parallelism, inputs)
@@ -122,7 +122,7 @@ async def read_in_flight(
 
 
 class _Reader:
-    """Reads from each former subtask the share of this one."""
+    """Reads this subtask's share of each former subtask."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class _Reader:
         self._inputs = inputs
 
     async def line(self, restore: InFlightRestore) -> _Line:
-        """Read the data that waits in one former subtask."""
+        """Reads the in-flight data of one former subtask."""
         waiting: deque[Waiting] = deque()
         for place, file in restore.chain:
             before, read = await self._read(file, restore, f"in front of operator {place}")
@@ -169,7 +169,7 @@ class _Reader:
         return _Line(waiting, valve.watermark, states, max(len(channels), head.channels))
 
     async def reached(self, file: StateFile | None) -> int:
-        """The event time of the input of a former subtask."""
+        """Returns the event time of the input of a former subtask."""
         if file is None:
             return MIN_WATERMARK
         head, _ = _decode(
@@ -215,7 +215,7 @@ class _Reader:
         return head, [self._share(one, restore) for one in elements] if restore.dealt else elements
 
     def _share(self, element: _Element, restore: InFlightRestore) -> _Element:
-        """Return the part that belongs to this subtask. Event time always does."""
+        """Returns the part that belongs to this subtask. Event time always does."""
         batch = element.content
         if not isinstance(batch, RecordBatch) or not batch.values:
             return element
@@ -259,7 +259,7 @@ def _decode(content: bytes, codec: Codec, where: str) -> tuple[_Head, list[_Elem
 
 
 def _append(waiting: deque[Waiting], elements: Iterable[_Element], mark: int) -> None:
-    """Batches as they waited; `mark` is in force in front of the first one at each stage."""
+    """Appends batches; `mark` is the watermark in front of the first one at each stage."""
     marks: dict[int, int] = {}
     for input_index, stage, batch in elements:
         if isinstance(batch, RecordBatch):
@@ -269,9 +269,9 @@ def _append(waiting: deque[Waiting], elements: Iterable[_Element], mark: int) ->
 
 
 def _append_time(waiting: deque[Waiting], outputs: Sequence[Watermark | WatermarkStatus]) -> None:
-    """Append watermarks from a valve.
+    """Appends watermarks from a valve.
 
-    Idleness is left out: after a restart a stream is active until it says otherwise.
+    Idleness is left out: after a restart a stream is active until it reports otherwise.
     """
     waiting.extend(
         Waiting(0, 0, empty_batch(one.timestamp), MIN_WATERMARK)
@@ -281,7 +281,7 @@ def _append_time(waiting: deque[Waiting], outputs: Sequence[Watermark | Watermar
 
 
 def _before_the_end(line: _Line) -> int:
-    """The watermark behind `line`. The inputs themselves report that all of them have ended."""
+    """Returns the watermark behind `line`, without the final one: the inputs report their end."""
     if line.end < MAX_WATERMARK:
         return line.end
     line.waiting = deque(
@@ -291,10 +291,9 @@ def _before_the_end(line: _Line) -> int:
 
 
 def _merged(lines: Sequence[_Line], timed_stages: int, limit: int) -> RestoredInFlight:
-    """The lines in the order of the watermarks that their records see, none of which may be above
-    `limit`.
+    """Merges lines in the order of the watermarks of their records, none of them above `limit`.
 
-    A line that is through stays where it ended: its subtask's records may come here later.
+    A finished line keeps its last watermark: its subtask's records may come here later.
     """
     merged: list[Waiting] = []
     waiting: list[tuple[deque[Waiting], int]] = []
@@ -302,7 +301,8 @@ def _merged(lines: Sequence[_Line], timed_stages: int, limit: int) -> RestoredIn
         end, records = _before_the_end(line), deque[Waiting]()
         for one in line.waiting:
             if one.stage > timed_stages:
-                # Behind an operator that assigns event time: another scale, which it sends again.
+                # Behind an operator that assigns event time, which has its own scale and sends it
+                # again.
                 if one.batch.values and len(lines) > 1:
                     one = Waiting(
                         one.stage, one.input_index, one.batch.with_watermarks(None), MIN_WATERMARK
@@ -333,15 +333,15 @@ def _merged(lines: Sequence[_Line], timed_stages: int, limit: int) -> RestoredIn
 
 
 def _mark(one: Waiting) -> int:
-    """The watermark that its first record sees."""
+    """Returns the watermark that the first record sees."""
     watermarks = one.batch.watermarks
     return one.mark if watermarks is None else int(watermarks[0])
 
 
 def _cut(one: Waiting, until: int) -> tuple[Waiting, Waiting | None]:
-    """The records that see a watermark of at most `until`, at least the first, and the rest.
+    """Splits off the records that see a watermark of at most `until`, at least the first one.
 
-    The first part tells nothing after it.
+    The first part carries no watermark after its records.
     """
     stage, input_index, batch, mark = one
     count = len(batch.values)

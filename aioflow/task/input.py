@@ -1,7 +1,6 @@
-"""What comes into a task, from gates or from a source reader, behind one small contract. After
-Flink's StreamTaskInput.
+"""The input of a task, from gates or from a source reader. After Flink's StreamTaskInput.
 
-`emit_next` hands at most one batch to the chain and says what to expect next; it never blocks.
+`emit_next` passes at most one batch to the chain and returns what to expect next. It never blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ __all__ = ["InputConsumer", "InputStatus", "TaskInput"]
 
 
 class InputStatus(Enum):
-    """What `emit_next` found."""
+    """Result of `emit_next`."""
 
     MORE_AVAILABLE = "call again"
     NOTHING_AVAILABLE = "wait for availability"
@@ -26,7 +25,7 @@ class InputStatus(Enum):
 
 
 class InputConsumer(Protocol):
-    """Where the elements of an input go: the task."""
+    """Receives the elements of an input: the task."""
 
     def on_batch(self, batch: RecordBatch, input_index: int) -> None: ...
     def on_status(self, idle: bool) -> None: ...
@@ -34,11 +33,11 @@ class InputConsumer(Protocol):
         """Input `input_index` ended and drained, while others go on."""
 
     def on_event(self, event: Event) -> None:
-        """Any event that is neither time nor end: latency markers."""
+        """Handles any event except time and end: latency markers."""
 
 
 class TaskInput(Protocol):
-    """One side of the task's contract with whatever feeds it."""
+    """The interface of an input for its task."""
 
     @property
     def availability(self) -> Availability: ...

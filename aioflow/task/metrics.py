@@ -1,11 +1,10 @@
-"""What a task says about itself, under Flink's names: gauges that read plain integers when somebody
-asks.
+"""The metrics of a task, under Flink's names: gauges that read plain integers on demand.
 
-The hot path counts records in the chain and the time spent parked in the mailbox; everything else
-is computed here, at the reading. Shares of time and rates cover the time since a reading that lay
-at least a second back, so busy + idle + back-pressured is 1000. Soft back pressure: parked because
-the output has no room. Hard: parked because one record's own output went beyond what there was room
-for. Waiting for a full async operator counts as busy, as in Flink.
+The hot path only counts records in the chain and time parked in the mailbox. Everything else is
+computed at the reading. Shares of time and rates cover the time since a reading at least a second
+ago, so busy + idle + back-pressured is 1000. Soft back pressure: parked because the output has no
+room. Hard back pressure: parked because one record's own output exceeded the room. Waiting for a
+full async operator counts as busy, as in Flink.
 """
 
 from __future__ import annotations
@@ -29,15 +28,13 @@ __all__ = ["HARD", "IDLE", "SOFT", "TaskMetrics", "unique_names"]
 IDLE = "input"
 SOFT = "output"
 HARD = "overdraft"
-"""Reasons of a suspension, as the mailbox counts them."""
+"""Reasons for a suspension, as the mailbox counts them."""
 
 SPLITS_MAX = 100
-"""Splits of a subtask that have metrics of their own: a folder may hold a million files."""
+"""Splits of a subtask with metrics of their own: a folder may hold a million files."""
 
 WINDOW_S = 1.0
-"""The shortest time over which a rate is computed; asked sooner, it is computed from the same
-beginning again.
-"""
+"""Shortest period for a rate. An earlier reading uses the same start again."""
 
 TIMES = (
     "idleTimeMsPerSecond",
@@ -53,7 +50,7 @@ TIMES = (
     "accumulateBackPressuredTimeMs",
     "accumulateBusyTimeMs",
 )
-"""No task waits for a changelog: that time is 0."""
+"""There is no changelog here: that time is 0."""
 
 MAILBOX = ("mailboxMailsPerSecond", "mailboxLatencyMs", "mailboxQueueSize", "slowCallbacks")
 
@@ -70,8 +67,7 @@ FLOW = (
 )
 """A buffer is a batch.
 
-Bytes are those of batches that travel to another process: within one a batch is passed by
-reference.
+Bytes are those of batches sent to other processes. Within one process batches pass by reference.
 """
 
 RECORDS = ("numRecordsIn", "numRecordsOut", "numRecordsInPerSecond", "numRecordsOutPerSecond")
@@ -96,10 +92,11 @@ TRAFFIC_IN = (
     "debloatedBufferSize",
     "estimatedTimeToConsumeBuffersMs",
 )
-"""Pools are of channels from other processes, whose buffers are all their own: none floats.
-`inputCredits`, which Flink does not show, is how many buffers producers may still fill. The size of
-a debloated buffer is in records, of rows or of columns, whichever came last: of columns a buffer
-holds more.
+"""Pool metrics are for channels from other processes. They own all their buffers, so none floats.
+
+`inputCredits`, which Flink does not have, is the number of buffers that producers may still fill.
+The size of a debloated buffer is in records of the kind that came last, rows or columns. A column
+buffer holds more of them.
 """
 
 CHECKPOINT = (
@@ -121,13 +118,13 @@ SPLIT = (
     "idleTimeMsPerSecond",
     "pausedTimeMsPerSecond",
 )
-"""A source is idle with all its splits, and none is ever paused for the sake of another."""
+"""A source is idle with all its splits; no split is ever paused for another."""
 
 NAN = float("nan")
 
 
 class TaskInputCounts(Protocol):
-    """What is read of an input."""
+    """The counters of an input."""
 
     records_in: int
 
@@ -136,17 +133,17 @@ class TaskInputCounts(Protocol):
 
 
 class Gates(Protocol):
-    """What is read of an input that comes over exchanges."""
+    """The values of an input from exchanges."""
 
     @property
     def gates(self) -> Sequence[InputGate]: ...
     @property
     def input_watermarks(self) -> Sequence[int]:
-        """Of each logical input."""
+        """The watermark of each logical input."""
 
 
 class ReadsSource(Protocol):
-    """What is read of the input of a source."""
+    """The values of a source's input."""
 
     @property
     def timed_splits(self) -> Sequence[str]: ...
@@ -160,15 +157,15 @@ class ReadsSource(Protocol):
 
 
 class TakesCheckpoints(Protocol):
-    """What is read of a task's checkpoints."""
+    """The values of a task's checkpoints."""
 
     latest: CheckpointStats | None
 
 
 class Rates:
-    """How fast several numbers grow a second.
+    """Growth per second of several numbers.
 
-    All who ask within one window get rates from the same beginning.
+    All readings within one window use the same start.
     """
 
     __slots__ = ("_begin", "_recent")
@@ -177,7 +174,9 @@ class Rates:
         self._begin = self._recent = now, values
 
     def read(self, now: float, values: Sequence[float]) -> list[float]:
-        """Growth a second since the beginning of the window; 0.0 before any time has passed."""
+        """Returns growth per second since the start of the window; 0.0 before any time has
+        passed.
+        """
         if now - self._recent[0] >= WINDOW_S:
             self._begin, self._recent = self._recent, (now, values)
         begun, before = self._begin
@@ -188,8 +187,9 @@ class Rates:
 
 
 class Longest:
-    """The longest stay of the last whole window, or of the one that goes on: whoever asks more
-    often than that is told the same.
+    """The longest stay of the last complete window or the current one.
+
+    So frequent readings agree.
     """
 
     __slots__ = ("_begun", "_now_s", "_one_before", "_take")
@@ -200,7 +200,7 @@ class Longest:
         self._one_before = self._now_s = 0.0
 
     def read(self, now: float) -> float:
-        """Milliseconds."""
+        """Returns milliseconds."""
         if now - self._begun >= WINDOW_S:
             self._begun, self._one_before, self._now_s = now, self._now_s, 0.0
         self._now_s = max(self._now_s, self._take())
@@ -208,11 +208,10 @@ class Longest:
 
 
 class TaskMetrics:
-    """Registers the gauges of one task in `group`, and of its operators in `operator_groups` (in
-    the order of the chain).
+    """Registers the gauges of one task in `group`, and of its operators in `operator_groups`.
 
-    What is looked at together is registered together: one reading of the clock and of the counters
-    serves all of it.
+    `operator_groups` are in the order of the chain. Gauges that are read together are registered
+    together, so that one reading of clock and counters serves all.
     """
 
     def __init__(
@@ -262,8 +261,8 @@ class TaskMetrics:
         rates = Rates(self._started, (0, 0))
 
         def read() -> list[float]:
-            # Inside a fused run only its first operator knows what came in, and its last what went
-            # out.
+            # Of fused operators only the first knows the input count, and the last the output
+            # count.
             counts = self._chain.record_counts().get(index, (0, 0))
             return [*counts, *rates.read(self._now_or_end(), counts), *[mark() for mark in marks]]
 
@@ -271,9 +270,7 @@ class TaskMetrics:
         group.counter("slowCallbacks")
 
     def register_gates(self, task_input: Gates) -> None:
-        """Of a task that reads exchanges: what came over them, what waits there, and the event
-        time of each input.
-        """
+        """Registers the traffic and queues of exchanges, and the event time of each input."""
         marks = task_input.input_watermarks
         rates = Rates(self._started, [0.0] * 4)
 
@@ -323,7 +320,7 @@ class TaskMetrics:
             self._group.gauges(names, lambda: task_input.input_watermarks)
 
     def register_checkpoints(self, checkpoints: TakesCheckpoints) -> None:
-        """Gauges of the last checkpoint that was acknowledged; 0 before the first."""
+        """Registers gauges of the last acknowledged checkpoint; 0 before the first."""
 
         def read() -> Sequence[float]:
             latest = checkpoints.latest
@@ -343,11 +340,11 @@ class TaskMetrics:
     def register_source(
         self, source: ReadsSource, wall_ms: Callable[[], int], pending: Callable[[], float] | None
     ) -> None:
-        """Of a source: how old what it emits is, and the event time of each split. Of very many
-        splits only the first are told.
+        """Registers the lag of a source, and the event time of each split, up to `SPLITS_MAX`
+        splits.
 
-        What a reader fetches it hands over at once, so both lags are one. `pending()`, if the
-        reader knows, is what waits to be read.
+        A reader emits at once what it fetches, so both lags are equal. `pending()`: number of
+        records that wait to be read, if the reader knows it.
         """
 
         def lags() -> list[float]:
@@ -376,23 +373,23 @@ class TaskMetrics:
                 for value in (source.split_watermark(split), max(0.0, 1000.0 - quiet), quiet, 0)
             ]
 
-        # A restart may have dealt out others: those before are shown no more.
+        # After a restart the splits may differ: former ones are removed.
         self._group.remove_group("split")
         self._group.add_group("split").gauges(
             [f"{split}.watermark.{name}" for split in splits for name in SPLIT], marks
         )
 
     def initialized(self) -> None:
-        """Every operator is open."""
+        """Notes that every operator is open."""
         milliseconds = (self._clock() - self._started) * 1000.0
         self._group.gauge("initializationTime", lambda: milliseconds)
 
     def ended(self) -> None:
-        """The task is over: its times stand still."""
+        """Notes the end of the task: its times stop."""
         self._ended_at = self._clock()
 
     def slow(self, operator_index: int | None, seconds: float) -> None:
-        """An action of this operator held the loop for longer than anybody should."""
+        """Notes that an action of this operator blocked the loop for too long."""
         if operator_index is not None:
             group = self._operator_groups[operator_index]
             group.counter("slowCallbacks").inc()
@@ -461,9 +458,7 @@ class TaskMetrics:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """The names, with a number where one comes again: each operator of a chain has metrics of
-    its own.
-    """
+    """Returns the names, numbered where one repeats: each operator has metrics of its own."""
     seen: dict[str, int] = {}
     unique = []
     for name in names:

@@ -1,17 +1,16 @@
-"""Finds whoever changes a value that others hold too: debug mode's check of every operator call.
+"""Debug mode's check for functions that change shared values.
 
-Values that leave an operator are shared, not copied. So an operator must change neither what it was
-given nor what it has emitted. Here each value of a batch gets a digest before and after the call of
-each operator; and what an operator took and emitted is remembered for a while, so that a change
-that comes later (a list kept in state and emitted again, a coroutine that works on its input) is
-found too.
+Values that leave an operator are shared, not copied. So an operator must change neither its input
+nor its output. Here each value of a batch gets a digest before and after each operator call. The
+input and output of an operator are remembered for a while. So later changes are found too, such as
+a list in state that is emitted again, or a coroutine that changes its input.
 
-The digest is the value's bytes in our codec, which knows no attributes but fields; of what the
-codec refuses, its pickle; what neither takes is not checked. Numbers, strings and what else nobody
-can change costs a look at its type. Not found: a generator that changes and emits one object
-several times during one call.
+The digest covers the value's bytes in our codec, which encodes only fields. For values that the
+codec refuses it covers the pickle; values that neither accepts are not checked. Immutable values
+such as numbers and strings only cost a type check. A generator that changes and emits one object
+several times during one call is not found.
 
-Only `CheckedOperatorChain` calls this; without debug mode none of it is loaded.
+Only `CheckedOperatorChain` uses this; without debug mode the module is not loaded.
 """
 
 from __future__ import annotations
@@ -37,12 +36,13 @@ if TYPE_CHECKING:
 __all__ = ["CheckedOperatorChain", "MutationGuard", "ValueMutated", "digest"]
 
 REMEMBERED_VALUES = 1024
-"""Values that each operator is held to after it took or emitted them; found again when the same
-object is emitted again.
+"""Values remembered per operator, of its input and output.
+
+They are checked again when the same object is emitted again.
 """
 
 RECHECKED_VALUES = 16
-"""The newest of them are looked at in each call, whether they come again or not."""
+"""Number of the newest values to check at each call, whether emitted again or not."""
 
 Digest = tuple[int, int]
 
@@ -50,39 +50,37 @@ _CODEC = Codec()
 
 
 class ValueMutated(AioflowError):
-    """A function changed a value that it was given, or had emitted.
+    """A function changed a value of its input or its earlier output.
 
     Others see the change: copy the value first.
     """
 
 
 def digest(value: Any) -> Digest | None:
-    """A fingerprint of the contents of `value`; None if nobody can change it, or nothing can be
-    said.
-    """
+    """Returns a fingerprint of `value`; None if it is immutable or cannot be checked."""
     kind = type(value)
     if kind in ATOMS or (kind is tuple and ATOMS.issuperset(map(type, value))):
         return None
     try:
         content = _CODEC.encode(value, owner="digest")
-    # Whatever it is that the codec, or an encode= of the user, cannot take.
+    # Any error of the codec, or of a user's encode=.
     except Exception:  # noqa: BLE001
         try:
             content = pickle.dumps(value, protocol=5)
-        # A lock, a socket, a lambda: its contents cannot be seen.
+        # A lock, a socket, a lambda: its content is opaque.
         except Exception:  # noqa: BLE001
             return None
     return zlib.crc32(content), len(content)
 
 
 class MutationGuard:
-    """Stands before one operator in its stage, and is to the chain what the operator is."""
+    """Wraps one operator of a stage, with the interface of the operator."""
 
     __slots__ = ("_operator", "_remembered")
 
     def __init__(self, operator: Operator) -> None:
         self._operator = operator
-        # By identity; the value is held, so that no other object can take its place.
+        # By identity; the value is kept, so that no other object can get the same id.
         self._remembered: OrderedDict[int, tuple[Any, Digest]] = OrderedDict()
 
     @property
@@ -118,8 +116,8 @@ class MutationGuard:
         return self._checked(None, self._operator.resume, max_records)
 
     def emitted(self, values: list[Any]) -> None:
-        """The operator emitted `values` outside of a call of the chain: from a timer, a
-        completion, or its end.
+        """The operator emitted `values` outside of a call: from a timer, a completion, or its
+        end.
         """
         self._recheck("between two calls")
         self._remember(values)
@@ -179,7 +177,7 @@ class MutationGuard:
 class CheckedOperatorChain(OperatorChain):
     """An `OperatorChain` with a guard before each operator.
 
-    Operators are not fused, so that the culprit has a name.
+    Operators are not fused, so that the error names the right one.
     """
 
     fuses = False

@@ -1,8 +1,8 @@
-"""The input of a task that reads what others produce: batches from gates.
+"""The input of a task that reads other tasks' output: batches from gates.
 
-Two or more logical inputs alternate, one batch each, unless the operator asks for one of them.
-Watermarks of all channels meet in one valve, which also maps the watermarks between the records of
-a batch. After Flink's StreamMultipleInputProcessor.
+Two or more logical inputs alternate, one batch each, unless the operator chooses one. Watermarks of
+all channels go through one valve, which also maps the watermarks inside a batch. After Flink's
+StreamMultipleInputProcessor.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ __all__ = ["GateInput", "InputEdge", "NetworkInput"]
 
 
 class InputAvailability(SharedAvailability):
-    """Up while a gate of one input is, and counts for the task's: an operator that wants one
-    input waits for that one alone.
+    """Up while a gate of one input is, and counted for the task's availability.
+
+    An operator that wants one input waits for that one alone.
     """
 
     __slots__ = ("_task",)
@@ -67,21 +68,19 @@ class InputAvailability(SharedAvailability):
 
 
 class InputEdge(NamedTuple):
-    """What a task reads over one edge."""
+    """The channels that a task reads over one edge."""
 
     channels: Sequence[InputChannel]
     input_index: int
-    """The logical input that it belongs to."""
+    """The logical input of the edge."""
     edge_id: int = -1
     may_be_overtaken: bool = False
-    """Whether barriers may go ahead of its data."""
+    """Whether barriers may overtake its data."""
 
 
 @dataclass(slots=True)
 class GateInput:
-    """The gate of one edge, which logical input it belongs to, and where its channels stand in
-    the valve.
-    """
+    """The gate of one edge, its logical input, and the position of its channels in the valve."""
 
     gate: InputGate
     input_index: int
@@ -120,17 +119,18 @@ class NetworkInput:
         self._capture: InFlightCapture | None = None
         self._capture_id = -1
         self._capturing: dict[int, InFlightLog] = {}
-        """Channels whose barrier was overtaken and has not come: what they bring is kept with
-        the checkpoint.
+        """Channels whose overtaken barrier has not come: their data is stored with the
+        checkpoint.
         """
         self._left_behind: dict[int, dict[int, list[bytes | Event]]] = {}
-        """By checkpoint and channel: what its barrier, that came ahead of its turn, has overtaken
-        on this side. They are several if the task was held up meanwhile: the first begins when
-        barriers of the others have come.
+        """Elements on this side that an early barrier overtook, by checkpoint and channel.
+
+        There are several checkpoints if the task was blocked meanwhile: the first begins once
+        barriers of other channels have come.
         """
         self.records_in = 0
         self.failed_producer: ProducerFailed | None = None
-        """Error that polling raised when a producer had failed."""
+        """Error of a poll whose producer had failed."""
 
     def align(
         self,
@@ -139,9 +139,10 @@ class NetworkInput:
         schedule: Callable[[int, Callable[[int], None]], Any],
         urgently: Callable[[Callable[[], None], str], None],
     ) -> None:
-        """Let barriers take effect; `listener` hears what they decide. See `InputBarriers`.
-        `urgently(action, description)` runs an action in the task soon, whatever it waits for:
-        barriers that overtake are not to wait until there is room for records.
+        """Enables barriers; `listener` receives their decisions. See `InputBarriers`.
+
+        `urgently(action, description)` runs an action in the task soon, even while it waits.
+        Overtaking barriers must not wait until there is room for records.
         """
         gates = [(part.gate, part.first_channel) for part in self._inputs]
         never = [
@@ -160,9 +161,7 @@ class NetworkInput:
             )
 
     def debloat(self, records_max: int, now_s: Callable[[], float], rows_max: int) -> None:
-        """Keep asking the producers for batches that suit the speed of this task; see
-        `BufferDebloater`.
-        """
+        """Asks producers for batches that suit the speed of this task; see `BufferDebloater`."""
         for part in self._inputs:
             part.gate.debloat(records_max, now_s, rows_max)
 
@@ -170,15 +169,13 @@ class NetworkInput:
     def barriers(self) -> InputBarriers:
         """The alignment of all channels; after `align`."""
         assert self._barriers is not None, (
-            "a barrier came into an input whose barriers nobody listens to"
+            "a barrier came into an input without a listener for barriers"
         )
         return self._barriers
 
     @property
     def availability(self) -> Availability:
-        """Raised when any gate has something; while the operator wants one input only, that
-        input's own.
-        """
+        """Up when any gate has data; if the operator wants one input only, when that input has."""
         wanted = self._wanted()
         return self._availability if wanted is None else self._of_input[wanted]
 
@@ -188,7 +185,7 @@ class NetworkInput:
 
     @property
     def input_watermarks(self) -> list[int]:
-        """How far the event time of each logical input is, in their order."""
+        """The event time of each logical input, in order."""
         marks: dict[int, list[int]] = {index: [] for index in self._logical}
         for part in self._inputs:
             marks[part.input_index] += [
@@ -199,21 +196,21 @@ class NetworkInput:
 
     @property
     def channel_count(self) -> int:
-        """Of all gates."""
+        """Number of channels of all gates."""
         return self._channels
 
     @property
     def gates(self) -> list[InputGate]:
-        """Of each edge one, for whoever watches."""
+        """The gate of each edge, for monitoring."""
         return [part.gate for part in self._inputs]
 
     @property
     def queued_batches(self) -> int:
-        """Batches that wait in all channels."""
+        """Number of batches that wait in all channels."""
         return sum(part.gate.queued_batches for part in self._inputs)
 
     def emit_next(self, max_records: int) -> InputStatus:
-        """Poll the next gate in turn that has something, and hand on what it gave."""
+        """Polls the next gate in turn with data, and passes on its element."""
         inputs = self._inputs
         wanted = self._wanted()
         for step in range(len(inputs)):
@@ -248,11 +245,10 @@ class NetworkInput:
     # Data in flight.
 
     def restore(self, restored: RestoredInFlight) -> None:
-        """Continue at the event time behind what was in flight, which the chain processes before
-        anything that comes.
+        """Continues at the event time behind restored data, which the chain processes first.
 
-        A channel that was idle counts as active: its producer, which has started again, tells when
-        it is idle.
+        A channel that was idle counts as active. Its producer has restarted, and reports when it is
+        idle.
         """
         self._valve.resume(restored.watermark)
         if restored.channel_count == self._channels:
@@ -266,8 +262,9 @@ class NetworkInput:
     def begin_capture(
         self, capture: InFlightCapture, checkpoint_id: int, overtaken: Sequence[int]
     ) -> None:
-        """Keep in `capture` what waits on this side, and from now on what the channels
-        `overtaken` bring until their barriers come.
+        """Stores in `capture` the data that waits on this side.
+
+        Data of the channels `overtaken` is added until their barriers come.
         """
         for part in self._inputs:
             for index in range(part.gate.channel_count):
@@ -279,7 +276,7 @@ class NetworkInput:
                 )
         for channel, elements in self._left_behind.pop(checkpoint_id, {}).items():
             capture.add(self._log_of(capture, channel), elements)
-        # Older ones do not begin any more.
+        # Older checkpoints will not begin any more.
         self._left_behind = {
             later: channels
             for later, channels in self._left_behind.items()
@@ -292,18 +289,19 @@ class NetworkInput:
             part.gate.hurry(channel - part.first_channel, checkpoint_id)
 
     def forgo(self, checkpoint_id: int) -> None:
-        """It was given up before it began here: no `begin_capture` will ask for what its
-        barriers have overtaken.
+        """Drops elements that barriers of this checkpoint overtook.
+
+        It was aborted before it began here, so `begin_capture` will not come.
         """
         self._left_behind.pop(checkpoint_id, None)
 
     def captured(self, checkpoint_id: int, channel: int) -> None:
-        """Its barrier has come."""
+        """The barrier of a channel has come."""
         if checkpoint_id == self._capture_id:
             self._capturing.pop(channel, None)
 
     def end_capture(self, checkpoint_id: int) -> None:
-        """All barriers have come, or the checkpoint was given up. Idempotent."""
+        """All barriers have come, or the checkpoint was aborted. Idempotent."""
         if checkpoint_id == self._capture_id:
             self._capture, self._capturing = None, {}
 
@@ -325,7 +323,7 @@ class NetworkInput:
             self._urgently(self._poll_priority, "barriers that overtake")
 
     def _poll_priority(self) -> None:
-        """Take in the barriers that overtake, and nothing else."""
+        """Polls overtaking barriers, and nothing else."""
         self._priority_due = False
         for part in self._inputs:
             while part.gate.has_priority_event:
@@ -345,8 +343,8 @@ class NetworkInput:
 
     def _on_barrier(self, part: GateInput, channel: int, barrier: CheckpointBarrier) -> None:
         overtaken = part.gate.overtaken(channel - part.first_channel)
-        # While the task was held up, barriers of several checkpoints may have come: what one
-        # overtook is of that checkpoint.
+        # While the task was blocked, barriers of several checkpoints may have come. Elements belong
+        # to the checkpoint whose barrier overtook them.
         log = self._capturing.get(channel) if barrier.checkpoint_id == self._capture_id else None
         if overtaken and self._capture is not None and log is not None:
             self._capture.add(log, overtaken)
@@ -355,7 +353,7 @@ class NetworkInput:
         self.barriers.barrier(channel, barrier)
 
     def _wanted(self) -> int | None:
-        """The one input that the operator asks for, as long as that one has not ended."""
+        """Returns the input that the operator chooses, unless that one has ended."""
         wanted = self._head.next_input() if len(self._logical) > 1 else None
         return None if wanted in self._ended else wanted
 
@@ -374,8 +372,8 @@ class NetworkInput:
                 self._stopped.add(channel)
             self._on_end_of_data(part)
         elif isinstance(event, EndOfPartition):
-            # What was stopped goes on later from where it is: its event time stays, and holds back
-            # what it did.
+            # A stopped channel continues later from its position: its event time stays and keeps
+            # its effect.
             if channel not in self._stopped:
                 self._tell_time(self._valve.input_finished(channel))
             if self._barriers is not None:

@@ -1,10 +1,9 @@
-"""What leaves a task: a RecordWriter for each edge, and all of them together as one output with one
-availability.
+"""The output of a task: a RecordWriter for each edge, combined with one availability.
 
-A writer splits each batch by its partitioner and gathers the parts, channel by channel, until a
-batch is full, an event comes, the task is about to sleep, or `FLUSH_MAX_AGE_NS` passed under a
-steady trickle. So batches grow under load and shrink to one record when idle. The watermark rides
-in the batches; a channel that got no record learns it as an event at the next flush.
+A writer splits each batch by its partitioner and collects the parts of each channel. It seals them
+when a batch is full, an event comes, or the task is about to sleep. Under a steady trickle it also
+seals after `FLUSH_MAX_AGE_NS`. So batches grow under load and shrink to one record when idle.
+Batches carry the watermark; a channel without a record gets it as an event at the next flush.
 """
 
 from __future__ import annotations
@@ -33,44 +32,48 @@ __all__ = ["FLUSH_MAX_AGE_NS", "SIDES_MAX", "RecordWriter", "TaskOutput", "Trave
 logger = logging.getLogger(__name__)
 
 FLUSH_MAX_AGE_NS = 1_000_000
-"""The oldest that a gathered record gets while its task, of a few channels, is busy with others:
-half of what may pass through an exchange takes at the 99th percentile. With more channels it gets
-older, see below. A consumer that is behind gets no smaller batches by it, since a flush leaves open
-what could not be read yet.
+"""Maximum age of an open record while its task, with a few channels, is busy.
+
+It is half of the 99th percentile of the time through an exchange. With more channels the age grows,
+see below. It does not shrink the batches of a slow consumer, since a flush leaves open what cannot
+be read yet.
 """
 
 FLUSH_FREE_CHANNELS = 8
 FLUSH_CHANNEL_NS = 125_000
-"""A flush makes a batch for each channel, and wakes whoever reads it: more than so many channels
-get as much more time each. It is that of a task that is busy all the while; before it sleeps it
-flushes whatever there is.
+"""Extra age per channel above `FLUSH_FREE_CHANNELS`.
+
+A flush makes a batch for each channel, and wakes its reader. This applies to a task that is always
+busy; a task that sleeps flushes everything before.
 """
 
 FLUSH_CHANNEL_RECORDS = 64
 FLUSH_LATER = 4
-"""And so many records must have been gathered for each of these channels, or so many times that
-time have passed: where readers and writer share a processor that is busy with others too, the
-readers of one flush may take longer than the time to the next.
+"""Factor on the age by which a flush happens even with few records.
+
+Otherwise it waits for `FLUSH_CHANNEL_RECORDS` records per extra channel. If readers and writer
+share a busy processor, reading one flush may take longer than the time to the next.
 """
 
 PIECES_MAX = 16
-"""Batches that a part is cut into, at most, while they are smaller than any may be. One record may
-become a million for a consumer that wants them one by one: all are queued at once, in however many
-batches, and each of these costs the loop some ten microseconds or more.
+"""Maximum number of batches that a part is cut into, within the limits of a batch.
+
+One record may become a million for a consumer that wants small batches. All are queued at once, and
+each batch costs the loop ten microseconds or more.
 """
 
 SIDES_MAX = 1_000
-"""So many side outputs that nobody reads are remembered, for what is said of them at the end: a
-tag may be made of a record.
+"""Limit of remembered side outputs without a reader, for the warning at the end.
+
+A tag may be made from a record, so their number is unbounded.
 """
 
 
 class TravelCheck:
-    """Looks at the first value that crosses an edge inside this process: could it have gone to
-    another one?
+    """Checks whether the first value of an edge within this process could go to another process.
 
-    Once for each edge and worker; `checked` holds the edges that were looked at, `codec` knows the
-    job's types. `strict`: what could not travel is an error.
+    Once per edge and worker. `checked`: the checked edges. `codec` knows the job's types. With
+    `strict` a value that cannot be encoded is an error.
     """
 
     def __init__(
@@ -112,8 +115,9 @@ class RecordWriter:
         edge_id: int = -1,
         may_be_overtaken: bool = False,
     ) -> None:
-        """`may_be_overtaken`: whether a barrier may go ahead of what waits here; `edge_id` is
-        the exchange that it is kept for then.
+        """`may_be_overtaken`: whether a barrier may overtake waiting data of this edge.
+
+        The data is then stored under `edge_id`.
         """
         self.edge_id = edge_id
         self.may_be_overtaken = may_be_overtaken
@@ -133,7 +137,7 @@ class RecordWriter:
                 builder = subpartition.builder
                 written, count = 0, len(part.values)
                 if type(part.values) is not list:
-                    # Gathered with other records it would become rows.
+                    # Collected with other records, columns would become rows.
                     _write_pieces(
                         subpartition,
                         part,
@@ -149,8 +153,8 @@ class RecordWriter:
                         subpartition.batch_records_max,
                     )
                     continue
-                # A large part goes as it is when nothing waits before it: copying it would only
-                # make the batch a little larger.
+                # A large part is passed on as it is if the open batch is empty: a copy would only
+                # gain a slightly larger batch.
                 least = (
                     builder.batch_records_max
                     if subpartition.should_gather
@@ -166,7 +170,7 @@ class RecordWriter:
                     written += builder.extend(part, written)
                     if (
                         written < count or builder.is_full
-                    ):  # Full, or of another shape than what it holds.
+                    ):  # Full, or of another shape than the open batch.
                         subpartition.seal()
                     if written == count or builder.is_closed:
                         break
@@ -179,12 +183,12 @@ class RecordWriter:
 
     @property
     def slice_records(self) -> int:
-        """Records at a time that make no more than about one batch for each consumer."""
+        """Number of records for at most about one batch per consumer."""
         return self._once(self.partition.slice_records)
 
     @property
     def slice_columns(self) -> int:
-        """The same of records that come as columns."""
+        """As `slice_records`, for column batches."""
         return self._once(self.partition.slice_columns)
 
     def _once(self, total: int) -> int:
@@ -197,14 +201,14 @@ class RecordWriter:
     @property
     def has_gathered(self) -> bool:
         """Whether records wait to be sealed."""
-        # Asked after each slice: `any` over a generator costs twice as much.
+        # Called after each slice; `any` over a generator costs twice as much.
         for subpartition in self._subpartitions:  # noqa: SIM110
             if subpartition.builder.values:
                 return True
         return False
 
     def flush(self) -> None:
-        """Let consumers have what was gathered; tell the watermark to channels that had nothing."""
+        """Makes open records visible, and sends the watermark to channels without records."""
         self.partition.flush()
 
 
@@ -215,25 +219,24 @@ class TaskOutput:
         self._main: list[RecordWriter] = []
         self._side: dict[tuple[int, OutputTag[Any]], list[RecordWriter]] = {}
         self.sides_sent: dict[tuple[int, OutputTag[Any]], None] = {}
-        """Side outputs that something was sent to: those that are read, and the first
-        `SIDES_MAX` that are not.
-        """
+        """Side outputs with records: those with readers, and the first `SIDES_MAX` without."""
         self._all: list[RecordWriter] = []
         self.availability: Availability = AVAILABLE
         self.on_slice_records: Callable[[int, int], None] | None = None
-        """Called with the records that the task should emit at a time, as rows and as columns, when
-        consumers have asked for other batches."""
+        """Called with the new slice size, as rows and as columns, when consumers want another
+        size.
+        """
         self.watermark = MIN_WATERMARK
-        """The last one that went out."""
+        """The last watermark that was emitted."""
         self.records_out = 0
-        """Records that went out, each counted once however many edges it took."""
+        """Number of emitted records, each counted once for all edges."""
         self._records_flushed = 0
         self._starting = True
 
     def add(self, writer: RecordWriter, side: tuple[int, OutputTag[Any]] | None = None) -> None:
-        """Register the writer of an edge; `side` is (index of the node in the chain, tag).
+        """Registers the writer of an edge; `side` is (index of the node in the chain, tag).
 
-        Without edges it is always available.
+        An output without edges is always available.
         """
         self._all.append(writer)
         writer.partition.on_resized = self._on_resized
@@ -256,15 +259,17 @@ class TaskOutput:
         return self._all
 
     def flush_age_ns(self, flush_max_age_ns: int) -> int:
-        """How old what was gathered may get while the task is busy, where it is
-        `flush_max_age_ns` for a few channels.
+        """Returns the maximum age of open records while the task is busy.
+
+        `flush_max_age_ns`: the age for a few channels.
         """
         return flush_max_age_ns + self._costly_channels * FLUSH_CHANNEL_NS
 
     @property
     def is_worth_a_flush(self) -> bool:
-        """Whether batches would be of some size, on average over many channels; a few need not
-        ask.
+        """Whether a flush would make batches of a useful size, averaged over many channels.
+
+        Always true for a few channels.
         """
         return (
             self.records_out - self._records_flushed
@@ -277,7 +282,7 @@ class TaskOutput:
         return max(0, channels - FLUSH_FREE_CHANNELS)
 
     def emit(self, batch: RecordBatch) -> None:
-        """A batch of the last operator, to every main edge."""
+        """Passes a batch of the last operator to every main edge."""
         if batch.watermark != MIN_WATERMARK:
             self.watermark = batch.watermark
         if self._main:
@@ -285,8 +290,8 @@ class TaskOutput:
         for writer in self._main:
             writer.emit(batch)
         if self._side and batch.watermark != MIN_WATERMARK:
-            # Side outputs keep event time going; their own records carry the watermark that was in
-            # force for them.
+            # Side outputs follow event time too; their own records carry the watermark that they
+            # saw.
             news = RecordBatch([], None, None, None, batch.watermark)
             for writers in self._side.values():
                 for writer in writers:
@@ -300,7 +305,7 @@ class TaskOutput:
         timestamp: int | None,
         watermark: int,
     ) -> None:
-        """One record to the side output `tag` of one operator; dropped when nobody reads it."""
+        """Sends one record to the side output `tag` of one operator; dropped without a reader."""
         side = node_index, tag
         writers = self._side.get(side)
         if side not in self.sides_sent and (
@@ -320,8 +325,9 @@ class TaskOutput:
 
     @property
     def is_starting(self) -> bool:
-        """Whether batches are small still, as it is not known how fast the consumers are: then
-        `grow` is to be called again and again.
+        """Whether batches are still small because the speed of the consumers is unknown.
+
+        Call `grow` repeatedly meanwhile.
         """
         if self._starting:
             self._starting = any(
@@ -330,9 +336,7 @@ class TaskOutput:
         return self._starting
 
     def grow(self) -> None:
-        """Make the first batches larger where the consumers keep up, and what the task emits at
-        a time as small where one waits.
-        """
+        """Grows batches whose consumers keep up, and shrinks slices if one waits."""
         for writer in self._main:
             for subpartition in writer.partition.subpartitions:
                 subpartition.grow()
@@ -360,32 +364,32 @@ class TaskOutput:
 
     @property
     def is_overdrawn(self) -> bool:
-        """Whether one record's own output went beyond what there was room for."""
+        """Whether one record's own output exceeded the room."""
         return any(writer.partition.pool.overdraft_in_use > 0 for writer in self._all)
 
     @property
     def queued_batches(self) -> int:
-        """Batches that wait for consumers."""
+        """Number of batches that wait for consumers."""
         return sum(writer.partition.queued_batches for writer in self._all)
 
     @property
     def batches_out(self) -> int:
-        """Batches that were queued for consumers."""
+        """Number of batches that were queued for consumers."""
         return sum(writer.partition.batches_added for writer in self._all)
 
     @property
     def bytes_out(self) -> int:
-        """Bytes of those that went to other processes."""
+        """Bytes of batches that were sent to other processes."""
         return sum(writer.partition.bytes_encoded for writer in self._all)
 
     @property
     def queued_bytes(self) -> int:
-        """Of batches that are encoded and wait for the credit of their consumers."""
+        """Bytes of encoded batches that wait for the credit of their consumers."""
         return sum(writer.partition.queued_bytes for writer in self._all)
 
     @property
     def pool_usage(self) -> float:
-        """Of the fullest edge: 1 is full, more is overdraft."""
+        """Usage of the fullest edge: 1 is full, more is overdraft."""
         return max((writer.partition.pool_usage for writer in self._all), default=0.0)
 
     def broadcast_event(self, event: Event, *, blocking: bool = False) -> None:
@@ -393,8 +397,9 @@ class TaskOutput:
             writer.partition.broadcast_event(event, blocking)
 
     def overtake(self, barrier: CheckpointBarrier, capture: InFlightCapture) -> None:
-        """Send `barrier` ahead of all that waits, which `capture` keeps; in its turn where
-        nothing may be overtaken.
+        """Sends `barrier` ahead of all waiting data, and stores that data in `capture`.
+
+        An edge that may not be overtaken gets the barrier in its turn.
         """
         for writer in self._all:
             if writer.may_be_overtaken:
@@ -404,8 +409,8 @@ class TaskOutput:
                 writer.partition.broadcast_event(barrier)
 
     def await_passage(self, checkpoint_id: int, capture: InFlightCapture) -> None:
-        """`capture` is not complete until the barrier, sent in its turn, has left every queue
-        where it may still have to overtake.
+        """Keeps `capture` open until the barrier has left every queue where it may still
+        overtake.
         """
         for writer in self._all:
             if writer.may_be_overtaken:
@@ -417,7 +422,7 @@ class TaskOutput:
                         )
 
     def hurry(self, barrier: CheckpointBarrier, capture: InFlightCapture) -> None:
-        """Let `barrier` overtake where it still waits in its turn."""
+        """Lets `barrier` overtake where it still waits."""
         for writer in self._all:
             if writer.may_be_overtaken:
                 for index, subpartition in enumerate(writer.partition.subpartitions):
@@ -428,20 +433,22 @@ class TaskOutput:
                         capture.arrived(subpartition)
 
     def end_of_data(self, *, drain: bool) -> None:
-        """No record follows on any edge."""
+        """Sends EndOfData: no record follows on any edge."""
         self.broadcast_event(EndOfData(drain))
 
     def all_processed(self) -> Availability:
-        """Up once every consumer has processed all records up to the end of the data, or left."""
+        """Returns an availability that is up once every consumer has processed all records, or
+        left.
+        """
         return all_of([writer.partition.all_data_processed for writer in self._all])
 
     def finish(self) -> None:
-        """EndOfPartition on every channel: consumers release them once they have read it."""
+        """Sends EndOfPartition on every channel; consumers release the channels after it."""
         for writer in self._all:
             writer.partition.finish()
 
     def fail(self, error: BaseException) -> None:
-        """Consumers see that their producer failed."""
+        """Fails the partitions: consumers see that their producer failed."""
         for writer in self._all:
             writer.partition.fail(error)
 
@@ -449,10 +456,11 @@ class TaskOutput:
 def _write_pieces(
     subpartition: PipelinedSubpartition, part: RecordBatch, records: int, records_max: int
 ) -> None:
-    """Queue `part` by itself, in pieces of `records`; of more, up to `records_max`, if they
-    would be too many.
+    """Queues `part` on its own, in pieces of `records`.
+
+    The pieces are larger, up to `records_max`, if there would be too many.
     """
-    subpartition.seal()  # What was written before. The channel knows the watermark in force then.
+    subpartition.seal()  # Earlier records first. The channel then knows the current watermark.
     builder = subpartition.builder
     count = len(part.values)
     step = max(records, min(-(-count // PIECES_MAX), records_max))
@@ -461,12 +469,12 @@ def _write_pieces(
         if piece.watermarks is not None and piece.watermarks[0] < builder.told:
             piece.watermarks = _raised(piece.watermarks, builder.told)
         whole = builder.seal_whole(piece)
-        if whole is not None:  # Else the consumer is gone.
+        if whole is not None:  # Otherwise the consumer is gone.
             subpartition.add(whole)
 
 
 def _raised(watermarks: list[int], least: int) -> list[int]:
-    """The channel cannot be told less than it knows."""
+    """Raises watermarks to `least`: the channel already knows that watermark."""
     if type(watermarks) is list:
         return [max(mark, least) for mark in watermarks]
     from aioflow.columns.event_time import raised
@@ -498,7 +506,7 @@ class JointAvailability(Availability):
 
     @is_available.setter
     def is_available(self, value: bool) -> None:
-        """The parts decide; the base class sets its initial value here."""
+        """Ignores the value of the base class: the parts decide."""
 
     def on_available(self, callback: Any) -> None:
         all_of(self._parts).on_available(callback)

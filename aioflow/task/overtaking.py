@@ -1,9 +1,9 @@
-"""How the barriers of one task get past what is in flight, and what of it each checkpoint keeps.
+"""The unaligned checkpoints of one task: how barriers overtake, and what is captured.
 
-A barrier that overtakes leaves at once, and what waits in the chain, the output and the input is
-captured. One that is sent in its turn may have to overtake later, where it still waits in the
-output by then: until it is through, its checkpoint is not complete either. What was restored and is
-not processed yet is part of every checkpoint. See `task.inflight` for what is written.
+A barrier that overtakes leaves at once, and data in the chain, the output and the input is
+captured. A barrier sent in its turn may have to overtake later, if it still waits in the output.
+Its checkpoint is not complete until it has left. Restored data that is not processed yet is part of
+every checkpoint. See `task.inflight` for the format.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = ["Overtaking", "may_overtake_later"]
 
 
 def may_overtake_later(barrier: CheckpointBarrier) -> bool:
-    """Whether it begins aligned, and overtakes where it is not through in time."""
+    """Whether a barrier starts aligned and overtakes after a timeout."""
     return (
         barrier.aligned_timeout_ms is not None and not barrier.unaligned and not barrier.savepoint
     )
 
 
 class Overtaking:
-    """The captures of one task, by checkpoint, until these are written or given up."""
+    """The captures of one task by checkpoint, until they are written or aborted."""
 
     def __init__(self, codec: Codec, owner: str, output: TaskOutput) -> None:
-        """`owner` is named when a value cannot be kept."""
+        """`owner` is named if a value cannot be encoded."""
         self._codec = codec
         self._owner = owner
         self._output = output
@@ -45,22 +45,18 @@ class Overtaking:
         self._network: NetworkInput | None = None
         self._captures: dict[int, InFlightCapture] = {}
         self._hurried: dict[int, CheckpointBarrier] = {}
-        """The barriers that take the place of those that were sent in their turn, when these are
-        not through in time.
-        """
+        """Unaligned versions of barriers sent in their turn, for use after a timeout."""
 
     def bind(self, chain: OperatorChain, network: NetworkInput | None) -> None:
         self._chain, self._network = chain, network
 
     @property
     def is_under_way(self) -> bool:
-        """Whether any capture is not written yet, and may wait for what only a task that runs
-        can see.
-        """
+        """Whether any capture is not written yet, and may need the running task."""
         return bool(self._captures)
 
     def send_in_turn(self, barrier: CheckpointBarrier) -> InFlightCapture | None:
-        """An aligned checkpoint: nothing is in flight here."""
+        """Sends the barrier of an aligned checkpoint, which has no data in flight here."""
         checkpoint_id = barrier.checkpoint_id
         self._output.flush()
         self._output.broadcast_event(barrier, blocking=True)
@@ -74,8 +70,8 @@ class Overtaking:
         return capture
 
     def overtake(self, take: Take) -> InFlightCapture:
-        """An unaligned checkpoint: its barrier goes ahead of all that waits, and that is
-        captured.
+        """Sends the barrier of an unaligned checkpoint ahead of waiting data, and captures that
+        data.
         """
         checkpoint_id = take.barrier.checkpoint_id
         capture = self._captures[checkpoint_id] = InFlightCapture(self._codec, self._owner)
@@ -96,9 +92,9 @@ class Overtaking:
         return capture
 
     def _keep_restored(self, capture: InFlightCapture) -> None:
-        """Keep restored data that is not processed, and the event time behind it.
+        """Stores unprocessed restored data, and the event time behind it.
 
-        Other tasks may have data in flight.
+        The event time is stored always, since other tasks may have data in flight.
         """
         network = self._network
         if network is not None:
@@ -109,8 +105,8 @@ class Overtaking:
             capture.keep_restored(self._chain.restored)
 
     def hurry(self, checkpoint_id: int) -> None:
-        """The time of an aligned checkpoint that was taken here is over: where its barrier still
-        waits in the output, it overtakes.
+        """The timeout of an aligned checkpoint is over: its barrier overtakes where it still
+        waits.
         """
         capture = self._captures.get(checkpoint_id)
         if capture is not None:
@@ -133,17 +129,17 @@ class Overtaking:
         self._end_inputs(complete.checkpoint_id)
 
     def forgo(self, checkpoint_id: int) -> None:
-        """It was given up, and if it has not begun here it never will."""
+        """The checkpoint was aborted, and will not begin here if it has not yet."""
         if self._network is not None:
             self._network.forgo(checkpoint_id)
 
     def forget(self, checkpoint_id: int) -> bool:
-        """It is written, or given up. Returns whether anything was captured for it."""
+        """Forgets a checkpoint that is written or aborted. Returns whether it had a capture."""
         self._hurried.pop(checkpoint_id, None)
         self._end_inputs(checkpoint_id)
         return self._captures.pop(checkpoint_id, None) is not None
 
     def _end_inputs(self, checkpoint_id: int) -> None:
-        """The inputs add nothing more to it."""
+        """Ends the capture of input data."""
         if self._network is not None:
             self._network.end_capture(checkpoint_id)

@@ -1,9 +1,9 @@
-"""Which consumer subtask gets which record: a batch in, its parts out.
+"""Partitioners: split a batch into parts for consumer subtasks.
 
-A partitioner splits a whole batch: `split(batch)` returns `(consumer index, part)` pairs, times and
-watermarks with their records. Where the strategy allows it the parts are strided slices; keys and
-user functions take one generated loop of appends. The key function runs once, here; what it gave
-travels with the record. After Flink's StreamPartitioner family.
+`split(batch)` returns `(consumer index, part)` pairs; timestamps and watermarks stay with their
+records. If the strategy allows it, the parts are strided slices. Keys and user functions take one
+generated loop of appends. The key function runs once, here, and its result travels with the record.
+After Flink's StreamPartitioner family.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["BroadcastPartitioner", "Partitioner", "create_partitioner"]
 
 PLAIN_KEY_TYPES = frozenset((str, bytes, int, bool))
-"""Keys of these exact types need no look: they are never None or NaN and always hashable."""
+"""Keys of exactly these types need no check: they are never None or NaN, and always hashable."""
 
 
 class Partitioner(Protocol):
-    """Splits batches. `broadcast` partitioners give every record to every consumer."""
+    """Splits batches. A `BroadcastPartitioner` sends every record to every consumer."""
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
-        """The parts of `batch` by consumer index; parts without records are left out."""
+        """Returns the parts of `batch` by consumer index, without empty ones."""
 
 
 def create_partitioner(
@@ -48,8 +48,10 @@ def create_partitioner(
     rng: Rng,
     place: str,
 ) -> Partitioner:
-    """`consumers` is how many subtasks this producer reaches; `place` names the producing
-    operator in errors.
+    """Creates the partitioner of one edge.
+
+    `consumers`: number of subtasks that this producer reaches. `place` names the producing operator
+    in errors.
     """
     strategy = partitioning.strategy
     if strategy is ShipStrategy.HASH:
@@ -87,8 +89,8 @@ def create_partitioner(
         return BroadcastPartitioner(consumers)
     if strategy is ShipStrategy.SHUFFLE:
         return _Shuffle(consumers, rng)
-    # Rebalance and rescale; the start differs by subtask, so that many producers do not all begin
-    # with the first consumer.
+    # Rebalance and rescale. The start differs by subtask, so that producers do not all begin with
+    # the first consumer.
     return _RoundRobin(consumers, subtask_index % consumers)
 
 
@@ -98,7 +100,7 @@ class _ToFirst:
 
 
 class BroadcastPartitioner:
-    """Every record to every consumer; the batch is shared, not copied."""
+    """Sends every record to every consumer; the batch is shared, not copied."""
 
     def __init__(self, consumers: int) -> None:
         self._consumers = range(consumers)
@@ -128,9 +130,9 @@ class _RoundRobin:
 
 
 def _checked(target: Any, consumers: int) -> int:
-    """What a function of partition_custom gave, as an int: an integer of numpy is one too.
+    """Returns the result of a partition_custom function as an int; numpy integers count.
 
-    Raises ValueError for what names no consumer.
+    Raises ValueError for an invalid consumer.
     """
     try:
         index = operator.index(target)
@@ -144,7 +146,7 @@ def _checked(target: Any, consumers: int) -> int:
 
 
 def _gather(batch: RecordBatch, targets: list[list[int]]) -> list[tuple[int, RecordBatch]]:
-    """Parts by lists of record indices, one list a consumer."""
+    """Makes parts from lists of record indices, one list per consumer."""
     values = batch.values
     return [
         (i, batch.select(indices, [values[j] for j in indices]))
@@ -191,9 +193,7 @@ class _Custom:
 
 
 class _Keyed:
-    """What both keyed partitioners share: the key function, the cache, and who is to blame for a
-    bad key.
-    """
+    """Base of the keyed partitioners: the key function, the cache, and errors for bad keys."""
 
     def __init__(
         self,
@@ -205,14 +205,15 @@ class _Keyed:
         fields: tuple[str | int, ...] | None,
         keys_alone: bool,
     ) -> None:
-        """`expression` is what `key` was made from, for batches of columns; None: they are split
-        as rows. `fields`: those that travel.
+        """`expression`: the source of `key`, for column batches. None: they are split as rows.
+
+        `fields`: the fields that travel.
         """
         self._key = key
         self._body = body = body_of(key)
         self._keys_are_values = body is not None and body.is_argument
-        # A consumer that only counts gets the keys in place of the records: half the work here, and
-        # far less to write and to read.
+        # A consumer that only counts gets the keys instead of records: half the work here, and far
+        # less to encode and decode.
         self._keys_alone = self._keys_are_values or keys_alone
         self._place = place
         self._cache = SubtaskCache(consumers, max_parallelism)
@@ -222,7 +223,7 @@ class _Keyed:
         self._router: KeyRouter | None = None
 
     def split_columns(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]] | None:
-        """The parts of a batch of columns; None where it has to be split as rows."""
+        """Returns the parts of a column batch; None if it must be split as rows."""
         if self._expression is None:
             return None
         from aioflow.columns.expressions import NotOnColumns
@@ -237,24 +238,24 @@ class _Keyed:
             return None
 
     def blame(self, error: BaseException, value: Any) -> BaseException:
-        """The error to raise for `value`: names the operator; of an unhashable key it says what
-        keys may be.
+        """Returns the error for `value`, naming the operator. For an unhashable key it names valid
+        types.
         """
         if self._body is not None and isinstance(error, Exception):
             error = failure_of(self._key, value, error)
         if isinstance(error, TypeError) and (
             "unhashable" in str(error) or "Cannot hash" in str(error)
-        ):  # The second of a Decimal.
+        ):  # The second is Decimal's.
             try:
                 canonical_key(self._key(value))
-            except Exception as better:  # noqa: BLE001  # It says more than the first one.
+            except Exception as better:  # noqa: BLE001  # Its message is better than the first one.
                 error = better
         note_once(error, f"in {self._place}, at record {describe_record(value)}")
         return error
 
 
 class _SingleKeyed(_Keyed):
-    """One consumer: nothing to route, but keys are computed and checked here all the same."""
+    """Partitioner for one consumer: computes and checks keys, but routes nothing."""
 
     def __init__(
         self,
@@ -284,7 +285,8 @@ class _SingleKeyed(_Keyed):
                     "the key function raised StopIteration, which is no failure it may use"
                 )
             types = list(map(type, keys))
-            # Nearly always one type, and to count it is half the price of looking each up in a set.
+            # Nearly always one type: counting it takes half as long as looking each one up in a
+            # set.
             plain = types[0] in PLAIN_KEY_TYPES and types.count(types[0]) == len(types)
             if not plain and not PLAIN_KEY_TYPES.issuperset(types):
                 source, known, find = iter(values), self._cache.known, self._cache.find
@@ -310,12 +312,11 @@ class _SingleKeyed(_Keyed):
 
 
 class _Hash(_Keyed):
-    """Key -> key group -> subtask, through a cache: one dict look-up a record. The loop is
-    generated for what the batch carries.
+    """Key -> key group -> subtask, through a cache: one dict look-up per record.
 
-    Where the consumer takes one thing of a record that goes in its place: it need not be written
-    and read for the rest of it. And of a batch of few keys one record each may be all that has to
-    go.
+    The loop is generated for the lists of the batch. If the consumer uses a single part of a
+    record, only that part is sent. For a batch with few keys, one aggregated record per key may be
+    enough.
     """
 
     def __init__(
@@ -331,15 +332,15 @@ class _Hash(_Keyed):
         local: LocalAggregate | None = None,
     ) -> None:
         super().__init__(key, consumers, max_parallelism, place, expression, fields, keys_alone)
-        # Of the first records of each batch the key is computed twice, which a function that is not
-        # known might show.
+        # The key of the first records in each batch is computed twice, which an unknown function
+        # might notice.
         self._local = local if self._body is not None or expression is not None else None
         self._getter = as_getter(key)
         self._consumers = consumers
         self._loops = self._generate(alone=self._keys_alone)
         self._taking_loops: dict[tuple[bool, bool], Callable[..., None]] | None = None
         self._take = taken[0] if taken else None
-        # Records that are their own keys are whole, whatever is taken of them.
+        # Records that are their own keys are sent whole.
         if taken is not None and not self._keys_alone:
             self._taking_loops = self._generate(alone=not taken, taking=self._take)
 
@@ -370,8 +371,8 @@ class _Hash(_Keyed):
                     alone=self._take is None,
                     taken=True,
                 )
-            # The key's comes again below; the other is the consumer's, which may pass over the
-            # record.
+            # An error of the key function is raised again below. The other function is the
+            # consumer's, which may never use this record.
             except Exception:  # noqa: BLE001
                 pass
         source = iter(values)
@@ -385,8 +386,8 @@ class _Hash(_Keyed):
     def _fold(
         self, local: LocalAggregate, batch: RecordBatch
     ) -> list[tuple[int, RecordBatch]] | None:
-        """The parts of what stands for the records of `batch`; None where they have to go
-        themselves.
+        """Returns the parts of a local aggregate of `batch`; None if the records themselves must
+        go.
         """
         folded = local.fold(batch, self._getter)
         if folded is None or folded.keys is None:
@@ -395,7 +396,7 @@ class _Hash(_Keyed):
         try:
             for index, key in enumerate(folded.keys):
                 targets[self._cache[key]].append(index)
-        except KeyNotSupported:  # It comes again, for the record itself.
+        except KeyNotSupported:  # Raised again for the record itself.
             return None
         return [(i, folded.pick(indices)) for i, indices in enumerate(targets) if indices]
 
@@ -452,12 +453,12 @@ def _generate_loop(
     alone: bool,
     taking: Callable[[Any], Any] | None,
 ) -> Callable[..., None]:
-    """One pass: key, subtask, appends. With two consumers a branch beats indexing a list of lists.
+    """Generates a loop of one pass: key, subtask, appends.
 
-    `part.append(x)` is one instruction of the interpreter; a bound method would be a call, and cost
-    twice as much, as does `cache.__getitem__` for `cache[key]`. With a `body` the key is computed
-    in the loop. `alone`: only the keys travel, in one list. `taking`: what this gives goes in the
-    place of the record.
+    With two consumers a branch is faster than indexing a list of lists. `part.append(x)` is one
+    instruction of the interpreter. A bound method would be a call and cost twice as much, as does
+    `cache.__getitem__` for `cache[key]`. With a `body` the key is computed in the loop. `alone`:
+    only the keys are sent, in one list. `taking`: its result is sent instead of the record.
     """
     taken = None if taking is None else body_of(taking)
     took = "value" if taking is None else "take(value)" if taken is None else taken.over("value")

@@ -1,6 +1,4 @@
-"""What is asked of a task from outside, and answered between two slices: about its state, or to
-read more.
-"""
+"""Requests to a task from outside, answered between two slices: state queries, more splits."""
 
 from __future__ import annotations
 
@@ -23,9 +21,9 @@ async def answered(
     over: JobNotRunning,
     what: str = "query state",
 ) -> Any:
-    """What `question()` gives, or what awaiting that gives, as a mail `what` of the task.
+    """Returns the result of `question()`, awaited if necessary, run as mail `what` of the task.
 
-    Raises `over` when the task ends before.
+    Raises `over` if the task ends first.
     """
     try:
         future = executor.submit(question, what)
@@ -36,5 +34,5 @@ async def answered(
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if future.cancelled() and (task is None or not task.cancelling()):
-            raise over from None  # The mail was dropped, nobody cancelled the caller.
+            raise over from None  # The mail was dropped; the caller was not cancelled.
         raise

@@ -1,9 +1,8 @@
-"""The resources of one job on one worker: opened when a task first asks, closed after the last
-task, in reverse order.
+"""The resources of one job on one worker: opened on first use, closed after the last task.
 
-Each resource lives inside one asyncio task of its own from enter to exit, because libraries tie
-cancel scopes and context variables to the task that entered. Whoever asks while it opens waits for
-the same opening; an opening that failed is told to all who wait.
+They are closed in reverse order. Each resource lives inside one asyncio task of its own from enter
+to exit, because libraries tie cancel scopes and context variables to the task that entered. Tasks
+that ask meanwhile wait for the same opening. If it fails, all of them get its error.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = ["ResourceScope"]
 
 
 class _Opened:
-    """One resource: its owner task, the value once it is there, and the request to close."""
+    """One resource: its owner task, its value, and the request to close."""
 
     __slots__ = ("close", "error", "owner", "ready")
 
@@ -33,19 +32,19 @@ class _Opened:
         self.close: asyncio.Future[None] = loop.create_future()
         self.owner: asyncio.Task[None] | None = None
         self.error: BaseException | None = None
-        """Error that its close raised."""
+        """The error of its close."""
 
 
 class ResourceScope:
-    """All resources of one job here. `get` from any task; `close` when the tasks are over."""
+    """All resources of one job here. Call `get` from any task, `close` after the last task."""
 
     def __init__(self) -> None:
         self._opened: dict[Resource, _Opened] = {}
 
     async def get(self, resource: Resource) -> Any:
-        """The value of `resource`; opens it, and what it uses, if nobody did.
+        """Returns the value of `resource`; opens it, and the resources that it uses, on first use.
 
-        One that failed is opened again by the next who asks.
+        After a failure the next call opens it again.
         """
         entry = self._opened.get(resource)
         if entry is None:
@@ -54,11 +53,11 @@ class ResourceScope:
             entry.owner = loop.create_task(
                 self._live(resource, entry), name=f"resource {resource.name}"
             )
-        # Shielded: whoever gives up waiting must not cancel the opening for the others.
+        # Shielded: a cancelled caller must not cancel the opening for the others.
         return await asyncio.shield(entry.ready)
 
     async def close(self) -> None:
-        """Close in reverse order of opening, all of them.
+        """Closes all resources in reverse order of opening.
 
         Raises the first error, with the others attached.
         """
@@ -84,7 +83,7 @@ class ResourceScope:
             raise first
 
     async def _live(self, resource: Resource, entry: _Opened) -> None:
-        """Open what it uses, enter, tell the value, wait for the end, exit: all in this one
+        """Opens used resources, enters, sets the value, waits for the close, exits: all in one
         task.
         """
         try:
@@ -92,8 +91,7 @@ class ResourceScope:
                 name: await self.get(other)
                 for name, other in injected_parameters(resource.factory).items()
             }
-            # What a resource uses was opened before it, so it comes after it in the reverse order
-            # of closing.
+            # Its own resources were opened before it, so they are closed after it.
             self._opened[resource] = self._opened.pop(resource)
             async with contextlib.AsyncExitStack() as stack:
                 value = await _enter(resource, arguments, stack)
@@ -101,7 +99,7 @@ class ResourceScope:
                     entry.ready.set_result(value)
                 await entry.close
             check_own_task()
-        # Raised where the resource is asked for, or closed.
+        # Raised where the resource is requested or closed.
         except BaseException as raised:  # noqa: BLE001
             try:
                 error = user_error(raised)
@@ -111,7 +109,7 @@ class ResourceScope:
             if entry.ready.done():
                 if not isinstance(
                     error, Exception
-                ):  # Closing is no place to ask for the end of the program.
+                ):  # An error while closing must not end the program.
                     told = RuntimeError(f"user code raised {type(error).__name__}")
                     told.__cause__, error = error, told
                 note_once(error, f"while closing resource {resource.name!r}")
@@ -125,7 +123,7 @@ class ResourceScope:
                 told.__cause__, error = error, told
             note_once(error, f"while opening resource {resource.name!r}")
             entry.ready.set_exception(error)
-            # Read here, so that an opening nobody waits for any more is not reported twice.
+            # Retrieved here, so that a failed opening without a waiter is not reported twice.
             entry.ready.exception()
 
 

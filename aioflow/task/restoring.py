@@ -1,10 +1,8 @@
-"""What a subtask takes over from a checkpoint, before its operators are initialised: keyed state
-with timers, and operator state.
+"""Restores the state of a subtask before its operators are initialised.
 
-Keyed state comes as the handles of all former subtasks whose key groups meet this one's; the
-backend takes the groups of its range. Operator state comes as the blobs of all former subtasks in
-their order, and each new subtask computes its own share. The positions of a source come with its
-splits.
+Keyed state, with timers, comes as handles of all former subtasks with key groups of this one; the
+backend reads the groups of its range. Operator state comes as blobs of all former subtasks in
+order, and each new subtask computes its own share. The positions of a source come with its splits.
 """
 
 from __future__ import annotations
@@ -46,28 +44,28 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 FINISHED = f"{INTERNAL_PREFIX}finished"
-"""Union list state of the head of a task: how many subtasks there were, from each that had
-finished its operators.
-"""
+"""Union list state of the head of a task: the parallelism, from each finished subtask."""
 
 NOTES = frozenset({FINISHED, AGGREGATE, JOIN_PROGRESS, PREPARED, PROGRESS, WATERMARKS})
-"""List states that say something about other state, or about where an operator stood, and are
-nothing to be lost by themselves.
+"""List states about other state, or about the progress of an operator.
+
+Without that other state they are no loss.
 """
 
 HELD = frozenset({COMMITTABLES, GATHERED.name, IN_FLIGHT.name, PENDING})
-"""List states of operators that have elements or writes in hand, which ask for theirs when they
-open. All others are of functions.
+"""List states of operators with elements or writes in progress. They are claimed in `open`.
+
+All others belong to functions.
 """
 
 
 async def restore_state(
     contexts: Sequence[TaskOperatorContext], restore: TaskRestore, source: StateInput, codec: Codec
 ) -> None:
-    """Fill the backends of `contexts`.
+    """Restores the backends of `contexts`.
 
-    Raises RestoreError, naming the operator. Operators without state there begin empty, as
-    restored.
+    Operators without state in the checkpoint start empty, but as restored. Raises RestoreError,
+    naming the operator.
     """
     for context in contexts:
         found = restore.operators.get(context.uid)
@@ -89,11 +87,10 @@ async def restore_state(
 
 
 def refuse_unclaimed(context: TaskOperatorContext, restore: TaskRestore) -> None:
-    """Once the operator is open: state that it can have no use for is not dropped in silence.
-    Raises RestoreError.
+    """Refuses state that an open operator cannot use, so that it is not dropped silently.
 
-    A function may ask for its state with the first element, or when it is written: what it has not
-    asked for yet stays as it is.
+    A function may claim its state with the first element, or later: state that it has not claimed
+    yet stays. Raises RestoreError.
     """
     state = context.operator_state
     lists = [
@@ -101,7 +98,7 @@ def refuse_unclaimed(context: TaskOperatorContext, restore: TaskRestore) -> None
         for name in state.unclaimed()
         if name in HELD or (name not in NOTES and not state.is_lent)
     ]
-    # A backend that an application brings along need not tell.
+    # A custom backend need not support this.
     tables: Mapping[str, Table] = getattr(context.keyed_state, "unclaimed", dict)()
     if not lists and not tables:
         return
@@ -135,19 +132,19 @@ async def _read(
 
 
 def mark_finished(head: TaskOperatorContext) -> None:
-    """From the next checkpoint on it is known that every operator of this subtask has finished."""
+    """Records, from the next checkpoint on, that every operator of this subtask has finished."""
     head.operator_state.get_union_list_state(FINISHED).update([head.runtime.parallelism])
 
 
 def forget_finished(head: TaskOperatorContext) -> None:
-    """The job goes on behind its end: it was drained, and there is input again."""
+    """Clears the record, because a drained job continues with new input."""
     head.operator_state.get_union_list_state(FINISHED).clear()
 
 
 def was_finished(head: TaskOperatorContext) -> bool:
-    """Whether the operators of all former subtasks had finished: they must not do so again.
+    """Whether the operators of all former subtasks had finished, and must not finish again.
 
-    Where only some had, all begin anew.
+    If only some had, all start over.
     """
     state = head.operator_state.get_union_list_state(FINISHED)
     found = state.get()

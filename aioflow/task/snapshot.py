@@ -1,9 +1,8 @@
-"""The state of one subtask at one checkpoint: views of all operators at one instant, and what they
-are written into.
+"""The state of one subtask at one checkpoint: views of all operators at one instant.
 
-`SubtaskSnapshot` is filled between two slices, tail to head; nothing in it changes afterwards,
-whatever the task goes on to do. `write` brings it into the store meanwhile. A view that is not
-written must be cancelled, or its backend keeps what it shadows for ever.
+`SubtaskSnapshot` is filled between two slices, tail to head, and never changes afterwards. `write`
+stores it while the task goes on. A view that is not written must be cancelled; otherwise its
+backend keeps the shadowed state for ever.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ __all__ = ["CountedOutput", "StateStore", "SubtaskSnapshot"]
 
 
 class StateStore(Protocol):
-    """The store of the flow, as a task needs it."""
+    """The interface of the flow's store for a task."""
 
     def output(self, directory: str = "") -> StateOutput:
-        """Where state is written: below the flow's root, or below the URL of a savepoint."""
+        """Returns the output for state: below the flow's root, or below the URL of a savepoint."""
 
     def input(self) -> StateInput:
-        """Where state is read from, wherever its handles say that it is."""
+        """Returns the input for state at the locations in its handles."""
 
 
 @dataclass(slots=True)
 class _View:
-    """What one operator has at the checkpoint."""
+    """The state of one operator at the checkpoint."""
 
     uid: str
     keyed: PendingSnapshot | None
@@ -65,11 +64,10 @@ class SubtaskSnapshot:
         source: Callable[[], SourceState] | None,
         scope: Scope,
     ) -> None:
-        """The synchronous part, tail to head. What an operator gives to await is awaited here:
-        nothing else of the task runs then.
+        """Takes the synchronous part, tail to head. Awaits what an operator returns.
 
-        `source` gives the positions of the source, whose context is the first and has no operator.
-        If anything fails, nothing is kept.
+        The task does nothing else meanwhile. `source` returns the positions of the source. Its
+        context is the first and has no operator. After an error all views are cancelled.
         """
         try:
             for operator in reversed(operators):
@@ -81,7 +79,7 @@ class SubtaskSnapshot:
                     if ongoing is not None:
                         await ongoing
             scope.operator_context = None
-            # One instant for all state: whatever was awaited above is over.
+            # One instant for all state: everything awaited above is done.
             for context in reversed(contexts):
                 positions = None
                 if source is not None and context is contexts[0]:
@@ -103,7 +101,7 @@ class SubtaskSnapshot:
         return _View(context.uid, keyed, operator, source)
 
     async def write(self, output: StateOutput, codec: Codec, *, finished: bool) -> SubtaskState:
-        """The asynchronous part: all views, one after the other."""
+        """Writes all views, one after the other: the asynchronous part."""
         handles = [await self._write(view, output, codec) for view in reversed(self._views)]
         return SubtaskState(tuple(handles), finished=finished)
 
@@ -114,7 +112,7 @@ class SubtaskSnapshot:
         if view.keyed is not None:
             keyed = await view.keyed.write(output)
         state = view.operator
-        # A name without elements is no state: an operator that declared it may vanish from the
+        # A name without elements is no state: the operator that declared it may vanish from the
         # flow.
         if any(
             elements
@@ -131,14 +129,14 @@ class SubtaskSnapshot:
         return OperatorStateHandle(view.uid, keyed, operator, source)
 
     def cancel(self) -> None:
-        """Let go what was not written. Idempotent."""
+        """Releases views that were not written. Idempotent."""
         for view in self._views:
             if view.keyed is not None:
                 view.keyed.cancel()
 
 
 class CountedOutput:
-    """A `StateOutput` that adds up what was written to it."""
+    """A `StateOutput` that adds up the written bytes."""
 
     def __init__(self, output: StateOutput) -> None:
         self._output = output

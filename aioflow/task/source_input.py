@@ -1,17 +1,16 @@
-"""The input of a source task: polls a SourceReader, stamps event time, and turns "nothing now" into
-availability.
+"""The input of a source task: polls a SourceReader and assigns event time.
 
-Watermarks are made here, split by split (`split_watermarks`). A reader tells which split its last
-batch came from in `current_split`; without that attribute it reads one stream.
+An empty poll becomes unavailability. Watermarks are made here, split by split (`split_watermarks`).
+A reader names the split of its last batch in `current_split`; without that attribute it reads one
+stream.
 
-Idleness counts the time during which the reader was asked and had nothing; it pauses while nobody
-asks. When all of the reader is silent the task is idle. A split that is silent beside others holds
-nothing back, if the source is unbounded and its reader does not take its splits one after the other
-(`one_at_a_time`): there, those that give nothing wait for their turn. A source that goes on looking
-for splits does not end when it has read them all: it is idle at once, and active again with the
-next split that it is given.
+Idleness is the time during which the reader was polled and had no data. It does not grow while the
+reader is not polled. When the whole reader is silent, the task is idle. A silent split does not
+hold others back if the source is unbounded and reads its splits side by side. With `one_at_a_time`
+a silent split only waits for its turn. A source that discovers splits does not end when it has read
+them all. It is idle at once, and active again with the next split.
 
-A poll takes as many records as the slice has time for, measured here.
+A poll takes as many records as fit into the slice, by the cost measured here.
 """
 
 from __future__ import annotations
@@ -56,10 +55,9 @@ class SourceInput:
         unbounded: bool = False,
         discovers: bool = False,
     ) -> None:
-        """`schedule(timestamp_ms, callback)` registers a processing-time timer of the task, for
-        idleness.
+        """`schedule(timestamp_ms, callback)` registers a processing-time timer, for idleness.
 
-        `unbounded`: some splits may be silent for long. `discovers`: more of them may come.
+        `unbounded`: some splits may be silent for long. `discovers`: more splits may come.
         """
         self._reader = reader
         self._may_end = _may_end(reader, unbounded=unbounded)
@@ -68,7 +66,9 @@ class SourceInput:
         self._finished = FinishedSplits(
             (split.id, split.payload) for split in self._finished_before
         )
-        """They stay in every checkpoint: forgotten, they would be found anew, and read again."""
+        """Finished splits stay in every checkpoint; otherwise they would be found and read
+        again.
+        """
         self._ids = {split.id for split in splits}
         self._strategy = strategy
         self._consumer = consumer
@@ -78,15 +78,17 @@ class SourceInput:
         self._perf_ns = perf_ns
         self._slice_ns = slice_ns
         self._columnar = bool(getattr(reader, "columnar", False))
-        self._ns_per_record = float(slice_ns)  # Until it is known what one costs, one at a time.
+        self._ns_per_record = float(slice_ns)  # One record at a time until the cost is known.
         self._over: dict[str, None] = {}
-        """Splits that were read to their end when there was nothing else to read, also those of
-        a reader that does not say which.
+        """Splits that were read to their end when no other data was left.
+
+        Includes those of a reader that does not report finished splits.
         """
         self._unbounded = unbounded
         self._discovers = discovers
         self._times = SplitWatermarks(strategy, reader, now_ms)
-        # Restored, and not told downstream: what was late is late again, from the first record on.
+        # The restored watermark, not sent downstream yet: late records are late again from the
+        # start.
         self._owed = MIN_WATERMARK
         self._stopped: InputStatus | None = None
         self._drains_reader = False
@@ -102,13 +104,11 @@ class SourceInput:
         self._emitted_timestamp: int | None = None
         self.availability = Availability(available=True)
         self.culprit = ""
-        """When stamping has failed: which record was to blame, as a note goes on about it."""
+        """After a failure to assign event time: the note that names the record."""
         self.records_in = 0
 
     async def open(self) -> None:
-        """Open the reader on this subtask's splits, each where it was; event time goes on from
-        where it had been.
-        """
+        """Opens the reader on this subtask's splits at their positions, with their event time."""
         await self._reader.open(self._splits)
         self._times.open(self._splits, self._finished_before)
         self._finished_before = []
@@ -123,10 +123,9 @@ class SourceInput:
             )
 
     async def add_splits(self, splits: Sequence[Split]) -> None:
-        """More of them were found.
+        """Adds newly found splits.
 
-        What is known already is not read twice, and a source that is being stopped reads nothing
-        new.
+        Known splits are not read twice, and a source that is being stopped reads no new ones.
         """
         new = [split for split in splits if split.id not in self._ids]
         if not new or self._stopped is not None:
@@ -146,43 +145,41 @@ class SourceInput:
 
     @property
     def has_splits(self) -> bool:
-        """Whether it reads anything, or has read it: it tells an event time of its own then."""
+        """Whether it has, or had, splits: then it has an event time of its own."""
         return bool(self._ids)
 
     @property
     def timed_splits(self) -> list[str]:
-        """The splits whose event time is known, those of this subtask."""
+        """The splits of this subtask with a known event time."""
         return [] if self._strategy is None else [split.id for split in self._splits]
 
     def split_watermark(self, split_id: str) -> int:
-        """How far the event time of one of `timed_splits` is; before `open` it has none."""
+        """Returns the event time of one of `timed_splits`; before `open` it has none."""
         return self._times.shown(split_id)
 
     @property
     def emitted(self) -> tuple[int, int | None]:
-        """When the last records came, or when this was made, and the event time of the last of
-        them.
-        """
+        """When the last records came (initially: when this was made), and their last event time."""
         return self._emitted_ms, self._emitted_timestamp
 
     @property
     def pending(self) -> Callable[[], float] | None:
-        """Tells how many records wait to be read, if the reader knows."""
+        """Returns the number of records that wait to be read, if the reader knows it."""
         reader = self._reader
         return (lambda: reader.pending_records) if hasattr(reader, "pending_records") else None
 
     @property
     def idle_ms(self) -> int:
-        """How long the stream was idle so far."""
+        """How long the stream has been idle in total."""
         return self._idle_ms + (
             0 if self._idle_since_ms is None else self._now_ms() - self._idle_since_ms
         )
 
     def stop(self, *, drain: bool) -> None:
-        """End the source where it is: no more records; event time ends only with `drain`.
+        """Ends the source where it is: no more records; event time ends only with `drain`.
 
-        A reader with a `stop` method has taken things over from somebody who was told so: it
-        refuses more, and is read to its end.
+        A reader with a `stop` method has acknowledged records to an outside system. It refuses
+        more, and is read to its end.
         """
         self._stopped = InputStatus.END_OF_DATA if drain else InputStatus.STOPPED
         stop_reader = getattr(self._reader, "stop", None)
@@ -192,7 +189,7 @@ class SourceInput:
         self.availability.set_available()
 
     def emit_next(self, max_records: int, max_columns: int = COLUMN_RECORDS_MAX) -> InputStatus:
-        """Poll once: for so many records, of a reader of columns for `max_columns`."""
+        """Polls once: for `max_records`, or `max_columns` of a columnar reader."""
         if self._owed != MIN_WATERMARK:
             watermark, self._owed = self._owed, MIN_WATERMARK
             self._consumer.on_batch(empty_batch(watermark), 0)
@@ -200,8 +197,8 @@ class SourceInput:
         if self._stopped is not None and not (self._drains_reader and not self._is_finished):
             return self._stopped
         reader, begun = self._reader, self._perf_ns()
-        # Columns are dealt with by the batch, and whoever makes rows of them takes no more at a
-        # time than it can.
+        # Columns are handled by the batch. An operator that makes rows of them takes only as many
+        # as it can.
         at_most = (
             max_columns
             if self._columnar
@@ -215,7 +212,7 @@ class SourceInput:
             values = values if type(values) is list or self._columnar else list(values)
             self._emitted_ms = self._now_ms()
             if self._quiet is not None:
-                # Only with that attribute.
+                # Only readers with `current_split` get here.
                 self._note_poll(self._quiet, reader.current_split)  # type: ignore[attr-defined]
             try:
                 batch = self._times.stamp(values, () if self._quiet is None else self._quiet.idle)
@@ -227,7 +224,7 @@ class SourceInput:
             )
             spent = (self._perf_ns() - begun) / count
             old = self._ns_per_record
-            share = 8 if spent * 4 > old else 2  # As the chain forgets a jump that was not its own.
+            share = 8 if spent * 4 > old else 2  # As in the chain: forgets a rise caused by others.
             self._ns_per_record = (
                 spent if spent > 4 * old or old >= self._slice_ns else old + (spent - old) / share
             )
@@ -242,16 +239,14 @@ class SourceInput:
 
     @property
     def _is_finished(self) -> bool:
-        """Whether the reader is through with its splits; one that reads without end need not say
-        that it is not.
-        """
+        """Whether the reader has read all its splits. An endless reader need not answer."""
         return self._may_end and self._reader.finished
 
     def checkpoint(self, checkpoint_id: int) -> SourceState:
-        """Where every split stands behind the last record that was handed on. Between two polls."""
+        """Returns the position of every split after the last emitted record. Between two polls."""
         reader = self._reader
-        # A reader that ended because the job is stopped has not come to an end of its own: it goes
-        # on after a restore.
+        # A reader that ended because the job is stopped has not really ended: it continues after a
+        # restore.
         ended = self._is_finished and self._stopped is None
         finished = getattr(reader, "finished_splits", ())
         state, left = [], []
@@ -273,7 +268,7 @@ class SourceInput:
         return SourceState(state, self._finished.view(), self._times.current)
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """What was read before the checkpoint will not be asked for again."""
+        """Notes that data before the checkpoint will not be read again."""
         hook = getattr(self._reader, "checkpoint_completed", None)
         if hook is not None:
             hook(checkpoint_id)
@@ -284,11 +279,11 @@ class SourceInput:
         self._cancel_timers()
 
     async def close_reader(self) -> None:
-        """Release what the reader holds; after `close`."""
+        """Closes the reader; after `close`."""
         await self._reader.close()
 
     def _wait_for_splits(self) -> InputStatus:
-        """All that is known was read: nothing of this task can be late for the others."""
+        """All known splits are read: no record of this task can be late for the others."""
         self._cancel_timers()
         self._over.update((split.id, None) for split in self._splits)
         self._times.all_finished()
@@ -296,7 +291,7 @@ class SourceInput:
             self._become_idle(self._now_ms())
             return (
                 InputStatus.MORE_AVAILABLE
-            )  # The task tells it in its next turn; it is not to sleep before.
+            )  # The task reports it in its next turn, and must not sleep before.
         self.availability.set_unavailable()
         return InputStatus.NOTHING_AVAILABLE
 
@@ -313,7 +308,7 @@ class SourceInput:
             self._note_poll(self._quiet, None)
 
     def pause(self) -> None:
-        """Nobody asks for a while: the task waits for room. That is no idleness of the source."""
+        """Pauses idleness: the source is not polled while the task waits for room."""
         now_ms = self._now_ms()
         if self._idleness is not None:
             self._idleness.pause(now_ms)
@@ -384,12 +379,12 @@ class SourceInput:
 
 
 def _may_end(reader: SourceReader[Any], *, unbounded: bool) -> bool:
-    """Whether the reader tells when it is through with its splits.
+    """Returns whether the reader has `finished`.
 
     Raises TypeError if it does not and must.
     """
-    # Found without being asked for, as nothing is open yet. Who hands everything on to another
-    # reader has what that one has.
+    # Looked up without a call, since the reader is not open yet. A reader with `__getattr__`
+    # delegates to another one, which has the attribute.
     if inspect.getattr_static(reader, "finished", None) is not None or hasattr(
         type(reader), "__getattr__"
     ):

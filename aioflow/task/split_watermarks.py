@@ -1,13 +1,12 @@
-"""Event time of a source task, split by split: every split has its own generator, and the task's
-watermark is the least of theirs.
+"""Event time of a source task: each split has a generator, and the task has their minimum.
 
-A split that was read to its end counts as the end of time, and one that is idle is left out; one
-that waits for its turn is neither. So a reader that takes one file after the other makes nothing
-late. A split that was found later begins where the task is: it cannot take event time back, and
-what it holds of before is late.
+A split that was read to its end counts as the end of time, and an idle one is left out. A split
+that waits for its turn is neither. So a reader that takes one file after the other makes no record
+late. A split that was found later starts at the task's watermark. It cannot take event time back,
+so its older records are late.
 
-Invariant: the watermark never goes back, not over a restore either, as long as the splits stay with
-their subtask.
+Invariant: the watermark never goes back, not even in a restore, if the splits stay with their
+subtask.
 """
 
 from __future__ import annotations
@@ -29,7 +28,9 @@ __all__ = ["QuietSplits", "SplitWatermarks"]
 
 
 class SplitWatermarks:
-    """Stamps the batches of one reader. Without a strategy they keep what timestamps they have."""
+    """Assigns event time to the batches of one reader. Without a strategy they keep their
+    timestamps.
+    """
 
     def __init__(
         self,
@@ -42,20 +43,23 @@ class SplitWatermarks:
         self._now_ms = now_ms
         self._generators: dict[str, WatermarkGenerator] = {}
         self._order: list[tuple[int, str]] = []
-        """A heap: of each split, unless it is put aside, at least one entry that is not above
-        its event time. The others mean nothing.
+        """A heap with at least one entry for each split that is not in `_aside`.
+
+        That entry is not above the split's event time; other entries are outdated.
         """
         self._aside: dict[str, None] = {}
-        """Were idle when they were met in `_order`."""
+        """Splits that were idle when they reached the top of `_order`."""
         self._forgotten = 0
-        """So many splits that were read to their end have no generator any more."""
+        """Number of finished splits whose generators were dropped."""
         self._is_unseen = strategy is not None
-        """Whether no timestamp has been looked at yet."""
+        """Whether no timestamp has been checked yet."""
         self.current = MIN_WATERMARK
 
     def open(self, splits: Sequence[Split], finished: Sequence[Split]) -> None:
-        """Go on where each of `splits` was; with nothing left to read, where the task was when
-        it read the last of `finished`.
+        """Continues each of `splits` at its event time.
+
+        If there are none, continues at the event time of the task when it read the last of
+        `finished`.
         """
         if self._strategy is None:
             return
@@ -67,24 +71,19 @@ class SplitWatermarks:
         self.current = min(reached, default=MIN_WATERMARK)
 
     def add(self, splits: Sequence[Split]) -> None:
-        """These were found later."""
+        """Adds splits that were found later."""
         if self._strategy is not None:
             for split in splits:
                 self._begin(split.id, max(split.watermark, self.current))
 
     def all_finished(self) -> None:
-        """Every split that is known was read to its end, whether or not the reader says so of
-        each.
-        """
+        """Notes that every known split was read to its end, even if the reader does not say so."""
         self._generators.clear()
         self._order.clear()
         self._aside.clear()
 
     def of(self, split_id: str) -> int:
-        """How far the event time of one split is.
-
-        Of one that was read to its end: that of the task.
-        """
+        """Returns the event time of one split; for a finished one, that of the task."""
         if self._strategy is None:
             return MIN_WATERMARK
         generator = self._generators.get(split_id)
@@ -93,13 +92,14 @@ class SplitWatermarks:
         )
 
     def shown(self, split_id: str) -> int:
-        """As `of`, for people: a split that was read to its end is at the end of time."""
+        """As `of`, for display: a finished split is at the end of time."""
         return MAX_WATERMARK if self._is_finished(split_id) else self.of(split_id)
 
     def stamp(self, values: Any, idle: Collection[str]) -> RecordBatch:
-        """The batch that the reader has just given, a list or columns, not empty.
+        """Returns the batch for values that the reader has just given, a list or columns, not
+        empty.
 
-        Splits in `idle` hold nothing back.
+        Splits in `idle` do not hold event time back.
         """
         batch = self._stamped(values, idle)
         if self._is_unseen and batch.timestamps is not None:
@@ -117,14 +117,14 @@ class SplitWatermarks:
             timestamps, watermarks, after = generator.apply(values, timestamps)
             self.current = max(self.current, after)
             return RecordBatch(values, timestamps, None, watermarks, after)
-        # Several splits: the reader must tell which.
+        # Several splits: the reader must name the current one.
         split_id = self._reader.current_split  # type: ignore[attr-defined]
         self._forget_finished(split_id)
         others = self._least(idle, split_id)
         generator = generators[split_id]
         had = generator.current
         timestamps, watermarks, after = generator.apply(values, timestamps)
-        if generator.current < had:  # It goes by a clock that was set back.
+        if generator.current < had:  # It follows a clock that was set back.
             heappush(self._order, (generator.current, split_id))
         before = self.current
         combined = max(before, min(after, others))
@@ -141,9 +141,9 @@ class SplitWatermarks:
         return RecordBatch(values, timestamps, None, watermarks, combined)
 
     def advance(self, idle: Collection[str]) -> bool:
-        """Some splits are in `idle` now: whether the watermark moves.
+        """Returns whether the watermark advances, now that some splits are in `idle`.
 
-        While all are, it stays: then the whole task is idle.
+        It stays while all splits are idle: then the whole task is idle.
         """
         self._forget_finished("")
         least = self._least(idle, "")
@@ -153,9 +153,7 @@ class SplitWatermarks:
         return True
 
     def culprit(self, values: Sequence[Any]) -> str:
-        """When stamping `values` has failed: which record was to blame, as a note goes on about
-        it.
-        """
+        """Returns, after a failure in `stamp`, the note that names the record."""
         failed = [one.failed_at for one in self._generators.values() if one.failed_at is not None]
         return f", at record {describe_record(values[failed[-1]])}" if failed else ""
 
@@ -167,9 +165,9 @@ class SplitWatermarks:
         heappush(self._order, (generator.current, split_id))
 
     def _least(self, idle: Collection[str], but: str) -> int:
-        """The least event time of those splits that are neither in `idle` nor `but`.
+        """Returns the minimum event time of splits that are neither in `idle` nor `but`.
 
-        There may be thousands.
+        There may be thousands of splits.
         """
         order, generators = self._order, self._generators
         for split_id in [id_ for id_ in self._aside if id_ not in idle or id_ == but]:
@@ -201,10 +199,12 @@ class SplitWatermarks:
         return split_id in getattr(self._reader, "finished_splits", ())
 
     def _forget_finished(self, but: str) -> None:
-        """A source may come to know very many splits in its life."""
+        """Drops the generators of finished splits: a source may see very many splits in its
+        life.
+        """
         finished = getattr(self._reader, "finished_splits", ())
         if len(finished) > self._forgotten:
-            # Whichever are fewer: those that were read since it began, or those that wait.
+            # Iterates over the smaller set: finished splits, or splits with a generator.
             for split_id in (
                 [id_ for id_ in self._generators if id_ in finished]
                 if len(self._generators) < len(finished)
@@ -216,12 +216,11 @@ class SplitWatermarks:
 
 
 class QuietSplits:
-    """Which of the splits that a reader reads side by side are idle: nothing came of them for
-    `idle_after_ms` while it was asked.
+    """Detects idle splits of a reader that reads splits side by side.
 
-    Time under back pressure does not count, and a split must have been passed over by as many polls
-    as there are splits: a reader that takes them in turn had its chance to read it. `now_ms` is any
-    clock.
+    A split is idle if no record came from it for `idle_after_ms` while the reader was polled. Time
+    under back pressure does not count. As many polls as there are splits must have skipped it, so
+    that a reader that takes them in turn had its chance. `now_ms` is any clock.
     """
 
     def __init__(self, idle_after_ms: int, splits: Sequence[str], now_ms: int) -> None:
@@ -230,16 +229,16 @@ class QuietSplits:
         self._paused_at_ms: int | None = None
         self._polls = 0
         self._last: dict[str, tuple[int, int]] = {}
-        """Time without pauses and number of polls when the split was last heard of."""
+        """Time without pauses, and number of polls, at the last record of each split."""
         self.idle: dict[str, None] = {}
         self.add(splits, now_ms)
 
     def add(self, splits: Sequence[str], now_ms: int) -> None:
-        """These are read too."""
+        """Adds splits to watch."""
         self._last.update(dict.fromkeys(splits, (self._asked_ms(now_ms), self._polls)))
 
     def polled(self, split_id: str | None, now_ms: int) -> None:
-        """The reader was asked, and gave something of `split_id`; None: it had nothing of any."""
+        """Notes a poll that gave records of `split_id`; None: it gave none."""
         if self._paused_at_ms is not None:
             self._paused_ms += now_ms - self._paused_at_ms
             self._paused_at_ms = None
@@ -251,12 +250,12 @@ class QuietSplits:
             self.idle.pop(split_id, None)
 
     def pause(self, now_ms: int) -> None:
-        """Nobody asks for a while."""
+        """Notes that the reader is not polled for a while."""
         if self._paused_at_ms is None:
             self._paused_at_ms = now_ms
 
     def check(self, now_ms: int) -> int | None:
-        """Find what is `idle` now. Returns when to look again; None: not before the next poll."""
+        """Updates `idle`. Returns when to check again; None: not before the next poll."""
         if self._paused_at_ms is not None:
             return None
         asked_ms, due_ms = self._asked_ms(now_ms), None

@@ -2,13 +2,12 @@
 records.
 
 Phases (after Flink): construct -> restore -> mailbox loop -> end of data -> finish -> clean up. The
-default action looks at the output first, then at work that waits inside the chain, then at the
-input; whatever is missing suspends it on that one availability, while mail goes on being served.
-Nothing but the mailbox loop touches operators and state, so there is no lock anywhere in a task.
+default action checks the output first, then work inside the chain, then the input. If one of them
+is missing, the action is suspended until that one is available, while mail is still served. Only
+the mailbox loop touches operators and state, so a task needs no lock.
 
-A checkpoint is taken between two slices, when nothing waits in the chain: once one is due the
-default action works off the chain, takes no input, and then takes the checkpoint before anything
-else.
+A checkpoint is taken between two slices, when the chain is empty. Once one is due, the default
+action empties the chain, takes no input, and takes the checkpoint before anything else.
 
 Ending (`ending.py`): `END_OF_DATA` sends the MAX watermark through the chain, then each operator
 finishes, head first. Stopping without drain skips both. With checkpoints the task then lingers
@@ -90,7 +89,7 @@ logger = logging.getLogger(__name__)
 class StreamTask:
     """Runs one `TaskDeploymentDescriptor`.
 
-    `run()` returns when finished, raises what failed, or CancelledError.
+    `run()` returns when the task has finished, and raises its error, or CancelledError.
     """
 
     def __init__(
@@ -99,9 +98,9 @@ class StreamTask:
         environment: TaskEnvironment,
         taps: Mapping[TapPlace, Sequence[Tap]],
     ) -> None:
-        """`taps`: subscriptions that exist already.
+        """`taps`: existing subscriptions.
 
-        Partitions are registered here, before any consumer asks.
+        Partitions are registered here, before any consumer asks for them.
         """
         self.descriptor = descriptor
         self.name = descriptor.task_name
@@ -128,17 +127,17 @@ class StreamTask:
         self._last_flush_ns = 0
         self._flush_age_ns = self._output.flush_age_ns(self._options.flush_max_age_ns)
         self._ending: InputStatus | None = None
-        # Downstream is to be told that this stream is idle, once all that it still holds has left.
+        # Idleness goes downstream once everything that the task still holds has left.
         self._idle_due = False
         self._idle_told = False
         self._retapped: dict[
             int, int
-        ] = {}  # Index of node, by its id: where taps changed that the chain does not have yet.
+        ] = {}  # Node index by node id, for changed taps that the chain does not have yet.
         self._stop: InputStatus | None = None
         self._running = False
         self._is_cut_short = False
         self.failure: BaseException | None = None
-        """What ended the loop, as soon as it did; cleaning up is still to come then."""
+        """The error that ended the loop, set before the clean-up."""
         self._processor = MailboxProcessor(
             self._default_action,
             slice_s=self._options.slice_ns / 1e9,
@@ -170,12 +169,12 @@ class StreamTask:
         self._owner: asyncio.Task[Any] | None = None
         self._mail = CheckpointMail(self._checkpoints, self._processor, self._resume)
 
-    # The life of the task.
+    # Life cycle.
 
     async def run(
         self, on_initializing: Callable[[], None], on_running: Callable[[], None]
     ) -> None:
-        """The whole life.
+        """Runs the task to its end.
 
         `on_running` is called once every operator is open and the loop begins.
         """
@@ -195,9 +194,9 @@ class StreamTask:
     async def _live(
         self, on_initializing: Callable[[], None], on_running: Callable[[], None]
     ) -> BaseException | None:
-        """From restoring to the end of the stream.
+        """Runs from restoring to the end of the stream.
 
-        What failed is returned as it is: the group would wrap it.
+        Returns an error as it is: the group would wrap it.
         """
         owner = asyncio.current_task()
         assert owner is not None, "a task runs in an asyncio task of its own"
@@ -216,9 +215,9 @@ class StreamTask:
                 await self._after_loop()
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError) and not has_place(error):
-                    # From no user code: the end was asked for, or a stranger cancelled this task.
+                    # Not from user code: the task was cancelled by the engine, or by other code.
                     raise
-                # SystemExit too comes out where the job is awaited.
+                # SystemExit too is raised where the job is awaited.
                 failure = user_error(error)
             finally:
                 self._running = False
@@ -234,7 +233,7 @@ class StreamTask:
         self._watch_over_end.begin(owner, helpers_only=True)
 
     def end(self, owner: asyncio.Task[Any]) -> None:
-        """Ask the task, which `owner` runs, to end."""
+        """Cancels the task, which `owner` runs."""
         end_task(owner)
         self._watch_over_end.begin(owner)
 
@@ -250,7 +249,7 @@ class StreamTask:
 
     @property
     def stuck(self) -> CancellationTimeout | None:
-        """Error that names the user code which did not end on the cancellation of the task."""
+        """The error that names user code which did not end after the cancellation."""
         return self._watch_over_end.error
 
     def _on_abandoned(self) -> None:
@@ -258,8 +257,9 @@ class StreamTask:
             self.on_abandoned()
 
     async def _restore(self) -> None:
-        """Build the chain, fill its state, and open it; the source comes last, and may be
-        stopped by then.
+        """Builds the chain, restores its state, and opens it.
+
+        The source comes last, and may have been stopped by then.
         """
         self._build()
         restore, restored = self.descriptor.restore, 0
@@ -294,8 +294,8 @@ class StreamTask:
             if restore is None or not restore.in_flight
             else await self._read_in_flight(restore)
         )
-        # Last, and nothing is awaited after it: subscriptions that came while user code was opening
-        # count.
+        # Last, with no await after it: includes subscriptions that came while user code was
+        # opening.
         for index, node in enumerate(self.descriptor.vertex.nodes):
             if taps := self._taps.get(node.id):
                 self._chain.set_taps(self._operators.operator_index(index), taps)
@@ -320,8 +320,8 @@ class StreamTask:
         own = range_for_subtask(
             self.descriptor.attempt.subtask_index, vertex.parallelism, vertex.max_parallelism
         )
-        # New records of a source are no older than its splits. At another parallelism, splits may
-        # be behind.
+        # New records of a source are not older than its splits. After rescaling, splits may be
+        # behind.
         limit = (
             self._input.current_watermark
             if isinstance(self._input, SourceInput) and self._input.has_splits
@@ -339,7 +339,7 @@ class StreamTask:
         )
 
     def _state_input(self, store: StateStore) -> StateInput:
-        """What tasks of this process wrote themselves is read here, everything else from the
+        """Returns an input that reads state written by this process locally, the rest from the
         store.
         """
         return self._environment.local_state.input(store.input())
@@ -380,10 +380,7 @@ class StreamTask:
         )
 
     async def _after_loop(self) -> None:
-        """The input ended.
-
-        Let everything that is still to come come, then close the stream behind it.
-        """
+        """Handles the end of the input: processes remaining work, then closes the stream."""
         drain = self._ending is InputStatus.END_OF_DATA
         await self._end.finish(drain=drain)
         if drain:
@@ -397,9 +394,9 @@ class StreamTask:
         await self._end.leave(drain=drain, checkpointing=self._options.checkpointing)
 
     async def _clean_up(self, failure: BaseException | None) -> None:
-        """Release everything, also after a failure.
+        """Releases everything, also after a failure.
 
-        The other errors are attached to the first one.
+        Later errors are attached to the first one.
         """
         self._is_cut_short = failure is not None
         self._operators.stop_timers()
@@ -468,7 +465,7 @@ class StreamTask:
             self._flush_if_old()
             return None
         if self._checkpoints.is_due and not self._end.is_finishing:
-            # What `prepare` emitted leaves the chain first, and waits for room as anything does.
+            # The output of `prepare` leaves the chain first, and waits for room like any other.
             return self._take_checkpoint() if self._checkpoints.prepare() else None
         if self._retapped:
             retapped, self._retapped = self._retapped, {}
@@ -503,8 +500,9 @@ class StreamTask:
         return None
 
     def _poll_events(self) -> None:
-        """After the end of the data: barriers and the ends of channels still come, to a source
-        only mail.
+        """Polls after the end of data: barriers and ends of channels still come.
+
+        A source only gets mail.
         """
         if isinstance(self._input, NetworkInput):
             if self._input.emit_next(1) is InputStatus.NOTHING_AVAILABLE:
@@ -554,17 +552,16 @@ class StreamTask:
         return status
 
     def _suspend(self, availability: Availability, reason: str) -> None:
-        """Call the default action no more until `availability` is up, or something was emitted
-        by mail.
-        """
+        """Suspends the default action until `availability` is up, or mail emits something."""
         if reason != IDLE and isinstance(self._input, SourceInput):
             self._input.pause()
         self._suspension = self._processor.suspend_default_action(reason)
         self._watch(availability)
 
     def _watch(self, availability: Availability) -> None:
-        """Be told once when `availability` is up; asking again before that changes nothing, so
-        nothing piles up there.
+        """Resumes the default action once when `availability` is up.
+
+        Repeated calls have no effect meanwhile, so callbacks do not pile up.
         """
         if availability not in self._watched:
             self._watched.append(availability)
@@ -575,7 +572,7 @@ class StreamTask:
         self._resume()
 
     def _on_slow(self, description: str, seconds: float) -> None:
-        """The loop was held for too long: say by whom."""
+        """The loop was blocked for too long: logs by which operator."""
         culprit, self._chain.slowest_operator = self._chain.slowest_operator, None
         index, remedy = None, SLOW_REMEDY
         if culprit is not None:
@@ -601,7 +598,7 @@ class StreamTask:
                 self._output.flush()
                 self._last_flush_ns = now
 
-    # What the input gives (InputConsumer).
+    # InputConsumer.
 
     def on_batch(self, batch: RecordBatch, input_index: int) -> None:
         if self._operators.finished_before and batch.values:
@@ -609,9 +606,7 @@ class StreamTask:
         self._chain.push(batch, input_index)
 
     def on_status(self, idle: bool) -> None:
-        if (
-            not self._makes_watermarks
-        ):  # Otherwise that operator says itself whether its stream is idle.
+        if not self._makes_watermarks:  # Otherwise that operator reports idleness itself.
             self.emit_status(idle)
 
     def on_end_of_input(self, input_index: int) -> None:
@@ -622,12 +617,10 @@ class StreamTask:
     def on_event(self, event: Event) -> None:
         self._output.broadcast_event(event)
 
-    # What operators ask for (TaskServices).
+    # TaskServices.
 
     def emit_from(self, operator_index: int, batch: RecordBatch) -> None:
-        """A batch that an operator emitted by mail: goes to the next one, and the default action
-        sees to it.
-        """
+        """Passes a batch that an operator emitted by mail to the next one, and resumes the task."""
         self._chain.emit_from(operator_index, batch)
         self._resume()
 
@@ -650,9 +643,9 @@ class StreamTask:
                 )
 
     def emit_status(self, idle: bool) -> None:
-        """Active is told at once.
+        """Reports that the stream is active (at once) or idle.
 
-        Idle is told behind everything that this task still holds, and not at all if records came
+        Idleness goes behind everything that this task still holds, and is dropped if records come
         first.
         """
         self._idle_due = idle
@@ -669,7 +662,7 @@ class StreamTask:
             self._output.broadcast_event(WatermarkStatus(True))
 
     def report(self, error: BaseException) -> None:
-        """An error of a helper task fails this task."""
+        """Fails this task with the error of a helper task."""
         if self._running and self._owner is not None:
             self._watch_over_end.begin(self._owner)  # It may be awaiting a function.
         self._processor.report_throwable(error)
@@ -679,17 +672,17 @@ class StreamTask:
         if suspension is not None:
             suspension.resume()
 
-    # What the worker asks for, on the loop.
+    # Requests of the worker, on the loop.
 
     def fail_partitions(self, error: BaseException) -> None:
-        """This task is over before its streams ended: whoever reads them is told."""
+        """The task is over before its streams ended: consumers see the error."""
         self._output.fail(error)
 
     @property
     def failed_producer(self) -> ProducerFailed | None:
-        """Error of the input when a producer of it had failed.
+        """Error of the input after a producer had failed.
 
-        An error of this class out of user code does not count.
+        An error of this class from user code does not count.
         """
         return (
             self._input.failed_producer
@@ -698,21 +691,21 @@ class StreamTask:
         )
 
     def abandon(self) -> None:
-        """Cancelled before it ran: give back what the constructor took."""
+        """Cancelled before it ran: releases the resources of the constructor."""
         self.fail_partitions(ProducerFailed(f"task {self.name} was cancelled before it ran"))
 
     def stop_source(self, *, drain: bool) -> None:
-        """End the source where it is, or as soon as it is open; with `drain` event time ends
-        with it.
+        """Ends the source where it is, or as soon as it is open; with `drain` event time ends
+        too.
         """
         self._stop = InputStatus.END_OF_DATA if drain else InputStatus.STOPPED
         if self._running and isinstance(self._input, SourceInput):
             self._input.stop(drain=drain)
 
     async def add_splits(self, splits: Sequence[Split]) -> None:
-        """Let the source read these too, from between two slices on.
+        """Gives the source more splits, between two slices.
 
-        Raises JobNotRunning when the task ends before.
+        Raises JobNotRunning if the task ends first.
         """
         over = JobNotRunning(
             f"task {self.name} ended before it could read what was found; what reads instead of "
@@ -729,30 +722,31 @@ class StreamTask:
             with naming_source(self._operators.head, self._scope):
                 await source.add_splits(splits)
         except BaseException as raised:  # noqa: BLE001
-            # Not only told to whoever found them: some may be read by now, others not.
+            # The task fails too: some splits may be read by now, others not.
             error = user_error(raised)
             self.report(error)
             raise error from error.__cause__
         self._resume()
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
-        """Begin a checkpoint here, because no task upstream will send its barrier.
+        """Begins a checkpoint here, because no upstream task will send its barrier.
 
         Declined while the task does not run.
         """
         self._mail.trigger(barrier)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """It is durable, and so is everything before it."""
+        """The checkpoint and all before it are durable."""
         self._mail.completed(checkpoint_id)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
-        """It will not complete; `latest_completed` did."""
+        """The checkpoint will not complete; `latest_completed` did."""
         self._mail.aborted(checkpoint_id, latest_completed)
 
     def set_taps(self, place: TapPlace, taps: Sequence[Tap]) -> None:
-        """Let `taps` see what `place` emits, if it is part of this task: a side output at once,
-        an operator from between two slices on.
+        """Sets the taps on the output of `place`, if it is part of this task.
+
+        For a side output they take effect at once, for an operator between two slices.
         """
         self._taps[place] = tuple(taps)
         for index, node in enumerate(self.descriptor.vertex.nodes):
@@ -761,9 +755,9 @@ class StreamTask:
                 self._resume()
 
     async def query_state(self, node_id: int, query: Callable[[Any], Any]) -> Any:
-        """Run `query(keyed backend of node_id)` between two slices.
+        """Runs `query(keyed backend of node_id)` between two slices.
 
-        Raises JobNotRunning when the task ends before.
+        Raises JobNotRunning if the task ends first.
         """
         node_index = next(
             i for i, node in enumerate(self.descriptor.vertex.nodes) if node.id == node_id
@@ -785,5 +779,5 @@ class StreamTask:
 
     @property
     def input_watermark(self) -> int:
-        """The one in force for what comes in now."""
+        """The current watermark of the input."""
         return self._input.current_watermark

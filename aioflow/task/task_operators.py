@@ -1,10 +1,9 @@
-"""The operators of one subtask through their life, each with its context: set up, restored, opened,
-finished, closed.
+"""The operators of one subtask with their contexts: set up, restored, opened, finished, closed.
 
-Opening goes tail first, since an operator may emit once it is open, so what follows must be;
-finishing goes head first, since what one emits at its end is input of the next. An operator that
-had finished in the checkpoint that the task was restored from finishes again only behind new input.
-After Flink's RegularOperatorChain and StreamOperatorWrapper.
+Opening goes tail first: an operator may emit once it is open, so the next one must be open.
+Finishing goes head first: the last output of an operator is input of the next. An operator that had
+finished in the restored checkpoint finishes again only after new input. After Flink's
+RegularOperatorChain and StreamOperatorWrapper.
 """
 
 from __future__ import annotations
@@ -35,24 +34,24 @@ __all__ = ["TaskOperators"]
 
 
 class TaskOperators:
-    """Empty at first; `add` them head first.
+    """The operators of a task; initially empty, filled by `add`, head first.
 
-    A source node has a context and no operator, so its indices are one apart.
+    A source node has a context and no operator, so node and operator indices differ by one.
     """
 
     def __init__(self, scope: Scope, *, has_source: bool) -> None:
-        """`scope` is pointed at whichever operator runs."""
+        """`scope` is set to the operator that runs."""
         self.contexts: list[TaskOperatorContext] = []
-        """Of every node of the chain."""
+        """Contexts of every node of the chain."""
         self.operators: list[Operator] = []
         self.finished_before = False
-        """In the checkpoint that the task was restored from, with no input since."""
+        """Whether all had finished in the restored checkpoint, with no input since."""
         self._scope = scope
         self._shift = 1 if has_source else 0
         self._ended_inputs: list[int] = []
 
     def add(self, context: TaskOperatorContext, operator: Operator | None) -> None:
-        """The next towards the tail; None: `context` is the source's."""
+        """Adds the next operator towards the tail; None: `context` is the source's."""
         self.contexts.append(context)
         if operator is not None:
             self.operators.append(operator)
@@ -63,26 +62,25 @@ class TaskOperators:
         return self.contexts[0]
 
     def operator_index(self, node_index: int) -> int:
-        """The output of a source is what comes into the chain, index -1."""
+        """Returns the operator index of a node; a source has -1, the input of the chain."""
         return node_index - self._shift
 
     def node_index(self, operator_index: int) -> int:
-        """The inverse of `operator_index`."""
+        """Returns the node index of an operator: the inverse of `operator_index`."""
         return operator_index + self._shift
 
     @property
     def makes_watermarks(self) -> bool:
-        """Whether one of them says itself how event time goes on, and whether its stream is
-        idle.
-        """
+        """Whether an operator assigns event time and idleness of its own."""
         return any(
             isinstance(operator, TimestampsAndWatermarksOperator) for operator in self.operators
         )
 
     @property
     def timed_stages(self) -> int:
-        """Index of the first operator that assigns event time: operators behind it do not have
-        that of the input.
+        """Index of the first operator that assigns event time.
+
+        Later operators do not have the event time of the input.
         """
         made = (
             i
@@ -93,24 +91,24 @@ class TaskOperators:
 
     @property
     def timers_fired(self) -> int:
-        """Timers of all operators, of either kind of time."""
+        """Number of fired timers of all operators, in processing and event time."""
         return sum(service.fired for context in self.contexts for service in context.timer_services)
 
     def busy(self) -> Operator | None:
-        """One that still has results to come, for which nothing else has to happen."""
+        """Returns an operator that still expects results without any further input."""
         return next((operator for operator in self.operators if operator.busy), None)
 
-    # From the beginning to the end.
+    # Life cycle.
 
     async def restore(self, restore: TaskRestore, source: StateInput, codec: Codec) -> None:
-        """Fill their state, before they are opened. Raises RestoreError."""
+        """Restores all state, before `open`. Raises RestoreError."""
         await restore_state(self.contexts, restore, source, codec)
         self.finished_before = was_finished(self.head)
 
     async def open(self, restore: TaskRestore | None) -> None:
-        """Initialise and open each, tail first.
+        """Initialises and opens each operator, tail first.
 
-        Raises RestoreError for state that one of them should have and does not know.
+        Raises RestoreError for state that an operator does not know.
         """
         for operator in reversed(self.operators):
             self._scope.operator_context = operator.ctx
@@ -124,16 +122,14 @@ class TaskOperators:
                 refuse_unclaimed(context, restore)
 
     def input_after_all(self) -> None:
-        """Records have come although all of them had finished: the job was drained, and goes on
-        behind its end.
-        """
+        """Records have come although all operators had finished: a drained job continues."""
         self.finished_before = False
         forget_finished(self.head)
 
     def end_input(self, input_index: int) -> RecordBatch | None:
-        """One of several inputs has ended while others go on: what the head emits about it.
+        """Ends one of several inputs while others go on; returns the head's output.
 
-        None: it has but one.
+        None: the head has only one input.
         """
         if not self.operators or self.operators[0].inputs == 1:
             return None
@@ -182,23 +178,23 @@ class TaskOperators:
                 operator.input_stopped()
 
     async def quiesce_timers(self) -> None:
-        """Let no timer of theirs fire any more; one that is firing ends first."""
+        """Stops all timers; one that is firing ends first."""
         for context in self.contexts:
             await context.processing_timers.quiesce()
 
     def end_of_data(self) -> None:
-        """Nothing comes to them any more, whether they have finished or not."""
+        """No element comes any more, whether operators have finished or not."""
         for operator in self.operators:
             with naming(operator, "end_of_data()"):
                 operator.end_of_data()
 
     def stop_timers(self) -> None:
-        """At once, whatever happened before."""
+        """Stops all timers at once, in any state."""
         for context in self.contexts:
             context.processing_timers.shutdown()
 
     def close_state(self) -> None:
-        """Release their keyed state; behind user code, which may still look at it."""
+        """Releases keyed state; after user code is closed, which may still read it."""
         for context in self.contexts:
             if context.keyed_state is not None:
                 context.keyed_state.close()

@@ -1,9 +1,7 @@
-"""What a task can say of side outputs at its end: that one is read and got nothing, while another
-got something and nobody reads it.
+"""Warns at the end of a task if a side output with a reader is empty, and one without is not.
 
-Which tags a function sends to is known by nobody but the function, so a misspelt tag is no error:
-it is a stream that stays empty. An empty side output alone means nothing, since most of them are
-for what should not happen.
+Only the function knows its tags, so a misspelt tag is no error but an empty stream. An empty side
+output alone means nothing, since most are for exceptional records.
 """
 
 from __future__ import annotations
@@ -27,8 +25,9 @@ Sides = Collection[tuple[int, "OutputTag[Any]"]]
 
 
 def tell_unread_sides(nodes: Sequence[StreamNode], read: Sides, sent: Sides) -> None:
-    """`nodes` are those of a task that came to its end, `read` its side outputs with readers,
-    `sent` those that its operators sent to.
+    """Logs such side outputs of a task that has finished.
+
+    `nodes` are the task's, `read`: side outputs with readers, `sent`: side outputs with records.
     """
     for index in dict.fromkeys(index for index, _ in read):
         empty = [tag.name for node, tag in read if node == index and (node, tag) not in sent]
@@ -37,8 +36,8 @@ def tell_unread_sides(nodes: Sequence[StreamNode], read: Sides, sent: Sides) -> 
             hints = [did_you_mean(name, unread) for name in empty]
             logger.log(
                 logging.WARNING if any(hints) else logging.INFO,
-                "operator %r sent nothing to its side output %s, which is read, but to %s, which "
-                "nobody reads%s",
+                "operator %r sent nothing to its side output %s, which has a reader, but to %s, "
+                "which has none%s",
                 nodes[index].name,
                 ", ".join(map(repr, empty)),
                 ", ".join(map(repr, unread)),

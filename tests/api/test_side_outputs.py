@@ -81,8 +81,8 @@ async def test_a_tag_that_nothing_was_sent_to_while_a_similar_one_went_unread_is
     (told,) = [record for record in caplog.records if record.name == "aioflow.task.unread_sides"]
     assert told.levelname == "WARNING"
     assert told.getMessage() == (
-        "operator 'apart' sent nothing to its side output 'odds', which is read, but to 'odd', "
-        "which nobody reads; did you mean 'odd'?"
+        "operator 'apart' sent nothing to its side output 'odds', which has a reader, but to "
+        "'odd', which has none; did you mean 'odd'?"
     )
 
 
