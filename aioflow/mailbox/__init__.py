@@ -1,3 +1,4 @@
-"""The mailbox: one queue of actions a task, and the one loop that runs them between slices of
-its default action.
+"""The mailbox: one queue of actions per task, and one loop that runs them.
+
+The loop runs mail between slices of its default action.
 """

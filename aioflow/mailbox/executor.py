@@ -1,10 +1,9 @@
-"""How everybody else writes mail: an executor bound to one operator's priority, and the door for
-other threads.
+"""Writing mail: an executor bound to one operator's priority, and an entry for other threads.
 
-`MailboxExecutor` is what an operator gets to run code later in its task, and to wait inside its own
+With a `MailboxExecutor` an operator runs code later in its task. It can also wait inside its own
 action without starving the mail it waits for (`yield_`). After Flink's MailboxExecutor.
 
-Invariant: an action runs in the owner task of the mailbox, or not at all; then its future says so.
+Invariant: an action runs in the owner task of the mailbox, or not at all; its future shows which.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ T = TypeVar("T")
 
 
 class MailboxError(AioflowError):
-    """A mail that was run inside somebody's yield failed; the failure is chained as `__cause__`."""
+    """A mail that was run inside a yield failed; the failure is chained as `__cause__`."""
 
 
 class MailRunner(Protocol):
-    """What an executor needs of the processor that runs the loop."""
+    """The interface of the processor for an executor."""
 
     @property
     def is_default_action_available(self) -> bool: ...
@@ -67,8 +66,8 @@ class MailboxExecutor:
         urgent: bool = False,
         deferrable: bool = False,
     ) -> None:
-        """Runs `fn` later in the owner task; `description % args` names it. What it raises fails
-        the loop.
+        """Runs `fn` later in the owner task; `description % args` names it. Its error fails the
+        loop.
 
         On the loop's thread only. Raises MailboxClosed unless the mailbox is OPEN.
         """
@@ -85,10 +84,10 @@ class MailboxExecutor:
         urgent: bool = False,
         deferrable: bool = False,
     ) -> asyncio.Future[T]:
-        """As `execute`, but the outcome, error included, goes into the future; a mail dropped by
-        close cancels it.
+        """As `execute`, but the result or error goes into the future, and the loop does not fail.
 
-        Cancelling the future before the mail runs keeps `fn` from running. The loop does not fail.
+        If close drops the mail, the future is cancelled. If the future is cancelled before the mail
+        runs, `fn` does not run.
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._mailbox.put(
@@ -112,12 +111,11 @@ class MailboxExecutor:
         urgent: bool = False,
         deferrable: bool = False,
     ) -> concurrent.futures.Future[None]:
-        """`execute` for other threads. The future completes when `fn` has run; what `fn` raises
-        fails it and the loop.
+        """`execute` for other threads. The future completes when `fn` has run.
 
-        It fails with MailboxClosed if the mailbox had shut before the mail arrived, and is
-        cancelled if the mail is dropped by close. Raises MailboxClosed at once when the loop is
-        closed, or the mailbox is seen to be.
+        An error of `fn` fails the future and the loop. The future fails with MailboxClosed if the
+        mailbox had shut before the mail arrived. It is cancelled if close drops the mail. Raises
+        MailboxClosed at once if the loop is closed, or the mailbox is already seen to be closed.
         """
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         mail = Mail(
@@ -138,12 +136,11 @@ class MailboxExecutor:
         return done
 
     async def yield_(self) -> None:
-        """Waits for one mail of this priority or above, and runs it: for an operator stuck inside
-        its own action.
+        """Waits for one mail of this priority or above, and runs it.
 
-        Owner only. Raises MailboxError from what the mail raised, and MailboxClosed. An error that
-        is reported to the task meanwhile interrupts it, as it does any await: control mail is not
-        for yields.
+        For an operator that is stuck inside its own action. Owner only. Raises MailboxError for an
+        error of the mail, and MailboxClosed. An error reported to the task meanwhile interrupts it,
+        like any await: yields do not run control mail.
         """
         mail = await self._runner.run_awaitable(
             self._mailbox.take(self.priority, include_control=False)
@@ -160,11 +157,10 @@ class MailboxExecutor:
             ) from error
 
     def try_yield(self, *, include_deferrable: bool = False) -> bool:
-        """Runs one mail as `yield_` does if there is one; False if not. Synchronous, so the mail
-        must be too.
+        """Runs one mail as `yield_` does, if there is one; otherwise returns False.
 
-        `include_deferrable` sees deferrable mail by its own priority: when an operator ends,
-        nothing is deferred.
+        It is synchronous, so the mail must be too. `include_deferrable` compares deferrable mail by
+        its own priority: at the end of an operator no mail is deferred.
         """
         mailbox = self._mailbox
         mail = mailbox.try_take(
@@ -190,9 +186,7 @@ class MailboxExecutor:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing to do: the default action is suspended, there is no mail, and the mailbox is
-        open.
-        """
+        """Whether the default action is suspended, there is no mail, and the mailbox is open."""
         mailbox = self._mailbox
         is_open = mailbox.state is MailboxState.OPEN
         return is_open and not mailbox.entries and not self._runner.is_default_action_available
@@ -203,7 +197,7 @@ class MailboxExecutor:
         return self._mailbox.is_owner()
 
     def should_interrupt(self) -> bool:
-        """Whether a long action had better pause: there is mail."""
+        """Whether a long action should pause, because there is mail."""
         return bool(self._mailbox.entries)
 
 
@@ -215,9 +209,8 @@ def put_threadsafe(
 ) -> None:
     """Puts `mail` from any thread, through the owner's loop; the wake-up is never lost.
 
-    `refused` is called on the loop if the mailbox has shut by the time the mail arrives there.
-    Raises MailboxClosed when the mailbox is seen to be shut already, or the loop is closed or has
-    never run.
+    `refused` is called on the loop if the mailbox has shut when the mail arrives. Raises
+    MailboxClosed if the mailbox is already seen to be shut, or the loop is closed or has never run.
     """
 
     def arrive() -> None:
@@ -227,7 +220,7 @@ def put_threadsafe(
             if refused is not None:
                 refused(error)
 
-    # A glance without a lock: it spares the trip, and `arrive` looks again where it counts.
+    # A check without a lock saves the trip; `arrive` checks again on the loop.
     if mailbox.state is not MailboxState.OPEN:
         raise MailboxClosed(
             f"mail {mail.description!r} refused: the mailbox is {mailbox.state.value}, expected "
@@ -255,14 +248,14 @@ def on_loop(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def close_awaitable(awaitable: object) -> None:
-    """Gives up an awaitable that nobody will await, without a warning about it."""
+    """Closes an awaitable that will not be awaited, so that it causes no warning."""
     close = getattr(awaitable, "close", None) or getattr(awaitable, "cancel", None)
     if close is not None:
         close()
 
 
 def _run_into(future: asyncio.Future[T], fn: Callable[[], T | Awaitable[T]]) -> object:
-    """Runs `fn` for `submit`; returns an awaitable if it takes an await to complete `future`."""
+    """Runs `fn` for `submit`; returns an awaitable if `future` needs one to complete."""
     if future.done():
         return None  # Cancelled while it was queued.
     try:
@@ -273,7 +266,7 @@ def _run_into(future: asyncio.Future[T], fn: Callable[[], T | Awaitable[T]]) -> 
         future.set_exception(
             RuntimeError(f"submitted action raised {error!r}")
         )  # A future refuses a StopIteration.
-    except Exception as error:  # noqa: BLE001  # The future's holder judges it.
+    except Exception as error:  # noqa: BLE001  # The holder of the future handles it.
         future.set_exception(error)
     except BaseException:
         future.cancel()
@@ -301,9 +294,7 @@ async def _await_into(future: asyncio.Future[T], awaitable: Awaitable[T]) -> Non
 
 
 def _run_and_tell(done: concurrent.futures.Future[None], fn: Callable[[], object]) -> object:
-    """Runs `fn` for `execute_threadsafe`: the thread is told, and the loop fails with whatever
-    `fn` raised.
-    """
+    """Runs `fn` for `execute_threadsafe`: an error fails both the thread's future and the loop."""
     if not done.set_running_or_notify_cancel():
         return None
     try:

@@ -1,13 +1,13 @@
-"""Awaits user code while control mail goes on being served.
+"""Awaits user code while control mail is still served.
 
-A stateful coroutine (`async def process_element`) is awaited inside the owner task, so all mail
-waits until it ends: nobody else may touch its state. Control mail touches no state and does not
-wait. It is run by a callback of the loop, and if it raises, as `report_throwable` does, the awaited
-code is cancelled and that error raised in its place, by the outermost await: nobody in between can
+A stateful coroutine (`async def process_element`) is awaited inside the owner task. All other mail
+waits until it ends, because no other code may touch its state. Control mail touches no state and
+does not wait: a callback of the loop runs it. If it raises, as `report_throwable` does, the awaited
+code is cancelled, and the outermost await raises that error instead. So no code in between can
 catch it.
 
-Cancelling the owner from outside still looks like a cancellation: requests are counted, as
-`asyncio.timeout` does.
+A cancellation of the owner from outside still looks like one: requests are counted, as in
+`asyncio.timeout`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ class ControlWatch:
         self._error: BaseException | None = None
 
     async def run(self, awaitable: Awaitable[T]) -> T:
-        """Awaits `awaitable` and returns its result; raises what it raised, or what control mail
-        raised meanwhile.
-        """
+        """Awaits `awaitable` and returns its result; raises its error, or that of control mail."""
         owner = asyncio.current_task()
         assert owner is not None
         self._owner = owner
@@ -53,13 +51,13 @@ class ControlWatch:
             result = await awaitable
         except BaseException as error:
             if self._error is None or self._depth > 1:
-                # The outermost await raises it: user code in between could catch it, or a yield
-                # wrap it.
+                # Only the outermost await raises it: user code in between could catch it, or a
+                # yield wrap it.
                 raise
             interrupt, self._error = self._error, None
             if owner.uncancel() > cancelling and isinstance(error, asyncio.CancelledError):
-                raise  # Somebody else cancelled the task as well, and that is final.
-            raise interrupt  # noqa: B904  # `from` would replace the cause that it brought along.
+                raise  # Other code cancelled the task as well, and that is final.
+            raise interrupt  # noqa: B904  # `from` would replace its own cause.
         finally:
             self._depth -= 1
             if self._depth == 0:
@@ -72,7 +70,7 @@ class ControlWatch:
             owner.uncancel()
             raise swallowed
         if is_asked_to_end(owner):
-            raise asyncio.CancelledError  # Swallowed as well; the task ends all the same.
+            raise asyncio.CancelledError  # Swallowed as well, but the task must end.
         return result
 
     def _serve_soon(self) -> None:
@@ -80,13 +78,13 @@ class ControlWatch:
             asyncio.get_running_loop().call_soon(self._serve)
 
     def _serve(self) -> None:
-        """Runs the control mail that is there, as a callback of the loop, unless the owner has
-        stopped awaiting.
+        """Runs waiting control mail as a callback of the loop, unless the owner no longer
+        awaits.
         """
         while self._owner is not None and (mail := self._mailbox.try_take_control()) is not None:
             try:
                 mail.run()
-            # Raised again in the owner, whatever it is.
+            # An error of any kind is raised again in the owner.
             except BaseException as error:  # noqa: BLE001
                 if self._error is None:
                     self._error = error

@@ -53,23 +53,21 @@ MAX_PRIORITY = 2**31 - 1
 
 
 class Lane(enum.IntEnum):
-    """Which mail goes first. Within a lane the order is that of arrival."""
+    """Order of mail: lower lanes first. Within a lane mail keeps the order of arrival."""
 
     CONTROL = 0
-    """Of the processor itself: stop, resume, report.
+    """Mail of the processor itself: stop, resume, report.
 
-    Touches no operator, so it runs even while user code awaits.
+    It touches no operator, so it runs even while user code awaits.
     """
     URGENT = 1
-    """Overtakes all normal mail, also that of the current batch: unaligned checkpoints,
-    cancellation.
-    """
+    """Overtakes all normal mail, even in the current batch: unaligned checkpoints, cancellation."""
     NORMAL = 2
 
 
 _CONTROL = Lane.CONTROL.value
 _NORMAL = Lane.NORMAL.value
-"""Plain integers: looking up a member of the enum costs as much as the rest of a comparison."""
+"""Plain integers: looking up an enum member costs as much as the rest of a comparison."""
 
 
 class MailboxState(enum.Enum):
@@ -78,22 +76,21 @@ class MailboxState(enum.Enum):
     QUIESCED = "quiesced"
     """Mail can only be taken."""
     CLOSED = "closed"
-    """Neither; what was left has been handed to whoever closed it."""
+    """Neither; the rest was handed to the caller of `close`."""
 
 
 class Cancellable(Protocol):
-    """The outcome of a mail, of asyncio or of threads; whoever drops the mail cancels it."""
+    """The future of a mail, of asyncio or of threads. Code that drops the mail cancels it."""
 
     def cancel(self) -> bool: ...
 
 
 class Mail:
-    """One action with its priority, its lane and a description that is formatted only when somebody
-    reads it.
+    """One action with its priority, its lane and a lazily formatted description.
 
-    `action` takes no arguments; an awaitable that it returns is awaited by the loop before the next
-    mail. `deferrable` mail counts as `MIN_PRIORITY` when somebody yields, so it waits for the main
-    loop. `future`, where there is one, completes when the mail has run; `try_cancel` cancels it.
+    `action` takes no arguments. If it returns an awaitable, the loop awaits it before the next
+    mail. `deferrable` mail counts as `MIN_PRIORITY` in a yield, so it waits for the main loop.
+    `future`, if given, completes when the mail has run; `try_cancel` cancels it.
     """
 
     __slots__ = ("action", "args", "deferrable", "future", "lane", "priority", "template")
@@ -118,9 +115,9 @@ class Mail:
 
     @property
     def description(self) -> str:
-        """The text given, %-formatted with its arguments.
+        """The given text, %-formatted with its arguments.
 
-        Never raises: it is wanted most when things go wrong.
+        Never raises: it is needed most when things go wrong.
         """
         if not self.args:
             return self.template
@@ -135,9 +132,7 @@ class Mail:
         return MIN_PRIORITY if self.deferrable else self.priority
 
     def run(self) -> object:
-        """Runs the action and returns what it returned: None, or an awaitable that must be
-        awaited.
-        """
+        """Runs the action and returns its result: None, or an awaitable that must be awaited."""
         return self.action()
 
     def try_cancel(self) -> bool:
@@ -154,15 +149,16 @@ class Mail:
 class MailQueue(
     asyncio.PriorityQueue[Any]
 ):  # Any: typeshed wants items that compare, ours are wrapped first.
-    """`asyncio.PriorityQueue` at its documented hooks: puts and gets mail, holds entries `(lane,
-    seq, mail)`.
+    """An `asyncio.PriorityQueue` that stores mail as entries `(lane, seq, mail)`.
+
+    It overrides only the documented hooks.
     """
 
     entries: list[tuple[int, int, Mail]]
     """The heap itself: always the same list, falsy when there is no mail. For reading only."""
 
     next_seq: int
-    """How many mails were ever put; the sequence number of the next."""
+    """Number of mails ever put; the sequence number of the next."""
 
     def _init(self, maxsize: int) -> None:
         super()._init(maxsize)
@@ -184,8 +180,9 @@ class MailQueue(
     def pop_visible(
         self, priority: int, include_deferrable: bool, include_control: bool
     ) -> Mail | None:
-        """Removes the first mail with at least `priority`; O(n) if it is not the head, but only
-        yields get there.
+        """Removes the first mail with at least `priority`.
+
+        O(n) if it is not the head, which only happens in yields.
         """
         entries = self.entries
         if not entries:
@@ -210,7 +207,7 @@ class MailQueue(
         return mail
 
     def pop_all(self) -> list[Mail]:
-        """Removes everything, in the order in which it would have been taken."""
+        """Removes all mail, in the order of taking."""
         mails = [entry[2] for entry in sorted(self.entries)]
         self.entries.clear()
         return mails
@@ -219,7 +216,7 @@ class MailQueue(
 class TaskMailbox:
     """The mailbox of one task.
 
-    Reading, `quiesce` and `close` are the owner's alone; before `bind_owner`, anybody's.
+    Only the owner may read, `quiesce` and `close`; before `bind_owner`, any code may.
     """
 
     __slots__ = (
@@ -239,11 +236,9 @@ class TaskMailbox:
         self._arrived: asyncio.Future[None] | None = None
         self._batch_end = 0
         self.entries = self._queue.entries
-        """The heap, for reading only: an empty check costs one truth test, which the hot loop
-        makes between slices.
-        """
+        """The heap, for reading only: the hot loop checks for mail with one truth test."""
         self.control_listener: Callable[[], None] | None = None
-        """Called after a control mail was put, while the owner awaits user code.
+        """Called after a control mail was put while the owner awaits user code.
 
         It must not run the mail itself.
         """
@@ -268,15 +263,13 @@ class TaskMailbox:
             self.control_listener()
 
     def run_exclusively(self, fn: Callable[[], T]) -> T:
-        """Runs `fn` with no other use of the mailbox in between: look and put are one step, as
-        `fn` is synchronous.
-        """
+        """Runs `fn` with no other use of the mailbox in between: `fn` is synchronous."""
         return fn()
 
     # Reading, by the owner.
 
     def create_batch(self) -> bool:
-        """Starts a batch of all mail that is here now, leftovers included; False if there is
+        """Starts a batch of all present mail, leftovers included; returns False if there is
         none.
         """
         self.check_owner("create_batch")
@@ -284,8 +277,9 @@ class TaskMailbox:
         return bool(self.entries)
 
     def try_take_from_batch(self) -> Mail | None:
-        """Takes the next mail of the batch, or urgent or control mail of any age; None when the
-        batch is used up.
+        """Takes the next mail of the batch, or urgent or control mail of any age.
+
+        Returns None when the batch is used up.
         """
         self.check_owner("try_take_from_batch")
         entries = self.entries
@@ -316,8 +310,7 @@ class TaskMailbox:
     async def take(self, priority: int = MIN_PRIORITY, *, include_control: bool = True) -> Mail:
         """Takes the first mail with at least `priority`, waiting for one.
 
-        Raises MailboxClosed when CLOSED, and when QUIESCED without such mail: none could come any
-        more.
+        Raises MailboxClosed when CLOSED, and when QUIESCED without such mail, since none can come.
         """
         while (mail := self.try_take(priority, include_control=include_control)) is None:
             if self._state is not MailboxState.OPEN:
@@ -333,29 +326,30 @@ class TaskMailbox:
         return mail
 
     def try_take_control(self) -> Mail | None:
-        """Takes the head if it is control mail. The one read that is open to callbacks of the loop:
-        while the owner awaits user code, nobody else would run it, and it touches no state that the
-        user code could see.
+        """Takes the head if it is control mail.
+
+        Callbacks of the loop may call this too. While the owner awaits user code, no other code
+        would run control mail, and it touches no state that user code could see.
         """
         return self._queue.take_head() if self.has_control_mail else None
 
     def drain(self) -> list[Mail]:
-        """Takes everything, in order, without running it."""
+        """Takes all mail, in order, without running it."""
         self.check_owner("drain")
         return self._queue.pop_all()
 
     # Life cycle, by the owner.
 
     def quiesce(self) -> None:
-        """Refuses further mail; what is here can still be taken. No effect unless OPEN."""
+        """Refuses further mail; present mail can still be taken. No effect unless OPEN."""
         self.check_owner("quiesce")
         if self._state is MailboxState.OPEN:
             self._state = MailboxState.QUIESCED
 
     def close(self) -> list[Mail]:
-        """Refuses everything from now on and returns the mail that will not be run.
+        """Refuses all mail from now on and returns the mail that will not run.
 
-        Idempotent: then an empty list.
+        Idempotent: a second call returns an empty list.
         """
         self.check_owner("close")
         self._state = MailboxState.CLOSED
@@ -380,7 +374,7 @@ class TaskMailbox:
         self._owner = task
 
     def is_owner(self) -> bool:
-        """Whether the caller runs in the owner, or there is none (any more).
+        """Whether the caller runs in the owner, or there is no owner (any more).
 
         False from other threads.
         """
@@ -393,8 +387,9 @@ class TaskMailbox:
             return False
 
     def check_owner(self, operation: str) -> None:
-        """Raises RuntimeError unless the caller is the owner: a second reader would run two
-        actions at a time.
+        """Raises RuntimeError unless the caller is the owner.
+
+        A second reader would run two actions at a time.
         """
         if not self.is_owner():
             assert self._owner is not None
@@ -402,7 +397,7 @@ class TaskMailbox:
                 f"{operation} is for the owner of the mailbox, task {self._owner.get_name()}, alone"
             )
 
-    # Looking, for everybody on the loop.
+    # Reading, for any code on the loop.
 
     @property
     def has_mail(self) -> bool:
@@ -415,12 +410,12 @@ class TaskMailbox:
 
     @property
     def size(self) -> int:
-        """How many mails are queued, in and after the batch."""
+        """Number of queued mails, in and after the batch."""
         return len(self.entries)
 
     @property
     def taken(self) -> int:
-        """How many mails were ever handed out."""
+        """Number of mails ever taken."""
         return self._queue.next_seq - len(self.entries)
 
     @property

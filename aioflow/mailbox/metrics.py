@@ -1,13 +1,12 @@
-"""What a mailbox loop says about itself: where its time went, how much mail it ran, and how long
-mail waits.
+"""Metrics of a mailbox loop: time parked, mail rate, and mail latency.
 
-Time is counted only while the task is parked, awaiting mail with its default action suspended,
-under the *reason* that was given for the suspension ("input", "output", ...). So idle and soft
-back-pressured time are exact, and busy time is the rest. Latency is measured by a probe mail, about
-one a second: its age is counted from the moment at which it was due to be written, so that a loop
-that was blocked at that moment shows too.
+Time is counted only while the task is parked: it awaits mail with its default action suspended. It
+is counted under the *reason* of the suspension ("input", "output", ...). So idle and soft
+back-pressured time are exact, and busy time is the rest. A probe mail measures latency about once a
+second. Its age starts when it was due to be written, so that a loop that was blocked then shows
+too.
 
-All times are read from the clock that the processor was given, in seconds.
+All times come from the clock of the processor, in seconds.
 """
 
 from __future__ import annotations
@@ -24,19 +23,17 @@ __all__ = ["SLOW_REMEDY", "LatencyProbe", "MailboxMetrics", "SlowActions"]
 logger = logging.getLogger(__name__)
 
 RATE_WINDOW_S = 1.0
-"""The shortest time over which a rate is computed; asked sooner, the last rate is repeated."""
+"""Shortest period for a rate; an earlier reading repeats the last rate."""
 
 SLOW_REMEDY = "make what it calls cheaper, or async"
-"""Of an action that is of no operator: a source, or what mail brings."""
+"""Advice for an action without an operator: a source, or mail."""
 
 SLOW_LOG_INTERVAL_S = 10.0
-"""How often slow actions are logged when nobody else listens: an action that is slow once is
-slow for every batch.
-"""
+"""How often slow actions are logged by default: a slow action is slow for every batch."""
 
 
 class MailboxMetrics:
-    """The numbers of one processor. Written by its loop, read by anyone on the loop's thread."""
+    """The metrics of one processor. Its loop writes them; any code on the loop's thread reads."""
 
     __slots__ = (
         "_longest",
@@ -69,13 +66,11 @@ class MailboxMetrics:
         self.latency_ms_max = 0.0
         self.latency_count = 0
         self.slow_actions = 0
-        """How many actions, or slices of the default action, held the loop for longer than the
-        threshold.
-        """
+        """Number of actions or slices that blocked the loop for longer than the threshold."""
 
     @property
     def mails(self) -> int:
-        """How many mails were ever taken."""
+        """Number of mails ever taken."""
         return self._mailbox.taken
 
     @property
@@ -83,14 +78,12 @@ class MailboxMetrics:
         return self._mailbox.size
 
     def start(self) -> None:
-        """The loop begins to run; the first time, rates begin here."""
+        """Notes that the loop begins to run; rates start at the first call."""
         if self._rate_at is None:
             self._rate_at = self._now()
 
     def mails_per_second(self) -> float:
-        """Rate since the previous reading that lay at least a second back, or since the loop was
-        first run.
-        """
+        """Returns the rate since a reading at least a second ago, or since the first start."""
         now = self._now()
         elapsed = 0.0 if self._rate_at is None else now - self._rate_at
         if elapsed >= RATE_WINDOW_S:
@@ -100,15 +93,16 @@ class MailboxMetrics:
         return self._rate
 
     def time_in(self, reason: str) -> float:
-        """Seconds parked for `reason` so far, the present stay included."""
+        """Returns seconds parked for `reason` so far, including the current stay."""
         time = self._times.get(reason, 0.0)
         if self._parked_reason == reason:
             time += self._now() - self._parked_at
         return time
 
     def take_longest(self, reason: str) -> float:
-        """The longest stay for `reason` that ended since this was last asked, or that goes on;
-        seconds.
+        """Returns the longest stay for `reason` since the last call, in seconds.
+
+        Includes the current stay.
         """
         longest = self._longest.pop(reason, 0.0)
         return (
@@ -118,12 +112,12 @@ class MailboxMetrics:
         )
 
     def park(self, reason: str) -> None:
-        """The task begins to wait for mail, its default action suspended for `reason`."""
+        """Notes that the task begins to wait for mail, suspended for `reason`."""
         self._parked_at = self._now()
         self._parked_reason = reason
 
     def unpark(self) -> None:
-        """The wait is over."""
+        """Notes the end of the wait."""
         reason, self._parked_reason = self._parked_reason, None
         assert reason is not None
         stay = self._now() - self._parked_at
@@ -140,7 +134,7 @@ class MailboxMetrics:
 
 
 class LatencyProbe:
-    """Writes one mail every `interval_s` between `start` and `stop`, and records how long each
+    """Writes one mail every `interval_s` from `start` to `stop`, and records how long each
     waited.
     """
 
@@ -162,7 +156,7 @@ class LatencyProbe:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begins to probe, unless it does already. On the loop."""
+        """Starts to probe, unless it does already. On the loop."""
         if not self._active:
             self._active = True
             self._arm()
@@ -182,20 +176,18 @@ class LatencyProbe:
         try:
             self._mailbox.put(Mail(self._measure, description="measure mailbox latency"))
         except MailboxClosed:
-            pass  # The task is ending; there is nothing left to measure.
+            pass  # The task is ending, so no latency is left to measure.
 
     def _measure(self) -> None:
         self._metrics.record_latency(self._now() - self._due_at)
         if (
             self._active and self._handle is None
-        ):  # One left in the queue by an earlier run may come on top.
+        ):  # A probe of an earlier run may still be in the queue.
             self._arm()
 
 
 class SlowActions:
-    """The listener for slow actions when the owner gave none: a warning that names the action,
-    now and then.
-    """
+    """The default listener for slow actions: logs a warning that names the action, with a limit."""
 
     __slots__ = ("_last_at", "_now")
 

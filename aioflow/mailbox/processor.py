@@ -1,5 +1,4 @@
-"""The loop of a task: mail first, then one slice of the default action, and so on until it is told
-to stop.
+"""The loop of a task: mail first, then one slice of the default action, until it is stopped.
 
     while running:
         run one batch of mail                  control, urgent, then normal mail in order
@@ -7,14 +6,13 @@ to stop.
                                                `mailbox.take()`
         call default_action(controller)        one slice of input, a plain call
 
-Everything runs in one asyncio task, the owner, so nothing an action touches needs a lock. The event
-loop gets a turn when the time since its last one passes the slice, or after many short runs,
-awaited or not: one hot task may not starve heartbeats and sockets, also where virtual time stands
-still while it is busy. An action that returns an awaitable is awaited in the owner; until it ends,
-all mail but control mail waits (`interrupt.py`). After Flink's MailboxProcessor.
+Everything runs in one asyncio task, the owner, so actions need no lock. The event loop gets a turn
+when the time since its last one exceeds the slice. It also gets one after many short runs, awaited
+or not. So a busy task cannot starve heartbeats and sockets, even if virtual time stands still
+meanwhile. An awaitable that an action returns is awaited in the owner. Until it ends, all mail
+except control mail waits (`interrupt.py`). After Flink's MailboxProcessor.
 
-Invariant: while the default action is suspended it is not called; while one action runs no other
-does.
+Invariant: a suspended default action is not called, and actions never overlap.
 """
 
 from __future__ import annotations
@@ -36,33 +34,27 @@ __all__ = ["DefaultAction", "MailboxProcessor", "Suspension"]
 T = TypeVar("T")
 
 SLOW_S = 0.1
-"""An action, or a slice of the default action, that takes longer holds up everything else on its
-loop.
-"""
+"""An action or slice that takes longer blocks everything else on its loop."""
 
 RUNS_MAX = 256
-"""How many runs of the default action, or mails, may pass without a turn of the loop, however
-short they are.
-"""
+"""Maximum of runs, of the default action or mail, without a turn of the loop."""
 
 URGENT_MAX = 256
-"""How many mails a batch may run beyond those it began with: urgent mail that begets more must
-not starve input.
-"""
+"""Maximum of extra mails in a batch: urgent mail that creates more must not starve input."""
 
 
 class LoopState(enum.Enum):
     READY = "ready"
-    """Not in `run_loop`, and it may be called."""
+    """Not in `run_loop`, which may be called."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """`suspend` was obeyed: the loop returns at once, and may be run again."""
+    """After `suspend`: the loop returns at once, and may run again."""
     COMPLETED = "completed"
-    """All actions are done: the loop returns at once, now and for ever."""
+    """All actions are completed: the loop returns at once, now and for ever."""
 
 
 class Suspension:
-    """The right to resume one suspension of the default action. A stale one does nothing."""
+    """The right to resume one suspension of the default action. A stale one has no effect."""
 
     __slots__ = ("_processor", "_used", "reason")
 
@@ -72,10 +64,10 @@ class Suspension:
         self.reason = reason
 
     def resume(self, _done: object = None) -> None:
-        """Lets the default action run again: at once from the owner, else by a control mail.
+        """Lets the default action run again: at once from the owner, otherwise by a control mail.
 
-        From any thread, any number of times, also as the done-callback of a future. It never calls
-        the default action itself, and is ignored once the mailbox has shut.
+        May be called from any thread, any number of times, also as the done-callback of a future.
+        It never calls the default action itself, and has no effect once the mailbox has shut.
         """
         if (
             not self._used
@@ -88,11 +80,11 @@ class MailboxProcessor:
     """Runs the mailbox loop of one task. Made on the loop, or before it; `run_loop` binds the
     owner.
 
-    `default_action(controller)` gets this processor; it returns None, or in the rare asynchronous
-    case an awaitable. `now` is a monotonic clock in seconds, the loop's by default.
-    `on_slow(description, seconds)` hears of each action that held the loop for more than 100 ms; by
-    default a warning is logged. `name` is what the default action is called there.
-    `probe_interval_s` is the time between two latency probes, None for no probe.
+    `default_action(controller)` gets this processor. It returns None, or in rare cases an
+    awaitable. `now` is a monotonic clock in seconds, by default the loop's. `on_slow(description,
+    seconds)` is called for each action that blocked the loop for more than 100 ms; by default a
+    warning is logged. `name` is the name of the default action there. `probe_interval_s` is the
+    time between two latency probes, None for no probe.
     """
 
     def __init__(
@@ -110,7 +102,7 @@ class MailboxProcessor:
         self.name = name
         try:
             self.loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:  # Built before there is a loop: `run_loop` will tell.
+        except RuntimeError:  # Made before there is a loop: `run_loop` sets it.
             self.loop = None
         self._clock = now
         self._default_action = default_action
@@ -129,11 +121,11 @@ class MailboxProcessor:
     # The loop.
 
     async def run_loop(self) -> None:
-        """Runs until `suspend` or `all_actions_completed`; does nothing once all actions are
+        """Runs until `suspend` or `all_actions_completed`; has no effect once all actions are
         completed.
 
-        May be called again after `suspend`, with the queue intact. Raises what an action raised, as
-        it was.
+        May be called again after `suspend`, with the queue intact. Raises the error of an action
+        unchanged.
         """
         if self._state is LoopState.COMPLETED:
             return
@@ -179,8 +171,9 @@ class MailboxProcessor:
                 begun = now()
 
     async def _attend(self, now: Callable[[], float]) -> None:
-        """Runs one batch of mail, then mail as it comes until the default action may run or the
-        loop must stop.
+        """Runs one batch of mail, then mail as it comes while the default action is suspended.
+
+        Returns early if the loop must stop.
         """
         mailbox, run_mail = self.mailbox, self._run_mail
         if mailbox.create_batch():
@@ -213,9 +206,7 @@ class MailboxProcessor:
             self._begin_turn()
 
     def _run_mail(self, mail: Mail, now: Callable[[], float]) -> Awaitable[object] | None:
-        """Runs `mail`; returns what must be awaited before anything else runs: its own
-        awaitable, or the loop's turn.
-        """
+        """Runs `mail`. Returns what must be awaited next: its own awaitable, or the loop's turn."""
         is_control = mail.lane is Lane.CONTROL
         begun = now()
         try:
@@ -250,10 +241,9 @@ class MailboxProcessor:
         self._begin_turn()
 
     async def drain(self) -> None:
-        """Runs all mail that is queued now, and urgent mail that arrives meanwhile. Owner only;
-        outside of `run_loop`.
+        """Runs all queued mail, and urgent mail that arrives meanwhile. Owner only.
 
-        If a mail raises, the rest stays queued, for `close` to cancel.
+        Only outside of `run_loop`. If a mail raises, the rest stays queued for `close` to cancel.
         """
         self.mailbox.create_batch()
         while (mail := self.mailbox.try_take_from_batch()) is not None:
@@ -262,15 +252,13 @@ class MailboxProcessor:
                 await pause
 
     def now(self) -> float:
-        """The clock of this processor in seconds; 0 as long as there is neither a given clock
-        nor a loop.
-        """
+        """Returns the time of this processor in seconds; 0 without a given clock or a loop."""
         if self._clock is None:
             return 0.0 if self.loop is None else self.loop.time()
         return self._clock()
 
     def _begin_turn(self) -> None:
-        """The event loop has just had its turn."""
+        """Notes that the event loop has just had its turn."""
         self._turn_ends = self.now() + self._slice_s
         self._runs_left = RUNS_MAX
 
@@ -279,29 +267,25 @@ class MailboxProcessor:
         self._on_slow(description, seconds)
 
     async def run_awaitable(self, awaitable: Awaitable[T]) -> T:
-        """Awaits what an action returned, serving control mail meanwhile, and returns its result.
+        """Awaits the result of an action, serving control mail meanwhile, and returns its result.
 
-        It is no turn of the loop: a coroutine that finds what it asks for, in a cache say, ends
-        without ever waiting.
+        This is no turn of the loop: a coroutine may end without ever waiting, for example with a
+        cached value.
         """
         return await self._watch.run(awaitable)
 
     # Control: from the owner, from callbacks of the loop, and from other threads.
 
     def all_actions_completed(self) -> None:
-        """The task is done: the loop returns before it runs anything else, and never again runs."""
+        """Completes the task: the loop returns before any other action, and never runs again."""
         self._post_control(self._complete, "all actions completed")
 
     def suspend(self) -> None:
-        """Makes `run_loop` return before it runs anything else; called again, it goes on where
-        it was.
-        """
+        """Makes `run_loop` return before any other action; a further call continues."""
         self._post_control(self._stop, "suspend the loop")
 
     def report_throwable(self, error: BaseException) -> None:
-        """Makes `run_loop` raise `error` before it runs anything else, also while it is parked
-        or awaits user code.
-        """
+        """Makes `run_loop` raise `error` before any other action, even while parked or awaiting."""
 
         def throw() -> None:
             raise error
@@ -311,7 +295,7 @@ class MailboxProcessor:
     def suspend_default_action(self, reason: str = "input") -> Suspension:
         """Stops calling the default action until the returned Suspension is resumed. Owner only.
 
-        The time parked meanwhile is counted under `reason`. Raises RuntimeError if it is suspended
+        The time parked meanwhile counts under `reason`. Raises RuntimeError if it is suspended
         already.
         """
         self.mailbox.check_owner("suspend_default_action")
@@ -325,7 +309,7 @@ class MailboxProcessor:
         return suspension
 
     def resume_default_action(self, suspension: Suspension) -> None:
-        """What `Suspension.resume` does; nothing unless `suspension` is the present one."""
+        """Implements `Suspension.resume`; no effect unless `suspension` is the current one."""
         if self.mailbox.is_owner():
             self._resume(suspension)
         else:
@@ -343,8 +327,8 @@ class MailboxProcessor:
             self._state = LoopState.STOPPING
 
     def _post_control(self, action: Callable[[], None], description: str, *args: object) -> None:
-        """Writes a control mail; silently not, if the mailbox has shut: then there is nothing
-        left to control.
+        """Writes a control mail. No effect if the mailbox has shut: there is nothing left to
+        control.
         """
         mail = Mail(action, MAX_PRIORITY, description, *args, lane=Lane.CONTROL)
         try:
@@ -358,13 +342,11 @@ class MailboxProcessor:
     # Life cycle and views.
 
     def prepare_close(self) -> None:
-        """Refuses further mail; what is queued can still be run. Owner only."""
+        """Refuses further mail; queued mail can still run. Owner only."""
         self.mailbox.quiesce()
 
     def close(self) -> list[Mail]:
-        """Shuts the mailbox, cancels the futures of the mail that will not run, and returns that
-        mail. Owner only.
-        """
+        """Shuts the mailbox, and cancels and returns the mail that will not run. Owner only."""
         if self._probe is not None:
             self._probe.stop()
         dropped = self.mailbox.close()
@@ -373,13 +355,13 @@ class MailboxProcessor:
         return dropped
 
     def executor(self, priority: int) -> MailboxExecutor:
-        """Returns an executor whose mail has `priority`: the index of the operator in its chain,
-        or MIN_PRIORITY.
+        """Returns an executor with `priority`: the operator's index in its chain, or
+        MIN_PRIORITY.
         """
         return MailboxExecutor(self.mailbox, priority, self)
 
     def time_in(self, reason: str) -> float:
-        """Seconds that the task was parked with its default action suspended for `reason`."""
+        """Returns the seconds that the task was parked, suspended for `reason`."""
         return self.metrics.time_in(reason)
 
     @property
@@ -389,9 +371,9 @@ class MailboxProcessor:
 
     @property
     def is_running(self) -> bool:
-        """Whether `run_loop` is on the stack and has not been told to stop."""
+        """Whether `run_loop` is on the stack and was not asked to stop."""
         return self._state is LoopState.RUNNING
 
 
 DefaultAction = Callable[[MailboxProcessor], Awaitable[object] | None]
-"""One slice of work: a plain call that returns None, or an awaitable which the loop then awaits."""
+"""One slice of work: a plain call that returns None, or an awaitable for the loop to await."""

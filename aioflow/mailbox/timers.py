@@ -1,18 +1,17 @@
-"""Processing-time timers of one operator: when one is due, a mail is written, and its callback runs
-in the owner task.
+"""Processing-time timers of one operator: a due timer writes a mail that runs its callback.
 
-Timestamps are wall-clock milliseconds; a timer for `timestamp_ms` fires one millisecond later, when
-that millisecond is complete, as Watermark(T) says that T is. From the registration on the delay is
-kept on the loop's monotonic clock, so a step of the wall clock neither delays a timer nor fires one
-twice. Where the clock has jumped ahead, as `ProcessingClock` does after the machine slept, timers
-come earlier by that: it is looked at with each registration, and while timers wait.
+Timestamps are wall-clock milliseconds. A timer for `timestamp_ms` fires one millisecond later, when
+that millisecond is complete, like Watermark(T). After registration the delay is kept on the loop's
+monotonic clock. So a step of the wall clock neither delays a timer nor fires it twice. If the clock
+jumps ahead, as `ProcessingClock` does after the machine slept, timers come earlier by that. The
+clock is checked at each registration, and while timers wait.
 
-All timers share one timer of the loop. asyncio's own heap is not first in first out where deadlines
-are equal; here the order is `(deadline, seq)`, so timers due together run in the order of
+All timers share one timer of the loop. asyncio's own heap is not first in first out for equal
+deadlines. Here the order is `(deadline, seq)`, so timers due together run in the order of
 registration. After Flink's SystemProcessingTimeService and ProcessingTimeServiceImpl.
 
-Invariant: a callback runs at most once a registration (once a period, if repeated), as mail, and
-never after `cancel`.
+Invariant: a callback runs at most once per registration (once per period, if repeated), as mail,
+and never after `cancel`.
 """
 
 from __future__ import annotations
@@ -30,17 +29,13 @@ from aioflow.core.errors import MailboxClosed
 __all__ = ["ProcessingTimeService", "ProcessingTimer", "TimerExecutor"]
 
 TimerCallback = Callable[[int], object]
-"""Gets the timestamp in ms that was registered, not the time at which it runs; may return an
-awaitable.
-"""
+"""Gets the registered timestamp in ms, not the time at which it runs; may return an awaitable."""
 
 DEADLINE_TOLERANCE_S = 1e-6
-"""How much early the loop's timer may be by its own clock; less than anyone can tell in
-milliseconds.
-"""
+"""How early the loop's timer may fire by its own clock; invisible in milliseconds."""
 
 JUMP_S = 0.25
-"""Growth of the lead over the clock of the loop above which the clock has jumped."""
+"""Growth of the lead over the loop's clock that counts as a jump."""
 
 LOOK_S, LOOK_MAX_S = 10.0, 60.0
 """Time between two looks at the clock while timers wait: a sixteenth of the time to the next timer,
@@ -51,13 +46,11 @@ started may be wrong until it is set.
 """
 
 HEAP_SLACK = 64
-"""How many cancelled timers may stay in the heap, beyond as many as there are live ones, before
-it is rebuilt.
-"""
+"""Cancelled timers that may stay in the heap, beyond the number of live ones."""
 
 
 class TimerExecutor(Protocol):
-    """What the service needs of a MailboxExecutor."""
+    """The interface of a MailboxExecutor for the service."""
 
     def execute(self, fn: Callable[[], object], description: str, *args: object) -> None: ...
 
@@ -83,7 +76,7 @@ class Repeat(enum.Enum):
 
 
 class ProcessingTimer:
-    """One registration. `timestamp_ms` is what the next callback gets."""
+    """One registration. `timestamp_ms` is the argument of the next callback."""
 
     __slots__ = (
         "_service",
@@ -113,7 +106,7 @@ class ProcessingTimer:
         self.state = TimerState.PENDING
 
     def cancel(self) -> None:
-        """Makes sure that the callback is not called again, also if its mail is already queued.
+        """Prevents further calls of the callback, even if its mail is already queued.
 
         Idempotent.
         """
@@ -123,7 +116,7 @@ class ProcessingTimer:
 class ProcessingTimeService:
     """Timers whose mail has the priority of `executor`. On the loop's thread only.
 
-    `now_ms` is the wall clock in milliseconds; delays are measured by the running loop's clock.
+    `now_ms` is the wall clock in milliseconds; delays use the running loop's clock.
     """
 
     __slots__ = (
@@ -143,7 +136,7 @@ class ProcessingTimeService:
     def __init__(self, now_ms: Callable[[], int], executor: TimerExecutor) -> None:
         self._now_ms = now_ms
         self._ahead_s: float | None = None
-        """Lead of the clock over that of the loop at the last look."""
+        """Lead of the clock over that of the loop at the last check."""
         self._executor = executor
         self._heap: list[tuple[float, int, ProcessingTimer]] = []
         self._seq = 0
@@ -155,11 +148,11 @@ class ProcessingTimeService:
         self._idle: asyncio.Future[None] | None = None
 
     def current_processing_time(self) -> int:
-        """The wall clock in milliseconds."""
+        """Returns the wall clock in milliseconds."""
         return self._now_ms()
 
     def register_timer(self, timestamp_ms: int, callback: TimerCallback) -> ProcessingTimer:
-        """Calls `callback(timestamp_ms)` once `timestamp_ms` is over; in the past means as soon as
+        """Calls `callback(timestamp_ms)` once `timestamp_ms` is over; for a past one, as soon as
         possible.
 
         After `quiesce` the timer is accepted and never fires. Raises MailboxClosed after
@@ -170,11 +163,10 @@ class ProcessingTimeService:
     def schedule_at_fixed_rate(
         self, callback: TimerCallback, initial_delay_ms: int, period_ms: int
     ) -> ProcessingTimer:
-        """Calls `callback` every `period_ms`, first after `initial_delay_ms`, with timestamps one
-        period apart.
+        """Calls `callback` every `period_ms`, first after `initial_delay_ms`.
 
-        Periods that passed while the task was busy are made up for one after another: at most one
-        mail is queued.
+        Timestamps are one period apart. Periods missed while the task was busy are made up one
+        after another: at most one mail is queued.
         """
         return self._register(self._now_ms() + initial_delay_ms, callback, Repeat.RATE, period_ms)
 
@@ -186,14 +178,14 @@ class ProcessingTimeService:
 
     @property
     def pending_timers(self) -> int:
-        """How many timers wait for their deadline."""
+        """Number of timers that wait for their deadline."""
         return self._pending
 
     async def quiesce(self) -> None:
-        """Cancels all timers, lets none fire from now on, and waits for callbacks that are running.
+        """Cancels all timers, lets none fire from now on, and waits for running callbacks.
 
-        A timer whose mail is already queued still runs: end of input drains it. From the owner this
-        never waits: what is running then is below on its own stack.
+        A timer whose mail is already queued still runs: the end of input processes it. From the
+        owner this never waits, because a running callback is below it on the stack.
         """
         self._quiesced = True
         self._cancel_all()
@@ -203,12 +195,12 @@ class ProcessingTimeService:
             await asyncio.shield(self._idle)
 
     def shutdown(self) -> None:
-        """Cancels all timers; registering is an error from now on. Idempotent."""
+        """Cancels all timers; later registrations raise. Idempotent."""
         self._closed = True
         self._cancel_all()
 
     def cancel_timer(self, timer: ProcessingTimer) -> None:
-        """What `ProcessingTimer.cancel` does.
+        """Implements `ProcessingTimer.cancel`.
 
         The entry stays in the heap until its deadline, without the callback.
         """
@@ -242,7 +234,7 @@ class ProcessingTimeService:
         return timer
 
     def _look(self) -> int:
-        """Read the clock.
+        """Reads the clock.
 
         If it has jumped ahead, waiting timers come earlier by that, in the same order.
         """
@@ -280,9 +272,7 @@ class ProcessingTimeService:
         self._handle = loop.call_at(min(deadline_s, look_s), self._on_alarm)
 
     def _on_alarm(self) -> None:
-        """Writes the mail of every timer that is due, in order, and sets the alarm for the next
-        one.
-        """
+        """Writes the mail of every due timer, in order, and sets the alarm for the next one."""
         self._handle = None
         if self._pending:
             self._look()
@@ -297,7 +287,7 @@ class ProcessingTimeService:
                     self._executor.execute(
                         partial(self._fire, timer), "timer for %d", timer.timestamp_ms
                     )
-                except MailboxClosed:  # The task is ending: nobody is left to be told the time.
+                except MailboxClosed:  # The task is ending, so its timers no longer fire.
                     timer.state = TimerState.DONE
         if heap:
             self._set_alarm()
@@ -305,7 +295,7 @@ class ProcessingTimeService:
             self._cancel_alarm()
 
     def _fire(self, timer: ProcessingTimer) -> object:
-        """Runs the callback, in the owner. Returns an awaitable if it did."""
+        """Runs the callback in the owner. Returns its awaitable, if any."""
         if timer.state is not TimerState.QUEUED:
             return None  # Cancelled while its mail was queued.
         self._running += 1
@@ -334,7 +324,7 @@ class ProcessingTimeService:
             idle, self._idle = self._idle, None
             idle.set_result(None)
         if timer.state is not TimerState.QUEUED:
-            return  # Cancelled by its own callback, or while that was awaiting.
+            return  # Cancelled by its own callback, or while the callback was awaiting.
         if not again or timer.repeat is Repeat.NEVER or self._quiesced or self._closed:
             timer.state = TimerState.DONE
             return
@@ -360,4 +350,4 @@ class ProcessingTimeService:
 
 
 def _nothing(_: int) -> None:
-    """The callback of a cancelled timer: the heap must not keep what the real one refers to."""
+    """The callback of a cancelled timer, so that the heap drops references of the real one."""
