@@ -1,21 +1,20 @@
-"""The consumer's side of every logical channel of one connection: what came, in order and once, and
-what may come next.
+"""The consumer's side of all logical channels of one connection: order, credit and resumption.
 
-Data is handed out as the bytes of whole batches, to be decoded by the task, on its time; events are
-decoded here. Invariants:
+Data is handed out as the bytes of whole batches, which the task decodes; events are decoded here.
+Invariants:
 
-* elements come out in the order of their sequence: a gap is BufferReordering for its channel, a
-  repetition after a resume is dropped;
-* an element counts as *taken over* when the task took it from its queue, always in order; a part of
-  a batch that is not complete counts once everything in front of it does, so a batch larger than
-  the window still arrives;
-* credit is given back in few messages: when half of the window is owed, or when all that is known
-  of was taken over, because then the producer may wait for the permits of what it keeps;
-* what is wrong with one channel ends that channel alone.
+* elements come out in order of their sequence. A gap raises BufferReordering for its channel; a
+  repetition after a resume is dropped.
+* an element is *taken over* when the task takes it from its queue, always in order. A part of an
+  incomplete batch counts once everything in front of it does, so a batch larger than the window
+  still arrives.
+* credit is returned in few messages: when half of the window is owed, or when everything received
+  was taken over, because the producer may then wait for its permits.
+* an error of one channel ends that channel alone.
 
-A channel outlives its connection: `attach` asks again for all that are open, each from the first
-element that is missing. After CreditBasedPartitionRequestClientHandler and RemoteInputChannel of
-Flink; going on after a reset is not theirs.
+A channel outlives its connection: `attach` requests all open channels again, each from its first
+missing element. After CreditBasedPartitionRequestClientHandler and RemoteInputChannel of Flink,
+which cannot resume after a reset.
 """
 
 from __future__ import annotations
@@ -58,20 +57,21 @@ __all__ = [
 ]
 
 RECORD_BYTES_MAX = 64 << 20
-"""One batch over all its frames. A record larger than that cannot cross."""
+"""Limit of one batch over all its frames. A larger record cannot be sent."""
 
 UNTOLD_BATCHES_MAX = 2
-"""Batches that are taken over are told after so many, however much credit there is: each holds
-one of the few permits of its producer.
+"""Maximum of batches taken over without a report, however much credit there is.
+
+Each holds one of the few permits of its producer.
 """
 
 UNTOLD_EVENTS_MAX = 64
-"""Events that are taken over are told with the next credit, and not later than after so many."""
+"""Maximum of events taken over without a report. Otherwise the next credit reports them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityEvent:
-    """An event that overtakes what its channel holds.
+    """An event that overtakes the elements of its channel.
 
     It is taken over in its turn, like any other element.
     """
@@ -80,17 +80,17 @@ class PriorityEvent:
 
 
 Delivered = bytes | Event | PriorityEvent | Exception
-"""The bytes of a batch, an event, or the error that ended the channel (PartitionNotFound: that
-did not open it).
+"""The bytes of a batch, an event, or the error that ended the channel.
+
+PartitionNotFound means that the channel did not open.
 """
 
 
 def partition_request_backoff(initial_ms: int, max_ms: int) -> tuple[int, ...]:
-    """Returns the delays before each request for a partition that was not found; after the last
-    one, give up.
+    """Returns the delays before each request for a partition that was not found.
 
-    At once, then doubling from `initial_ms`, and once at `max_ms`: (500, 3000) gives 0, 500, 1000,
-    2000, 3000.
+    The first is 0, then they double from `initial_ms`, and the last is `max_ms`. For (500, 3000)
+    that is 0, 500, 1000, 2000, 3000. After the last one, give up.
     """
     delays = [0]
     delay = initial_ms
@@ -136,10 +136,11 @@ class _Inlet:
         self.expected = 0
         """Sequence of the next element."""
         self.taken_over = 0
-        """All elements below were taken over."""
+        """The task has taken over all elements below this sequence."""
         self.pending: deque[tuple[BufferKind | None, bool]] = deque()
-        """What was received and not taken over: the buffer it fills, None for an event, and is
-        it handed out on its own?
+        """Received frames that were not taken over: (buffer, whether it completes an element).
+
+        The buffer is None for an event.
         """
         self.parts: list[bytes] = []
         self.part_bytes = 0
@@ -149,11 +150,11 @@ class _Inlet:
         self.untold_events = 0
         self.is_blocked = False
         self.is_refused = False
-        """The producer did not have the partition when it was asked last."""
+        """Whether the producer did not have the partition at the last request."""
         self.is_acknowledged = False
         self.has_ended = False
         self.batch_records: int | None = None
-        """The size of batches that was asked for."""
+        """The last requested batch size."""
 
     def __str__(self) -> str:
         return (
@@ -162,7 +163,7 @@ class _Inlet:
         )
 
     def request(self) -> PartitionRequest:
-        """From where it stands, with all the buffers that are ready now."""
+        """Returns a request from the current position, with all ready buffers as credit."""
         credit = self.credit
         credit.take_credit()
         self.told()
@@ -176,27 +177,25 @@ class _Inlet:
         )
 
     def told(self) -> None:
-        """What was taken over is being told."""
+        """Notes that elements taken over are being reported."""
         self.untold_data = self.untold_batches = self.untold_events = 0
 
     def is_due(self) -> bool:
-        """Is it time for AddCredit?"""
+        """Whether to send AddCredit."""
         if (
             self.credit.is_credit_due
             or self.untold_batches >= UNTOLD_BATCHES_MAX
             or self.untold_events >= UNTOLD_EVENTS_MAX
         ):
             return True
-        # A small pool of the producer may be used up by what this side has taken over long ago.
+        # The elements taken over may hold all permits of a small pool of the producer.
         return self.untold_data > 0 and self.backlog == 0 and not self.pending
 
 
 class ConsumerExchange:
-    """The channels that the peer produces. Outlives a connection: `attach` and `connection_lost`
-    say when there is one.
+    """The channels that the peer produces. Outlives its connections, see `attach`.
 
-    `on_output` is called, at most once until the next `data_to_send`, when there is something to
-    send.
+    `on_output` is called when there is output, at most once until the next `data_to_send`.
     """
 
     def __init__(
@@ -214,25 +213,25 @@ class ConsumerExchange:
     # The connection.
 
     def attach(self, encoder: FrameEncoder) -> None:
-        """There is a new connection: ask for all open channels, each from the first element that
-        is missing.
+        """Starts on a new connection: requests all open channels, each from its first missing
+        element.
         """
         self.connection_lost()
         self._encoder = encoder
         for inlet in self._inlets.values():
             self._ask(inlet)
-        # Cancellations and last acknowledgements may have been lost: what was not asked for now is
-        # not wanted any more.
+        # Cancellations and last acknowledgements may be lost: this cancels all channels not
+        # requested now.
         self._post(NO_CHANNEL, CancelPartitionRequest())
 
     def connection_lost(self) -> None:
-        """Nothing can be sent, and what was on the way may be lost. Idempotent."""
+        """Stops sending; data in transit may be lost. Idempotent."""
         self._encoder = None
         self._messages.clear()
         self._credit_due.clear()
 
     def close(self) -> None:
-        """Give up all channels, and tell the peer that none will follow."""
+        """Gives up all channels, and tells the peer that none will follow."""
         for inlet in list(self._inlets.values()):
             self._remove(inlet)
         self._post(NO_CHANNEL, CloseRequest())
@@ -247,8 +246,9 @@ class ConsumerExchange:
         exclusive: int,
         pool: FloatingBuffers | None = None,
     ) -> None:
-        """Request a subpartition for `channel`, a number of the caller's choice, with
-        `exclusive` buffers and floating ones of `pool`.
+        """Requests a subpartition for `channel`, a number chosen by the caller.
+
+        It gets `exclusive` buffers and floating ones of `pool`.
         """
         if channel in self._inlets or not 0 <= channel < NO_CHANNEL:
             raise LocalProtocolError(
@@ -259,9 +259,10 @@ class ConsumerExchange:
         self._ask(inlet)
 
     def request_again(self, channel: int) -> None:
-        """After PartitionNotFound, once the back-off is over. Nothing if the channel was cancelled
-        meanwhile, or asked for by a new connection: what is on its way already would be sent again,
-        and not always under the same numbers.
+        """Repeats a request after PartitionNotFound, once the back-off is over.
+
+        No effect if the channel was cancelled meanwhile, or requested on a new connection. Elements
+        in transit would be sent again, perhaps under other numbers.
         """
         inlet = self._inlets.get(channel)
         if inlet is not None and inlet.is_refused:
@@ -270,7 +271,7 @@ class ConsumerExchange:
     def taken_over(self, channel: int, count: int = 1) -> None:
         """The task took the next `count` batches or events of `channel`.
 
-        Ends the channel if EndOfPartition was among them.
+        Ends the channel after EndOfPartition.
         """
         inlet = self._inlets.get(channel)
         if inlet is None:
@@ -289,33 +290,33 @@ class ConsumerExchange:
             self._settle(inlet)
 
     def resume(self, channel: int) -> None:
-        """Go on behind a blocking event. Nothing if the channel is not blocked."""
+        """Continues after a blocking event. No effect if the channel is not blocked."""
         inlet = self._inlets.get(channel)
         if inlet is not None and inlet.is_blocked:
             inlet.is_blocked = False
             self._post(channel, ResumeConsumption())
 
     def acknowledge_all_records_processed(self, channel: int) -> None:
-        """Tell the producer that EndOfData was reached here."""
+        """Tells the producer that EndOfData was reached here."""
         inlet = self._inlets.get(channel)
         if inlet is not None:
             inlet.is_acknowledged = True
             self._post(channel, AckAllUserRecordsProcessed())
 
     def announce_batch_size(self, channel: int, records: int) -> None:
-        """Ask the producer for batches of up to so many records, also after a reset."""
+        """Asks the producer for batches of up to `records` records, also after a reset."""
         inlet = self._inlets.get(channel)
         if inlet is not None:
             inlet.batch_records = records
             self._post(channel, NewBufferSize(records))
 
     def send_task_event(self, channel: int, payload: bytes) -> None:
-        """Send `payload` to the producing task: at most once, lost with the connection."""
+        """Sends `payload` to the producing task: at most once, lost with the connection."""
         if channel in self._inlets:
             self._post(channel, TaskEvent(payload))
 
     def cancel(self, channel: int) -> None:
-        """Give up a channel. What still arrives for it is dropped. Idempotent."""
+        """Gives up a channel; later data for it is dropped. Idempotent."""
         inlet = self._inlets.get(channel)
         if inlet is not None:
             self._remove(inlet)
@@ -323,17 +324,18 @@ class ConsumerExchange:
 
     @property
     def channels(self) -> Sequence[int]:
-        """The channels that are open."""
+        """The open channels."""
         return list(self._inlets)
 
     def backlog(self, channel: int) -> int:
-        """Batches that waited at the producer when it last sent something."""
+        """Returns the number of batches that waited at the producer when it last sent a frame."""
         inlet = self._inlets.get(channel)
         return 0 if inlet is None else inlet.backlog
 
     def buffers(self, channel: int) -> tuple[int, int, int]:
-        """Of a channel: all its buffers, borrowed ones too; those that wait to be filled; and
-        how many of them the producer knows of.
+        """Returns the buffers of a channel: (all, ready, ready ones that the producer knows of).
+
+        Borrowed buffers are included.
         """
         inlet = self._inlets.get(channel)
         if inlet is None:
@@ -345,11 +347,10 @@ class ConsumerExchange:
     # What arrives.
 
     def receive(self, frame: Frame) -> list[tuple[int, Delivered]]:
-        """Returns what to hand to the channels, in order. An error other than PartitionNotFound has
-        ended its channel.
+        """Returns the elements for the channels, in order. Errors have ended their channel.
 
-        RemoteProtocolError for a malformed body of a control message, or a message that no producer
-        sends.
+        PartitionNotFound is the exception. Raises RemoteProtocolError for a malformed control
+        message, or one that no producer sends.
         """
         kind, channel, sequence, body = frame
         inlet = self._inlets.get(channel)
@@ -360,7 +361,7 @@ class ConsumerExchange:
                 element = self._on_element(inlet, kind, sequence, body)
             except RemoteProtocolError as error:
                 return [(channel, self._fail(inlet, error))]
-            # A backlog may have borrowed buffers, which the producer does not know yet.
+            # A backlog may have borrowed buffers that the producer does not know yet.
             self._settle(inlet)
             return [] if element is None else [(channel, element)]
         message = decode_message(kind, body)
@@ -380,13 +381,13 @@ class ConsumerExchange:
 
     @property
     def has_output(self) -> bool:
-        """Would `data_to_send` return something?"""
+        """Whether `data_to_send` would return anything."""
         return self._encoder is not None and bool(self._messages or self._credit_due)
 
     def data_to_send(self) -> list[bytes | memoryview]:
-        """Returns all messages; they are few and small.
+        """Returns all messages, which are few and small.
 
-        Credit is counted now: what became ready meanwhile goes along.
+        Credit is counted now, so that it includes all buffers ready by now.
         """
         self._told = False
         out: list[bytes | memoryview] = []
@@ -396,7 +397,7 @@ class ConsumerExchange:
         for channel, message in self._messages:
             out.append(encode_message(encoder, message, channel))
         self._messages.clear()
-        # Behind the messages: a ResumeConsumption makes a producer forget older credit.
+        # After the messages: a ResumeConsumption makes a producer drop older credit.
         for channel, inlet in self._credit_due.items():
             out.append(
                 encode_message(
@@ -412,7 +413,7 @@ class ConsumerExchange:
     def _on_element(
         self, inlet: _Inlet, kind: FrameType, sequence: int, body: bytes
     ) -> bytes | Event | PriorityEvent | None:
-        """Returns what is complete with this element, None if nothing is."""
+        """Returns the element that this frame completes, None if it completes none."""
         expected = inlet.expected
         if sequence != expected:
             if sequence > expected:
@@ -488,9 +489,7 @@ class ConsumerExchange:
         return None
 
     def _on_repeated(self, inlet: _Inlet, kind: FrameType) -> None:
-        """An element that is here already: it is dropped, and the credit that was spent on it
-        given again.
-        """
+        """Drops an element that is here already, and returns its credit."""
         if kind is FrameType.BUFFER_RESPONSE:
             credit = inlet.credit
             if credit.available <= credit.unannounced:
@@ -498,7 +497,7 @@ class ConsumerExchange:
             credit.unannounced += 1
 
     def _take_over_one(self, inlet: _Inlet) -> int:
-        """The oldest pending frame; returns how many elements ended with it."""
+        """Takes over the oldest pending frame; returns the number of elements that end with it."""
         buffer, is_element = inlet.pending.popleft()
         inlet.taken_over += 1
         if buffer is None:
@@ -512,7 +511,7 @@ class ConsumerExchange:
     def _on_error(self, channel: int, response: ErrorResponse) -> list[tuple[int, Delivered]]:
         if channel != NO_CHANNEL:
             inlet = self._inlets.get(channel)
-            # Behind the end nothing can fail any more.
+            # After the end no error matters any more.
             if inlet is None or inlet.has_ended:
                 return []
             error = rebuild_error(response, self._codec)
@@ -526,19 +525,19 @@ class ConsumerExchange:
         ]
 
     def _fail(self, inlet: _Inlet, error: Exception) -> Exception:
-        """Ends `inlet` here, and lets the producer forget it."""
+        """Ends `inlet` here, and makes the producer forget it."""
         self._remove(inlet)
         self._post(inlet.channel, CancelPartitionRequest())
         return error
 
     def _remove(self, inlet: _Inlet) -> None:
-        """The buffers that its elements still fill go back now: who holds their bytes holds
-        ordinary memory.
+        """Removes a channel and returns the buffers of its elements.
+
+        Elements still in use are ordinary memory.
         """
         del self._inlets[inlet.channel]
         self._credit_due.pop(inlet.channel, None)
-        # Released first: a floating buffer that goes back must not be offered to this channel
-        # again.
+        # Released first: a returned floating buffer must not be offered to this channel again.
         inlet.credit.release()
         for buffer, _ in inlet.pending:
             if buffer is not None:

@@ -1,15 +1,14 @@
-"""Credit of one direction of one channel: the sender sends no data frame for which the receiver has
-no buffer.
+"""Credit of one direction of one channel: no data frame is sent without a buffer at the receiver.
 
-Two state machines without I/O. The receiver owns `exclusive` buffers for its channel and borrows
-*floating* ones from its gate by the backlog that every data frame carries; each buffer that is
-ready to receive is one credit of the sender. Invariants:
+Two state machines without I/O. The receiver owns `exclusive` buffers for its channel. It borrows
+*floating* ones from its gate, by the backlog in every data frame. Each ready buffer is one credit
+of the sender. Invariants:
 
-* credit of the sender + frames on the way <= buffers that are ready at the receiver: a frame never
-  arrives in vain;
-* `required` = last backlog + `exclusive`, and the channel waits in the pool's line at most once;
-* events need no credit, and a blocking one carries backlog 0: nothing may be sent behind it before
-  the receiver resumes.
+* credit of the sender + frames in transit <= ready buffers of the receiver, so every frame finds a
+  buffer;
+* `required` = last backlog + `exclusive`, and the channel waits in the pool's queue at most once;
+* events need no credit. A blocking one carries backlog 0: nothing may be sent after it before the
+  receiver resumes.
 
 After CreditBasedSequenceNumberingViewReader and BufferManager of Flink.
 """
@@ -29,14 +28,15 @@ class NextElement(Enum):
     """What the sender may send next on a channel."""
 
     NONE = "none"
-    """Nothing is queued, or it is data without credit, or the channel is blocked."""
+    """The queue is empty, or has data without credit, or the channel is blocked."""
     DATA = "data"
     EVENT = "event"
 
 
 class CreditSender:
-    """The producer's side: counts down the credit that the receiver announced, `initial_credit`
-    with its request.
+    """The producer's side: counts down the credit announced by the receiver.
+
+    `initial_credit` comes with the receiver's request.
     """
 
     __slots__ = ("_announced", "_blocked", "credit", "initial_credit", "is_closed")
@@ -53,15 +53,15 @@ class CreditSender:
         self._announced = 0
 
     def next_element(self, queued: NextElement) -> NextElement:
-        """`queued` is the head of the subpartition; what of it may be sent now."""
+        """Returns what may be sent now; `queued` is the head of the subpartition."""
         if self._blocked or self.is_closed or (queued is NextElement.DATA and self.credit == 0):
             return NextElement.NONE
         return queued
 
     def send_data(self, backlog: int) -> int:
-        """One data frame leaves: uses one credit.
+        """Uses one credit for a data frame.
 
-        Returns the backlog to carry, which counts what is queued behind it.
+        Returns the backlog to carry, which counts the batches after it.
         """
         if self._blocked:
             raise LocalProtocolError(
@@ -76,7 +76,9 @@ class CreditSender:
         return backlog
 
     def send_event(self, backlog: int, blocking: bool = False) -> int:
-        """An event frame leaves: free of credit. Returns the backlog to carry, 0 if it blocks."""
+        """Notes an event frame, which needs no credit. Returns the backlog to carry, 0 if it
+        blocks.
+        """
         if self._blocked:
             raise LocalProtocolError(
                 "an event was sent behind a blocking event; expected ResumeConsumption first"
@@ -86,18 +88,18 @@ class CreditSender:
         return self._announced
 
     def add_credit(self, count: int) -> None:
-        """AddCredit arrived. Ignored after `close`: it crossed the cancellation."""
+        """Handles AddCredit. Ignored after `close`: it crossed the cancellation."""
         if count < 1:
             raise RemoteProtocolError(f"AddCredit of {count} buffers, expected 1 or more")
         if not self.is_closed:
             self.credit += count
 
     def backlog_to_announce(self, backlog: int) -> int:
-        """What BacklogAnnouncement must say, 0 for none.
+        """Returns the backlog for a BacklogAnnouncement, 0 for none.
 
-        Only a receiver without exclusive buffers needs it: it has no credit to give before it knows
-        of data, and no frame can tell it without credit. Any other gives credit when it recycles
-        its own buffers.
+        Only a receiver without exclusive buffers needs one. It gives no credit before it knows of
+        data, and without credit no frame can tell it. Any other gives credit when it recycles its
+        own buffers.
         """
         if (
             self.initial_credit > 0
@@ -111,17 +113,17 @@ class CreditSender:
         return backlog
 
     def resume(self) -> None:
-        """ResumeConsumption arrived.
+        """Handles ResumeConsumption.
 
-        A receiver without exclusive buffers gave its floating ones back: no credit left.
+        A receiver without exclusive buffers has returned its floating ones, so no credit is left.
         """
         self._blocked = False
         if self.initial_credit == 0:
             self.credit = 0
 
     def reset(self, credit: int, blocked: bool) -> None:
-        """A new connection: what the old one had on the way is lost, and the receiver has
-        `credit` buffers ready.
+        """Starts on a new connection: frames in transit are lost, and `credit` buffers are
+        ready.
         """
         self.credit = credit
         self._blocked = blocked
@@ -134,19 +136,19 @@ class CreditSender:
 
     @property
     def is_blocked(self) -> bool:
-        """A blocking event was sent and the receiver has not resumed."""
+        """Whether a blocking event was sent and the receiver has not resumed."""
         return self._blocked
 
 
 class FloatingBuffers(Protocol):
-    """The pool of the gate, which all its channels borrow from."""
+    """The pool of the gate, from which all its channels borrow."""
 
     def try_request_permit(self, channel: int = 0) -> bool: ...
     def recycle(self, channel: int = 0) -> None: ...
     def add_listener(self, listener: CreditReceiver) -> bool:
-        """Offer the next free buffer through `on_permit`, in order of registration.
+        """Offers the next free buffer through `on_permit`, in order of registration.
 
-        False if one is free already.
+        Returns False if one is free already.
         """
         ...
 
@@ -154,19 +156,18 @@ class FloatingBuffers(Protocol):
 
 
 class BufferKind(Enum):
-    """Where a buffer has to go back to."""
+    """Origin of a buffer, to which it must return."""
 
     EXCLUSIVE = "exclusive"
     FLOATING = "floating"
 
 
 class CreditReceiver:
-    """The consumer's side of channel `channel`: `exclusive` own buffers, and floating ones from
-    `pool` (None: never any).
+    """The consumer's side of `channel`: `exclusive` own buffers, and floating ones from `pool`.
 
-    `available` buffers are ready to receive. Those the sender does not know yet are `unannounced`.
-    `on_credit` is called when the pool gave one by itself; all other changes happen inside calls of
-    the owner.
+    `pool` None: no floating ones. `available` buffers are ready to receive; the sender does not
+    know the `unannounced` ones yet. `on_credit` is called when the pool gave a buffer by itself.
+    All other changes happen inside calls of the owner.
     """
 
     __slots__ = (
@@ -202,29 +203,29 @@ class CreditReceiver:
 
     @property
     def initial_credit(self) -> int:
-        """Goes with the partition request."""
+        """Credit to send with the partition request."""
         return self.exclusive
 
     @property
     def available(self) -> int:
-        """Buffers that are ready to receive."""
+        """Number of buffers that are ready to receive."""
         return self._exclusive_ready + self._floating_ready
 
     @property
     def floating(self) -> int:
-        """Borrowed buffers that are ready to receive."""
+        """Number of borrowed buffers that are ready to receive."""
         return self._floating_ready
 
     @property
     def is_waiting(self) -> bool:
-        """In the pool's line for a floating buffer."""
+        """Whether it waits in the pool's queue for a floating buffer."""
         return self._is_waiting
 
     def receive_data(self, backlog: int) -> BufferKind:
-        """A data frame arrived: it fills a floating buffer if there is one. Recycle the buffer of
-        the returned kind later.
+        """A data frame arrived: fills a floating buffer if there is one.
 
-        RemoteProtocolError if the sender had no credit for it.
+        Recycle the buffer of the returned kind later. Raises RemoteProtocolError if the sender had
+        no credit.
         """
         if self.available - self.unannounced <= 0:
             raise RemoteProtocolError(
@@ -235,9 +236,7 @@ class CreditReceiver:
         return kind
 
     def take_buffer(self) -> BufferKind:
-        """One ready buffer leaves, the borrowed ones first: they are the first to be missed
-        elsewhere.
-        """
+        """Takes one ready buffer, borrowed ones first, because other channels may need those."""
         if self._floating_ready > 0:
             self._floating_ready -= 1
             return BufferKind.FLOATING
@@ -247,10 +246,9 @@ class CreditReceiver:
         return BufferKind.EXCLUSIVE
 
     def on_backlog(self, backlog: int) -> None:
-        """The sender has `backlog` data elements waiting: borrow up to that and the exclusive ones,
-        or wait for more.
+        """The sender has `backlog` batches waiting: borrows up to that plus `exclusive`, or waits.
 
-        A lower backlog lowers the target only; what was borrowed goes back as buffers are recycled.
+        A lower backlog only lowers the target; borrowed buffers return when they are recycled.
         """
         if backlog < 0:
             raise RemoteProtocolError(f"backlog of {backlog}, expected 0 or more")
@@ -262,7 +260,7 @@ class CreditReceiver:
     def recycle(self, kind: BufferKind) -> None:
         """The consumer has used up a buffer that `receive_data` filled."""
         if kind is BufferKind.FLOATING:
-            # The pool decides who is next; it may well be this channel, through `on_permit`.
+            # The pool decides which channel gets it next; it may be this one, through `on_permit`.
             assert self._pool is not None, "a floating buffer came from a pool"
             self._pool.recycle(self.channel)
             return
@@ -270,15 +268,15 @@ class CreditReceiver:
             return
         self._exclusive_ready += 1
         if self.available > self.required and self._floating_ready > 0:
-            # One more than is needed: the credit stays, a borrowed buffer goes back for the
+            # One more than needed: the credit stays, and a borrowed buffer returns instead of the
             # exclusive one.
             self._return_floating(1)
         else:
             self.unannounced += 1
 
     def on_permit(self) -> bool:
-        """The pool offers a buffer: True takes it, and stays in the line, at the end, if more is
-        needed.
+        """The pool offers a buffer: True takes it. If more are needed, it queues again at the
+        end.
         """
         self._is_waiting = False
         if self.is_released or self.available >= self.required:
@@ -287,8 +285,7 @@ class CreditReceiver:
         self.unannounced += 1
         if self.available < self.required:
             assert self._pool is not None, "it was the pool that called"
-            # First to the end of the line: who asks the pool at once takes the turn of the channels
-            # behind.
+            # Queues first: a direct request to the pool would overtake the channels behind.
             self._is_waiting = self._pool.add_listener(self)
             self._borrow()
         if self._on_credit is not None:
@@ -296,30 +293,30 @@ class CreditReceiver:
         return True
 
     def on_pool_destroyed(self) -> None:
-        """No floating buffer will come; the exclusive ones keep the channel going."""
+        """No floating buffer will come; the channel goes on with its exclusive ones."""
         self._is_waiting = False
         self.required = self.exclusive
 
     def take_credit(self) -> int:
-        """What AddCredit must announce: all that became ready since the last one, 0 for none.
+        """Returns the credit for AddCredit: buffers ready since the last one, 0 for none.
 
-        Many recycles, one message.
+        Many recycles make one message.
         """
         credit, self.unannounced = self.unannounced, 0
         return credit
 
     @property
     def is_credit_due(self) -> bool:
-        """Is it time for AddCredit?
+        """Whether to send AddCredit.
 
-        When half of the exclusive window is owed, or the sender has nothing left.
+        That is so when half of the exclusive window is owed, or the sender has no credit left.
         """
         owed = self.unannounced
         return owed > 0 and (2 * owed >= self.exclusive or owed == self.available)
 
     def on_blocked(self) -> None:
-        """A blocking event arrived: without exclusive buffers, the floating ones serve other
-        channels meanwhile.
+        """A blocking event arrived: without exclusive buffers, the floating ones go to other
+        channels.
         """
         if self.exclusive == 0:
             self.required = 0
@@ -328,9 +325,7 @@ class CreditReceiver:
             self._return_floating(self._floating_ready)
 
     def release(self) -> None:
-        """The channel ended: what was borrowed goes back, buffers still in use follow when
-        recycled. Idempotent.
-        """
+        """The channel ended: returns borrowed buffers, those in use when recycled. Idempotent."""
         self.is_released = True
         self.unannounced = 0
         self.required = 0
@@ -339,7 +334,7 @@ class CreditReceiver:
         self._exclusive_ready = 0
 
     def _borrow(self) -> None:
-        """Take floating buffers up to the target, or get into the line, once."""
+        """Takes floating buffers up to the target, or queues once."""
         pool = self._pool
         while pool is not None and self.available < self.required and not self._is_waiting:
             if pool.try_request_permit(self.channel):
@@ -349,7 +344,7 @@ class CreditReceiver:
                 self._is_waiting = pool.add_listener(self)
 
     def _return_floating(self, count: int) -> None:
-        # Counted first: the pool may offer it to this very channel.
+        # Counted first: the pool may offer it to this same channel.
         self._floating_ready -= count
         for _ in range(count):
             assert self._pool is not None, "a floating buffer came from a pool"

@@ -1,13 +1,13 @@
-"""Errors of the data plane, and how any error travels: as class name, arguments, message, traceback
-text and notes.
+"""Errors of the data plane, and the transfer of any error as data.
 
-Nothing is pickled and nothing is imported: a class is rebuilt only if it is loaded here already, is
-an Exception, and the rebuilt error says what the original said. Otherwise a RemoteError carries the
-same facts. Either way the remote traceback is its cause.
+An error is sent as class name, arguments, message, traceback text and notes. Nothing is pickled and
+nothing is imported. A class is rebuilt only if it is loaded here already, is an Exception, and the
+rebuilt error has the original message. Otherwise a RemoteError carries the same facts. Either way
+the remote traceback is its cause.
 
-What is long is cut, and the class stays: of a message its beginning, of a text in which something
-was wrong what is around the place, of a group the members that find room. Message and arguments of
-one error, a group with all its members included, take 64 KiB at most.
+Long content is cut, and the class stays. A message keeps its beginning, a text with an error the
+part around it, a group the members that fit. Message and arguments of one error, a group with all
+its members included, take 64 KiB at most.
 """
 
 from __future__ import annotations
@@ -44,15 +44,14 @@ _NOTES_MAX = 16
 _NOTE_CHARS_MAX = 4_096
 _TYPE_NAME_CHARS_MAX = 200
 _SUBJECT_MAX = 8_192
-"""Characters, or bytes, of a text about which an error is: there is room for them, whatever they
-are.
-"""
+"""Characters, or bytes, kept of a text that an error is about: any of them fit."""
 _MEMBER_BYTES = 1_024
-"""What a member of a group takes off the room of those within itself: however deep groups hold
-groups, there is an end.
+"""Bytes that each level of a group takes from the room of its members.
+
+So nesting of groups is limited.
 """
 _MEMBER_HEADER_BYTES = 8
-"""What the codec adds to a member, at most."""
+"""Maximum overhead of the codec per member."""
 
 
 class PartitionNotFound(Broken):
@@ -66,9 +65,9 @@ class BufferReordering(RemoteProtocolError):
 
 
 class RemoteTraceback(AioflowError):
-    """Where an error of another process was raised, as text.
+    """Traceback of an error in another process, as text.
 
-    Only ever the `__cause__` of that error.
+    It is only used as the `__cause__` of that error.
     """
 
     def __str__(self) -> str:
@@ -78,7 +77,7 @@ class RemoteTraceback(AioflowError):
 def describe_error(error: BaseException, codec: Codec) -> ErrorResponse:
     """Returns `error` as data.
 
-    Never raises: what cannot travel is left out, what is long is cut.
+    Never raises: parts that cannot be encoded are left out, long ones are cut.
     """
     if isinstance(error, RemoteError):
         text = error.traceback_text
@@ -91,9 +90,9 @@ def describe_error(error: BaseException, codec: Codec) -> ErrorResponse:
 
 
 def _described(error: BaseException, codec: Codec, traceback_text: str, room: int) -> ErrorResponse:
-    """`room`: what its message and arguments together may take, in bytes."""
+    """`room`: limit in bytes for message and arguments together."""
     notes = getattr(error, "__notes__", ())
-    if isinstance(error, RemoteError):  # From further away: it stays what it was there.
+    if isinstance(error, RemoteError):  # From a third process: it keeps its description.
         return ErrorResponse(
             type_name=_cut(error.type_name, _TYPE_NAME_CHARS_MAX) or "RemoteError",
             message=_cut(
@@ -122,8 +121,9 @@ def _described(error: BaseException, codec: Codec, traceback_text: str, room: in
 def _encoded_group(
     group: BaseExceptionGroup[Any], codec: Codec, room: int
 ) -> tuple[bytes | None, tuple[str, ...]]:
-    """Its message and its first members, each a message of its own without traceback, which the
-    group's shows; a note if there are more.
+    """Encodes the group's message and its first members; a note tells if there are more.
+
+    Each member is a message of its own, without its traceback: the group's shows it.
     """
     message = _cut(group.message, _MESSAGE_CHARS_MAX)
     left = room - _MEMBER_BYTES - len(message.encode())
@@ -142,11 +142,10 @@ def _encoded_group(
 
 
 def _around_the_place(error: BaseException) -> tuple[BaseException, tuple[str, ...]]:
-    """An error that found something wrong in a long text, as one that found it in the part around,
-    and a note that says so.
+    """Shortens an error about a long text to the part around the position, with a note.
 
-    Such errors hold all of the text, which may be a file, and their positions count in it. Any
-    other error is given back as it is.
+    Such errors hold the whole text, perhaps a file, and their positions count in it. Any other
+    error is returned as it is.
     """
     try:
         match error:
@@ -177,12 +176,12 @@ def _around_the_place(error: BaseException) -> tuple[BaseException, tuple[str, .
 
 
 def _encoded_arguments(error: BaseException, codec: Codec, room: int) -> bytes | None:
-    """What its class makes it of: what it tells pickle or, where that cannot travel, its `args`,
-    cut where they are long. Else None.
+    """Encodes the constructor arguments of an error; None if they cannot be encoded.
 
-    An OSError of a file and JSONDecodeError have `args` that their class does not make them of;
-    others hold for pickle what is only good in their own process, and are themselves without it.
-    Whether the error says the same is seen where it is rebuilt.
+    These are the arguments for pickle or, if those cannot be encoded, `args`, cut if they are long.
+    OSError for files and JSONDecodeError are not made from their `args`. Others give pickle
+    arguments that are only valid in their own process, and are complete without them. `_rebuild`
+    checks that the message is the same.
     """
     for arguments in (_told_to_pickle, _args, _short_args):
         try:
@@ -211,8 +210,8 @@ def _short_args(error: BaseException) -> tuple[Any, ...]:
 
 
 def rebuild_error(response: ErrorResponse, codec: Codec) -> Exception:
-    """Returns the error that `response` describes, of its own class or a RemoteError, with notes
-    and remote traceback.
+    """Returns the error in `response`, of its own class or a RemoteError, with notes and
+    traceback.
     """
     error = _rebuild(response, codec)
     if error is None:
@@ -236,8 +235,8 @@ def _rebuild(response: ErrorResponse, codec: Codec) -> Exception | None:
             group = cls(message, [rebuild_error(_member(body), codec) for body in bodies])
             return group if type(group) is cls else None
         error = cls(*made_of)
-        # A constructor that makes its message of other things than `args` would say something else
-        # than the original.
+        # A constructor that makes its message from other values than `args` would give another
+        # message.
         return (
             error
             if type(error) is cls and _cut(str(error), _MESSAGE_CHARS_MAX) == response.message
@@ -274,10 +273,10 @@ def _notes(notes: Any) -> tuple[str, ...]:
 
 
 def _cut(text: str, chars_max: int) -> str:
-    """Without lone surrogates, which UTF-8 cannot write."""
+    """Cuts a text, and replaces lone surrogates, which UTF-8 cannot encode."""
     return text[:chars_max].encode("utf-8", "replace").decode()
 
 
 def _cut_front(text: str, chars_max: int) -> str:
-    """The end of a traceback says most."""
+    """Keeps the end of a traceback, which says most."""
     return text[-chars_max:].encode("utf-8", "replace").decode()

@@ -1,9 +1,8 @@
-"""Both directions of all logical channels between two TaskManagers, over one connection after
-another.
+"""Both directions of all logical channels between two TaskManagers, over successive connections.
 
-The numbers of channels that the peer reads from here and of those that are read from the peer are
-independent of each other: a frame's type tells which are meant. Nothing here knows a socket: frames
-go in, pieces to write come out, and `on_output` says when.
+The channels that the peer reads and those read from the peer are numbered independently: a frame's
+type determines the direction. This module knows no socket: frames go in, pieces to write come out,
+and `on_output` signals output.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from aioflow.protocol.producer import ProducerExchange
 __all__ = ["Exchange", "Stimulus"]
 
 Stimulus = Delivered | PartitionRequest | TaskEvent | CloseRequest
-"""Bytes, events and errors are for a channel that is read here; messages are about one that the
-peer reads.
-"""
+"""Bytes, events and errors are for a channel read here; messages for one that the peer reads."""
 
 _FOR_THE_CONSUMER = frozenset(
     [
@@ -47,9 +44,9 @@ _FOR_THE_PRODUCER = frozenset(
 
 
 class Exchange:
-    """`producer` is what the peer reads from here, `consumer` what is read from the peer.
+    """`producer` serves the channels that the peer reads, `consumer` those read from the peer.
 
-    `on_output` is called when `data_to_send` has something to return that it did not have before.
+    `on_output` is called when `data_to_send` has new output.
     """
 
     def __init__(
@@ -62,9 +59,9 @@ class Exchange:
         self._heartbeats: list[tuple[FrameType, int]] = []
 
     def attach(self, encoder: FrameEncoder) -> None:
-        """There is a connection, whose frames `encoder` writes.
+        """Starts on a new connection, whose frames `encoder` writes.
 
-        Frames of an earlier one must not be given to `receive` any more.
+        Frames of an earlier connection must no longer be given to `receive`.
         """
         self._heartbeats.clear()
         self._encoder = encoder
@@ -72,21 +69,22 @@ class Exchange:
         self.consumer.attach(encoder)
 
     def connection_lost(self) -> None:
-        """Everything waits for the next `attach`; to give up instead, `close`. Idempotent."""
+        """Waits for the next `attach`; call `close` to give up instead. Idempotent."""
         self._encoder = None
         self._heartbeats.clear()
         self.producer.connection_lost()
         self.consumer.connection_lost()
 
     def close(self) -> None:
-        """Release what the peer reads and give up what is read here; `data_to_send` says so to
-        the peer.
+        """Releases channels that the peer reads, and gives up those read here.
+
+        `data_to_send` then tells the peer.
         """
         self.producer.close()
         self.consumer.close()
 
     def receive(self, frame: Frame) -> list[tuple[int, Stimulus]]:
-        """Returns what follows from `frame`, by channel.
+        """Returns the stimuli of `frame`, by channel.
 
         RemoteProtocolError ends the connection, not the channels.
         """
@@ -102,20 +100,20 @@ class Exchange:
         return []
 
     def send_heartbeat(self, number: int) -> None:
-        """Ask the peer for a sign of life; any frame that arrives is one."""
+        """Requests a sign of life from the peer; any received frame is one."""
         self._beat(FrameType.HEARTBEAT, number)
 
     @property
     def has_output(self) -> bool:
-        """Would `data_to_send` return something?"""
+        """Whether `data_to_send` would return anything."""
         return bool(self._heartbeats) or self.consumer.has_output or self.producer.has_output
 
     def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
-        """Returns pieces to write in this order: heartbeats, what the consumers have to say, and
-        about `max_bytes` of data.
+        """Returns pieces to write in order: heartbeats, messages of consumers, about `max_bytes` of
+        data.
 
-        Ask again as long as `has_output`. Nothing is copied: write the pieces before anything else
-        is sent.
+        Call again while `has_output`. Data is not copied: write the pieces before anything else is
+        sent.
         """
         encoder = self._encoder
         if encoder is None:
@@ -131,6 +129,6 @@ class Exchange:
     def _beat(self, kind: FrameType, number: int) -> None:
         if (
             self._encoder is not None and len(self._heartbeats) < 16
-        ):  # A flood of them is not answered one by one.
+        ):  # A flood of heartbeats is not answered one by one.
             self._heartbeats.append((kind, number))
             self._on_output()

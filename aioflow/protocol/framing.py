@@ -1,21 +1,20 @@
-"""Frames: how bytes of a connection are cut, checked and told apart, before anybody looks into
-them.
+"""Frames: cuts, checks and classifies the bytes of a connection, before any body is parsed.
 
     4 magic | 1 version | 1 type | 4 channel | 4 length of the body | 4 CRC-32
         || 8 sequence | body | 16 MAC, if keyed
 
-All integers are big endian. The CRC covers everything else of the frame but the magic and the MAC.
-`channel` is a number that the consumer chose for one of its inputs; `sequence` numbers the elements
-of a channel, or is the id of a call.
+All integers are big endian. The CRC covers the whole frame except the magic and the MAC. `channel`
+is a number that the consumer chose for one of its inputs. `sequence` numbers the elements of a
+channel, or is the id of a call.
 
-Invariants: magic, version, type and length are judged from the header alone, as soon as its bytes
-are there, so no body is waited for that would be refused; each type has its own limit; a type of
-another plane is no frame here, so who may send data cannot send a call; after an error the decoder
-only repeats it. Cost is linear in the bytes, however they are cut.
+Invariants: magic, version, type and length are checked from the header alone, as soon as its bytes
+are there. So the decoder never waits for a body that it would refuse. Each type has its own limit.
+Types of another plane are refused, so a peer that may send data cannot send a call. After an error
+the decoder only repeats it. Cost is linear in the bytes, however they are cut.
 
-With a key, each frame ends in an HMAC-SHA256, cut to 16 bytes, over the number of the frame in its
-direction and the frame: for connections that leave the machine without TLS. Each direction has a
-key of its own, so nothing can be sent back.
+With a key, each frame ends in an HMAC-SHA256, cut to 16 bytes, over the frame's number in its
+direction and the frame. It is for connections between machines without TLS. Each direction has a
+key of its own, so no frame can be sent back.
 """
 
 from __future__ import annotations
@@ -44,33 +43,33 @@ __all__ = [
 
 MAGIC: Final = b"aioF"
 PROTOCOL_VERSION = 1
-"""Both ends of a connection must have the same."""
+"""Both ends of a connection must have the same version."""
 
 NO_CHANNEL = 0xFFFF_FFFF
 """The channel of a frame that concerns the connection as a whole."""
 
 SEGMENT_BYTES = 32_768
-"""The body of a data frame: one segment of network memory."""
+"""Body limit of a data frame: one segment of network memory."""
 
 CONTROL_BYTES_MAX = 1 << 20
-"""The body of any other frame."""
+"""Body limit of any other frame."""
 
 _SMALL_BYTES_MAX = 1024
-"""The body of a frame with a few numbers and an id in it."""
+"""Body limit of a frame with a few numbers and an id."""
 
 HEADER: Final = struct.Struct(">4sBBIIIQ")
-"""With the sequence: 26 bytes."""
+"""The header with the sequence: 26 bytes."""
 
 _COVERED: Final = struct.Struct(">BBII")
 _LENGTH_AT = 10
-"""Where the length begins; magic, version and type come before the channel."""
+"""Offset of the length; magic, version and type come before the channel."""
 
 _MAC_BYTES = 16
 _COUNTER: Final = struct.Struct(">Q")
 
 
 class FrameType(IntEnum):
-    """What a frame is. 0 to 12 as in Flink's NettyMessage; from 16 on the control plane's own."""
+    """Type of a frame. 0 to 12 as in Flink's NettyMessage; from 16 on the control plane's own."""
 
     BUFFER_RESPONSE = 0
     ERROR_RESPONSE = 1
@@ -84,7 +83,7 @@ class FrameType(IntEnum):
     BACKLOG_ANNOUNCEMENT = 9
     NEW_BUFFER_SIZE = 10
     SEGMENT_ID = 11
-    """Never sent: Flink's tiered storage has it."""
+    """Never sent: only Flink's tiered storage has it."""
     EVENT_RESPONSE = 12
     RPC_REQUEST = 16
     RPC_REPLY = 17
@@ -93,7 +92,7 @@ class FrameType(IntEnum):
     HEARTBEAT = 20
     HEARTBEAT_REPLY = 21
     HELLO = 22
-    """The first frame of a data connection: which link between two processes it carries on."""
+    """The first frame of a data connection: names the link between two processes."""
 
 
 _HEARTBEATS = (FrameType.HEARTBEAT, FrameType.HEARTBEAT_REPLY)
@@ -105,7 +104,7 @@ DATA_PLANE: Final = frozenset(
         FrameType.HELLO,
     ]
 )
-"""What may cross between TaskManagers."""
+"""Frame types between TaskManagers."""
 
 CONTROL_PLANE: Final = frozenset(
     [
@@ -116,7 +115,7 @@ CONTROL_PLANE: Final = frozenset(
         *_HEARTBEATS,
     ]
 )
-"""What may cross between a JobManager and whoever talks to it."""
+"""Frame types between a JobManager and its peers."""
 
 LENGTH_MAX: Final[dict[FrameType, int]] = {
     kind: SEGMENT_BYTES
@@ -127,14 +126,14 @@ LENGTH_MAX: Final[dict[FrameType, int]] = {
     else _SMALL_BYTES_MAX
     for kind in FrameType
 }
-"""Bytes of the body.
+"""Maximum bytes of the body.
 
-Tight where a body is a few numbers: what decoding makes of a body is bounded with it.
+Tight for bodies of a few numbers, which also limits the objects that decoding makes.
 """
 
 
 class Frame(NamedTuple):
-    """One frame that was received whole and unharmed."""
+    """One complete and intact frame."""
 
     type: FrameType
     channel: int
@@ -166,10 +165,10 @@ class FrameEncoder:
         prefix: bytes,
         payload: bytes | memoryview = b"",
     ) -> list[bytes | memoryview]:
-        """Returns the frame, whose body is `prefix + payload`, as pieces to write one after the
-        other; `payload` is not copied.
+        """Returns the frame with body `prefix + payload` as pieces to write; `payload` is not
+        copied.
 
-        LocalProtocolError if the body is above the limit of its type.
+        Raises LocalProtocolError if the body exceeds the limit of its type.
         """
         length = len(prefix) + len(payload)
         if length > LENGTH_MAX[kind]:
@@ -208,18 +207,15 @@ class FrameDecoder:
         self._count = 0
         self._buffer = bytearray()
         self._wanted = 0
-        """Bytes that the buffer must hold before it is worth a look: its first frame, once the
-        length is known; 0 before.
-        """
+        """Bytes that the buffer must hold for its first frame; 0 while the length is unknown."""
         self._error: RemoteProtocolError | None = None
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Returns the frames that `data` completes; what is left over is kept. `data` itself is
-        not.
+        """Returns the frames that `data` completes, and keeps a copy of the rest.
 
         Raises RemoteProtocolError at the first byte that cannot be part of a frame, and at every
-        later call. Whole frames in front of it in the same `data` are lost: the connection ends,
-        and a channel resumes on the next one.
+        later call. Complete frames before it in the same `data` are lost: the connection ends, and
+        channels resume on the next one.
         """
         if self._error is not None:
             raise self._error
@@ -232,7 +228,7 @@ class FrameDecoder:
             buffer += data
             if len(buffer) < self._wanted:
                 return []
-            # The view must be gone before the buffer may shrink.
+            # The view must be released before the buffer may shrink.
             with memoryview(buffer) as view:
                 frames, used, self._wanted = self._parse(view)
         except RemoteProtocolError as error:
@@ -243,7 +239,7 @@ class FrameDecoder:
         return frames
 
     def receive_eof(self) -> None:
-        """The peer closed its side. RemoteProtocolError if that was in the middle of a frame."""
+        """The peer closed its side. Raises RemoteProtocolError in the middle of a frame."""
         if self._buffer:
             raise RemoteProtocolError(
                 f"the connection ended in a frame: {len(self._buffer)} bytes of it arrived"
@@ -251,12 +247,12 @@ class FrameDecoder:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of a frame that is not complete."""
+        """Bytes of an incomplete frame."""
         return len(self._buffer)
 
     def _parse(self, view: memoryview) -> tuple[list[Frame], int, int]:
-        """Returns the whole frames, the bytes they take, and how many bytes from there on the
-        next one needs, 0 if not known.
+        """Returns the complete frames, their bytes, and the size of the next frame, 0 if
+        unknown.
         """
         accepted, limits, unpack_header, header_bytes = (
             self._accepted,
@@ -296,9 +292,7 @@ class FrameDecoder:
         return frames, at, 0
 
     def _refuse(self, header: memoryview) -> None:
-        """Raises what is wrong with a header of which at least one byte is there; returns if
-        nothing is, so far.
-        """
+        """Raises the error of a header of at least one byte; returns if it has none so far."""
         start = bytes(header[:4])
         if start != MAGIC[: len(start)]:
             raise RemoteProtocolError(

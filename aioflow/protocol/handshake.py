@@ -1,16 +1,16 @@
-"""Mutual proof of one shared secret, before anything else of a connection is parsed. No key
-crosses, and nothing is allocated.
+"""Mutual proof of a shared secret, before anything else of a connection is parsed.
+
+No key is sent, and nothing is allocated.
 
     client -> server   4 magic | 1 version | 1 role | 32 client nonce
     server -> client   32 server nonce | 32 proof of the server
     client -> server   32 proof of the client
 
-A proof is HMAC-SHA256 with the secret over a label, version, role and both nonces. The server
-proves first, so a client never answers a stranger; the labels differ, so no proof can be sent back
-to where it came from; both nonces are fresh, so none can be used twice. Both sides derive the same
-session key, which no listener has. Input is bounded: a byte that cannot be right is refused when it
-arrives, and no more than these bytes are ever kept. Nonces are arguments: chance belongs to the
-caller.
+A proof is an HMAC-SHA256 with the secret over a label, version, role and both nonces. The server
+proves first, so a client never answers a stranger. The labels differ, so no proof can be sent back
+to its origin. Both nonces are fresh, so none can be replayed. Both sides derive the same session
+key, which no eavesdropper has. Input is bounded: an invalid byte is refused when it arrives, and
+only these bytes are ever kept. Nonces are arguments: randomness belongs to the caller.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ _SERVER_LABEL, _CLIENT_LABEL, _SESSION_LABEL = (
 
 
 class PeerRole(IntEnum):
-    """As what a client connects: each listener accepts few, and a connection may only do what
-    its role does.
-    """
+    """Role of a client. Each listener accepts a few roles, and a role limits its connection."""
 
     SUBMITTER = 1
     JOBMANAGER = 2
@@ -61,11 +59,11 @@ class PeerRole(IntEnum):
     DATA = 5
     METRICS = 6
     EXECUTOR = 7
-    """A task of Spark that hands over rows, or fetches some."""
+    """A Spark task that sends or fetches rows."""
 
 
 class Side(IntEnum):
-    """Who opened the connection, and who accepted it."""
+    """The side that opened the connection, and the side that accepted it."""
 
     CLIENT = 0
     SERVER = 1
@@ -75,7 +73,7 @@ class Side(IntEnum):
 class Handshaken:
     """Both sides know the secret.
 
-    `leftover` are bytes behind the handshake: the first of the frames.
+    `leftover`: bytes after the handshake, the start of the frames.
     """
 
     role: PeerRole
@@ -84,7 +82,7 @@ class Handshaken:
 
 
 def direction_key(session_key: bytes, sender: Side) -> bytes:
-    """Returns the key of the MACs of what `sender` sends: the other direction has another one."""
+    """Returns the MAC key for frames of `sender`; each direction has its own."""
     return _hmac(
         session_key,
         b"aioflow frames of the client"
@@ -94,9 +92,9 @@ def direction_key(session_key: bytes, sender: Side) -> bytes:
 
 
 class ClientHandshake:
-    """The side that connected, as `role`.
+    """The connecting side, as `role`.
 
-    `start` gives the first bytes; `done` is set once the server has proved itself.
+    `start` returns the first bytes; `done` is set once the server has proved itself.
     """
 
     __slots__ = ("_buffer", "_failed", "_nonce", "_role", "_secret", "done")
@@ -115,14 +113,14 @@ class ClientHandshake:
         return _MAGIC + bytes((_VERSION, self._role)) + self._nonce
 
     def receive(self, data: bytes) -> bytes:
-        """Returns what to send. Raises NotAuthenticated if the server does not know the secret."""
+        """Returns bytes to send. Raises NotAuthenticated if the server does not know the secret."""
         _check_open(self.done, self._failed)
         self._buffer += data[: _ANSWER_BYTES + 1]
         if len(self._buffer) < _ANSWER_BYTES:
             return b""
         server_nonce, proof = self._buffer[:NONCE_BYTES], self._buffer[NONCE_BYTES:]
         transcript = _transcript(self._role, self._nonce, server_nonce)
-        # Nothing may come behind it: the server has not heard our proof yet.
+        # No bytes may follow: the server has not received our proof yet.
         if not hmac.compare_digest(proof, _hmac(self._secret, _SERVER_LABEL + transcript)):
             self._failed = True
             raise NotAuthenticated(
@@ -134,7 +132,7 @@ class ClientHandshake:
 
 
 class ServerHandshake:
-    """The side that accepted the connection, for clients of `accepted_roles`.
+    """The accepting side, for clients of `accepted_roles`.
 
     `done` is set once the client has proved itself.
     """
@@ -162,7 +160,7 @@ class ServerHandshake:
         self._transcript = b""
 
     def receive(self, data: bytes) -> bytes:
-        """Returns what to send.
+        """Returns bytes to send.
 
         Raises NotAuthenticated: close the connection and send nothing more.
         """
@@ -223,7 +221,7 @@ class ServerHandshake:
 
 
 def _transcript(role: PeerRole, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """All parts have fixed lengths, so no two conversations have the same bytes."""
+    """All parts have fixed lengths, so different handshakes have different bytes."""
     return bytes((_VERSION, role)) + client_nonce + server_nonce
 
 

@@ -1,9 +1,8 @@
-"""The bodies of control frames: one frozen dataclass a message, written as a msgpack array of its
-fields.
+"""The bodies of control frames: one frozen dataclass per message, as a msgpack array of fields.
 
-A body is judged twice. The decoder has limits, so no small body becomes many objects; then every
-field is checked against the schema beside its class, by exact type (True is no int) and range. What
-fails is a RemoteProtocolError that names message and field.
+A body is checked twice. The decoder has limits, so no small body becomes many objects. Then every
+field is checked against the schema beside its class, by exact type (True is no int) and range. A
+failure is a RemoteProtocolError that names message and field.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ __all__ = [
 ]
 
 CREDIT_MAX = 1 << 20
-"""Buffers that one channel may ever have announced or waiting: 32 GiB of segments.
+"""Maximum of buffers that one channel may have announced or waiting: 32 GiB of segments.
 
-More is a lie.
+A larger number is invalid.
 """
 
 SEQUENCE_MAX = 2**63 - 1
@@ -50,8 +49,7 @@ _NOTES_MAX = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRequest:
-    """The consumer wants a subpartition, from the beginning or, on a new connection, from where it
-    was.
+    """Requests a subpartition, from the beginning or, on a new connection, from a position.
 
     `initial_credit`: exclusive buffers of the channel. `credit`: buffers that are ready now, the
     same at the first request. `resume_from`: sequence of the next element that the consumer has not
@@ -78,34 +76,30 @@ class ErrorResponse:
     message: str
     traceback_text: str = ""
     arguments: bytes | None = None
-    """`args` as a batch of the codec; None if they cannot travel."""
+    """`args` as a batch of the codec; None if they cannot be encoded."""
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEvent:
-    """Goes upstream, to the task that produces the channel. Lost if the connection is reset."""
+    """Goes upstream to the task that produces the channel. Lost if the connection is reset."""
 
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CancelPartitionRequest:
-    """The consumer does not want this channel any more; without a channel: nor any that it did
-    not request on this connection.
-    """
+    """Cancels a channel; without a channel, all that were not requested on this connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseRequest:
-    """The peer wants no channel any more: it is about to close."""
+    """The peer is about to close and cancels all channels."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddCredit:
-    """`credit` more buffers are ready; the task took over all elements below sequence
-    `taken_over`.
-    """
+    """`credit` more buffers are ready; the task took over all elements below `taken_over`."""
 
     credit: int
     taken_over: int
@@ -113,7 +107,7 @@ class AddCredit:
 
 @dataclass(frozen=True, slots=True)
 class ResumeConsumption:
-    """Go on behind the blocking event."""
+    """Continues after a blocking event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +117,14 @@ class AckAllUserRecordsProcessed:
 
 @dataclass(frozen=True, slots=True)
 class BacklogAnnouncement:
-    """`backlog` batches wait for a consumer that has no buffer of its own."""
+    """`backlog` batches wait for a consumer without buffers of its own."""
 
     backlog: int
 
 
 @dataclass(frozen=True, slots=True)
 class NewBufferSize:
-    """The consumer would like batches of up to so many records, to bound the time that what is
-    on the way takes it.
-    """
+    """The consumer wants batches of up to `records`, to limit the time of queued data."""
 
     records: int
 
@@ -168,11 +160,11 @@ def decode_message(kind: FrameType, body: bytes) -> Message:
     """
     if (
         kind is FrameType.ADD_CREDIT
-    ):  # The only one that comes with every batch: a fifth of the time for what is as it should be.
+    ):  # The only message per batch: this takes a fifth of the time if it is valid.
         try:
             credit, taken_over = _unpack_credit(body)
         except (msgspec.MsgspecError, RecursionError):
-            pass  # The way of all others says what is wrong.
+            pass  # The general path below names the error.
         else:
             if 0 <= credit <= CREDIT_MAX and 0 <= taken_over <= SEQUENCE_MAX:
                 return AddCredit(credit, taken_over)
@@ -186,7 +178,7 @@ def decode_message(kind: FrameType, body: bytes) -> Message:
             )
         if type(value) is list:
             fields[index] = tuple(value)
-    # By name: some of the classes take keywords only.
+    # By name: some classes only take keywords.
     message: Message = cls(
         **{name: value for (name, _, _), value in zip(schema, fields, strict=True)}
     )
@@ -196,7 +188,7 @@ def decode_message(kind: FrameType, body: bytes) -> Message:
 def unpack_fields(body: bytes, subject: str, count: int) -> list[Any]:
     """Returns the `count` fields of a msgpack array, of any type but maps and extensions.
 
-    RemoteProtocolError names `subject`.
+    Raises RemoteProtocolError, naming `subject`.
     """
     try:
         fields = msgpack.unpackb(
@@ -304,7 +296,7 @@ _SCHEMAS: Final[dict[FrameType, tuple[type[Any], tuple[_Field, ...]]]] = {
     FrameType.ACK_ALL_USER_RECORDS_PROCESSED: (AckAllUserRecordsProcessed, ()),
     FrameType.BACKLOG_ANNOUNCEMENT: (BacklogAnnouncement, (_int("backlog", 1, CREDIT_MAX),)),
     FrameType.NEW_BUFFER_SIZE: (NewBufferSize, (_int("records", 1, 2**31 - 1),)),
-    # An error of a call looks the same; its frame type says whom it concerns.
+    # The error of a call has the same schema; its frame type tells the difference.
     FrameType.RPC_ERROR: (ErrorResponse, _ERROR_FIELDS),
 }
 
@@ -321,7 +313,7 @@ def _refuse_extension(code: int, data: bytes) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Hostile values are cut short, and containers only named."""
+    """Formats a value for a message: hostile values are cut short, containers only named."""
     if type(value) in (int, float, bool, type(None)):
         return repr(value)[:40]
     return f"a {type(value).__name__}" + (

@@ -1,6 +1,4 @@
-"""One channel of a connection at its producer: what was sent and not taken over, and what leaves
-before its queue is asked again.
-"""
+"""One channel of a connection at its producer: sent frames to keep, and frames to send next."""
 
 from __future__ import annotations
 
@@ -19,31 +17,32 @@ from aioflow.protocol.messages import ErrorResponse, PartitionRequest
 __all__ = ["PAYLOAD_BYTES_MAX", "RetainedPermits", "SentFrame", "Outlet", "SubpartitionView"]
 
 PREFIX: Final = struct.Struct(">BI")
-"""What is in front of the payload of data and events: flags, and the backlog behind it."""
+"""In front of the payload of data and events: flags, and the backlog after it."""
 
 FLAG_CONTINUES = 1
-"""The next data frame of the channel goes on with the same batch."""
+"""The next data frame of the channel continues the same batch."""
 FLAG_BLOCKING = 2
-"""The channel is blocked behind this event."""
+"""The channel is blocked after this event."""
 FLAG_PRIORITY = 4
-"""This event has overtaken what its channel held at the producer, and overtakes what it holds at
-the consumer. It may come in the middle of a batch."""
+"""This event has overtaken the elements at the producer, and overtakes those at the consumer.
+
+It may come in the middle of a batch.
+"""
 
 PAYLOAD_BYTES_MAX = SEGMENT_BYTES - PREFIX.size
 """A longer batch spans several frames."""
 
 UNACKNOWLEDGED_EVENTS_MAX = 1024
-"""Events need no credit; but a consumer that takes nothing over shall not make the producer keep
-ever more of them.
+"""Maximum of events that the consumer has not taken over.
+
+Events need no credit, but a consumer that takes nothing over must not fill the producer's memory.
 """
 
 _DATA, _EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
 
 
 class SubpartitionView(Protocol):
-    """The queue that a channel reads: `network.subpartition.PipelinedSubpartition`, or batches
-    that are encoded already.
-    """
+    """The queue of a channel: `network.subpartition.PipelinedSubpartition`, or encoded batches."""
 
     def create_read_view(
         self,
@@ -52,15 +51,15 @@ class SubpartitionView(Protocol):
         acknowledges: bool = False,
         unsent: Callable[[], list[bytes | Event]] | None = None,
     ) -> None:
-        """Call back when the queue turns from empty to not empty, fails, or is released; with True
-        when a priority event has come that is to be polled at once. Closed for a second reader.
+        """Registers a callback for when the queue becomes non-empty, fails, or is released.
 
-        `acknowledges`: `taken_over` is called for each batch. `unsent` gives what was polled and is
-        not sent yet.
+        It gets True for a priority event, which is to be polled at once. Raises Closed for a second
+        reader. `acknowledges`: `taken_over` is called for each batch. `unsent` returns polled
+        elements that are not sent yet.
         """
 
     def poll(self) -> tuple[RecordBatch | bytes | Event, int, bool, int] | None:
-        """(element, backlog behind it, is more available, its number) or None.
+        """Returns (element, backlog after it, is more available, its number) or None.
 
         Raises ProducerFailed.
         """
@@ -76,10 +75,10 @@ class SubpartitionView(Protocol):
     @property
     def is_released(self) -> bool: ...
     def taken_over(self) -> None:
-        """The consumer took over the oldest batch that was polled."""
+        """The consumer took over the oldest polled batch."""
 
     def resize(self, records: int) -> None:
-        """Batches of up to so many records from now on."""
+        """Makes batches of up to `records` records from now on."""
 
     def resume_consumption(self) -> None: ...
     def acknowledge_all_records_processed(self) -> None: ...
@@ -94,7 +93,7 @@ class RetainedPermits(Protocol):
 
 
 class SentFrame(NamedTuple):
-    """A frame as it is kept: encoded again if it has to go over another connection."""
+    """A kept frame, which is encoded again for another connection."""
 
     sequence: int
     type: FrameType
@@ -102,7 +101,7 @@ class SentFrame(NamedTuple):
     backlog: int
     payload: bytes | memoryview
     ends_batch: bool
-    """The last one of its batch: the permit goes back with it."""
+    """Whether it is the last frame of its batch: its permit returns with it."""
 
 
 def _is_priority(sent: SentFrame) -> bool:
@@ -148,18 +147,19 @@ class Outlet:
         self.permits = permits
         self.credit = CreditSender(request.initial_credit)
         self.kept: deque[SentFrame] = deque()
-        """Sent over this connection and not taken over: the retransmit buffer."""
+        """Frames sent on this connection and not taken over: the retransmit buffer."""
         self.kept_events = 0
         self.unsent: deque[SentFrame] = deque()
-        """To be sent before the view is asked: the rest of a batch, or what was sent over a
-        connection that was lost.
+        """Frames to send before the next poll.
+
+        These are the rest of a batch, or frames of a lost connection.
         """
         self.next_sequence = 0
         self.acknowledged = 0
         self.blocking_sequence: int | None = None
         self.end_sequence: int | None = None
         self.error: ErrorResponse | None = None
-        """Why it failed; nothing else is left then."""
+        """Why the channel failed; it has no other state then."""
         self.has_data = False
         self.is_ready = False
         self.is_closed = False
@@ -167,12 +167,13 @@ class Outlet:
 
     @property
     def sent_sequence(self) -> int:
-        """The sequence of the next frame to be sent."""
+        """The sequence of the next frame to send."""
         return self.unsent[0].sequence if self.unsent else self.next_sequence
 
     def unsent_elements(self) -> list[bytes | Event]:
-        """The batches and events that a priority event overtakes now, oldest first; a batch of
-        which some has left is one of them, whole.
+        """Returns the batches and events that a priority event overtakes now, oldest first.
+
+        A partly sent batch is included as a whole.
         """
         elements: list[bytes | Event] = []
         for sent in self.unsent:
@@ -190,8 +191,9 @@ class Outlet:
         return elements
 
     def put_first(self, event: Event, backlog: int) -> None:
-        """`event` leaves next, behind others of its kind and in front of what else was polled
-        before it. Nothing of that was sent, so it is free to be numbered anew.
+        """Puts `event` behind other priority events, ahead of everything else in `unsent`.
+
+        Those frames were not sent, so they can be renumbered.
         """
         urgent = list(takewhile(_is_priority, self.unsent))
         sequence = self.sent_sequence + len(urgent)
@@ -211,7 +213,7 @@ class Outlet:
         self.next_sequence += 1
 
     def can_send(self) -> bool:
-        """May a frame leave now? Also true for an error that is to be found by polling."""
+        """Whether a frame may leave now. Also true for an error that a poll will raise."""
         if self.is_closed or self.is_detached or self.error is not None:
             return False
         if self.unsent:
@@ -219,8 +221,7 @@ class Outlet:
         elif not self.has_data:
             return False
         elif self.credit.is_blocked:
-            # Only who resumes unblocks the view, and that is this side: the view failed, or was
-            # released.
+            # Only this side's resume unblocks the view: so the view failed or was released.
             return not self.view.is_blocked
         else:
             # Without a batch in the queue there is an event, or an error.

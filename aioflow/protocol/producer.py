@@ -1,21 +1,20 @@
-"""The producer's side of every logical channel of one connection: what may be sent next, and what
-may be forgotten.
+"""The producer's side of all logical channels of one connection.
 
-Channels with something to send stand in a ready queue, each at most once, and take turns: a turn is
-one batch, one event, or one segment of a batch that does not fit into one frame. Nobody ever scans
-all channels. Invariants:
+Channels with output are in a ready queue, each at most once, and take turns. A turn is one batch,
+one event, or one segment of a batch that does not fit into one frame. So no code scans all
+channels. Invariants:
 
-* a data frame leaves only with credit, an event without; behind a blocking event nothing leaves
-  until the consumer resumes;
-* what was sent is kept until the consumer has *taken it over*, which AddCredit tells: so what is
-  kept never exceeds the buffers that the consumer granted, plus few events, and after a reset the
-  channel goes on exactly where the consumer is;
-* a batch holds its permit from the moment it leaves the queue until it was taken over: queued and
-  kept batches together never exceed the pool of the partition by more than its overdraft. (Held
-  only while queued, the window of each channel would come on top.)
+* a data frame needs credit, an event does not. After a blocking event no frame leaves until the
+  consumer resumes;
+* sent frames are kept until the consumer has *taken them over*, as reported by AddCredit. So kept
+  frames never exceed the buffers that the consumer granted, plus few events. After a reset the
+  channel continues exactly at the consumer's position;
+* a batch holds its permit from its poll until it was taken over. So queued and kept batches
+  together never exceed the pool of the partition by more than its overdraft. (If only queued
+  batches held permits, the window of each channel would come on top.)
 
 A channel that fails ends alone: its consumer gets the error as data. After PartitionRequestQueue
-and CreditBasedSequenceNumberingViewReader of Flink; keeping sent frames for a resume is not theirs.
+and CreditBasedSequenceNumberingViewReader of Flink, which keep no sent frames for a resume.
 """
 
 from __future__ import annotations
@@ -61,11 +60,9 @@ _DATA, _EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
 
 
 class ProducerExchange:
-    """The channels that the peer reads. Outlives a connection: `attach` and `connection_lost` say
-    when there is one.
+    """The channels that the peer reads. Outlives its connections, see `attach`.
 
-    `on_output` is called, at most once until the next `data_to_send`, when there is something to
-    send.
+    `on_output` is called when there is output, at most once until the next `data_to_send`.
     """
 
     def __init__(self, codec: Codec, on_output: Callable[[], None]) -> None:
@@ -80,12 +77,14 @@ class ProducerExchange:
     # The connection.
 
     def attach(self, encoder: FrameEncoder) -> None:
-        """There is a new connection. Each channel goes on once the consumer asks for it again."""
+        """Starts on a new connection. Each channel continues once the consumer requests it
+        again.
+        """
         self.connection_lost()
         self._encoder = encoder
 
     def connection_lost(self) -> None:
-        """Nothing can be sent, and what was on the way may be lost. Idempotent."""
+        """Stops sending; data in transit may be lost. Idempotent."""
         self._encoder = None
         self._messages.clear()
         for outlet in self._ready:
@@ -96,16 +95,16 @@ class ProducerExchange:
             outlet.credit.reset(0, outlet.credit.is_blocked)
 
     def abandon_detached(self) -> None:
-        """Release the channels that were not asked for again: their consumer is gone, or had read
-        them to the end.
+        """Releases channels that were not requested again: their consumer is gone, or has finished.
 
-        The peer says when it has asked for all; call it when there will be no further connection.
+        The peer signals that it has requested all. Also call this if no further connection will
+        come.
         """
         for outlet in [outlet for outlet in self._outlets.values() if outlet.is_detached]:
             self._close(outlet)
 
     def close(self) -> None:
-        """Release all channels. Idempotent."""
+        """Releases all channels. Idempotent."""
         for outlet in list(self._outlets.values()):
             self._close(outlet)
 
@@ -114,13 +113,11 @@ class ProducerExchange:
     def receive(
         self, frame: Frame
     ) -> list[tuple[int, PartitionRequest | TaskEvent | CloseRequest]]:
-        """Returns what is for the owner: a request for a channel that is new here (answer it with
-        `on_partition_request`, `partition_not_found` or `refuse`), or a message for the producing
-        task. A channel that cannot go on where its consumer is, because this side gave it up, is
-        refused here.
+        """Returns messages for the owner: requests for new channels, or task events.
 
-        RemoteProtocolError for a malformed body. What breaks the rules of one channel only ends
-        that channel.
+        Answer a request with `on_partition_request`, `partition_not_found` or `refuse`. A channel
+        that cannot continue, because this side gave it up, is refused here. Raises
+        RemoteProtocolError for a malformed body. A violation in one channel only ends that channel.
         """
         channel = frame.channel
         message = decode_message(frame.type, frame.body)
@@ -136,7 +133,7 @@ class ProducerExchange:
         if isinstance(message, CloseRequest):
             self.close()
             return [(NO_CHANNEL, message)]
-        # Anything else for a channel that is not here has crossed its end.
+        # A message for a missing channel has crossed its end.
         if outlet is None or (
             outlet.error is not None
             and not isinstance(message, PartitionRequest | CancelPartitionRequest)
@@ -174,11 +171,10 @@ class ProducerExchange:
         encode: Callable[[RecordBatch], bytes],
         permits: RetainedPermits | None = None,
     ) -> None:
-        """Read `view` for `channel`. With `permits` each batch takes one of the partition's pool
-        until it was taken over.
+        """Reads `view` for `channel`.
 
-        If it cannot be read, because it has a reader or was read before, the consumer of this
-        channel gets the error.
+        With `permits` each batch takes one from the partition's pool until it was taken over. If
+        the view has, or had, a reader, the consumer of this channel gets the error.
         """
         if channel in self._outlets:
             raise LocalProtocolError(
@@ -196,33 +192,34 @@ class ProducerExchange:
                 acknowledges=True,
                 unsent=outlet.unsent_elements,
             )
-        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this channel only.
-            # Not released: it may well have another reader.
+        except Exception as error:  # noqa: BLE001 - any error concerns this channel only.
+            # Not released: the view may have another reader.
             del self._outlets[channel]
             outlet.is_closed = True
             self.refuse(channel, error)
 
     def partition_not_found(self, channel: int, partition_id: str) -> None:
-        """Tell the consumer to ask again later."""
+        """Tells the consumer to ask again later."""
         self.refuse(
             channel,
             PartitionNotFound(f"partition {partition_id} is not registered at its producer"),
         )
 
     def refuse(self, channel: int, error: BaseException) -> None:
-        """Answer a request with an error; NO_CHANNEL ends all channels of the connection."""
+        """Answers a request with an error; NO_CHANNEL ends all channels of the connection."""
         self._post(channel, describe_error(error, self._codec))
 
     # What leaves.
 
     @property
     def has_output(self) -> bool:
-        """Would `data_to_send` return something?"""
+        """Whether `data_to_send` would return anything."""
         return self._encoder is not None and bool(self._messages or self._ready)
 
     def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
-        """Returns pieces to write in this order: about `max_bytes`, at least one frame if there
-        is one. Batches are not copied.
+        """Returns pieces to write in order: about `max_bytes`, at least one frame if there is one.
+
+        Batches are not copied.
         """
         self._told = False
         out: list[bytes | memoryview] = []
@@ -251,12 +248,13 @@ class ProducerExchange:
 
     @property
     def channels(self) -> Sequence[int]:
-        """The channels that are open."""
+        """The open channels."""
         return list(self._outlets)
 
     def kept_frames(self, channel: int) -> int:
-        """Data frames of a channel that were sent and not taken over: never more than the
-        consumer granted.
+        """Returns the number of sent data frames of a channel that were not taken over.
+
+        It never exceeds the granted credit.
         """
         outlet = self._outlets.get(channel)
         return 0 if outlet is None else len(outlet.kept) - outlet.kept_events
@@ -271,7 +269,7 @@ class ProducerExchange:
             return 0
         sent = outlet.unsent.popleft()
         sequence, kind, flags, backlog, payload, _ = sent
-        # Kept first: whatever happens now, the permit is found here.
+        # Kept first, so that its permit is found after any error.
         outlet.kept.append(sent)
         if kind is _DATA:
             outlet.credit.send_data(backlog)
@@ -286,11 +284,11 @@ class ProducerExchange:
     def _poll(self, outlet: Outlet) -> bool:
         """Turns the next element of the view into frames. False if there is none."""
         view, permits, index = outlet.view, outlet.permits, outlet.partition[1]
-        # The pool of a partition that was released is gone; then `poll` has nothing, and that is
-        # what the consumer must hear.
+        # The pool of a released partition is gone; `poll` then has no element, and the consumer
+        # must learn that.
         holds_permit = permits is not None and not view.is_released
         if holds_permit and permits is not None:
-            # Before `poll` gives the queue's own back, so that the pool does not look free in
+            # Before `poll` returns the queue's permit, so that the pool does not look free in
             # between.
             permits.take_permit(index)
         try:
@@ -311,7 +309,7 @@ class ProducerExchange:
                 self._add_batch(outlet, element, backlog)
                 holds_permit = False
             else:
-                # By exclusion an Event.
+                # An Event, by exclusion.
                 self._add_event(outlet, element, backlog, view.is_blocked)  # type: ignore[arg-type]
             return True
         finally:
@@ -374,7 +372,7 @@ class ProducerExchange:
         self._schedule(outlet)
 
     def _resume(self, outlet: Outlet, request: PartitionRequest) -> None:
-        """The consumer asks again: over a new connection, or because it did not hear the answer."""
+        """The consumer repeats a request: on a new connection, or because it missed the answer."""
         if outlet.error is not None:
             self._post(outlet.channel, outlet.error)
             return
@@ -395,10 +393,10 @@ class ProducerExchange:
         outlet.kept_events = 0
         was_received = outlet.blocking_sequence is not None and outlet.blocking_sequence < start
         outlet.is_detached = False
-        # A blocking event that has to be sent again blocks again by itself.
+        # A blocking event that is sent again blocks again by itself.
         outlet.credit.reset(request.credit, blocked=was_received)
         if was_received and not request.blocked:
-            # The consumer resumed, and the message was lost. Its credit is newer than that.
+            # The consumer resumed, and that message was lost. Its credit is newer.
             self._resume_consumption(outlet)
             outlet.credit.reset(request.credit, blocked=False)
         self._schedule(outlet)
@@ -414,8 +412,8 @@ class ProducerExchange:
     def _on_data_available(self, outlet: Outlet, priority: bool) -> None:
         outlet.has_data = True
         if priority and outlet.error is None and not outlet.is_closed:
-            # Now: what is polled already must not leave before it, and what it overtook was told to
-            # the producer just now.
+            # At once: polled elements must not leave before it, and the producer has just recorded
+            # what it overtook.
             while outlet.view.has_priority_event and (polled := outlet.view.poll()) is not None:
                 event, backlog, outlet.has_data, _ = polled
                 # A priority event, as the view says.
@@ -423,8 +421,8 @@ class ProducerExchange:
         self._schedule(outlet)
 
     def _schedule(self, outlet: Outlet) -> None:
-        """Into the ready queue, at its end, if something may leave; otherwise tell a consumer
-        without buffers what waits.
+        """Queues a channel that can send; otherwise announces the backlog to a consumer without
+        buffers.
         """
         if outlet.is_ready or outlet.is_closed:
             return
@@ -433,14 +431,13 @@ class ProducerExchange:
             self._ready.append(outlet)
             self._tell()
         elif outlet.credit.initial_credit == 0 and not outlet.is_detached and outlet.error is None:
-            # Sequences of the rest of a batch count as its frames; without credit there is no event
-            # among them.
+            # The rest of a batch counts in frames; without credit it contains no event.
             backlog = outlet.credit.backlog_to_announce(outlet.view.backlog + len(outlet.unsent))
             if backlog:
                 self._post(outlet.channel, BacklogAnnouncement(min(backlog, CREDIT_MAX)))
 
     def _forget(self, outlet: Outlet, taken_over: int) -> None:
-        """Elements below `taken_over` will never be asked for again."""
+        """Drops elements below `taken_over`, which will never be requested again."""
         if taken_over <= outlet.acknowledged:
             return
         outlet.acknowledged = taken_over
@@ -458,14 +455,14 @@ class ProducerExchange:
     def _fail(self, outlet: Outlet, error: BaseException) -> None:
         """Ends `outlet` with `error` for its consumer.
 
-        The entry stays until the consumer has heard of it.
+        The entry stays until the consumer has received it.
         """
         outlet.error = describe_error(error, self._codec)
         self._drop(outlet)
         self._post(outlet.channel, outlet.error)
 
     def _close(self, outlet: Outlet) -> None:
-        """Ends `outlet`: nobody reads it any more."""
+        """Ends `outlet`, which has no reader any more."""
         if self._outlets.pop(outlet.channel, None) is not None:
             outlet.is_closed = True
             self._drop(outlet)
@@ -490,10 +487,10 @@ class ProducerExchange:
 
 
 def _forgotten(request: PartitionRequest) -> Broken:
-    """The error of a consumer that comes back after this side gave the channel up.
+    """Makes the error for a consumer that returns after this side gave the channel up.
 
-    It is no ProducerFailed, because that says that a failure upstream was reported already. Here
-    the consumer reports it.
+    It is no ProducerFailed, which means that a failure upstream was reported already. Here the
+    consumer reports it.
     """
     name = f"subpartition {request.subpartition_index} of {request.partition_id}"
     return Broken(

@@ -1,11 +1,11 @@
-"""Calls between processes, without I/O: who asked what, and which answer belongs to it.
+"""Calls between processes, without I/O: matches answers to calls.
 
-Both sides may call. A call is numbered by its caller, and the number travels as the sequence of its
-frames. Arguments and results go through the codec; errors as data (`protocol.errors`). Invariants:
-a call gets at most one answer; an answer to a call that was given up is dropped, and one to a call
-that was never made is an error of the peer.
+Both sides may call. The caller numbers its calls, and the number is the sequence of their frames.
+Arguments and results go through the codec, errors as data (`protocol.errors`). Invariants: a call
+gets at most one answer. An answer to an abandoned call is dropped. An answer to a call that was
+never made is an error of the peer.
 
-A body longer than one frame is sent as several, one behind the other: the first byte of each tells
+A body longer than one frame is sent in several, one after the other. The first byte of each tells
 whether more follow.
 """
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 CALL_BYTES_MAX = 64 << 20
-"""One call or answer, over all its frames: what a peer can make this process gather."""
+"""Limit of one call or answer over all its frames, and so of the memory that a peer can use."""
 
 _METHOD_CHARS_MAX = 200
 _CHUNK_BYTES = CONTROL_BYTES_MAX - 1
@@ -52,8 +52,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class BadRequest:
-    """The peer calls `method` with arguments that are not understood here: answer with
-    `fail(call_id, error)`.
+    """The peer calls `method` with arguments that cannot be decoded.
+
+    Answer with `fail(call_id, error)`.
     """
 
     call_id: int
@@ -63,7 +64,7 @@ class BadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """The peer tells `method(*args)` and expects no answer."""
+    """The peer notifies `method(*args)` and expects no answer."""
 
     method: str
     args: tuple[Any, ...]
@@ -86,7 +87,7 @@ class CallError:
 
 
 Received = Request | BadRequest | Notification | Reply | CallError
-"""What a frame may turn out to be."""
+"""The possible results of a frame."""
 
 
 class RpcPeer:
@@ -123,7 +124,7 @@ class RpcPeer:
     def call(self, method: str, args: Sequence[Any] = ()) -> tuple[int, bytes]:
         """Returns the id of the call and the bytes to send.
 
-        TypeNotSupported names the method if an argument cannot travel.
+        Raises TypeNotSupported, naming the method, if an argument cannot be encoded.
         """
         call_id = self._next_call_id
         content = self._frames(
@@ -140,7 +141,7 @@ class RpcPeer:
     def reply(self, call_id: int, value: Any) -> bytes:
         """Returns the answer to a request.
 
-        TypeNotSupported if `value` cannot travel: answer with `fail` then.
+        Raises TypeNotSupported if `value` cannot be encoded: then answer with `fail`.
         """
         method = self._requested_method(call_id)
         body = self._codec.encode(value, owner=f"the result of {method}")
@@ -158,7 +159,7 @@ class RpcPeer:
         return content
 
     def give_up(self, call_id: int) -> None:
-        """Nobody waits for the answer any more; it will be dropped. Idempotent."""
+        """Abandons a call: its answer will be dropped. Idempotent."""
         self._open.pop(call_id, None)
 
     @property
@@ -169,10 +170,9 @@ class RpcPeer:
     # What this side receives.
 
     def receive(self, frame: Frame) -> Received | None:
-        """Returns what the frame completes; None for a part, or the answer to a call that was given
-        up.
+        """Returns the message that the frame completes; None for a part, or an abandoned call.
 
-        RemoteProtocolError for what no peer may send; the connection is to be closed then.
+        Raises RemoteProtocolError for an invalid frame; close the connection then.
         """
         kind, _, call_id, body = frame
         handle = _HANDLERS.get(kind)
@@ -217,7 +217,7 @@ class RpcPeer:
             return Request(call_id, method, tuple(self._codec.decode_batch(args)))
         except (
             DecodeError
-        ) as error:  # As a rule a class that is not loaded here: a matter of this call alone.
+        ) as error:  # Usually a class that is not loaded here, which concerns this call alone.
             return BadRequest(call_id, method, error)
 
     def _on_notification(self, call_id: int, body: bytes) -> Notification:
@@ -240,7 +240,7 @@ class RpcPeer:
         return CallError(call_id, rebuild_error(response, self._codec))
 
     def _close_call(self, call_id: int) -> bool:
-        """Was somebody waiting?"""
+        """Closes a call. Returns whether it was waiting for its answer."""
         if not 0 < call_id < self._next_call_id:
             raise RemoteProtocolError(
                 f"an answer came to call {call_id}, which was never made; the last one was "
