@@ -1,3 +1,1 @@
-"""From the flow that a user wrote to what tasks are deployed from: StreamGraph -> JobGraph ->
-TaskDeploymentDescriptor.
-"""
+"""The graphs of a flow: StreamGraph -> JobGraph -> TaskDeploymentDescriptor."""

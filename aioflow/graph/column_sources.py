@@ -1,11 +1,9 @@
-"""Which sources of a flow give columns: those that can, where what follows has use for them. And
-which columns are read, and travel.
+"""Decides which sources of a flow give columns, and which columns are read and sent.
 
-Some sources are columnar by themselves. Others, as files of JSON lines, decode into either, and the
-program does not say which: it says what it does with the records. Columns are made where they stay
-columns up to where they are put to use, by an aggregate, a window or a sink; a function on the way
-gets rows, and those are best made at once. Why a source gives rows stands in the remark of its
-node.
+Some sources are always columnar. Others, such as files of JSON lines, decode into either. The
+program does not choose: its use of the records decides. A source gives columns if they stay columns
+until an aggregate, a window or a sink uses them. A function on the way gets rows, and those are
+best made at once. The remark of a source's node says why it gives rows.
 """
 
 from __future__ import annotations
@@ -55,12 +53,11 @@ def with_columns(
     explained: bool = False,
     whole: Collection[TapPlace] = (),
 ) -> StreamNode:
-    """A source node whose source gives columns, where it can and they are of use; else `node` with
-    the reason in its remark.
+    """Returns a source node with a columnar source if that is possible and useful.
 
-    Of a source that never has any, the reason is only found for whoever wants it `explained`:
-    nothing of what follows is made for it. `whole`: places that somebody looks at, besides those
-    that follow.
+    Otherwise returns `node` with the reason in its remark. For a source that never has columns the
+    reason is only found if `explained`, since finding it makes operators. `whole`: places that are
+    watched, besides their consumers.
     """
     source, by_row = node.source, why_rows_for_times(node.watermarks)
     if source is None:
@@ -85,25 +82,22 @@ def with_columns(
 
 
 def _narrowed(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> StreamNode:
-    """A source node whose source makes no columns that nobody reads, where it can leave them
-    out.
-    """
+    """Returns a source node without unread columns, if its source can leave them out."""
     offer = getattr(node.source, "with_fields", None)
     read = None if offer is None else _read_behind(graph, node, whole)
     if not read or not all(isinstance(name, str) for name in read):
         return node
-    # It is not None: there is something to read.
+    # Not None: some field is read.
     return replace(node, source=offer(tuple(sorted(read))))  # type: ignore[misc]
 
 
 def fields_seen(
     graph: StreamGraph, place: TapPlace, whole: Collection[TapPlace] = ()
 ) -> list[str] | None:
-    """The fields of records that whoever looks at `place` sees, where others are left out as nobody
-    reads them. None: all there are.
+    """Returns the fields that a watcher of `place` sees, if unread ones are left out. None: all.
 
-    `whole`: as it was when the graph was built. Late elements of a window have come the way of what
-    it aggregates.
+    `whole`: as it was when the graph was built. Late elements of a window come from the input of
+    its aggregate.
     """
     for node_id in sorted(graph.upstream_of([place if isinstance(place, int) else place[0]])):
         node = with_columns(
@@ -120,9 +114,7 @@ def fields_seen(
 def _read_behind(
     graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]
 ) -> set[str | int] | None:
-    """The fields that the steps behind `node` read of its records, and itself for their times;
-    None: records come out whole.
-    """
+    """Returns the fields that the steps after `node`, and its own event time, read. None: all."""
     if node.id in whole:
         return None
     times = node.watermarks.timestamp if node.watermarks is not None else None
@@ -140,7 +132,7 @@ def _read_behind(
 def _read_by(
     graph: StreamGraph, edge: StreamEdge, whole: Collection[TapPlace]
 ) -> set[str | int] | None:
-    """What one consumer reads."""
+    """Returns the fields that one consumer reads; None: all."""
     if _why_exchanged_as_rows(edge.partitioning) is not None:
         return None
     node = graph.nodes[edge.target]
@@ -166,10 +158,10 @@ def _read_by(
 def _fields_of(
     graph: StreamGraph, node_id: int, operator: Operator, whole: Collection[TapPlace]
 ) -> tuple[str | int, ...] | None:
-    """The fields that an aggregate or a window reads; None: something comes out whole, or it is
-    neither.
+    """Returns the fields that an aggregate or a window reads.
 
-    A window whose late elements somebody reads is one: those come out whole.
+    None for other operators, and if whole records come out, as in a window whose late elements are
+    read.
     """
     if (
         not isinstance(operator, (RunningAggregateOperator, SliceWindowOperator))
@@ -188,8 +180,9 @@ def with_fields(
     partitioning: Partitioning,
     whole: Collection[TapPlace] = (),
 ) -> Partitioning:
-    """`partitioning`, with the fields that the consumer reads where it is known, and nothing
-    else of a record comes out of it.
+    """Returns `partitioning` with the fields that the consumer reads, if they are known.
+
+    No other part of a record may come out of the consumer.
     """
     factory = graph.nodes[edge.target].factory
     if partitioning.strategy is not ShipStrategy.HASH or factory is None:
@@ -210,9 +203,7 @@ def with_fields(
 
 
 def is_taken_apart(graph: StreamGraph, place: TapPlace, whole: Collection[TapPlace] = ()) -> bool:
-    """Whether the late elements that `place` stands for are not whole, or not all, as something
-    else was sent in their place.
-    """
+    """Whether late elements at `place` are incomplete, because something else was sent instead."""
     if isinstance(place, int):
         return False
     factory = graph.nodes[place[0]].factory
@@ -227,10 +218,9 @@ def is_taken_apart(graph: StreamGraph, place: TapPlace, whole: Collection[TapPla
 def _taken_by(
     graph: StreamGraph, node_id: int, operator: Operator, whole: Collection[TapPlace]
 ) -> tuple[Callable[[Any], Any], ...] | None:
-    """All that an aggregate or a window takes of a record, where records are dealt out to several
-    of it; None: they are sent whole.
+    """Returns the function for the only part of a record that an aggregate or a window reads.
 
-    As for columns, a window whose late elements somebody reads has to get them whole.
+    None: records are sent whole, because there is one subtask, or late elements are read.
     """
     if (
         not isinstance(operator, (RunningAggregateOperator, SliceWindowOperator))
@@ -243,8 +233,9 @@ def _taken_by(
 def _folded_by(
     graph: StreamGraph, node_id: int, operator: Operator, whole: Collection[TapPlace]
 ) -> LocalAggregate | None:
-    """How a batch is folded before it is dealt out to several of a window; None: all of its
-    records are sent.
+    """Returns how a batch is aggregated before it is sent to the subtasks of a window.
+
+    None: all its records are sent.
     """
     if (
         not isinstance(operator, SliceWindowOperator)
@@ -259,16 +250,16 @@ def _folded_by(
 
 
 def _gives_elements_out(graph: StreamGraph, node_id: int, whole: Collection[TapPlace]) -> bool:
-    """Whether somebody reads the late elements of a window."""
+    """Whether the late elements of a window are read."""
     if any(out.side is not None for out in graph.outputs_of(node_id)):
         return True
     return any(not isinstance(place, int) and place[0] == node_id for place in whole)
 
 
 def _counts(operator: Operator) -> bool:
-    """Whether it looks at no record, only at how many there are of each key, and gives none out.
+    """Whether an operator only counts records per key, and gives no record out.
 
-    A window of event time gives out late elements, to whoever subscribes to them while it runs.
+    Event-time windows give out late elements, for subscriptions made while they run.
     """
     if not isinstance(operator, (RunningAggregateOperator, ClockWindowOperator)):
         return False
@@ -281,9 +272,7 @@ def _counts(operator: Operator) -> bool:
 
 
 def _obstacle(graph: StreamGraph, node: StreamNode) -> str | None:
-    """Which step behind `node` makes rows, and why; None if columns are put to use by all that
-    follows.
-    """
+    """Returns which step after `node` makes rows, and why; None if all consumers use columns."""
     edges = [edge for edge in graph.outputs_of(node.id) if edge.side is None]
     found = (_obstacle_on(graph, edge) for edge in edges)
     return next((one for one in found if one is not None), None) if edges else NOT_USED
@@ -302,9 +291,7 @@ def _obstacle_on(graph: StreamGraph, edge: StreamEdge) -> str | None:
 
 
 def _why_exchanged_as_rows(partitioning: Partitioning | None) -> str | None:
-    """Why columns become rows on the way: whoever deals records out one by one, or by a
-    function, makes rows of them.
-    """
+    """Returns why an exchange makes rows: it sends records one by one, or by a function."""
     if partitioning is None:
         return None
     if partitioning.strategy is ShipStrategy.HASH:

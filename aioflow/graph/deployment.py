@@ -1,6 +1,4 @@
-"""What a TaskExecutor needs to run one subtask: pure data, made by the JobMaster from the
-JobGraph.
-"""
+"""Descriptors of one subtask for a TaskExecutor: pure data that the JobMaster makes."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ __all__ = [
 
 
 class ExecutionState(Enum):
-    """The life of one attempt, in Flink's spelling.
+    """The state of one attempt, in Flink's spelling.
 
     Only `is_terminal` states are final; each is reported once.
     """
@@ -51,7 +49,7 @@ class ExecutionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionId:
-    """What one attempt produces for one edge. As text it is its name on the wire."""
+    """The output of one attempt for one edge. Its text form is its name on the wire."""
 
     edge_id: int
     producer: ExecutionAttemptId
@@ -71,16 +69,14 @@ class InputChannelDescriptor:
     partition: PartitionId
     subpartition_index: int
     location: str = ""
-    """Where the producer runs: `HOST:PORT` of its worker's data plane, empty in a cluster of
-    one.
-    """
+    """Data address of the producer's worker, `HOST:PORT`; empty in a cluster of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputGateDescriptor:
     """All channels of one edge into one logical input.
 
-    `keyed`: its batches carry keys. `may_be_overtaken`: by barriers.
+    `keyed`: its batches carry keys. `may_be_overtaken`: barriers may overtake its data.
     """
 
     edge_id: int
@@ -92,7 +88,7 @@ class InputGateDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class ResultPartitionDescriptor:
-    """What a subtask produces for one edge: a subpartition for each consumer subtask it reaches."""
+    """The output of a subtask for one edge: a subpartition per reached consumer subtask."""
 
     partition: PartitionId
     partitioning: Partitioning
@@ -112,11 +108,11 @@ class TaskDeploymentDescriptor:
     inputs: tuple[InputGateDescriptor, ...]
     outputs: tuple[ResultPartitionDescriptor, ...]
     splits: tuple[Split, ...] = field(default=())
-    """For a source vertex: what this subtask reads."""
+    """Splits that this subtask of a source vertex reads."""
     restore: TaskRestore | None = None
-    """State to begin with. None: everything begins empty."""
+    """State to start from. None: everything starts empty."""
 
     @property
     def task_name(self) -> str:
-        """As logs and notes spell it."""
+        """The name in logs and notes."""
         return self.vertex.task_name(self.attempt.subtask_index)

@@ -1,10 +1,10 @@
-"""The flow as vertices: operators that can share a task are chained, edges between chains become
-exchanges.
+"""The flow as vertices: operators that can share a task are chained, other edges are exchanges.
 
-Two neighbours are chained when the only edge between them goes straight (forward, same parallelism,
-same slot sharing group, no side output), the upstream one has no other main consumer, the
-downstream one no other input, and neither forbids it. A chain is a line; an operator with two
-consumers is its tail. Validation happens here, so a wrong flow fails before anything runs.
+Two neighbours are chained under these conditions. The only edge between them is forward, with the
+same parallelism and slot sharing group, and no side output. The upstream one has no other main
+consumer, the downstream one no other input, and neither forbids it. A chain is a line; an operator
+with two consumers is its tail. Validation happens here, so an invalid flow fails before anything
+runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["JobEdge", "JobGraph", "JobVertex", "build_job_graph", "connected_sub
 class JobEdge:
     """An exchange between two vertices.
 
-    `operator_index` is the producer's place in its chain, for side outputs of its middle.
+    `operator_index`: position of the producer in its chain, for side outputs of a middle operator.
     """
 
     id: int
@@ -64,33 +64,31 @@ class JobVertex:
     max_parallelism: int
     slot_sharing_group: str
     shares_name: bool = False
-    """Whether a vertex before it has its name already: its metrics have its id too, in whichever
-    process they are counted.
-    """
+    """Whether an earlier vertex has the same name: its metrics then include its id."""
 
     @property
     def head(self) -> StreamNode:
         return self.nodes[0]
 
     def task_name(self, index: int) -> str:
-        """Of a subtask, as logs and notes spell it."""
+        """Returns the name of a subtask in logs and notes."""
         return f"{self.name} ({index + 1}/{self.parallelism})"
 
     def metrics_name(self, index: int) -> str:
-        """What the metrics of a subtask begin with: no other task of the job has it."""
+        """Returns the metrics prefix of a subtask, which is unique in the job."""
         return f"{self.task_name(index)} #{self.id}" if self.shares_name else self.task_name(index)
 
 
 @dataclass(frozen=True, slots=True)
 class JobGraph:
-    """What a JobMaster deploys. Vertices in topological order (producers first)."""
+    """The graph that a JobMaster deploys. Vertices in topological order (producers first)."""
 
     name: str
     vertices: tuple[JobVertex, ...]
     edges: tuple[JobEdge, ...]
 
     def inputs_of(self, vertex_id: int) -> list[JobEdge]:
-        """Edges into a vertex, by input index; a union has several with the same one."""
+        """Returns edges into a vertex, by input index; the edges of a union share one index."""
         return sorted(
             (e for e in self.edges if e.target == vertex_id), key=lambda e: (e.input_index, e.id)
         )
@@ -102,7 +100,7 @@ class JobGraph:
         return next(v for v in self.vertices if v.id == vertex_id)
 
     def vertex_of_node(self, node_id: int) -> tuple[JobVertex, int]:
-        """The vertex that runs a node, and the node's place in the chain."""
+        """Returns the vertex that runs a node, and the node's position in the chain."""
         for vertex in self.vertices:
             for index, node in enumerate(vertex.nodes):
                 if node.id == node_id:
@@ -118,9 +116,9 @@ class JobGraph:
 def connected_subtasks(
     strategy: ShipStrategy, producer: int, producers: int, consumers: int
 ) -> range:
-    """The consumer subtasks that subtask `producer` reaches.
+    """Returns the consumer subtasks that subtask `producer` reaches.
 
-    Pointwise strategies spread as evenly as they can, without gaps.
+    Pointwise strategies spread as evenly as possible, without gaps.
     """
     if not strategy.pointwise:
         return range(consumers)
@@ -138,10 +136,11 @@ def build_job_graph(
     explained: bool = False,
     whole: Collection[TapPlace] = (),
 ) -> JobGraph:
-    """Chain, validate, and number the exchanges. `apart`: what stays in the program's process
-    shares no chain with what need not. `explained`: also say of sources that never give columns
-    what is in the way, for which operators are made. `whole`: places that are looked at from
-    outside, so that no field of their records may be left out.
+    """Chains operators, validates the flow, and numbers the exchanges.
+
+    `apart`: operators that stay in the program's process are not chained with others. `explained`:
+    also find out why a source never gives columns, which makes operators. `whole`: places that are
+    watched, so that their records keep all fields.
     """
     _validate(graph)
     uids = graph.uids()
@@ -149,8 +148,7 @@ def build_job_graph(
     for edge in graph.edges:
         if _chainable(graph, edge, apart):
             chained_into[edge.source] = edge.target
-    # Edges from outside reach the head of a chain only, so heads in the order of their nodes are
-    # producers first.
+    # Outside edges only reach heads of chains, so heads in topological order are producers first.
     heads = [i for i in graph.topological() if i not in chained_into.values()]
     vertices: list[JobVertex] = []
     place: dict[int, tuple[int, int]] = {}

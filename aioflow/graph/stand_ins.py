@@ -1,12 +1,11 @@
-"""Which sources give stand-ins for their records: objects with the same fields, where nothing but
-fields is read of them.
+"""Replaces the records of some sources by stand-ins: objects with the same fields.
 
-To make a NamedTuple of a line of JSON costs several times what it takes to read the line. Where a
-source's records go straight into a keyed exchange that sends their keys alone, or one field
-(`operators.taking`), and the times, the keys and that field are read by functions whose bodies are
-known (`operators.inlining`), nobody sees what the fields stood in. Only among workers: whatever
-else comes to be sent there, for a subscription or as data in flight, is written and read as the
-record itself; within one process a subscriber would see the stand-in.
+Making a NamedTuple from a line of JSON costs several times what it takes to read the line. A
+stand-in is possible if the records go straight into a keyed exchange that sends only keys, or one
+field (`operators.taking`). Functions with known bodies (`operators.inlining`) must read the times,
+the keys and that field. Then no user code sees the stand-in. This is only done among workers:
+subscriptions and in-flight data there encode the record itself. Within one process a subscriber
+would see the stand-in.
 """
 
 from __future__ import annotations
@@ -31,12 +30,13 @@ __all__ = ["with_stand_ins"]
 _FIELD = re.compile(r"\.([A-Za-z_]\w*)")
 
 _BY_TIME = (WatermarkKind.BOUNDED, WatermarkKind.NONE, WatermarkKind.INGESTION)
-"""Strategies that look at nothing but the timestamp."""
+"""Strategies that read only the timestamp."""
 
 
 def with_stand_ins(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> StreamNode:
-    """A source node whose source gives stand-ins, where it can and only fields are read of them;
-    else `node`. `whole`: as elsewhere.
+    """Returns a source node with stand-ins if only fields of its records are read; else `node`.
+
+    `whole`: watched places, as elsewhere.
     """
     offer = getattr(node.source, "with_stand_ins", None)
     if offer is None or node.id in whole or getattr(node.source, "columnar", False):
@@ -66,22 +66,21 @@ def _read_by_times(strategy: WatermarkStrategy[Any] | None, fields: Collection[s
 def _read_by(
     graph: StreamGraph, edge: StreamEdge, fields: Collection[str], whole: Collection[TapPlace]
 ) -> bool:
-    """Whether one consumer gets nothing but keys, and a field."""
+    """Whether one consumer gets only keys, and at most one field."""
     if edge.partitioning is None or edge.partitioning.strategy is not ShipStrategy.HASH:
         return False
     partitioning = with_fields(graph, edge, edge.partitioning, whole)
     if not _reads_fields(partitioning.function, fields):
         return False
-    # A field of a stand-in is always there. What else is taken may fail, and then records go whole.
+    # A field of a stand-in always exists. Other functions may fail, and then records are sent
+    # whole.
     return partitioning.keys_alone or (
         partitioning.taken is not None and all(_is_field(one, fields) for one in partitioning.taken)
     )
 
 
 def _reads_fields(function: Any, fields: Collection[str]) -> bool:
-    """Whether `function` computes with these fields of its argument, and does nothing else with
-    it.
-    """
+    """Whether `function` only reads these fields of its argument."""
     body = None if is_expression(function) else body_of(function)
     if body is None or len(body.pieces) < 2:
         return False

@@ -1,7 +1,7 @@
-"""The flow as data: one node an operator, one edge a stream between two of them.
+"""The flow as data: one node per operator, one edge per stream between two of them.
 
-Built by the API, never changed by a run: it binds no loop and opens nothing. Node ids count from 0
-in the order of building.
+Built by the API and never changed by a run: it binds no loop and opens nothing. Node ids count from
+0 in the order of building.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ DEFAULT_SLOT_SHARING_GROUP = "default"
 
 
 class ShipStrategy(Enum):
-    """How records choose among the subtasks of the consumer; the value is the name that graphs
-    and REST show.
+    """How records choose among the consumer's subtasks; the value is the name in graphs and
+    REST.
     """
 
     FORWARD = "FORWARD"
@@ -48,9 +48,10 @@ class ShipStrategy(Enum):
 
     @property
     def may_be_overtaken(self) -> bool:
-        """Whether barriers may overtake its records, which are dealt out anew when the parallelism
-        changes. Where it matters which subtask a record was sent to, and only user code or the
-        wiring knows, that cannot be done.
+        """Whether barriers may overtake its records.
+
+        Overtaken records are distributed again when the parallelism changes. That is impossible if
+        the choice of a subtask matters, and only user code or the wiring knows it.
         """
         return self in (
             ShipStrategy.REBALANCE,
@@ -70,33 +71,33 @@ class Chaining(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """A ship strategy with the function it needs: of the key (HASH), or of the value and the
-    number of subtasks (CUSTOM).
+    """A ship strategy with its function.
+
+    The function is of the key (HASH), or of the value and the number of subtasks (CUSTOM).
     """
 
     strategy: ShipStrategy
     function: Any = None
     fields: tuple[str | int, ...] | None = None
-    """Those that the consumer reads of records of columns: others need not travel. None: all."""
+    """Fields that the consumer reads of columnar records; others are not sent. None: all."""
     keys_alone: bool = False
-    """Whether the consumer looks at no record, only at its key, which may travel in its place."""
+    """Whether the consumer reads only the key of a record, which can be sent instead."""
     taken: tuple[Any, ...] | None = None
-    """The one function by which the consumer takes of a record all that it reads of it, none if it
-    only counts: where records are dealt out what that gives may travel in their place, in batches
-    that say so. None: it reads more.
+    """The one function that gives everything the consumer reads of a record; empty if it counts.
+
+    Its result can be sent instead of the record, in batches marked `taken`. None: it reads more.
     """
     local: LocalAggregate | None = None
-    """How a batch of few keys is folded before it is dealt out. None: all records go."""
+    """How a batch with few keys is aggregated before it is sent. None: all records are sent."""
     written: str = "key_by"
-    """Where the user gave the function of the key, as an error names it."""
+    """Name of the user's call that gave the key function, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEdge:
-    """A stream from `source` to input `input_index` of `target`. `side` reads a side output instead
-    of the main one.
+    """A stream from `source` to input `input_index` of `target`. `side`: reads that side output.
 
-    `partitioning` None: forward when both have the same parallelism, otherwise rebalance.
+    `partitioning` None: forward if both have the same parallelism, otherwise rebalance.
     """
 
     source: int
@@ -110,38 +111,40 @@ class StreamEdge:
 class StreamNode:
     """One operator.
 
-    `factory` makes a fresh one for each subtask; a source node has `source` and no factory.
+    `factory` makes a new one for each subtask; a source node has `source` and no factory.
     """
 
     id: int
     kind: str
-    """map, filter, window, sink, ...: what the graph shows and uids are derived from."""
+    """map, filter, window, sink, ...: shown in the graph, and part of derived uids."""
     name: str
     uid: str | None = None
-    """As the user gave it; `StreamGraph.uid_of` derives one otherwise."""
+    """The user's uid; `StreamGraph.uids` derives one otherwise."""
     factory: Callable[[], Operator] | None = None
     source: Source[Any] | None = None
     watermarks: WatermarkStrategy[Any] | None = None
-    """The strategy of a source node; it sees each split on its own."""
+    """The strategy of a source node, applied to each split separately."""
     parallelism: int | None = None
-    """None: the flow's."""
+    """None: that of the flow."""
     parallelism_max: int | None = None
-    """An upper bound that the operator itself sets: 1 for what cannot be split."""
+    """Upper bound set by the operator itself: 1 if it cannot be split."""
     keyed: bool = False
     """Whether its input comes straight from `key_by`: it has keyed state."""
     event_time: bool = False
-    """Whether a watermark strategy stands upstream of it (or is its own)."""
+    """Whether it has a watermark strategy, upstream or of its own."""
     stateful: bool = False
     sink: bool = False
     stays_here: bool = False
-    """Whether it holds something of the program that runs the flow (a result list, an input, a
-    function as sink), so that it runs in that process also when others are in workers."""
+    """Whether it needs the program that runs the flow, and so runs in that process.
+
+    It holds a result list, an input, or a function as sink.
+    """
     chaining: Chaining = Chaining.ALWAYS
     slot_sharing_group: str = DEFAULT_SLOT_SHARING_GROUP
     remark: str = ""
-    """Why it runs as it does (rows, slices, per window): what `explain()` says."""
+    """Why it runs as it does (rows, slices, per window), for `explain()`."""
     side_tags: tuple[OutputTag[Any], ...] | None = None
-    """The side outputs that it may have. None: its function decides that while it runs."""
+    """Its possible side outputs. None: its function decides while it runs."""
 
 
 @dataclass(slots=True)
@@ -165,7 +168,7 @@ class StreamGraph:
         return max(self.nodes, default=-1) + 1
 
     def inputs_of(self, node_id: int) -> list[StreamEdge]:
-        """Edges into a node, by input index."""
+        """Returns edges into a node, by input index."""
         return sorted(
             (edge for edge in self.edges if edge.target == node_id),
             key=lambda edge: edge.input_index,
@@ -179,7 +182,7 @@ class StreamGraph:
         return wanted if node.parallelism_max is None else min(wanted, node.parallelism_max)
 
     def upstream_of(self, node_ids: Iterable[int]) -> set[int]:
-        """The nodes and everything that they depend on."""
+        """Returns the nodes and everything that they depend on."""
         needed: set[int] = set()
         open_ids = list(node_ids)
         while open_ids:
@@ -190,9 +193,9 @@ class StreamGraph:
         return needed
 
     def restricted_to(self, node_ids: set[int]) -> StreamGraph:
-        """The part with just these nodes; ids stay.
+        """Returns the subgraph of these nodes, with their ids.
 
-        Uids are pinned first, so that state is found under the same names.
+        Uids are fixed first, so that state is found under the same names.
         """
         uids = self.uids()
         return StreamGraph(
@@ -204,13 +207,13 @@ class StreamGraph:
         )
 
     def copy(self) -> StreamGraph:
-        """A graph that can be extended without touching this one."""
+        """Returns a copy that can be extended without changing this graph."""
         return StreamGraph(
             self.name, self.parallelism, self.max_parallelism, dict(self.nodes), list(self.edges)
         )
 
     def topological(self) -> list[int]:
-        """Node ids, producers first; otherwise in the order of building.
+        """Returns node ids, producers first, otherwise in the order of building.
 
         Raises GraphError for a cycle.
         """
@@ -238,11 +241,10 @@ class StreamGraph:
         return ordered
 
     def uids(self) -> dict[int, str]:
-        """The uid of each node: the user's, or derived from what the node is and what it reads.
+        """Returns the uid of each node: the user's, or derived from its kind and its inputs.
 
         A derived uid does not change when a sink, a collect or a subscription is added, nor when
-        unrelated nodes move. Two nodes that would derive the same one are told apart by their
-        order.
+        unrelated nodes move. Nodes with the same derived uid are numbered in order.
         """
         uids: dict[int, str] = {}
         seen: dict[str, int] = {}
