@@ -55,8 +55,9 @@ class TaskExecutorGateway(TapGateway, Protocol):
     """
 
     def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:
-        """Deploys and starts a task. Raises if the token is stale or the attempt is known
-        already.
+        """Deploys and starts a task.
+
+        Raises if the token is stale or the attempt is known already.
         """
 
     def cancel_task(self, attempt: ExecutionAttemptId) -> None:
@@ -76,8 +77,9 @@ class TaskExecutorGateway(TapGateway, Protocol):
     def notify_checkpoint_aborted(
         self, job_id: str, checkpoint_id: int, latest_completed: int | None
     ) -> None:
-        """Tells tasks that a checkpoint will not complete. `latest_completed`: the last that
-        did.
+        """Tells tasks that a checkpoint will not complete.
+
+        `latest_completed`: the last that did.
         """
 
     def stop_sources(self, job_id: str, *, drain: bool) -> None:

@@ -1,11 +1,11 @@
-"""Heartbeats to peers, and the detection of lost peers. Decides, sends nothing; time is an
-argument.
+"""Heartbeats to peers, and the detection of lost peers.
 
-Both ends of a pair hold a monitor. Each sends on its own interval and watches the heartbeats of the
-other. So a link that works one way only is found by the end that hears nothing. A peer is given up
-exactly once, for one of three reasons: silence for `timeout_s`, `unreachable_sends` failed sends in
-a row, or the end of its connection without a new one within `suspicion_s`. Flink's defaults are
-five times slower. Shorter ones work here because sockets end with their process.
+Decides, sends nothing; time is an argument. Both ends of a pair hold a monitor. Each sends on its
+own interval and watches the heartbeats of the other. So a link that works one way only is found by
+the end that hears nothing. A peer is given up exactly once, for one of three reasons: silence for
+`timeout_s`, `unreachable_sends` failed sends in a row, or the end of its connection without a new
+one within `suspicion_s`. Flink's defaults are five times slower. Shorter ones work here because
+sockets end with their process.
 
 A monitor that stood still (SIGSTOP, a user function that held the interpreter) did not listen. Its
 own pause is therefore no silence of others. For the holder of a lease the pause counts: its peer

@@ -98,8 +98,9 @@ class JobMaster:
         self.executions = ExecutionGraph(job_id, graph, restart, has_run=recovered)
         self.terminated: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Completes once every task has run, or the job is over. Errors of `open` are known
-        then.
+        """Completes once every task has run, or the job is over.
+
+        Errors of `open` are known then.
         """
         self.stop_refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Only used for a job in another process; `stop` of a local job raises at once."""
@@ -191,11 +192,10 @@ class JobMaster:
     def stop(
         self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None
     ) -> None:
-        """Ends the sources where they are, or as soon as they run. Records in flight reach the
-        sinks.
+        """Ends the sources where they are, or as soon as they run.
 
-        With `drain` event time ends too. With checkpoints and `savepoint`, the last checkpoint is a
-        savepoint, under the store or at the URL `directory`.
+        Records in flight reach the sinks. With `drain` event time ends too. With checkpoints and
+        `savepoint`, the last checkpoint is a savepoint, under the store or at the URL `directory`.
         Raises CheckpointError and stops nothing if `directory` is given for a job without
         checkpoints.
         """
@@ -215,8 +215,9 @@ class JobMaster:
         return await self._with_checkpoints().savepoint(directory)
 
     async def savepoints(self) -> list[str]:
-        """Lists URLs of the savepoints under the store. Raises RestoreError if it cannot be
-        read.
+        """Lists URLs of the savepoints under the store.
+
+        Raises RestoreError if it cannot be read.
         """
         return await self._with_checkpoints().store.savepoints()
 

@@ -205,8 +205,9 @@ class JobSession:
             raise
 
     def cancel_task(self, attempt: ExecutionAttemptId) -> None:
-        """Cancels a task. A task that is not here has ended or never started: it reports
-        CANCELED.
+        """Cancels a task.
+
+        A task that is not here has ended or never started: it reports CANCELED.
         """
         if attempt in self._attempts:
             self.executor.cancel_task(attempt)

@@ -197,8 +197,9 @@ class JobStore:
         await self._host.fs.delete(f"{self._path}/jobs/{job_id}", recursive=True)
 
     async def _tokens(self, job_id: str) -> list[int]:
-        """Returns tokens in ascending order. Leftovers of crashes begin with a dot and are
-        ignored.
+        """Returns tokens in ascending order.
+
+        Leftovers of crashes begin with a dot and are ignored.
         """
         return [
             int(name)

@@ -120,8 +120,9 @@ class JobManager:
         self._fenced = 0
 
     async def run(self) -> None:
-        """Runs until `stop` or a cancellation. Raises OSError if it cannot listen at the
-        address.
+        """Runs until `stop` or a cancellation.
+
+        Raises OSError if it cannot listen at the address.
         """
         options = self._options
         port = await self._server.listen(options.bind, options.port)

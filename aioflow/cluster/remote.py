@@ -62,8 +62,9 @@ Longer than its tasks take to close, under two leaders.
 
 @dataclass(frozen=True, slots=True)
 class RemoteCluster:
-    """A cluster to run a flow on: `await flow.execute(on=af.RemoteCluster("host:6123",
-    secret=...))`.
+    """A cluster to run a flow on.
+
+    Use it as `await flow.execute(on=af.RemoteCluster("host:6123", secret=...))`.
 
     `address`: one or more `host:port`, separated by commas, of which one leads. Or the `Path` of
     the cluster's directory, whose lease names the leader. When another JobManager takes over, the

@@ -299,8 +299,9 @@ class SlotManager:
         status: SlotStatus | None,
         now: float,
     ) -> list[Instruction]:
-        """The worker refused: `status` is the slot's content. None: no answer, so it is asked
-        again.
+        """The worker refused: `status` is the slot's content.
+
+        None: no answer, so it is asked again.
         """
         worker = self._worker(token, worker_id, registration)
         if worker is None:

@@ -56,8 +56,9 @@ class SplitTaker(Protocol):
 
 
 class SplitDiscovery:
-    """Split discovery of one job. `found`: known splits of each source vertex; this adds new
-    ones.
+    """Split discovery of one job.
+
+    `found`: known splits of each source vertex; this adds new ones.
     """
 
     def __init__(self, host: Host, executions: Subtasks, found: Mapping[int, list[Split]]) -> None:

@@ -43,8 +43,9 @@ class Submitters:
         self._known[job_id] = submitter
 
     def returned(self, job_id: str, submitter: Submitter) -> bool:
-        """Adds a submitter that has found this leader. Returns False if no `wait_for` waits for
-        it.
+        """Adds a submitter that has found this leader.
+
+        Returns False if no `wait_for` waits for it.
         """
         self._known[job_id] = submitter
         awaited = self._awaited.get(job_id)

@@ -243,6 +243,7 @@ class WorkerPool:
 
     def lose(self, worker: WorkerProcess, why: str, *, crashed: bool = False) -> None:
         """Fences `worker`, so that its later messages do not count, and calls `on_lost`.
+
         Idempotent.
 
         `crashed`: its own program caused the end, and may do so again.
@@ -339,8 +340,9 @@ class WorkerPool:
         worker.hello.set_result(connection)
 
     def _heard(self, worker: WorkerProcess, handler: Callable[..., Any], *args: Any) -> Any:
-        """Passes on a message, which counts as a heartbeat. Messages of a lost worker are
-        dropped.
+        """Passes on a message, which counts as a heartbeat.
+
+        Messages of a lost worker are dropped.
         """
         if worker.state is WorkerState.LOST:
             return None

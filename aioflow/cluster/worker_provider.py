@@ -36,6 +36,7 @@ class WorkerProvider(Protocol):
         """Notes that this worker has registered."""
 
     def lost(self, worker_id: str) -> None:
-        """Notes that this worker is lost. It may still run: end it to make room for its
-        replacement.
+        """Notes that this worker is lost.
+
+        It may still run: end it to make room for its replacement.
         """

@@ -298,8 +298,9 @@ class WorkersCluster:
                 )
 
     async def _close_jobs(self) -> None:
-        """Closes shared resources in the workers. Errors fail the job, as they do in one
-        process.
+        """Closes shared resources in the workers.
+
+        Errors fail the job, as they do in one process.
         """
         closings = [
             asyncio.get_running_loop().create_task(

@@ -25,8 +25,9 @@ class Patience:
     _interval_s: float = FIRST_S
 
     def failed(self, now: float) -> float | None:
-        """Notes a failed try. Returns for how long tries have failed, in seconds, if it is time to
-        log.
+        """Notes a failed try.
+
+        Returns for how long tries have failed, in seconds, if it is time to log.
         """
         if self._since is None:
             self._since, self._interval_s = now, FIRST_S

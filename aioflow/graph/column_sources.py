@@ -220,7 +220,7 @@ def _taken_by(
 ) -> tuple[Callable[[Any], Any], ...] | None:
     """Returns the function for the only part of a record that an aggregate or a window reads.
 
-    None: records are sent whole, because there is one subtask, or late elements are read.
+    None: records are sent whole, for example if there is one subtask, or late elements are read.
     """
     if (
         not isinstance(operator, (RunningAggregateOperator, SliceWindowOperator))

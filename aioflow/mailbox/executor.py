@@ -66,10 +66,10 @@ class MailboxExecutor:
         urgent: bool = False,
         deferrable: bool = False,
     ) -> None:
-        """Runs `fn` later in the owner task; `description % args` names it. Its error fails the
-        loop.
+        """Runs `fn` later in the owner task; `description % args` names it.
 
-        On the loop's thread only. Raises MailboxClosed unless the mailbox is OPEN.
+        Its error fails the loop. On the loop's thread only. Raises MailboxClosed unless the mailbox
+        is OPEN.
         """
         lane = Lane.URGENT if urgent else Lane.NORMAL
         self._mailbox.put(

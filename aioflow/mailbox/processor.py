@@ -77,8 +77,9 @@ class Suspension:
 
 
 class MailboxProcessor:
-    """Runs the mailbox loop of one task. Made on the loop, or before it; `run_loop` binds the
-    owner.
+    """Runs the mailbox loop of one task.
+
+    Made on the loop, or before it; `run_loop` binds the owner.
 
     `default_action(controller)` gets this processor. It returns None, or in rare cases an
     awaitable. `now` is a monotonic clock in seconds, by default the loop's. `on_slow(description,
@@ -281,7 +282,7 @@ class MailboxProcessor:
         self._post_control(self._complete, "all actions completed")
 
     def suspend(self) -> None:
-        """Makes `run_loop` return before any other action; a further call continues."""
+        """Makes `run_loop` return before any other action; a further `run_loop` continues."""
         self._post_control(self._stop, "suspend the loop")
 
     def report_throwable(self, error: BaseException) -> None:
@@ -327,8 +328,9 @@ class MailboxProcessor:
             self._state = LoopState.STOPPING
 
     def _post_control(self, action: Callable[[], None], description: str, *args: object) -> None:
-        """Writes a control mail. No effect if the mailbox has shut: there is nothing left to
-        control.
+        """Writes a control mail.
+
+        No effect if the mailbox has shut: there is nothing left to control.
         """
         mail = Mail(action, MAX_PRIORITY, description, *args, lane=Lane.CONTROL)
         try:

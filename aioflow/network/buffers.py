@@ -142,7 +142,9 @@ class NetworkBufferPool:
 
     @property
     def usage_percent(self) -> int:
-        """Demand of the pools in percent of the total; above 100 they cannot all be satisfied.
+        """Demand in percent of the total, unpooled segments included.
+
+        Above 100 the pools cannot all be satisfied.
 
         The demand of a pool is its maximum, or twice its minimum if it has no maximum.
         """

@@ -84,10 +84,10 @@ class BatchBuilder:
         return self.is_closed and not self.values
 
     def append(self, value: Any, timestamp: int | None = None, key: Any = NO_KEY) -> bool:
-        """Appends one record under the current watermark. Returns False if the batch is full or
-        closed.
+        """Appends one record under the current watermark.
 
-        Either all records of a batch carry a timestamp or none does; likewise for keys.
+        Returns False if the batch is full or closed. Either all records of a batch carry a
+        timestamp or none does; likewise for keys.
         """
         values = self.values
         if self.is_closed or len(values) >= self.batch_records_max:

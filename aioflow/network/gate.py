@@ -52,10 +52,10 @@ class InputChannel(Protocol):
 
     def request(self, on_data_available: Callable[[bool], None]) -> bool:
         """Subscribes to the producer. Returns False if its partition does not exist yet.
-        Idempotent.
 
-        The callback is called when the channel becomes non-empty, is resumed with data, or fails.
-        It is called with True when a priority event comes, even if there was data already.
+        Idempotent. The callback is called when the channel becomes non-empty, is resumed with data,
+        or fails. It is called with True when a priority event comes, even if there was data
+        already.
         """
         ...
 

@@ -209,8 +209,9 @@ class LocalBufferPool:
 
     @property
     def in_use(self) -> int:
-        """Permits in use, overdraft included. The usage `in_use / size` is above 1 with
-        overdraft.
+        """Permits in use, overdraft included.
+
+        The usage `in_use / size` is above 1 with overdraft.
         """
         return self._requested - self._idle + self._beyond_size
 

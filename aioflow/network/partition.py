@@ -19,8 +19,9 @@ __all__ = ["ResultPartition"]
 
 
 class ResultPartition:
-    """`subpartition_count` queues over one `pool`. The partition owns it, and `release` destroys
-    it.
+    """`subpartition_count` queues over one `pool`.
+
+    The partition owns it, and `release` destroys it.
     """
 
     __slots__ = (
@@ -153,11 +154,11 @@ class ResultPartition:
 
     @property
     def slice_records(self) -> int:
-        """Number of records for about one batch per consumer. A larger slice would overfill the
-        queues.
+        """Number of records for about one batch per consumer.
 
-        Small first batches only count while one of them waits. An exchange with little data, or
-        with consumers that keep up, must not slow the task down.
+        A larger slice would overfill the queues. Small first batches only count while one of them
+        waits. An exchange with little data, or with consumers that keep up, must not slow the task
+        down.
         """
         if self._is_awaited:
             return sum(

@@ -58,8 +58,9 @@ class TlsFiles:
     def of(
         certificate: str | None, key: str | None, authority: str | None, names: tuple[str, str, str]
     ) -> TlsFiles | None:
-        """Returns the three files, or None if none is given. `names`: their settings, for the
-        error.
+        """Returns the three files, or None if none is given.
+
+        `names`: their settings, for the error.
 
         Raises NotAuthenticated if some are missing.
         """

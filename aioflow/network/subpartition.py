@@ -238,11 +238,10 @@ class PipelinedSubpartition:
         self._on_passed = on_passed
 
     def flush(self) -> bool:
-        """Makes the open batch visible, even a watermark without records. Returns if there was
-        data.
+        """Makes the open batch visible, even a watermark without records.
 
-        While the reader has other data the batch stays open: sealing would make it smaller, not
-        earlier.
+        Returns whether there was data. While the reader has other data the batch stays open:
+        sealing would make it smaller, not earlier.
         """
         if not self._queue and not self._unread:
             return self.seal()
@@ -302,13 +301,12 @@ class PipelinedSubpartition:
         acknowledges: bool = False,
         unsent: Callable[[], list[bytes | Event]] | None = None,
     ) -> None:
-        """Registers the reader; calls back at once if there is data. Raises Closed for a second
-        one.
+        """Registers the reader; calls back at once if there is data.
 
-        The callback gets True for a priority event, which should be read before other channels. A
-        reader that `acknowledges` polls for a remote consumer, and calls `taken_over` for each
-        batch. `unsent` returns polled batches and events that it could not send yet. A priority
-        event overtakes those too.
+        Raises Closed for a second one. The callback gets True for a priority event, which should be
+        read before other channels. A reader that `acknowledges` polls for a remote consumer, and
+        calls `taken_over` for each batch. `unsent` returns polled batches and events that it could
+        not send yet. A priority event overtakes those too.
         """
         if self._notify is not None:
             raise Closed(

@@ -76,8 +76,9 @@ class CreditSender:
         return backlog
 
     def send_event(self, backlog: int, blocking: bool = False) -> int:
-        """Notes an event frame, which needs no credit. Returns the backlog to carry, 0 if it
-        blocks.
+        """Notes an event frame, which needs no credit.
+
+        Returns the backlog to carry, 0 if it blocks.
         """
         if self._blocked:
             raise LocalProtocolError(
@@ -275,8 +276,9 @@ class CreditReceiver:
             self.unannounced += 1
 
     def on_permit(self) -> bool:
-        """The pool offers a buffer: True takes it. If more are needed, it queues again at the
-        end.
+        """The pool offers a buffer: True takes it.
+
+        If more are needed, it queues again at the end.
         """
         self._is_waiting = False
         if self.is_released or self.available >= self.required:

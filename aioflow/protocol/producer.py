@@ -77,8 +77,9 @@ class ProducerExchange:
     # The connection.
 
     def attach(self, encoder: FrameEncoder) -> None:
-        """Starts on a new connection. Each channel continues once the consumer requests it
-        again.
+        """Starts on a new connection.
+
+        Each channel continues once the consumer requests it again.
         """
         self.connection_lost()
         self._encoder = encoder

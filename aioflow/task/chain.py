@@ -177,8 +177,9 @@ class OperatorChain:
             tuple[int, RecordBatch]
         ] = []  # Emitted in `open`, before there were stages.
         self.slowest_operator: Operator | None = None
-        """The last operator that blocked the loop for more than `SLOW_NS`. Its reporter resets it
-        to None.
+        """The last operator that blocked the loop for more than `SLOW_NS`.
+
+        Its reporter resets it to None.
         """
 
     def compile(self) -> None:
@@ -517,9 +518,9 @@ class OperatorChain:
 
     def _measure(self, stage: _Stage, ns_per_record: float, fan_out: float) -> None:
         # A rise counts at once, so that a function that became slow blocks the loop for one slice
-        # only. A fall is smoothed. A fall to less than a quarter means that another process had the
-        # processor, and the cost is halved. Otherwise small, expensive batches would persist on a
-        # busy machine.
+        # only. A fall is smoothed. After a fall to less than a quarter, the rise was caused by
+        # other processes: half the difference counts at once. Otherwise small, expensive batches
+        # would persist on a busy machine.
         old, widest = stage.ns_per_record, stage.fan_out
         share = 8 if ns_per_record * 4 > old else 2
         stage.ns_per_record = ns = (

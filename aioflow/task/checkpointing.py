@@ -61,8 +61,9 @@ __all__ = ["SubtaskCheckpoints"]
 logger = logging.getLogger(__name__)
 
 ABORTED_MAX = 128
-"""Kept notices about checkpoints that did not begin here. Later triggers of older ones never
-come.
+"""Kept notices about checkpoints that did not begin here.
+
+Later triggers of older ones never come.
 """
 
 

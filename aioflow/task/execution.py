@@ -93,10 +93,10 @@ class TaskExecution:
             raise cancelled_by_stranger
 
     def cancel(self) -> None:
-        """Cancels the task. In CREATED it ends at once and never runs; after the end it has no
-        effect.
+        """Cancels the task.
 
-        A task that failed by itself before, and is only cleaning up, still reports its error.
+        In CREATED it ends at once and never runs; after the end it has no effect. A task that
+        failed by itself before, and is only cleaning up, still reports its error.
         """
         if self.transition(ExecutionState.CREATED, ExecutionState.CANCELED):
             return

@@ -238,8 +238,9 @@ class _Keyed:
             return None
 
     def blame(self, error: BaseException, value: Any) -> BaseException:
-        """Returns the error for `value`, naming the operator. For an unhashable key it names valid
-        types.
+        """Returns the error for `value`, naming the operator.
+
+        For an unhashable key it names valid types.
         """
         if self._body is not None and isinstance(error, Exception):
             error = failure_of(self._key, value, error)

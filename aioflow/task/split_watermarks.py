@@ -28,8 +28,9 @@ __all__ = ["QuietSplits", "SplitWatermarks"]
 
 
 class SplitWatermarks:
-    """Assigns event time to the batches of one reader. Without a strategy they keep their
-    timestamps.
+    """Assigns event time to the batches of one reader.
+
+    Without a strategy they keep their timestamps.
     """
 
     def __init__(
