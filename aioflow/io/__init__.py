@@ -86,8 +86,8 @@ _MODULES = {
 """Module of each function, and of the class of `roll=`. No module has the name of a function:
 importing it would put the module in the function's place.
 
-One lives in a layer above, with the session that it needs: nothing here imports it until somebody
-asks.
+One connector lives in a layer above, with the session that it needs. This package imports it only
+when a program asks for it.
 """
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ArrowFiles", "ArrowTable", "arrow"]
 
 PAGE_ROWS = 131_072
-"""Rows of a table that are made columns at a time: one dictionary of its texts for so many."""
+"""Rows of a table that become one batch of columns. Each batch shares one dictionary of texts."""
 
 ONLY_SPLIT = "0"
 
@@ -36,10 +36,10 @@ def arrow(
     what: Any, *, discover_every: Duration | None = None, roll: RollPolicy | None = None
 ) -> Any:
     """Records as columns of Arrow. `what`: a pyarrow Table or RecordBatch, or a list of record
-    batches, to read; or files in Arrow's IPC format: a file, a glob or a directory to read, a
+    batches, to read. Or files in Arrow's IPC format: a file, a glob or a directory to read, a
     directory of part files to write. Records are dicts.
 
-    Expressions after it work on whole arrays, and rows are made only for what needs them.
+    Expressions after it work on whole arrays. Rows are made only for steps that need them.
     `discover_every`, for files, as in `lines`. Needs the extra `[columns]`.
     """
     if isinstance(what, (str, os.PathLike)):
@@ -84,7 +84,7 @@ class ArrowTable:
         return f"arrow(table of {self._table.num_rows} rows)"
 
     def with_fields(self, names: tuple[str, ...]) -> ArrowTable:
-        """The same source with these columns alone, if it has all of them."""
+        """The same source reading only these columns, if the table has all of them."""
         return (
             ArrowTable(self._table.select(names))
             if set(names) <= set(self._table.column_names)
@@ -99,7 +99,7 @@ class ArrowTable:
 
 
 class _TableReader:
-    """Makes columns of stretches of the table, which costs a copy at most."""
+    """Cuts the table into batches of columns. Each batch costs at most one copy."""
 
     columnar = True
 

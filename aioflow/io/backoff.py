@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Backoff:
-    """Delays of one connection. `reset` when it worked."""
+    """Delays of one connection. Call `reset` when it worked."""
 
     def __init__(self, rng: Rng, first: Duration = "100ms", max_s: float = MAX_BACKOFF_S) -> None:
         self._rng = rng

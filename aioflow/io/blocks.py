@@ -48,8 +48,8 @@ As the limit for one record on the wire.
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
-"""What modules of compression raise for a file that is none of theirs, or ends early: an OSError
-of theirs has no number.
+"""What the compression modules raise for a file of another format, or one that ends early. Their
+OSError has no errno.
 """
 
 
@@ -60,27 +60,27 @@ class Block(NamedTuple):
     offset: int
     """Of the first byte, in the uncompressed file."""
     line: int | None
-    """How many lines come before; None if nobody counted them."""
+    """Number of lines before this block; None if they were not counted."""
     final: bool
-    """Whether nothing follows in this part."""
+    """Whether this is the last block of the part."""
 
 
 Mark = tuple[int, bytes]
-"""Length and digest of the last bytes that were read: by them it is known whether a file is
-still the one that was begun.
+"""Length and digest of the last bytes that were read. They show whether a file is still the one
+that was begun.
 """
 
 MARK_BYTES = 1024
 
 
 def mark_of(data: bytes) -> Mark:
-    """Of what ends `data`."""
+    """The mark of the end of `data`."""
     end = data[-MARK_BYTES:]
     return len(end), hashlib.blake2b(end, digest_size=8).digest()
 
 
 def marks_before(fs: FileSystem, path: str, offsets: Sequence[int]) -> list[Mark]:
-    """Of what stands in front of each of `offsets` of a plain file."""
+    """The marks of what stands before each of `offsets` in a plain file."""
     with fs.open_read(path) as file:
         marks = []
         for offset in offsets:
@@ -90,14 +90,14 @@ def marks_before(fs: FileSystem, path: str, offsets: Sequence[int]) -> list[Mark
 
 
 def is_compressed(path: str) -> bool:
-    """Whether the suffix names a compression that is undone while reading."""
+    """Whether the suffix names a compression that the reader decompresses."""
     return path.endswith(COMPRESSED)
 
 
 def zip_members(fs: FileSystem, path: str) -> list[str]:
     """The files in an archive, in its order.
 
-    Raises MalformedInput, naming it, for one that is damaged.
+    Raises MalformedInput naming the archive if it is damaged.
     """
     try:
         with fs.open_read(path) as raw, zipfile.ZipFile(raw) as archive:
@@ -123,9 +123,9 @@ class BlockFile:
         tail: bool = False,
         mark: Mark | None = None,
     ) -> None:
-        """`tail`: the file may grow, so a last line without its end is left for another time.
-        `mark`: what was read up to `offset`; of a part that is begun it is known what stood in
-        front of it when the file was cut.
+        """`tail`: the file may grow, so an incomplete last line is left for a later read.
+        `mark`: the mark of the bytes before `offset`. A part that starts at its beginning uses the
+        mark that was taken when the file was cut.
         """
         self._fs = fs
         self._part = part
@@ -179,8 +179,8 @@ class BlockFile:
                 return Block(data, offset, line, at_end)
 
     def head(self, length: int) -> bytes:
-        """The first `length` bytes, fewer if there are no more; instead of `read`, and it
-        closes.
+        """The first `length` bytes, or fewer if the part is shorter. Closes the file; it replaces
+        `read`.
         """
         try:
             self._open()

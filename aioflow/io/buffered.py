@@ -1,9 +1,8 @@
-"""The reader of whatever arrives on its own: one pump task fills a bounded buffer, `poll_batch`
+"""Reader of a stream that arrives on its own: one pump task fills a bounded buffer, `poll_batch`
 empties it.
 
 Invariant: the pump waits while the buffer is full, so a reader never holds more than its capacity
-and one element; and every element is in exactly one polled batch, together with the position after
-it.
+and one element. Every element is in exactly one polled batch, together with the position after it.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class BufferedReader:
     """
 
     at_most_once = ""
-    """What becomes of elements that no checkpoint covers, where nobody can be asked for them
-    again; said once a run.
+    """What happens to elements that no checkpoint covers when the peer cannot send them again.
+    Logged once a run.
     """
 
     def __init__(self, ctx: SourceContext, *, capacity: int = BUFFER_RECORDS) -> None:
@@ -72,7 +71,7 @@ class BufferedReader:
             await self.room()
 
     def add(self, value: Any, position: Any = None) -> None:
-        """Hand over one element at once; whoever calls has seen to it that there is room."""
+        """Hand over one element at once; the caller has checked that there is room."""
         if position is not None:
             self._positions.append(position)
         self._values.append(value)

@@ -1,7 +1,7 @@
 """Checks of the arguments of connectors, made where they are given.
 
-Each raises a GraphError that begins with `place`, the call as it is shown, and names the argument.
-A malformed duration is a ValueError or TypeError, as everywhere.
+Each raises a GraphError that begins with `place`, the call as the user wrote it, and names the
+argument. A malformed duration is a ValueError or TypeError, as everywhere.
 """
 
 from __future__ import annotations

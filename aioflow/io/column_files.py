@@ -1,5 +1,5 @@
-"""What all files of columns have in common, as a source and as a sink: how they are found, read
-page by page, and written as parts.
+"""What all files of columns share, as a source and as a sink: how they are found, read page by
+page, and written as parts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ColumnFiles(ABC):
     """
 
     name: ClassVar[str]
-    """Of the function that makes it, and what the names of its part files end in."""
+    """Name of the function that makes it, and suffix of its part files."""
     columnar = True
     reads_columns = True
 
@@ -42,11 +42,11 @@ class ColumnFiles(ABC):
         self._path = checked_path(path, self.name)
         self._roll = roll
         self._fields: tuple[str, ...] | None = None
-        """All that is needed of each row; None: everything."""
+        """The fields that are needed of each row; None: all."""
         self.finder = FoundFiles(
             self._path, self._cut, what=repr(self), discover_every=discover_every
         )
-        """Knows what is there to be read."""
+        """Finds the files to read."""
         self.discover_every = discover_every
         """How often the engine looks for new files; None: never again."""
 

@@ -1,10 +1,10 @@
 """Part files that hold columns: what is written is gathered as batches and becomes one page, a row
 group or record batch, at each flush.
 
-A part has one schema, that of its first page. Records whose columns have other types, and cannot be
-had in those of the part, begin a new part: other columns, or floats after ints. A column that
-changes its kind, as text after numbers, is an error, whether it does so within a batch or after it:
-the parts of a directory are read as one table.
+A part has one schema, that of its first page. A batch whose columns do not fit that schema begins a
+new part: it has other columns, or floats after ints. A column that changes its kind, such as text
+after numbers, is an error, within a batch or between batches. The parts of a directory are read as
+one table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ColumnPartWriter", "TableWriter"]
 
 PAGE_ROWS = 65_536
-"""The writer asks for a flush when it holds so many."""
+"""The writer asks for a flush when it holds this many."""
 
 
 class TableWriter(Protocol):
@@ -55,7 +55,7 @@ class ColumnPartWriter(PartWriter):
         self._writer: TableWriter | None = None
         self._schema: Any = None
         self._types: dict[str, Any] = {}
-        """Of each column that had values so far, in whichever part."""
+        """The type of each column that had values so far, in any part."""
 
     async def open(self) -> None:
         await super().open()
@@ -133,7 +133,7 @@ class ColumnPartWriter(PartWriter):
 
 
 class _Written:
-    """A file in memory that knows how far it got, and keeps only what was not taken yet."""
+    """A file in memory that knows its length and keeps only what was not taken yet."""
 
     closed = False
 
@@ -167,9 +167,9 @@ class _Bytes:
 
 
 def _warm_up(open_table: Callable[[Any, Any], TableWriter]) -> None:
-    """Write a table for nobody. The first one of a process loads hundreds of modules, as pyarrow
-    looks for pandas where that is installed: a second of the loop, at a checkpoint, if it were one
-    of the job.
+    """Write a table that is thrown away. The first table of a process loads hundreds of modules,
+    because pyarrow looks for an installed pandas. A real table would block the loop for a second
+    during a checkpoint.
     """
     [table] = _tables([[{"a": 0}]])
     writer = open_table(_Written(), table.schema)
@@ -203,8 +203,8 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _keeps(a: Any, b: Any) -> bool:
-    """Whether `b` has all the fields that structs in `a` have: a cast leaves the others out
-    without a word.
+    """Whether `b` has all the fields that structs in `a` have. A cast drops missing fields
+    silently.
     """
     import pyarrow as pa
 

@@ -1,10 +1,9 @@
 """Reads files that hold columns, page by page: the row groups of Parquet, the record batches of
 Arrow. Gives batches of columns.
 
-The position of a split is `(page, row, mark)`: the page of the next row, how many rows of that page
-were handed out, and size and end of the file, by which one that was replaced is known. Earlier
-releases left out the mark. Pages are read and decoded in the executor, one ahead of the one that is
-handed out.
+The position of a split is `(page, row, mark)`. These are the page of the next row, the number of
+its rows that were handed out, and the size and end of the file. The mark shows whether the file was
+replaced. Earlier releases left it out. Pages are read and decoded in the executor, one page ahead.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class PagedFile(Protocol):
 
 @contextmanager
 def named(path: str, part: str = "") -> Iterator[None]:
-    """Raises MalformedInput naming `path` and `part`, in place of the errors of pyarrow for a
-    damaged file.
+    """Raises MalformedInput naming `path` and `part` in place of pyarrow's errors for a damaged
+    file.
     """
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""What connectors of columns need, and what they say where it is not installed."""
+"""The libraries that connectors of columns need, and the error if they are not installed."""
 
 from __future__ import annotations
 

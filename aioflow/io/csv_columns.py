@@ -1,9 +1,9 @@
 """Blocks of CSV as columns, with the values that the csv module and msgspec give row by row.
 
-Arrow splits the lines, where there can be no doubt about it: no quotes, no lone carriage returns,
-as many fields in each line as the header has names. Texts that look like plain decimal numbers are
-converted by the column; of others each distinct one by msgspec. All else, and every block in which
-something is wrong, goes by the rows.
+Arrow splits the lines where this is certainly right. There must be no quotes, no lone carriage
+returns, and as many fields in each line as the header has names. Texts that look like plain decimal
+numbers are converted as a column. msgspec converts every other distinct text once. Everything else
+goes through the row decoder, and so does every block that holds an error.
 """
 
 from __future__ import annotations
@@ -123,10 +123,8 @@ class _Field:
 
 
 def _is_plain(data: bytes) -> bool:
-    """Whether a line is a record, and all of it is text: also what is in columns that nobody
-    reads.
-    """
-    # Of a mark at the begin Arrow thinks that it is the file's, which is off here already.
+    """Whether each line is one record and all of `data` is text, unread columns included."""
+    # A BOM is refused: Arrow would take one here for the file's own, which is already stripped.
     if (
         not data
         or data.startswith(BOM)

@@ -1,8 +1,8 @@
-"""Comma-separated values, quoted line ends included. A file is one split: where a quote opens
-cannot be seen from the middle.
+"""Comma-separated values, quoted line ends included. A file is one split, because a reader that
+starts in the middle cannot see whether a quote is open.
 
-Where nothing but what works on columns follows a source, its blocks are decoded into columns: the
-same records.
+Blocks are decoded into columns where only steps that work on columns follow the source. The records
+are the same.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = ["csv"]
 T = TypeVar("T")
 
 END = "\x1eend of block\x1e"
-"""A line after the last one: it comes out as a record of its own unless a quote is open, and
-then it is within the last record.
+"""A line appended after the last one. It becomes a record of its own unless a quote is open; then
+it ends up within the last record.
 """
 
 Row = tuple[int, list[str]]
@@ -48,11 +48,11 @@ Broken = tuple[int, Exception]
 
 CSV_BLOCK_BYTES = 32 * 1024
 """Less than other formats read at once: a byte of CSV takes several times as long to decode, and
-the loop stands still meanwhile.
+decoding blocks the loop.
 """
 
 RECORD_BYTES_MAX = 16 * 1024 * 1024
-"""A record that is still open after this is a quote that nobody closed."""
+"""A record that is still open after this many bytes has a quote that was never closed."""
 
 
 @overload
@@ -104,9 +104,9 @@ def csv(
 
     Without `type` a row is a dict of texts by column name, or a list of texts if there are no
     names. With a dataclass, NamedTuple or Struct each text is converted by the annotation of its
-    field. `header`: the first row of each file names the columns. `columns`: the names where there
-    is no header, else those to keep; one that a file names twice cannot be kept. `follow`, `every`,
-    `discover_every`, `on_error`, `roll` as in `lines`.
+    field. `header`: the first row of each file names the columns. `columns`: the names if there is
+    no header, otherwise the columns to keep. A name that a file has twice cannot be kept. `follow`,
+    `every`, `discover_every`, `on_error`, `roll` as in `lines`.
 
     As a sink: `part-<subtask>-<n>.csv`, each with a header if the first record has field names (a
     dict, dataclass, ...).
@@ -168,7 +168,7 @@ def csv(
 
 
 def _named_twice(names: Sequence[str]) -> str | None:
-    """The first name that comes again."""
+    """The first name that occurs twice."""
     return next((name for place, name in enumerate(names) if name in names[:place]), None)
 
 

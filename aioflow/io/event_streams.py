@@ -47,9 +47,8 @@ def sse(
 ) -> SseSource:
     """The events of the stream at `url`, as `ServerSentEvent`.
 
-    Exactly-once over a restart if the server gives ids and honours `Last-Event-ID`. `reconnect`:
-    connect again when the stream ends; without it that is the end of the source. An answer of 204
-    ends it in any case.
+    Exactly once over a restart if the server gives ids and honours `Last-Event-ID`. `reconnect`:
+    connect again when the stream ends; otherwise the source ends. An answer of 204 always ends it.
     """
     checked_url(url, "sse", ("http", "https"))
     place = f"sse({redacted(url)!r})"

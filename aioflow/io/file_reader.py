@@ -1,13 +1,17 @@
 """Reads the splits of a file source one after the other, a few blocks ahead, and decodes each block
 when it is polled.
 
-The position of a split is `(offset, line, header, mark)`: the byte of the next line in the
-uncompressed file, how many lines come before it (None in a later part of a large file), the names
-of the columns where the format has them, and what the bytes in front of it were, by which a file
-that was replaced is known. Earlier releases left out the mark.
+The position of a split is `(offset, line, header, mark)`:
 
-Invariant: a malformed line is reported when the records before it have been polled and not earlier,
-so it too counts exactly once.
+    offset   byte of the next line in the uncompressed file
+    line     number of lines before it; None in a later part of a large file
+    header   names of the columns, where the format has them
+    mark     mark of the bytes before the offset
+
+The mark shows whether the file was replaced. Earlier releases left it out.
+
+Invariant: a malformed line is reported exactly when the records before it have been polled, so it
+too counts exactly once.
 """
 
 from __future__ import annotations
@@ -47,18 +51,18 @@ class Bad(NamedTuple):
 
 @dataclass(slots=True)
 class Decoded:
-    """What a block holds."""
+    """The content of a block."""
 
     records: list[Any]
     starts: list[int] | None = None
     """Line of each record in the block; None: record i is line i."""
     bad: list[Bad] = field(default_factory=list)
     used: int | None = None
-    """How many bytes were decoded; the rest is the begin of a record that goes on in the next
-    block. None: all.
+    """Number of bytes that were decoded; the rest is the beginning of a record that goes on in the
+    next block. None: all.
     """
     line_ends: int | None = None
-    """How many there are in what was decoded, if that is known."""
+    """Number of line ends in the decoded bytes, if that is known."""
 
 
 class Decoder(Protocol):
@@ -89,7 +93,7 @@ class _Page:
     bad_next: int = 0
 
     def position(self) -> tuple[int, int | None, list[str] | None, Mark | None]:
-        """After the last record that was handed out."""
+        """The position after the last record that was handed out."""
         decoded, i = self.decoded, self.next
         if i == len(decoded.records):
             end = len(self.data) if decoded.used is None else decoded.used
@@ -259,7 +263,7 @@ class FileReader:
         return records if start == 0 and end == len(records) else records[start:end]
 
     def _report_bad(self, page: _Page, bad: list[Bad], start: int, end: int) -> int:
-        """Deal with the malformed lines among the records up to `end`; return where to stop."""
+        """Report the malformed lines among the records up to `end`; return where to stop."""
         while page.bad_next < len(bad) and bad[page.bad_next].after <= end:
             one = bad[page.bad_next]
             where = (

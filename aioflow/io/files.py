@@ -38,8 +38,8 @@ __all__ = ["Files", "lines"]
 T = TypeVar("T")
 
 COLUMN_BLOCK_BYTES = 256 * 1024
-"""What is decoded into columns at a time: some milliseconds, and enough lines to make calls of
-numpy cost little for each.
+"""Size of the blocks that are decoded into columns: some milliseconds, and enough lines to spread
+the cost of numpy's calls.
 """
 
 FOLLOWED = "followed"
@@ -60,14 +60,14 @@ def lines(
 ) -> Files[str]:
     """The lines of text files, without line ends.
 
-    `follow`: go on for ever with new files and new lines, looking `every` so often; one subtask
-    reads them all. `discover_every`: go on for ever with new files, looked for so often and dealt
-    out to all subtasks. Each is read once, to the end that it has then, so it must be complete when
-    it appears: write it under a name that begins with a dot, and move it into place. What is added
-    to it later, or replaces it, is not read, and a warning says so. Files above `split_bytes` are
-    cut at line ends, for several subtasks. `on_error`: what happens to a line that is not text of
-    `encoding`. As a sink: `str(value)`, one a line, in `part-<subtask>-<n>.txt`; `roll` says when a
-    part is full.
+    `follow`: go on for ever with new files and new lines, looking once per `every`; one subtask
+    reads them all. `discover_every`: go on for ever with new files only. The source looks for them
+    at this interval and deals them out to all subtasks. Each file is read once, to the end that it
+    has then, so it must be complete when it appears. Write it under a name that begins with a dot,
+    and move it into place. Later additions and replacements are not read, and a warning says so.
+    Files above `split_bytes` are cut at line ends, for several subtasks. `on_error`: what happens
+    to a line that is not text of `encoding`. As a sink: `str(value)`, one a line, in
+    `part-<subtask>-<n>.txt`; `roll` says when a part is full.
     """
     checked_encoding(encoding, f"lines({str(path)!r})")
     return Files(
@@ -113,9 +113,9 @@ class Files(Generic[T]):
         roll: RollPolicy | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        """`column_decoder`: one that gives columns, if the format has any; `narrows`: it can leave
-        some out; `no_columns`: for what it has none, and what has. `stands_in`: the fields of
-        records for which `decoder` can give stand-ins, if it can.
+        """`column_decoder`: a decoder that gives columns, if the format has one. `narrows`: it can
+        leave columns out. `no_columns`: what it has no columns for, and what has. `stands_in`: the
+        fields of records for which `decoder` can make stand-ins, if it can.
         """
         self._path = checked_path(path, function)
         place = f"{function}({str(self._path)!r})"
@@ -144,20 +144,20 @@ class Files(Generic[T]):
         self.finder = FoundFiles(
             self._path, self._cut, what=repr(self), discover_every=discover_every, follow=follow
         )
-        """Knows what is there to be read."""
+        """Finds the files to read."""
         self.discover_every = discover_every
         """How often the engine looks for new files; None: never again."""
         self.side_outputs: tuple[OutputTag[Any], ...] = (
             (on_error,) if isinstance(on_error, OutputTag) else ()
         )
-        """Where malformed lines go, if not nowhere."""
+        """The side output of malformed lines, if there is one."""
 
     def __repr__(self) -> str:
         return f"{self._function}({str(self._path)!r})"
 
     def with_columns(self) -> Files[T] | None:
-        """The same source giving columns, with the same splits and positions; None if it has
-        none, or is read as its files grow.
+        """The same source giving columns, with the same splits and positions. None if the format
+        has none, or if the source follows its files.
         """
         if self._column_decoder is None or self._follow or find_spec("numpy") is None:
             return None
@@ -168,16 +168,16 @@ class Files(Generic[T]):
         return source
 
     def with_fields(self, names: tuple[str, ...]) -> Files[T]:
-        """The same source, which makes no other columns than these; this one if its decoder
-        cannot leave any out.
+        """The same source, which makes only these columns; itself if its decoder cannot leave any
+        out.
         """
         if not self._narrows:
             return self
         return self._changed(lambda made: made.narrow(names))
 
     def with_stand_ins(self) -> tuple[Files[T], tuple[str, ...]] | None:
-        """The same source giving objects with the fields of its records, and these; None if it
-        cannot, or would gain nothing.
+        """The same source giving objects with the fields of its records, and those fields. None if
+        it cannot, or if that would gain nothing.
         """
         if self._stands_in is None or self._follow or self.columnar:
             return None

@@ -1,13 +1,13 @@
 """Lines of flat JSON objects as columns, straight from their bytes: for blocks in which every line
 is spelled like the first one.
 
-Programs write their lines in one way: the same fields in the same order, with the same spaces. Of
-such lines only the values differ, and where they are follows from where the quotes are. So a block
-is read by arrays: no value of Python is made of a number, and none of a text that came before. What
-is read so is exactly what msgspec reads: each literal between two values is compared, each digit is
-looked at, and a float has no more digits than one division rounds rightly. Everything else
-(escapes, letters beyond ASCII, nulls, exponents, a line that is spelled in another way) is left to
-msgspec, and the whole block with it: `read` gives None.
+Programs write their lines in one way: the same fields in the same order, with the same spaces. Only
+the values of such lines differ, and the positions of the quotes show where the values are. So
+arrays read the whole block: no Python object is made for a number or for a text that was seen
+before. The result is exactly what msgspec reads. Each literal between two values is compared, and
+each digit is checked. A float has no more digits than one division rounds correctly. In every other
+case (escapes, letters beyond ASCII, nulls, exponents, a line that is spelled differently) `read`
+returns None, and msgspec reads the whole block.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["FlatLines"]
 
 _FIELD = re.compile(rb'\s*"([^"\\]+)"\s*:\s*(?:"([^"\\]*)"|(-?[0-9.]+))\s*([,}])')
 _PAD = 16
-"""Bytes before and behind the block, so that eight can be read at any place of it."""
+"""Padding before and after the block, so that eight bytes can be read at any position in it."""
 
 _WORD = 8
 _DIGITS_MAX = 15
-"""Of a float, so that its digits are an exact float; and of an int, which has no more for a
-reason of its own: two words of digits.
+"""Maximum number of digits. The digits of a float must be an exact float. An int has no more
+because its digits are read as two words.
 """
 
 _QUOTE, _NEW_LINE, _DOT, _MINUS, _ZERO = b'"\n.-0'
@@ -49,8 +49,8 @@ class FlatLines:
         self._texts = {name: _Texts() for name, hint in hints.items() if hint is str}
 
     def read(self, data: bytes, made: RecordColumns) -> ColumnBatch | None:
-        """The records of `data`, whole lines, with the fields that `made` names; None: not in
-        this way.
+        """The records of `data`, whole lines, with the fields that `made` names. None if they
+        cannot be read this way.
         """
         if not data.isascii() or b"\\" in data:
             return None
@@ -145,11 +145,11 @@ def _places(
     stops: np.ndarray,
     literals: list[bytes],
 ) -> list[np.ndarray] | None:
-    """Where each of `literals` begins in each line; None if it is not so that each line has all of
-    them, in order, and no other quotes.
+    """Where each of `literals` begins in each line. None unless each line has all of them, in
+    order, and no other quotes.
 
-    Each line has at least the quotes of its literals, and all lines together no more: so nothing of
-    a value is one.
+    Each line has at least the quotes of its literals, and all lines together have no more, so no
+    quote belongs to a value.
     """
     are_quotes = marks == _QUOTE
     each = sum(literal.count(b'"') for literal in literals)
@@ -285,7 +285,7 @@ class _Texts:
         shifts = ((_WORD - lengths) * 8).astype(np.uint64)
         keys <<= shifts
         keys >>= shifts
-        self._growing.column((), 0)  # It may begin anew.
+        self._growing.column((), 0)  # This may start a new list of entries.
         if self._of is not self._growing.entries:
             self._begin()
         codes, left = self._look_up(keys)

@@ -1,14 +1,14 @@
-"""Follows files: reads what is there, then looks again and again for new files and new lines; never
-ends.
+"""Follows files: reads what is there, then looks for new files and new lines again and again. It
+never ends.
 
-A file is known by how it begins, not by its name: logs are rotated. Position of the one split: path
--> (offset, line, header, digest of the file's first bytes). So a file that was renamed is read on
-under its new name, if that is among those that are followed, and the new one under the old name
+A file is known by its first bytes, not by its name, because logs are rotated. The position of the
+one split: path -> (offset, line, header, digest of the file's first bytes). So a renamed file is
+read on under its new name, if the pattern finds that name. The new file under the old name is read
 from its beginning.
 
-Invariant: nothing that was read is read again, and nothing is passed over in silence. What is found
-after a restore in place of a file that was read, or that it is gone, is an error; what happens
-while it runs is a log record, since up to then every line was seen.
+Invariant: no line is read twice, and none is skipped silently. A file that is gone or was replaced
+before a restore is an error. The same change while the source runs is a log record, because every
+earlier line has been read.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 __all__ = ["FollowReader"]
 
 HEAD_BYTES = 4_096
-"""By so much of its beginning a file is known, or by what was read of it while that is less."""
+"""Number of first bytes that identify a file; fewer while less of it has been read."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Followed:
-    """A file as far as it was read, which may be further than was polled."""
+    """A file as far as it was read, which may be further than what was polled."""
 
     offset: int = 0
     line: int | None = 0
@@ -200,7 +200,7 @@ class FollowReader(FileReader):
                 raise RestoreError(
                     f"{id_} was read up to byte {known.offset}, and {what}; {str(self._path)!r} "
                     "does not find it under another name: put "
-                    "it back, or follow a pattern that finds rotated files too; to begin anew "
+                    "it back, or follow a pattern that finds rotated files too; to begin again, "
                     "start with restore=None, fresh=True"
                 )
             elif id_ in others:

@@ -1,10 +1,10 @@
 """The files of one source as splits: once, or again and again while the source runs
 (`discover_every`).
 
-Who looks again knows a file by its name, and by the parts into which it was cut when it was found.
-They reach from its first byte to whatever end it has when the last of them is read. So a file that
-grows, or that would be cut elsewhere today, is read once all the same: what was cut stays cut, over
-restarts too, for which `recognise` is told the parts that a checkpoint knows.
+A later look knows a file by its name and by the parts into which it was first cut. The parts reach
+from its first byte to the end that it has when the last part is read. So a file that grows is still
+read once, and so is a file that would be cut elsewhere today. Parts stay as they were cut over
+restarts too: `recognise` takes over the parts that a checkpoint knows.
 
 Invariant: the parts of a file that were ever given hold each of its bytes once.
 """
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 __all__ = ["FoundFiles", "Part", "check_sink", "refuse_sink"]
 
 LOOKED_AT_ONCE = 4_096
-"""So many names are compared with what is known before others get their turn: some four
+"""Number of names that are compared with the known ones before other tasks get a turn: about four
 milliseconds.
 """
 
 NEW_AT_ONCE = 64
-"""Of those that are new each takes as long as sixty that are known."""
+"""The same for new names: each takes as long as sixty known ones."""
 
 logger = logging.getLogger(__name__)
 
 
 class Part(Protocol):
-    """What one split reads: from `start` to `end`, or to the end of the file, in whatever the
-    format counts. A named tuple.
+    """What one split reads: from `start` to `end`, or to the end of the file. The format decides
+    the unit. A named tuple.
     """
 
     @property
@@ -157,7 +157,7 @@ class FoundFiles:
             parts = _seen(await self._cut(host, path, stat.size), stat)
         except FileNotFoundError:
             parts = None  # Deleted since the listing.
-        # Of whatever library reads the format. It keeps no other file from being read.
+        # The library that reads the format may raise anything. One bad file must not stop the rest.
         except Exception as error:  # noqa: BLE001
             parts = None
             if before is None or before.seen != seen:
@@ -188,15 +188,15 @@ class FoundFiles:
     # What a checkpoint knows.
 
     def anew(self) -> Self:
-        """For a source that is read in another place, or another run, too: what one of them has
-        found or restored is not the other's.
+        """A copy for another place or another run. The two do not share what they have found or
+        restored.
         """
         made = copy.copy(self)
         made.forget()
         return made
 
     def forget(self) -> None:
-        """Another job begins: what was found for the last one is found anew."""
+        """Forget the files that were found: another job begins."""
         self._known, self._spelled, self._former, self._is_missed, self._is_told_of_new = (
             {},
             {},
@@ -208,9 +208,9 @@ class FoundFiles:
     def recognise(
         self, former: Sequence[Any], found: Sequence[Split]
     ) -> tuple[list[str], Sequence[Split]]:
-        """Take over how the files of the splits `former` were cut, those of a checkpoint. Returns
-        their ids as `discover` spells them today, and `found` without what they hold already,
-        though it may be cut otherwise.
+        """Take over how the checkpoint cut its files: `former` are its splits. Returns their ids
+        as `discover` spells them today, and the splits of `found` without the data that `former`
+        already covers.
         """
         ids = [split.id for split in former]
         for split in former:
@@ -220,8 +220,8 @@ class FoundFiles:
                 )
                 raise RestoreError(
                     f"{self._what}: the checkpoint was taken {how} follow=True, which keeps other "
-                    f"positions: {go_on}, or begin anew under "
-                    "another uid= with the files that were not read"
+                    f"positions: {go_on}, or start over under another uid= with the files that "
+                    "were not read"
                 )
         self._tell_of_replaced(former, found)
         if self.discover_every is None:
@@ -240,8 +240,8 @@ class FoundFiles:
         return respelled(ids, str(self.path)), left
 
     def _tell_of_replaced(self, former: Sequence[Any], found: Sequence[Split]) -> None:
-        """Warn of files that were read to their end, and have changed since: nobody looked
-        meanwhile. Those that were not, the reader looks at itself, by their content."""
+        """Warn of files that were read to their end before the checkpoint and have changed since.
+        The reader itself checks the content of unfinished files."""
         now = {
             self._respelled(split.payload[0]): seen
             for split in found
@@ -278,7 +278,7 @@ class FoundFiles:
             logger.warning(
                 "%s: %d files have come since the checkpointed job began, %r first, and are not "
                 "read: the source ends with what there was "
-                "then; to read them too go on with discover_every=, or begin anew with "
+                "then; to read them too go on with discover_every=, or start over with "
                 "restore=None, fresh=True",
                 self._what, len(new), new[0],
             )  # fmt: skip
@@ -300,8 +300,8 @@ class FoundFiles:
         ]
 
     def _respelled(self, path: str) -> str:
-        """A file is not to be read twice because the path of the source is spelled otherwise
-        than before.
+        """The path in the spelling of the source, so that another spelling does not make the
+        source read a file twice.
         """
         (spelled,) = respelled([path], str(self.path))
         return spelled
@@ -316,7 +316,7 @@ def _seen(parts: Sequence[Any], stat: FileStat) -> Sequence[Any]:
 
 
 def _seen_of(payload: Any) -> tuple[int, int] | None:
-    """What the part was told of its file, if it was.
+    """The size and time of change of the part's file, if the part has them.
 
     A file that is followed is no part: its reader keeps what it knows.
     """
@@ -339,8 +339,8 @@ def _between(former: list[tuple[int, int | None]], any_part: Part) -> list[Part]
 
 
 def refuse_sink(source: Any, found: FoundFiles, sink: object) -> None:
-    """Raises GraphError if `source`, which looks for files again and again, would find the part
-    files of `sink`, which stands downstream of it, and so read for ever."""
+    """Raises GraphError if `source` would find the part files of `sink`, which is downstream of it.
+    Such a source, which looks for files again and again, would read for ever."""
     part_files = getattr(sink, "part_files", None)
     if source.bounded or part_files is None:
         return

@@ -25,8 +25,7 @@ __all__ = ["DatagenSource", "datagen"]
 T = TypeVar("T")
 
 NAP_S = 0.001
-"""The least that a paced reader sleeps: at high rates it makes the elements of a nap at once,
-not each after a nap of its own.
+"""Minimum sleep of a paced reader. At high rates it makes the elements of one sleep at once.
 """
 
 
@@ -53,12 +52,12 @@ def datagen(
     """A source of `fn(0), fn(1), ...`: `count` of them, or without end; `rate` a second in all, or
     as fast as asked for.
 
-    `fn` may be expressions by name, of `af.col.index`: dicts then, made column by column where what
-    follows has use for columns: `datagen({"user": af.col.index % 10, "value": af.col.index *
-    0.5})`.
+    `fn` may be expressions by name, of `af.col.index`. The elements are dicts then, made column by
+    column if the next steps work on columns: `datagen({"user": af.col.index % 10, "value":
+    af.col.index * 0.5})`.
 
-    `splits`: into how many splits the indices are dealt, one after the other, for a source with
-    that parallelism. A restart goes on with the index after the last one that counts.
+    `splits`: number of splits that the indices are dealt to in turn, for a source with that
+    parallelism. A restart goes on with the index after the last one that counts.
     """
     return DatagenSource(fn, rate, count, splits)
 
@@ -111,7 +110,7 @@ class DatagenSource(Generic[T]):
 
     @property
     def parallelism_max(self) -> int:
-        """A subtask without a split would have nothing to do."""
+        """The number of splits: a subtask without a split would have nothing to do."""
         return self._splits
 
     @property
@@ -225,9 +224,9 @@ class _DatagenReader:
             self.finished_splits.add(split_id)
 
     def _due(self) -> int:
-        """How many elements the rate allows by now, less those made.
+        """Number of elements that the rate allows by now, minus those made.
 
-        This reader's share follows from its splits.
+        The number of its splits gives this reader's share of the rate.
         """
         share = self._rate_here()
         elapsed = asyncio.get_running_loop().time() - self._began_s

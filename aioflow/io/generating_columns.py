@@ -16,8 +16,8 @@ __all__ = ["GeneratedColumns"]
 
 
 class GeneratedColumns:
-    """Makes the elements of some indices; as rows where columns cannot tell what is wrong with
-    one.
+    """Makes the elements of some indices. It makes rows where columns cannot name the faulty
+    element.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:

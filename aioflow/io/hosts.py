@@ -1,6 +1,6 @@
 """The host for what runs outside of a task: finding splits, committing.
 
-Whoever drives a connector may lend its own.
+The caller of a connector may lend its own host.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ __all__ = [
 ]
 
 RETRIES = 5
-"""Failures in a row that are worth another try: connections refused or broken, and answers of
-429 and 5xx.
+"""Number of failures in a row that are retried: connections refused or broken, and answers of 429
+and 5xx.
 """
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
@@ -68,11 +68,11 @@ def http(
     retries: int = RETRIES,
     on_error: OnError = "fail",
 ) -> HttpConnector:
-    """Asks `url` every so often; each answer is an element, or each of `items(answer)`. As a sink
-    posts JSON to `url`.
+    """Asks `url` at an interval; each answer is an element, or each of `items(answer)`. As a sink
+    it posts JSON to `url`.
 
-    `decode`: "json", "text" or "bytes". `batch`: above 1 the sink posts arrays of up to so many
-    records. Requests that fail are tried `retries` times again, so a record may arrive twice; then,
+    `decode`: "json", "text" or "bytes". `batch`: above 1 the sink posts arrays of up to this many
+    records. Failed requests are retried `retries` times, so a record may arrive twice. After that,
     and for other answers than 2xx, the job fails.
     """
     checked_url(url, "http", ("http", "https"))
@@ -175,7 +175,7 @@ async def client_session(
 
 
 def http_error(status: int, url: str, body: bytes) -> Broken:
-    """What a server answered instead of what was expected; with the begin of its answer."""
+    """The error for an unexpected answer of a server, with the beginning of its body."""
     return Broken(
         redacted(f"{url} answered {status}, expected 2xx: {body[:200].decode(errors='replace')!r}")
     )

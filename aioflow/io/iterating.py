@@ -1,9 +1,9 @@
 """Reads a user's iterator off the loop: a plain one on a thread of its own, an async one in a task
 of its own.
 
-A plain iterator lives on one thread from its first step to its last, because what it holds (a
-database connection) may demand that. Invariant: between two steps the thread looks whether it shall
-stop, and it waits, rather than read on, while the buffer is full.
+A plain iterator stays on one thread from its first step to its last, because its resources (a
+database connection) may demand that. Invariant: the thread checks between two steps whether it must
+stop, and it waits while the buffer is full.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class FunctionReader(BufferedReader):
                 await close()
 
     def _fill(self, make: Callable[[], Any] | None, skip: int) -> bool | AsyncIterator[Any]:
-        """On the thread: read until the end (True), or until the buffer is full and there is no
-        other thread to wait for (False).
+        """Called on the thread: read until the end (True), or until the buffer is full and no other
+        thread can empty it (False).
         """
         if make is not None:
             made = make()
@@ -152,7 +152,7 @@ class FunctionReader(BufferedReader):
             if self._stopped:
                 return True
             if replayable:
-                # The position first: whoever sees the value must find its position.
+                # The position first: a reader that sees the value must find its position.
                 element, position = self._parted(value)
                 put_position(position)
                 put(element)
@@ -162,8 +162,8 @@ class FunctionReader(BufferedReader):
                 self._tell_reader()
             if len(values) >= capacity:
                 if threading.get_ident() == self._loop_thread:
-                    # A simulated host runs this inline: nobody would empty the buffer while it
-                    # waits.
+                    # A simulated host runs this on the loop's own thread. The buffer could not be
+                    # emptied while it waits.
                     return False
                 self._wait_for_room(values, capacity)
         return True
@@ -182,7 +182,7 @@ class FunctionReader(BufferedReader):
         try:
             self._loop.call_soon_threadsafe(self.wake)
         except RuntimeError:
-            self._stopped = True  # The loop is closed: nobody reads any more.
+            self._stopped = True  # The loop is closed: there is no reader any more.
 
     def _parted(self, pair: Any) -> tuple[Any, Any]:
         try:

@@ -1,8 +1,8 @@
-"""JSON lines: one JSON value a line, decoded into plain values or into a type, encoded from
-whatever msgspec knows.
+"""JSON lines: one JSON value a line, decoded into plain values or into a type. The sink encodes
+every type that msgspec knows.
 
-Where nothing but expressions and what else works on columns follows a source, its blocks are
-decoded into columns: the same records.
+Blocks are decoded into columns where only expressions and other steps that work on columns follow
+the source. The records are the same.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = ["jsonl"]
 T = TypeVar("T")
 
 FLAT_BYTES = 32_768
-"""Of a smaller block msgspec has made records before arrays are set up, as of a file that is
-followed line by line.
+"""Below this size msgspec has made the records before arrays are set up: a file that is followed
+line by line has such blocks.
 """
 
 
@@ -179,9 +179,9 @@ ONE_A_LINE = (
 
 
 def namedtuple_lines(type: type[Any]) -> Callable[[bytes], list[Any]] | None:
-    """Decodes lines of objects into a NamedTuple by way of a Struct, a quarter of the price of a
-    dict for each; None where that might give something else. Of fields that hold more than one
-    scalar it might: a decimal is read off its digits, or off a float.
+    """Decodes lines of objects into a NamedTuple through a Struct, at a quarter of the cost of one
+    dict a line. None if the result might differ. It might for a field that holds more than one
+    scalar: a decimal is read from its digits, or from a float.
     """
     struct = struct_like(type)
     if struct is None or not are_scalars(hints_of(type).values()):
@@ -202,9 +202,9 @@ def stand_in_fields(type: Any) -> tuple[str, ...] | None:
 def _of_one_line(
     decode_lines: Callable[[bytes], list[Any]], otherwise: Callable[[bytes], Any], line: bytes
 ) -> Any:
-    """What `decode_lines` makes of it among others, which does not read a field that nobody asks
-    for; a number there may be beyond all floats. So it is the same whichever lines stand beside it.
-    `otherwise` takes more forms, and says better what is wrong.
+    """The record that `decode_lines` makes of `line`, as it would among other lines. `decode_lines`
+    skips fields that the type does not have, even a number beyond all floats. So the record does
+    not depend on the other lines. `otherwise` accepts more forms and has better error messages.
     """
     try:
         records = decode_lines(line)
@@ -214,7 +214,7 @@ def _of_one_line(
 
 
 def lines_of_objects(data: bytes) -> int | None:
-    """How many lines there are, if each begins with `{` and ends with `}`; None if not."""
+    """The number of lines, if each begins with `{` and ends with `}`; None if not."""
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     borders = data.count(b"}\n{") + (data.count(b"}\r\n{") if b"\r" in data else 0)
     if (
@@ -231,12 +231,11 @@ def decode_objects(
     decode_lines: Callable[[bytes], list[Any]],
     lines_of: Callable[[bytes], int | None] = lines_of_objects,
 ) -> list[Any] | None:
-    """What `decode_lines` gives, if each line is one object; None where that is not so, or not
-    known.
+    """What `decode_lines` returns, if each line is certainly one object; otherwise None.
 
-    `decode_lines` by itself takes two values in a line, and one value in two, for good. But between
-    `}` and `{` nothing may stand within a value: where each line begins with the one and ends with
-    the other no value goes over a line's end, and as many values as lines are one in each.
+    `decode_lines` by itself accepts two values in a line, and one value over two lines. But
+    between `}` and `{` nothing may stand within a value. So if each line begins with `{` and ends
+    with `}`, no value crosses the end of a line. As many values as lines then mean one in each.
     """
     lines = lines_of(data)
     if lines is None:
@@ -254,8 +253,8 @@ def _has_columns(type: Any) -> bool:
 
 
 class JsonColumnDecoder:
-    """Blocks as columns: flat lines that are spelled alike from their bytes, other objects by way
-    of records, and what is not plain lines of objects by way of the rows."""
+    """Blocks as columns. Flat lines that are spelled alike are read from their bytes, other objects
+    through records, and everything else through rows."""
 
     header: list[str] | None = None
 
@@ -302,8 +301,8 @@ class JsonColumnDecoder:
 
 
 def flat_hints_of(type: Any, struct: Any) -> dict[str, Any] | None:
-    """What each field of `type` is, by its name, if it is int, float or str, and `struct` calls
-    it so in JSON too; else None.
+    """The type of each field of `type` by name. None unless all are int, float or str, and `struct`
+    uses the same names in JSON.
     """
     hints, config = hints_of(type), struct.__struct_config__
     if (

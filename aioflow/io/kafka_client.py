@@ -33,13 +33,13 @@ __all__ = [
 R = TypeVar("R")
 
 CLOSE_TIMEOUT_S = 5.0
-"""How long a connection that is being made may take when it is not wanted any more."""
+"""How long a connection attempt may go on after it was cancelled."""
 
 SILENT_AFTER_S = 5.0
-"""So long nothing is said of brokers that do not answer: aiokafka waits for 40 s."""
+"""How long the reader stays silent about brokers that do not answer: aiokafka waits for 40 s."""
 
 TOPIC_TIMEOUT_S = 10.0
-"""How long a topic may take that the brokers make when they are asked for it."""
+"""How long the brokers may take to create a topic that is asked for."""
 
 LIMIT = "max.message.bytes"
 
@@ -115,10 +115,10 @@ async def started(
 
 
 async def undisturbed(connecting: Coroutine[Any, Any, R]) -> R:
-    """What `connecting` gives.
+    """The result of `connecting`.
 
-    It is cut off a while after the cancellation: aiokafka forgets connections that are cancelled at
-    birth.
+    A cancellation takes effect a while later, because aiokafka leaks connections that are cancelled
+    while they are made.
     """
     task = asyncio.get_running_loop().create_task(connecting)
     try:
@@ -154,11 +154,11 @@ async def start_admin(config: KafkaTopics[Any]) -> Any:
 async def committed_offsets(
     config: KafkaTopics[Any], group: str, partitions: Sequence[Any]
 ) -> dict[Any, Any]:
-    """What `group` has committed of those of `partitions` of which it has: an offset and its
-    metadata.
+    """The offsets that `group` has committed of `partitions`: an offset and its metadata for each
+    partition that has one.
 
-    Raises ConnectionError where the coordinator does not tell, as while it loads what it keeps:
-    nobody may take that for "nothing".
+    Raises ConnectionError when the coordinator does not answer, for example while it loads its
+    state. That must not pass for "nothing committed".
     """
     from aiokafka.errors import NoError
 
@@ -174,14 +174,14 @@ async def committed_offsets(
         await admin.close()
     if not all(
         one in answer for one in partitions
-    ):  # What has none is told as -1; of an answer that is an error aiokafka makes {}.
+    ):  # No offset is -1. For an answer that is an error aiokafka makes {}.
         raise unknown
     return {one: answer[one] for one in partitions if answer[one].offset >= 0}
 
 
 async def existing(config: KafkaTopics[Any], producer: Any, topic: str) -> None:
-    """Raises GraphError where there is no such topic, and the brokers make none when they are
-    asked for it.
+    """Raises GraphError if the topic does not exist and the brokers do not create it when it is
+    asked for.
     """
     from aiokafka.errors import UnknownTopicOrPartitionError
 
@@ -190,7 +190,7 @@ async def existing(config: KafkaTopics[Any], producer: Any, topic: str) -> None:
             await producer.partitions_for(topic)
         return
     except (TimeoutError, UnknownTopicOrPartitionError):
-        logger.debug("%r: nobody tells the partitions of %r", config, topic)
+        logger.debug("%r: no broker tells the partitions of %r", config, topic)
     admin = await start_admin(config)
     try:
         known = await admin.list_topics()
@@ -204,8 +204,8 @@ async def existing(config: KafkaTopics[Any], producer: Any, topic: str) -> None:
 
 
 async def message_limit(config: KafkaTopics[Any], topic: str) -> int | None:
-    """What the brokers take at most of a message into `topic` (`max.message.bytes`); None where
-    they do not tell.
+    """The largest message that the brokers accept for `topic` (`max.message.bytes`); None if they
+    do not tell.
     """
     from aiokafka.errors import KafkaError
 

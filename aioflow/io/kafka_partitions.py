@@ -1,8 +1,9 @@
-"""Finds the partitions of topics, and knows which of them came after the job had begun: those are
+"""Finds the partitions of topics, and knows which of them were added after the job began: those are
 read from their beginning.
 
-Where a job begins (`start=`, a group) is said of what there was then. A partition that comes later,
-or that a checkpoint of its topic does not know, has nothing in it that was to be passed over.
+`start=` and `group` apply to the partitions that existed when the job began. A partition that is
+added later holds no record that the job was meant to skip. The same is true of one that the
+checkpoint of its topic does not know.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["KafkaPartitions"]
 
 ASKS = 60
-"""So often a coordinator that is not ready is asked where a group is."""
+"""How often a coordinator that is not ready is asked for the offsets of a group."""
 
 ASK_EVERY_S = 0.5
 
@@ -32,23 +33,23 @@ class KafkaPartitions:
 
     def __init__(self) -> None:
         self._begins: dict[str, int] = {}
-        """Where each split begins that was found."""
+        """Where each known split begins."""
         self._begun: set[str] = set()
-        """Topics of which some were found before."""
+        """Topics that had partitions at an earlier look."""
 
     def anew(self) -> Self:
-        """For another place or another run."""
+        """A new instance for another place or another run."""
         return type(self)()
 
     def forget(self) -> None:
-        """Another job begins."""
+        """Forget the partitions that were found: another job begins."""
         self._begins, self._begun = {}, set()
 
     def recognise(
         self, former: Sequence[Any], found: Sequence[Split]
     ) -> tuple[list[str], Sequence[Split]]:
-        """The ids of `former` as they are, and `found` without them; what is new of a topic that
-        was read before begins at its begin.
+        """The ids of `former` as they are, and `found` without them. A new partition of a topic
+        that was read before starts at its beginning.
         """
         ids = [split.id for split in former]
         topics = {split.payload[0] for split in former}
@@ -59,8 +60,8 @@ class KafkaPartitions:
         ]
 
     async def discover(self, config: KafkaTopics[Any]) -> list[Split]:
-        """A split a partition: its position says where to begin, its payload which it is, and
-        where to end or None.
+        """One split a partition. Its position says where to begin. Its payload names the partition
+        and the end, or None.
         """
         consumer = await start_consumer(config)
         try:
@@ -112,8 +113,8 @@ class KafkaPartitions:
 async def _committed(
     config: KafkaTopics[Any], group: str, partitions: Sequence[Any]
 ) -> dict[Any, Any]:
-    """What `group` has committed, once its coordinator is there: it may be loading, or be made
-    for the first group ever.
+    """The offsets that `group` has committed, once its coordinator is ready. The coordinator may
+    be loading, or be created for the first group of the cluster.
     """
     for _ in range(ASKS):
         try:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["KafkaReader"]
 
 PAGE_RECORDS = 1_000
-"""Records of one look into what the consumer has fetched."""
+"""Number of records of one poll of the consumer."""
 
 WAIT_MS = 1_000
-"""How long a look waits for records. After it partitions that were found meanwhile are read too."""
+"""How long one poll waits for records. Partitions that were found meanwhile join after it."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class KafkaReader(GroupReader):
         self._config = config
         self._consumer: Any = None
         self._next: dict[str, int] = {}
-        """The offset behind what was handed over, of each split."""
+        """The offset after the last record that was handed over, by split."""
         self._over: set[str] = set()
 
     def content_of(self, content: Any) -> bytes:
@@ -44,7 +44,7 @@ class KafkaReader(GroupReader):
 
     @property
     def pending_records(self) -> int:
-        """How far the partitions go behind what was polled."""
+        """Number of records in the partitions after the last one that was polled."""
         consumer, ahead = self._consumer, 0
         if consumer is not None:
             for one in consumer.assignment():
@@ -110,7 +110,7 @@ class KafkaReader(GroupReader):
                 raise StateError(
                     f"{self._config!r}: what follows the offsets that were read is not there any "
                     f"more ({error}): it was removed before it "
-                    "was read, or the topic was made anew; start with restore=None, fresh=True"
+                    "was read, or the topic was recreated; start with restore=None, fresh=True"
                 ) from None
             for one, records in fetched.items():
                 await self._hand_over(reads[one], records)
@@ -138,7 +138,7 @@ class KafkaReader(GroupReader):
     # The consumer group.
 
     async def _tell(self, consumer: Any) -> None:
-        """Commit offsets of the partitions that `consumer` has; of the others it may not."""
+        """Commit the offsets of the partitions that are assigned to `consumer`."""
         from aiokafka import TopicPartition
 
         offsets = {}

@@ -1,16 +1,16 @@
 """Produces records to Kafka: as they come and at least once, or in one transaction a checkpoint.
 
-A transaction is begun when the checkpoint that covers its records is complete, and the checkpoint
-carries them until then: nothing of it waits open at the brokers, where it would hold back every
-reader and could time out before its commit. With the records it commits, for a group of its own, an
-offset whose metadata names the last batches of this writer. So a commit that is repeated knows that
-it was done, whoever repeats it.
+A transaction begins only when the checkpoint that covers its records is complete. Until then the
+checkpoint carries the records. So no transaction stays open at the brokers, where it would hold
+back every reader and could time out before its commit. Each transaction also commits an offset for
+a group of its own, whose metadata names the last batches of this writer. A repeated commit reads
+these names and knows that the batch was committed.
 
-The transactional id is that of the writer (flow, uid, subtask), also where another subtask commits
-what a writer before a rescaling had prepared. Whoever begins with it ends what others left open
-under it, and reads which batches are committed only then: an attempt that is gone, and comes late,
-is fenced off before it can add what is there already. Brokers forget the offsets of a group without
-members after a week (`offsets.retention.minutes`) in which nothing was committed.
+The transactional id is that of the writer (flow, uid, subtask). After a rescaling, another subtask
+uses it to commit what the former writer had prepared. A new producer under this id ends the open
+transactions of the former one, and only then reads which batches are committed. So a late attempt
+is fenced off before it can add records twice. Brokers forget the offsets of a group without members
+after a week without commits (`offsets.retention.minutes`).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ PIECE_RECORDS = 1_000
 """The writer asks for a flush when it holds this many."""
 
 MAX_REQUEST_BYTES = 1_048_576
-"""What aiokafka sends at most unless it is told otherwise."""
+"""Maximum size of a request of aiokafka by default."""
 
 OVERHEAD_BYTES = 512
-"""More than a record takes beside its key and value."""
+"""Upper bound of what a record takes besides its key and value."""
 
 KNOWN_BATCHES = 64
-"""So many names the metadata of an offset keeps (of 4096 bytes): more than the checkpoints of
-one writer that wait to be committed.
+"""Number of names that the metadata of an offset keeps, of its 4096 bytes. It exceeds the number of
+checkpoints of one writer that wait for their commit.
 """
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class KafkaWriter:
         )
 
     async def flush(self) -> None:
-        """Returns when the brokers have all of it. A producer that has given up is replaced."""
+        """Returns when the brokers have all records. Replaces a producer that has given up."""
         self.full = False
         pending, self._pending = self._pending, []
         if self._carries:
@@ -152,7 +152,7 @@ class KafkaWriter:
             await backoff.sleep()
 
     async def _send(self, pending: list[Pair]) -> list[Pair]:
-        """Send them in their order. Gives those that the brokers do not have for sure."""
+        """Send the pairs in order. Returns those that may not have reached the brokers."""
         (topic,) = self._config.topics
         sent = [await self._producer.send(topic, value=value, key=key) for key, value in pending]
         answers = await asyncio.gather(*sent, return_exceptions=True)
@@ -199,7 +199,7 @@ class KafkaWriter:
 
 
 class _Transactions:
-    """Those under one transactional id."""
+    """The transactions under one transactional id."""
 
     def __init__(self, config: KafkaTopics[Any], id_: str) -> None:
         self._config = config
@@ -209,7 +209,7 @@ class _Transactions:
         """The last batches, the newest at the end."""
 
     async def commit(self, prepared: Prepared) -> None:
-        """Once, whoever else may do it, or have done it."""
+        """Commit `prepared` once, even if another attempt commits or has committed it."""
         from aiokafka.errors import ProducerFenced
 
         try:
@@ -263,7 +263,7 @@ class _Transactions:
 class KafkaCommitter:
     """Produces what was prepared.
 
-    It connects when there is the first of it; the operator tries again what failed.
+    It connects for the first committable; the operator retries what failed.
     """
 
     def __init__(self, config: KafkaTopics[Any]) -> None:
@@ -279,7 +279,7 @@ class KafkaCommitter:
             await self._transactions[id_].commit(prepared)
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Nothing of it is outside."""
+        """Do nothing: the records are only in the checkpoint."""
 
     async def close(self) -> None:
         transactions, self._transactions = self._transactions, {}

@@ -1,5 +1,5 @@
-"""Topics of Kafka: `kafka(bootstrap, topic)` reads records behind the offsets that a checkpoint
-keeps, and produces records.
+"""Topics of Kafka: `kafka(bootstrap, topic)` reads the records after the offsets of a checkpoint,
+and produces records.
 
 Needs the extra `aioflow[kafka]` (aiokafka). A split is a partition; each subtask assigns its
 partitions to a consumer of its own, so no group decides what it reads. Records of transactions are
@@ -100,20 +100,21 @@ def kafka(
 ) -> KafkaTopics[Any]:
     """The records of one topic or several, from the brokers at "host:port".
 
-    Each is what its value holds: "json" (or a `type` of it), "text" or "bytes", by `format`, None
-    where it has no value; with `records` a `KafkaRecord` with that, its key, headers and place.
+    Each element is the content of the value: "json" (or a `type` of it), "text" or "bytes", by
+    `format`. A record without a value gives None. With `records` it is a `KafkaRecord` with that
+    content, its key, headers and place.
     `start`: "earliest" or "latest"; what a checkpoint holds goes before. `until="latest"`: end with
-    the last records that there are when the job begins. `group`: a consumer group for which the
-    offsets of completed checkpoints are committed, for whoever watches; a job that starts without a
-    checkpoint begins there. `discover_every`: look for new partitions, which are read from their
+    the last record that exists when the job begins. `group`: a consumer group for which the offsets
+    of completed checkpoints are committed, for monitoring; a job that starts without a checkpoint
+    begins there. `discover_every`: look for new partitions, which are read from their
     beginning. `options`: what else aiokafka's consumers and producers both take, as
     `security_protocol`, `sasl_mechanism`, `sasl_plain_username`, `sasl_plain_password`,
     `ssl_context`, `request_timeout_ms`.
 
     As a sink, into one topic: what `format` takes, each with the `key(record)` that decides its
-    partition. At least once; with `transactions`, under checkpoints, exactly once for those who
-    read what is committed: what was written since a checkpoint is carried by the next one, and
-    produced in one transaction when that is complete.
+    partition. At least once. With `transactions` and checkpoints, exactly once for readers of
+    committed records. Each checkpoint carries the records written since the last one. They are
+    produced in one transaction when it is complete.
     """
     brokers, topics = one_or_more_places(bootstrap), one_or_more(topic)
     place = f"kafka({bootstrap!r}, {', '.join(map(repr, topics))})"
@@ -230,8 +231,8 @@ class KafkaTopics(Generic[T]):
         return self.discover_every is not None and not self.bounded
 
     async def discover(self) -> list[Split]:
-        """A split a partition: its position says where to begin, its payload which it is, and
-        where to end or None.
+        """One split a partition. Its position says where to begin. Its payload names the partition
+        and the end, or None.
         """
         return await self.finder.discover(self)
 

@@ -1,4 +1,4 @@
-"""What is done with input that cannot be read: fail the job, pass over it, or send it aside."""
+"""Handling of input that cannot be read: fail the job, skip it, or send it to a side output."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Malformed:
         return self._on_error == "fail"
 
     def report(self, value: bytes, message: str, error: Exception) -> None:
-        """`message` says where and what. Raises MalformedInput if the job is to fail."""
+        """`message` says what is wrong and where. Raises MalformedInput if the job is to fail."""
         if self._on_error == "fail":
             raise MalformedInput(
                 f"{message}. To go on without such input give on_error='skip', or an OutputTag to "

@@ -2,8 +2,8 @@
 `as_source` takes what users write.
 
 An iterable is replayed by index. A function of one parameter `position` that yields `(value,
-position)` is replayed from the position of the last element that counts; any other function is
-called anew after a restart, so what it had in hand is lost.
+position)` is replayed from the position of the last element that counts. Any other function is
+called again after a restart, so the elements that it had in hand are lost.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def as_source(what: Any) -> Source[Any]:
         return IterableSource(what)
     if inspect.iscoroutine(what) or isinstance(what, AsyncIterable):
         if inspect.iscoroutine(what):
-            what.close()  # It will never be awaited, and that is no news to anybody.
+            what.close()  # It will never be awaited; closing it avoids a warning.
         raise GraphError(
             f"flow.source got {_named(what)}, which can be read only once: pass the function that "
             "returns it"
@@ -208,7 +208,7 @@ class FunctionSource(Generic[T]):
         if ctx.replays and not self.replayable and not self._warned:
             self._warned = True
             logger.warning(
-                "source function %s takes no `position`: after a restart it is called anew, and "
+                "source function %s takes no `position`: after a restart it is called again, and "
                 "elements that no checkpoint covers "
                 "are lost (at most once); to replay them take one parameter `position` and yield "
                 "(value, position)",

@@ -28,9 +28,7 @@ FORMATS = ("json", "text", "bytes")
 
 
 def one_or_more(given: Any) -> list[Any]:
-    """Several, or the one that was given instead; of which kind they are is for whoever asks to
-    check.
-    """
+    """A list of what was given: several items, or one. The caller checks their type."""
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
@@ -71,7 +69,7 @@ def checked_format(format: str, type: type[Any] | None, place: str) -> str:
 
 
 def body_decoder(format: str, type: type[Any] | None) -> Callable[[bytes], Any]:
-    """Makes a value of a body. It raises MsgspecError or UnicodeDecodeError."""
+    """Returns a decoder of bodies. It raises MsgspecError or UnicodeDecodeError."""
     if format == "text":
         return bytes.decode
     if format == "bytes":
@@ -86,7 +84,7 @@ def body_decoder(format: str, type: type[Any] | None) -> Callable[[bytes], Any]:
 
 
 def body_encoder(format: str, place: str) -> Callable[[Any], bytes]:
-    """Makes a body of a value. It raises TypeError naming `place` and the value."""
+    """Returns an encoder of values. It raises TypeError naming `place` and the value."""
     if format == "json":
         return _JsonBodies(place).encode
     expected = str if format == "text" else bytes

@@ -1,11 +1,11 @@
 """Publishes messages to JetStream once the checkpoint that covers them is complete.
 
-A stream has no transactions and nowhere to stage: what is prepared is carried by the checkpoint
-itself, so a writer holds what was written since the last one. Each message has an id, made of a
-name that its batch got when it was begun and its number in it. A commit that is repeated publishes
-the same ids, and the server drops those that it has seen within the stream's window for duplicates.
-The names are new for each batch: a job that was restored from an older savepoint counts through the
-same checkpoints with other records.
+A stream has no transactions and no place to stage. The checkpoint itself carries what is prepared,
+so a writer holds what was written since the last one. Each message has an id: the name that its
+batch got when it began, and its number in the batch. A repeated commit publishes the same ids, and
+the server drops the ids that it has seen within the stream's window for duplicates. Each batch has
+a new name, because a job that was restored from an older savepoint reuses checkpoint numbers for
+other records.
 
 Without checkpoints messages are published as they come (at-least-once).
 """
@@ -33,10 +33,10 @@ PIECE_MESSAGES = 1_000
 """The writer asks for a flush when it holds this many."""
 
 IN_FLIGHT = 256
-"""Publications that wait for their answers at a time."""
+"""Number of publications that wait for their answers at a time."""
 
 HEADER_BYTES = len("NATS/1.0\r\nNats-Msg-Id: :\r\n\r\n")
-"""What the headers of a message take of the limits, beside the name of its batch and its number."""
+"""Size of a message's headers besides the name of its batch and its number."""
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class NatsWriter:
 class NatsCommitter:
     """Publishes what was prepared.
 
-    It connects when there is the first of it; the operator tries again what failed.
+    It connects for the first committable; the operator retries what failed.
     """
 
     def __init__(self, config: NatsStream[Any]) -> None:
@@ -151,7 +151,7 @@ class NatsCommitter:
             await self._publisher.publish(Prepared(*committable))
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Nothing of it is outside."""
+        """Do nothing: the messages are only in the checkpoint."""
 
     async def close(self) -> None:
         await self._publisher.close()

@@ -1,8 +1,8 @@
-"""Streams of NATS JetStream: `nats(servers, subject)` reads messages behind the sequence numbers
-that a checkpoint keeps.
+"""Streams of NATS JetStream: `nats(servers, subject)` reads the messages after the sequence numbers
+of a checkpoint.
 
-Needs the extra `aioflow[nats]` (nats-py). A reader asks for messages through a consumer of its own
-that acknowledges nothing and that the server forgets; where it was is in the checkpoint alone. How
+Needs the extra `aioflow[nats]` (nats-py). A reader fetches messages through a consumer of its own,
+which acknowledges nothing and which the server forgets. Only the checkpoint holds its position. How
 messages are written: `nats_sink`.
 """
 
@@ -42,10 +42,10 @@ WAIT_S = 1.0
 """How long a request for messages waits at the server."""
 
 FORGOTTEN_AFTER_S = 300.0
-"""After so long without a request the server forgets the consumer of a reader that is gone."""
+"""The server forgets the consumer of a reader that made no request for this long."""
 
 FOREIGN_SUBJECT = 10093
-"""The error of a server that is to read a subject which the stream does not take."""
+"""The server's error for a read of a subject that the stream does not take."""
 
 logger = logging.getLogger(__name__)
 
@@ -96,15 +96,15 @@ def nats(
     "nats://host:port" or several such.
 
     Each is what its body holds: "json" (or a `type` of it), "text" or "bytes", by `format`.
-    `stream`: needed where not one stream alone takes the subject. `start`: "earliest", "latest", or
-    the sequence number behind which to begin; what a checkpoint holds goes before.
-    `until="latest"`: end with the last message that there is when the job begins. `options`: what
-    else `nats.connect` takes, as `user`, `password`, `token`, `user_credentials` and `tls`.
+    `stream`: needed unless exactly one stream takes the subject. `start`: "earliest", "latest", or
+    the sequence number after which to begin; the position in a checkpoint goes before it.
+    `until="latest"`: end with the last message that exists when the job begins. `options`: what
+    else `nats.connect` takes, such as `user`, `password`, `token`, `user_credentials` and `tls`.
 
-    As a sink: publishes to `subject`, under checkpoints when they are complete. A publication that
-    is repeated is known by its `Nats-Msg-Id`: exactly once as long as a repetition comes within the
-    stream's window for duplicates (two minutes unless it was given another), at least once after
-    that, and without checkpoints.
+    As a sink: publishes to `subject`, with checkpoints once they are complete. The server knows a
+    repeated publication by its `Nats-Msg-Id`. So messages are written exactly once if the
+    repetition comes within the stream's window for duplicates (two minutes by default), otherwise
+    at least once. Without checkpoints they are written at least once.
     """
     urls = one_or_more_places(servers)
     place = f"nats(..., {subject!r})"  # Without the servers: they may hold a password.
@@ -210,10 +210,10 @@ class NatsStream(Generic[T]):
 
 
 async def heeded(call: Coroutine[Any, Any, R]) -> R:
-    """What a `call` of nats-py gives; a cancellation comes out when it has ended.
+    """The result of `call`, a coroutine of nats-py. A cancellation takes effect when it has ended.
 
-    nats-py waits with asyncio.wait_for, which in Python 3.11 loses a cancellation that comes in the
-    turn of what it waits for.
+    nats-py waits with asyncio.wait_for. In Python 3.11 that loses a cancellation which arrives in
+    the same turn as the result.
     """
     task = asyncio.get_running_loop().create_task(call)
     try:
@@ -241,7 +241,7 @@ async def connect(config: NatsStream[Any]) -> Any:
         refused.append(error)
         logger.debug("%r: %r", config, error)
 
-    # Whoever calls tries again, at a pace of its own.
+    # The caller retries at its own pace.
     own = {
         "error_cb": on_error,
         "allow_reconnect": False,
@@ -297,9 +297,9 @@ def is_away(error: BaseException) -> bool:
 
 
 async def stream_of(client: Any, config: NatsStream[Any], *, written: bool = False) -> Any:
-    """What the server tells of the stream.
+    """The server's information about the stream.
 
-    Raises GraphError where there is none, or where what is `written` would not come into it.
+    Raises GraphError if there is no such stream, or if it does not take what is `written`.
     """
     from nats import errors
     from nats.js.errors import NotFoundError, ServiceUnavailableError
@@ -328,9 +328,7 @@ async def stream_of(client: Any, config: NatsStream[Any], *, written: bool = Fal
 
 
 async def _taken(jetstream: Any, config: NatsStream[Any]) -> None:
-    """Raises GraphError unless what is published to the subject comes into the stream that was
-    named.
-    """
+    """Raises GraphError unless messages published to the subject go into the named stream."""
     from nats.js.errors import NotFoundError
 
     try:
@@ -346,7 +344,7 @@ async def _taken(jetstream: Any, config: NatsStream[Any]) -> None:
 
 
 def _made(info: Any) -> str | None:
-    """When the stream was made: by this, and its name, it is known again."""
+    """The stream's time of creation, which identifies it together with its name."""
     return None if info.created is None else str(info.created.isoformat())
 
 
@@ -357,8 +355,8 @@ class _NatsReader(StreamReader):
         self._behind: int | None = None
         """The last number that was handed over."""
         self._made: str | None = None
-        """When the stream was made that this is a number of; None for one of a checkpoint that
-        does not tell.
+        """Creation time of the stream that this number belongs to; None if the checkpoint does
+        not hold it.
         """
         self._ahead = 0
 
@@ -454,7 +452,7 @@ class _NatsReader(StreamReader):
                 await self._forget(jetstream, split, made.name)
 
     async def _consumer(self, jetstream: Any, split: Split) -> Any:
-        """One of our own, which begins where this reader is."""
+        """A consumer of our own that begins where this reader is."""
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
         from nats.js.errors import BadRequestError
 
@@ -487,8 +485,8 @@ class _NatsReader(StreamReader):
             pass  # It is gone already.
 
     async def _check(self, client: Any, split: Split) -> None:
-        """Look whether the stream is the one that the position is of, and still holds what
-        follows it.
+        """Check that the stream is the one of the position, and still holds what follows the
+        position.
         """
         from nats.js.errors import NotFoundError
 
@@ -515,7 +513,7 @@ class _NatsReader(StreamReader):
         ):  # A beginning that was asked for may be to come.
             raise StateError(
                 f"{config!r}: {split.id!r} was read up to {behind}, and its last message ever is "
-                f"{state.last_seq}: it was made anew or "
+                f"{state.last_seq}: it was recreated or "
                 "set back since; restore it too, or start with restore=None, fresh=True"
             )
         self._made = made

@@ -20,13 +20,12 @@ of this sink (flow and uid), restored from checkpoint r, tells them apart by the
                   running beside it, so what another run left is deleted only when nobody has
                   written to it for so long that nobody can be about to
 
-Invariants: a visible part is complete and never changes; committing and aborting again do nothing;
-no name is used twice, so a copy of a request that comes late finds nothing to act on. Several
-sinks, of one flow or of many, may write to one directory: a part never replaces another, whose
-number is taken gets the next one that is free, and nobody touches the hidden files of another sink.
-Two runs of the same flow at once are told apart by age where neither takes checkpoints; with
-checkpoints their lease lets no second one in, unless they have different stores: then they must not
-share a directory.
+Invariants: a visible part is complete and never changes. Committing and aborting again do nothing.
+No name is used twice, so a late copy of a request finds nothing to act on. Several sinks, of one
+flow or of many, may write to one directory. A part never replaces another: it gets the next free
+number instead. A sink never touches the hidden files of another sink. Two concurrent runs of one
+flow without checkpoints are told apart by age. With checkpoints the lease lets no second run in,
+unless the runs have different stores: then they must not share a directory.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ if TYPE_CHECKING:
 __all__ = ["PartCommitter", "PartWriter", "RollPolicy", "checked_roll"]
 
 UNCHECKED = "none"
-"""Stands for `since` where nobody takes checkpoints."""
+"""Stands for `since` in a run without checkpoints."""
 
 ABANDONED_MS = 600_000
-"""A part of a run without checkpoints is shown when it is `RollPolicy.age_ms` old. One that nobody
-has written to for twice that time, and for this long, is nobody's."""
+"""A part of a run without checkpoints is committed when it is `RollPolicy.age_ms` old. A part that
+was not written to for twice that time, and for at least this long, is abandoned."""
 
 _HIDDEN = re.compile(
     r"\.part-(\d+)-(\d+)\.[^.]+\.(\d+|none)-([0-9a-f]{8})-([0-9A-Za-z]*)-(\d+)-[0-9a-f]+"
@@ -124,7 +123,7 @@ class PartWriter:
         self._extension = extension
         self._encoder = encoder
         self._roll = roll
-        # Whoever takes checkpoints commits; when nobody does, the writer commits what it rolls.
+        # The checkpoint commits parts. Without checkpoints the writer commits what it rolls.
         self._self_commit = not ctx.checkpointing
         self._restored = 0
         self._since = 0
@@ -144,12 +143,12 @@ class PartWriter:
         self.full = False
 
     def restored(self, checkpoint_id: int) -> None:
-        """What was prepared up to `checkpoint_id` is committed, or will be by whoever has it."""
+        """Parts prepared up to `checkpoint_id` are committed, or will be by their committer."""
         self._restored = self._since = checkpoint_id
 
     async def open(self) -> None:
-        """Make the directory, remove what nobody will commit, and go on counting where any
-        earlier run ended.
+        """Make the directory, remove the parts that will never be committed, and continue the
+        numbers of earlier runs.
         """
         await self._make_directory()
         names = await self._fs.list(self._directory)
@@ -161,9 +160,7 @@ class PartWriter:
                 await self._fs.delete(posixpath.join(self._directory, name))
 
     async def _make_directory(self) -> None:
-        """A new directory is durable with the name that its parent has for it, and so on
-        upwards.
-        """
+        """Make the directory durable: fsync the parent of each new directory, upwards."""
         missing = []
         path = self._directory
         while path and not await self._fs.exists(path):
@@ -204,12 +201,12 @@ class PartWriter:
             return False
         if match[3] == UNCHECKED:
             return True
-        # A run without checkpoints knows of none: what one with checkpoints left may still be
-        # wanted.
+        # A run without checkpoints cannot tell whether parts of a run with checkpoints are still
+        # needed.
         return not self._self_commit and int(match[3]) >= self._restored
 
     async def _is_abandoned(self, name: str) -> bool:
-        """Whether nobody writes to an orphan any more."""
+        """Whether the writer of an orphan is gone."""
         match = _HIDDEN.fullmatch(name)
         assert match is not None, "an orphan has such a name"
         if match[3] != UNCHECKED or match[5] == self._job:
@@ -300,7 +297,7 @@ class PartWriter:
             return rolled
 
     async def close(self) -> None:
-        """Drop what was not prepared: it will be written again, or was not wanted."""
+        """Drop what was not prepared: it will be written again, or is not needed."""
         if self._timer is not None:
             self._timer.cancel()
         async with self._lock:
@@ -310,10 +307,10 @@ class PartWriter:
 
 
 class PartCommitter:
-    """Shows or drops prepared parts of `directory`.
+    """Commits or deletes prepared parts of `directory`.
 
-    Committables come out of a checkpoint, which others may have written: a pair that names anything
-    but a part of this directory is refused with RestoreError, before any of its pairs is acted on.
+    Committables come from a checkpoint, which others may have written. A pair that names anything
+    but a part of this directory is refused with RestoreError before any rename or deletion.
     """
 
     def __init__(self, directory: str, host: Host | None = None) -> None:
@@ -374,8 +371,8 @@ class PartCommitter:
                             hidden,
                         )
                         continue
-                # Also of a part that was visible: whoever renamed it may have been killed before
-                # its name was durable.
+                # Also for a part that was visible already: the process that renamed it may have
+                # been killed before the name was durable.
                 directories[posixpath.dirname(final) or "."] = None
             for directory in directories:
                 await host.fs.fsync_dir(directory)

@@ -94,8 +94,8 @@ async def find_files(
     """The files that `path` means, sorted. Raises FileNotFoundError when there are none, unless
     `may_be_missing`.
 
-    However many they are, this takes a few calls into the executor, and does next to nothing
-    outside of it: it is asked again and again of directories with very many.
+    The number of calls into the executor is small for any number of files, and the loop does little
+    work. Directories with very many files are listed again and again.
     """
     text = str(path)
     (itself,) = await host.fs.stats([text])
@@ -134,8 +134,8 @@ def pattern_hint(path: str | PurePath) -> str:
 
 
 def fixed_part(path: str | PurePath) -> str:
-    """The part of `path` that must be there for anything to be found: all of it, or the
-    directory in front of what is a pattern.
+    """The part of `path` that must exist for anything to be found: all of it, or the directory
+    before the pattern.
     """
     text = str(path)
     magic = _MAGIC.search(text) if isinstance(path, str) else None
@@ -145,7 +145,7 @@ def fixed_part(path: str | PurePath) -> str:
 async def _names(host: Host, directory: str) -> list[str]:
     try:
         return await host.fs.list(directory)
-    except (NotADirectoryError, FileNotFoundError):  # Deleted since somebody looked.
+    except (NotADirectoryError, FileNotFoundError):  # Deleted since the last look.
         return []
 
 
@@ -249,10 +249,10 @@ async def cut(
 
 
 def respelled(ids: Sequence[str], path: str) -> list[str]:
-    """`ids` of parts in the one spelling that goes with `path`: absolute, or from the working
-    directory; no detours.
+    """`ids` of parts in the spelling that goes with `path`: absolute, or from the working
+    directory, without detours.
 
-    An id whose spelling another has already stays as it is.
+    An id whose new spelling is taken stays as it is.
     """
     spell: Callable[[str], str] = os.path.abspath if os.path.isabs(path) else os.path.relpath
     # Once a directory: this is asked of thousands of files at every look.

@@ -42,11 +42,11 @@ PAGE_ROWS = 1_024
 """Rows of one read."""
 
 CLOSE_TIMEOUT_S = 5.0
-"""How long a connection may take to say goodbye."""
+"""How long a connection may take to close."""
 
 SCHEMA_LOCK = 0x61696F666C6F77
-"""Advisory lock under which our tables are made: `IF NOT EXISTS` is no protection against
-another who makes them at the same time.
+"""Advisory lock under which the sink's tables are made: `IF NOT EXISTS` does not protect against
+another client that makes them at the same time.
 """
 
 
@@ -83,12 +83,12 @@ def postgres(
     """The rows of `table` ("name" or "schema.name"), ordered by `key`: a unique column, by default
     the primary key. A dict or `type` each.
 
-    It reads the rows up to the largest key that there is when it begins, of them `columns`, all by
-    default; with `query`, a SELECT that gives the key too, those of the query. As a sink: dicts,
-    dataclasses, NamedTuples and Structs by field, lists and tuples by place, into `columns`, by
-    default those that the first record has; the table must exist. Exactly once under checkpoints,
-    at least once without. The sink keeps two small tables of its own in the database,
-    `aioflow_staged` and `aioflow_sinks`.
+    It reads the rows up to the largest key that exists when it begins. It reads `columns`, by
+    default all of them. With `query`, a SELECT that includes the key, it reads the rows of the
+    query. As a sink it takes dicts, dataclasses, NamedTuples and Structs by field, lists and tuples
+    by place. They go into `columns`, by default the fields of the first record; the table must
+    exist. Exactly once with checkpoints, at least once without. The sink keeps two small tables of
+    its own in the database, `aioflow_staged` and `aioflow_sinks`.
     """
     place = f"postgres(..., {table!r})"  # Without the dsn: it may hold a password.
     if not isinstance(table, str):
@@ -248,7 +248,7 @@ def _place(dsn: str) -> str:
 
 
 async def disconnect(connection: Any) -> None:
-    """Say goodbye, or hang up where that takes too long."""
+    """Close the connection, or abort it if that takes too long."""
     try:
         await connection.close(timeout=CLOSE_TIMEOUT_S)
     except (OSError, TimeoutError):
@@ -281,7 +281,7 @@ class PostgresStore:
         return await table_columns(await self._connected(), self._config)
 
     async def _connected(self) -> Any:
-        """The connection; a new one if the last was lost: a commit that is tried again needs it."""
+        """The connection; a new one if the last was lost, because a retried commit needs it."""
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._config)
         return self._connection

@@ -1,4 +1,4 @@
-"""The sink that prints: one line a record, to wherever `sys.stdout` points.
+"""The sink that prints one line a record to `sys.stdout`.
 
 The executor writes, one call a batch: a pipe whose reader is slow holds back this sink and never
 the loop.
@@ -28,7 +28,7 @@ def stdout(prefix: str = "") -> StdoutSink:
 
 
 class ReaderGone(BrokenPipeError):
-    """Nobody reads standard output any more (`| head`): to try again is of no use."""
+    """The reader of standard output is gone (`| head`): a retry is useless."""
 
 
 class StdoutSink:
@@ -78,7 +78,7 @@ class StdoutWriter:
                 await self._ctx.host.blocking(_print, self._stream, "".join(pending))
             except BrokenPipeError as error:
                 self._broken = True
-                raise ReaderGone(error.errno, "nobody reads standard output any more") from error
+                raise ReaderGone(error.errno, "the reader of standard output is gone") from error
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
         await self.flush()

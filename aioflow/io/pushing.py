@@ -1,12 +1,12 @@
 """The source that a program pushes into: `await job.input(stream).put(value)`.
 
-A flow may run several times at once, so each run has an inlet of its own: whoever starts a run
-replaces the source by `source.for_run()` and keeps `.inlet` for the job handle.
+A flow may run several times at once, so each run has an inlet of its own. The code that starts a
+run replaces the source by `source.for_run()` and keeps `.inlet` for the job handle.
 
-Invariant: the inlet numbers what it accepts. When the job may restart, what no completed checkpoint
-covers is kept, and a restarted reader replays it: without checkpoints that is everything since the
-run began. Otherwise an element is forgotten once it was polled. With checkpoints at most
-`uncovered` elements are kept. At that bound `put` waits until a checkpoint completes.
+Invariant: the inlet numbers what it accepts. If the job may restart, the inlet keeps the elements
+that no completed checkpoint covers, and a restarted reader replays them. Without checkpoints that
+is every element of the run. Otherwise an element is forgotten once it was polled. With checkpoints
+at most `uncovered` elements are kept. At that bound `put` waits until a checkpoint completes.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class PushInlet(Generic[T]):
         self._attached = False
         self._keep = True
         self._checkpointing: bool | None = None
-        """None until the first reader has told."""
+        """None until the first reader has attached."""
         self._timed: bool | None = None
         self._closed = False
         self._over: JobNotRunning | None = None
@@ -196,7 +196,7 @@ class PushInlet(Generic[T]):
         await future
 
     def end(self, reason: str) -> None:
-        """The job is over: whoever puts, or waits, gets JobNotRunning with `reason`."""
+        """The job is over: pending and later puts and waits raise JobNotRunning with `reason`."""
         self._over = JobNotRunning(reason)
         self._give_room()
         self._unread = _without_reached(self._unread, self._end)
@@ -265,8 +265,8 @@ class PushInlet(Generic[T]):
         await future
 
     def _check_loop(self) -> None:
-        """The first who puts, or reads, says whose loop it is: what waits in it is not woken
-        from another.
+        """The first put or read binds the inlet to its loop, because a waiter cannot be woken
+        from another loop.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not None and self._loop is not loop:
@@ -293,8 +293,8 @@ class PushInlet(Generic[T]):
                 self._refuse_durable()
         elif keep:
             self._read = max(self._base, start)
-            # The checkpoint that was restored is complete, although nobody may have lived to be
-            # told.
+            # The restored checkpoint is complete, although the attempt may have died before it
+            # was notified.
             self.covered(start)
         self._keep = keep
 
@@ -374,7 +374,7 @@ class PushInlet(Generic[T]):
 def _without_reached(
     waiting: list[tuple[int, asyncio.Future[None]]], position: int
 ) -> list[tuple[int, asyncio.Future[None]]]:
-    """Those who wait for a number beyond `position`; the others wait no longer."""
+    """The waiters for a number beyond `position`. Resolves the others."""
     still = []
     for number, future in waiting:
         if number > position:
@@ -411,7 +411,7 @@ class _PushReader:
         return self._inlet.waiting if self._open else 0
 
     def stop(self) -> None:
-        """The job stops: nothing more is accepted, and what was is still read."""
+        """The job stops: the inlet accepts nothing more, and accepted elements are still read."""
         self._inlet.close()
 
     async def wait(self) -> None:

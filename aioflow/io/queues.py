@@ -1,7 +1,7 @@
 """An `asyncio.Queue` of the program as source and as sink, within one loop.
 
-As a source it is at-most-once over a restart: what was taken out of the queue is in nobody's hands
-but the job's. It takes one element more than it hands over, and only while it waits.
+As a source it is at-most-once over a restart: elements that were taken out of the queue exist only
+in the job. It takes one element more than it hands over, and only while it waits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One task that reads ahead of whoever polls: it begins with the reader, waits while enough is
-there, and ends with `close`.
+"""One task that reads ahead of the polls: it starts with the reader, waits while enough is
+buffered, and ends with `close`.
 
-What it reads of files it reads in the executor, one thing at a time; a read that has begun goes on
-when the task is cancelled, and `close` waits for it. Its error is kept for the poll that has taken
-everything that was read before. Where to put what was read is the reader's own.
+It reads files in the executor, one call at a time. A call that has begun goes on when the task is
+cancelled, and `close` waits for it. An error is raised by the poll that finds nothing read before
+it. The reader itself keeps what was read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ReadAhead:
 
     def __init__(self, host: Host, name: str) -> None:
         self.error: BaseException | None = None
-        """What ended the task."""
+        """The error that ended the task."""
         self._host = host
         self._name = name
         self._task: asyncio.Task[None] | None = None
@@ -40,7 +40,7 @@ class ReadAhead:
 
     @property
     def is_running(self) -> bool:
-        """Whether more may come by itself."""
+        """Whether the task may still add something."""
         return self._task is not None and not self._task.done()
 
     def start(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -70,7 +70,7 @@ class ReadAhead:
         return await asyncio.shield(reading)
 
     async def added(self, is_full: Callable[[], bool]) -> None:
-        """Something was read: whoever waits may poll. Returns when `is_full()` holds no more."""
+        """Wake the waiting poll: something was read. Returns when `is_full()` is false."""
         self._wake()
         while is_full():
             self._room = asyncio.get_running_loop().create_future()
@@ -100,7 +100,7 @@ class ReadAhead:
         if self._reading is not None:
             await wait_all([self._reading])
             if not self._reading.cancelled():
-                self._reading.exception()  # Looked at: nobody else will.
+                self._reading.exception()  # Retrieved here, else asyncio logs it.
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

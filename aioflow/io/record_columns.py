@@ -1,9 +1,9 @@
 """Records that a decoder made as a batch of columns: field by field, with the values that the rows
 would have.
 
-Where the type of the records says what a field is, its values are not looked at again. Records
-without a type are columns as long as they are dicts of the same fields in the same order; a block
-in which they are not stays a list of rows, which every step takes as well.
+If the type of the records determines a field's type, its values are not checked again. Records
+without a type are columns if they are dicts of the same fields in the same order. Any other block
+stays a list of rows, which every step accepts as well.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class RecordColumns:
         self._wanted: frozenset[str] | None = None
 
     def narrow(self, names: Sequence[str]) -> None:
-        """Make columns of these fields alone, dicts instead of records of the type; of records
-        without one of them all columns.
+        """Make columns of these fields only, and dicts instead of records of the type. Records that
+        lack one of the fields become all columns.
         """
         if self._type is None:
             self._wanted = frozenset(names)

@@ -6,11 +6,11 @@
     commit       entries out of the staged stream into the other, some at a time, and with the
                  last n into the hash of the sinks
 
-Each step is one script, so Redis does all of it or nothing, and a step that is sent twice, because
-its answer was lost, finds it done: what is staged has numbers, and what was moved is not there any
-more. A batch that is not there must be known as committed, else the database was set back, and that
-is an error. Every writer that opens gets a number, its generation, and removes what writers before
-it began after the checkpoint that it was restored from.
+Each step is one script, so Redis does all of it or nothing. A step that is sent twice, because its
+answer was lost, finds it done: staged entries have numbers, and moved entries are gone. A missing
+batch must be known as committed; otherwise the database was set back, and that is an error. Every
+writer that opens gets a number, its generation. It removes what earlier writers began after the
+checkpoint that it was restored from.
 
 The keys of a stream "orders" are `aioflow:{orders}:sinks` and `aioflow:{orders}:staged:...`: in one
 slot of a cluster. All of it is as durable as the server is set up to be (`appendfsync`).
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Prepared", "RedisCommitter", "RedisWriter"]
 
 PIECE_ENTRIES = 1_000
-"""The writer asks for a flush when it holds this many: what one script stages, and what one moves.
+"""The writer asks for a flush when it holds this many. One script stages or moves as many.
 
 Redis does nothing else meanwhile.
 """
@@ -122,7 +122,7 @@ class Prepared(NamedTuple):
 
 
 class _Keys(NamedTuple):
-    """Of what a sink keeps beside its stream."""
+    """The keys that a sink keeps beside its stream."""
 
     stream: str
     sinks: str
@@ -160,8 +160,8 @@ class RedisWriter:
         self.full = False
 
     def restored(self, checkpoint_id: int) -> None:
-        """What was staged up to `checkpoint_id` is committed, or will be by whoever has its
-        name.
+        """Batches staged up to `checkpoint_id` are committed, or will be by the holder of their
+        committables.
         """
         self._restored = self._since = checkpoint_id
 
@@ -268,7 +268,7 @@ class RedisWriter:
         )
 
     async def close(self) -> None:
-        """What was staged and not prepared is removed by the writer that comes after."""
+        """Staged entries that were not prepared are removed by the next writer."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()

@@ -1,5 +1,5 @@
-"""Streams of Redis: `redis(url, stream)` reads entries behind the ids that a checkpoint keeps, and
-adds entries exactly once.
+"""Streams of Redis: `redis(url, stream)` reads the entries after the ids of a checkpoint, and adds
+entries exactly once.
 
 Needs the extra `aioflow[redis]` (redis-py). One connection a reader, writer and committer. How
 entries are added: `redis_sink`.
@@ -45,11 +45,10 @@ After it streams that were found meanwhile are read too.
 """
 
 ANSWER_TIMEOUT_S = 20.0
-"""A server that answers nothing for so long is gone."""
+"""A server that answers nothing for this long is gone."""
 
 LOOK_EVERY_S = 10.0
-"""How often streams of which nothing came are looked at, whether they are still those that were
-read.
+"""How often an idle stream is checked: is it still the stream that was read?
 """
 
 BEGINNING = "0-0"
@@ -109,14 +108,14 @@ def redis(
     Each is a dict of its fields as texts, or a `type` (dataclass, NamedTuple, Struct) whose fields
     they are converted into. With `field` the entry is what that one field holds: "json" (or a
     `type` of it), "text" or "bytes", by `format`. `start`: "earliest", "latest", or the id behind
-    which to begin; what a checkpoint holds goes before. `until="latest"`: end with the last entry
-    that there is when the job begins. `group`: a consumer group that is told how far completed
-    checkpoints are, for whoever watches; a job that starts without a checkpoint begins there.
-    `must_exist=False`: wait for a stream that is not there yet.
+    to begin; what a checkpoint holds goes before. `until="latest"`: end with the last entry that
+    exists when the job begins. `group`: a consumer group that records how far completed checkpoints
+    are, for monitoring; a job that starts without a checkpoint begins there. `must_exist=False`:
+    wait for a stream that does not exist yet.
 
     As a sink, of one stream: dicts, or what has fields, of texts, bytes and numbers; with `field`
     what `format` takes. Exactly once under checkpoints, at least once without. `maxlen`: trim the
-    stream to about so many entries.
+    stream to about this many entries.
     """
     streams = one_or_more(stream)
     place = (
@@ -226,8 +225,8 @@ class RedisStreams(Generic[T]):
         return self.until is not None
 
     async def discover(self) -> list[Split]:
-        """A split each: its position says where to begin, its payload the last entry to read, or
-        None.
+        """One split a stream. Its position says where to begin, its payload the last entry to
+        read, or None.
         """
         client = open_client(self)
         try:
@@ -270,7 +269,7 @@ class RedisStreams(Generic[T]):
 
 
 def open_client(config: RedisStreams[Any]) -> Any:
-    """A client, which connects when it is first asked something, and tries nothing twice.
+    """A client. It connects at the first command and never retries.
 
     Raises ModuleNotFoundError naming the extra.
     """
@@ -284,7 +283,7 @@ def open_client(config: RedisStreams[Any]) -> Any:
         ) from None
 
     class Bounded(Redis):
-        """Gives up where no answer comes, whatever was asked."""
+        """Raises TimeoutError for any command that is not answered in time."""
 
         async def execute_command(self, *args: Any, **options: Any) -> Any:
             async with answered(config):
@@ -323,9 +322,9 @@ def open_client(config: RedisStreams[Any]) -> Any:
 
 @asynccontextmanager
 async def answered(config: RedisStreams[Any]) -> AsyncIterator[None]:
-    """Raises TimeoutError when what is asked within was not answered in time.
+    """Raises TimeoutError when a command within the block is not answered in time.
 
-    A client bounds its commands so, but not its pipelines.
+    The client bounds its commands itself, but not its pipelines.
     """
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -349,9 +348,7 @@ def is_away(error: BaseException) -> bool:
 
 
 def refusal(config: RedisStreams[Any], error: Exception) -> GraphError | None:
-    """What the server means by an answer that no later try changes; None if it has to speak for
-    itself.
-    """
+    """The GraphError for an answer that no retry changes; None if the answer explains itself."""
     from redis import exceptions
 
     if isinstance(error, exceptions.InvalidResponse):
@@ -378,7 +375,7 @@ async def exists(client: Any, config: RedisStreams[Any], stream: str) -> bool:
 
 
 def order_of(entry_id: str) -> tuple[int, int]:
-    """By which ids are compared."""
+    """The sort key of an entry id."""
     milliseconds, _, number = entry_id.partition("-")
     return int(milliseconds), int(number or 0)
 
@@ -470,7 +467,7 @@ class _StreamsReader(GroupReader):
         await self.put(stream, messages, last=last)
 
     async def _check(self, client: Any, stream: str, behind: str) -> None:
-        """Look whether the stream can be the one of which an entry has the id `behind`."""
+        """Check that the stream can be the one that has an entry with the id `behind`."""
         if behind == BEGINNING or not await exists(client, self._config, stream):
             return
         found = await client.xinfo_stream(stream)
@@ -479,7 +476,7 @@ class _StreamsReader(GroupReader):
             raise StateError(
                 f"{self._config!r}: {stream!r} was read up to {behind}, and its last entry ever "
                 f"is {last[0]}-{last[1]}: it was "
-                "made anew or set back since; restore the database too, or start with "
+                "recreated or set back since; restore the database too, or start with "
                 "restore=None, fresh=True"
             )
 

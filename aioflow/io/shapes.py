@@ -71,8 +71,8 @@ def hints_of(type_: Any) -> dict[str, Any]:
 
 
 def certain_hints_of(type_: Any) -> dict[str, Any]:
-    """As `hints_of`; None for a field whose default may be no value of the hint, as in `x: float =
-    None`: of dataclasses and Structs no decoder looks at defaults."""
+    """As `hints_of`. None for a field whose default may be no value of the hint, as in `x: float =
+    None`. Decoders do not check the defaults of dataclasses and Structs."""
     defaults = {} if is_namedtuple(type_) else _defaults(type_)
     return {
         name: hint if name not in defaults or type(defaults[name]) is hint else None
@@ -81,11 +81,11 @@ def certain_hints_of(type_: Any) -> dict[str, Any]:
 
 
 def struct_like(type_: Any) -> type[msgspec.Struct] | None:
-    """A Struct that is decoded like `type_`, and faster, of whose values `type_(*values)` makes the
-    very record.
+    """A Struct that is decoded like `type_`, but faster. `type_(*values)` makes the very record of
+    its values.
 
-    None where there is none: the type does something of its own when it is made, or has fields that
-    cannot be given by position.
+    None if there is none: the type runs code of its own when it is made, or has fields that cannot
+    be given by position.
     """
     try:
         hints = hints_of(type_)
@@ -100,8 +100,8 @@ def struct_like(type_: Any) -> type[msgspec.Struct] | None:
             else (name, hint)
             for name, hint in hints.items()
         ]
-        # What is decoded has no cycles, and lives no longer than it takes to read its fields: the
-        # collector need not know of it.
+        # Decoded values have no cycles, and live only until their fields are read: the garbage
+        # collector need not track them.
         made = msgspec.defstruct(type_.__name__, fields, gc=False, namespace={STANDS_FOR: type_})
         msgspec.json.Decoder(made)
     except (TypeError, NameError, msgspec.ValidationError):
@@ -116,9 +116,7 @@ def _is_struct(type_: Any) -> bool:
 
 
 def _defaults(type_: Any) -> dict[str, Any]:
-    """The default of each field that has one; of one that is made anew for each record, what
-    makes it.
-    """
+    """The default of each field that has one. For a field with a default factory, the factory."""
     fields: Any = msgspec.structs.fields(type_) if _is_struct(type_) else dataclasses.fields(type_)
     missing = msgspec.NODEFAULT if _is_struct(type_) else dataclasses.MISSING
     found = {
@@ -169,8 +167,8 @@ def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
                 [value[name] if name in value else defaults[name] for name in names], type_
             )
         except msgspec.ValidationError as error:
-            # It was given the values by place, and tells the place of one; whoever wrote the object
-            # knows its name.
+            # The values were given by place, so the message names a place. The author of the
+            # object knows the name.
             told = re.sub(
                 r"`\$\[(\d+)\]", lambda found: f"`$.{names[int(found[1])]}", str(error), count=1
             )

@@ -1,8 +1,8 @@
 """Lines of text over TCP: a source that connects and reads, a sink that connects and writes. For
 tests and simple feeds.
 
-TCP alone tells nobody what was processed, so the source is at-most-once and the sink, which sends
-again what it had in hand when the connection broke, may lose or repeat what was on its way.
+TCP does not tell what the peer processed. So the source is at-most-once. The sink sends what it had
+in hand again after the connection broke, and may lose or repeat what was on its way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["SocketConnector", "socket"]
 
 LINE_BYTES_MAX = 1024 * 1024
-"""A peer that sends more without a line end is cut off: what it sends has to be held."""
+"""A peer that sends more without a line end is cut off: an open line is held in memory."""
 
 LINES_AHEAD = 1024
 """Lines held by the connection before it stops reading, and TCP stops the peer."""
@@ -52,9 +52,9 @@ def socket(
 ) -> SocketConnector:
     """Lines from, or to, the TCP server at `host:port`.
 
-    `reconnect`: connect again when the connection ends or is refused, for ever; without it the end
-    of the connection is the end of the source, and a refusal an error. As a sink: `str(value)`, one
-    a line.
+    `reconnect`: connect again, for ever, when the connection ends or is refused. Otherwise the end
+    of the connection ends the source, and a refusal is an error. As a sink: `str(value)`, one a
+    line.
     """
     place = f"socket({host!r}, {port})"
     checked_text(host, "host", place)

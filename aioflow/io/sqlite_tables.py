@@ -2,7 +2,7 @@
 checkpoints.
 
 All calls of one connection run in the executor, one after the other. Several subtasks write to one
-file in turn, as SQLite has it.
+file in turn: SQLite allows one writer at a time.
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ def sqlite(
     columns: Sequence[str] | None = None,
     key: str = "rowid",
 ) -> SqliteTable[Any]:
-    """The rows of `table` in the SQLite file at `path`, in the order of `key`, which is unique and
-    not null; a dict each, or a `type`.
+    """The rows of `table` in the SQLite file at `path`, in the order of `key`. The key is unique
+    and not null. Each row is a dict, or a `type`.
 
-    It reads the rows that are there when it begins, of them `columns`, all by default. As a sink:
-    dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by place, into `columns`,
-    by default those that the first record has; the table must exist. Exactly once under
-    checkpoints, at least once without. bool is kept as int; datetime, date, time, Decimal and UUID
-    as text, NaN as NULL. The sink keeps two small tables of its own in the file, `aioflow_staged`
-    and `aioflow_sinks`.
+    It reads the rows that exist when it begins, of them `columns`, by default all. As a sink it
+    takes dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by place. They go
+    into `columns`, by default the fields of the first record; the table must exist. Exactly once
+    with checkpoints, at least once without. bool is kept as int; datetime, date, time, Decimal and
+    UUID as text, NaN as NULL. The sink keeps two small tables of its own in the file,
+    `aioflow_staged` and `aioflow_sinks`.
     """
     place = f"sqlite({str(path)!r}, {table!r})"
     checked_columns(columns, place)
@@ -234,7 +234,7 @@ class _Connection:
         if self._running is not None:
             await wait_all([self._running])
             if not self._running.cancelled():
-                self._running.exception()  # Looked at: nobody else will.
+                self._running.exception()  # Retrieved here, else asyncio logs it.
         connection, self._connection = self._connection, None
         if connection is not None:
             await self._host.blocking(connection.close)
@@ -353,8 +353,8 @@ class SqliteStore:
 
 
 class _Transaction:
-    """Takes the file at once: one that reads first and writes later may find that another has
-    written in between.
+    """Takes the write lock at once. A transaction that reads first and writes later may find that
+    another one has written in between.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:

@@ -1,12 +1,12 @@
-"""The reader of logs that others keep: messages arrive in chunks of a split, and are decoded when
-they are polled.
+"""Reader of external logs: messages arrive in chunks of a split, and are decoded when they are
+polled.
 
 A subclass gives `run`, one task that reads all splits side by side from their positions and awaits
 `put` for each chunk.
 
 Invariants: the pump waits while the buffer is full, so a reader never holds more than its capacity
-and one chunk; a malformed message is reported when those before it have been polled and not
-earlier, so it too counts exactly once.
+and one chunk. A malformed message is reported exactly when those before it have been polled, so it
+too counts exactly once.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 __all__ = ["GroupReader", "Message", "StreamReader"]
 
 TELL_TIMEOUT_S = 5.0
-"""How long the end of a reader waits for a server that is to be told how far it came."""
+"""How long a closing reader waits for a server to accept its last positions."""
 
 logger = logging.getLogger(__name__)
 
 
 class Message(NamedTuple):
-    """One of a log, as it came."""
+    """One message of a log, as received."""
 
     content: Any
     """What `decode` makes an element of."""
     position: Any
-    """Where to go on behind it."""
+    """The position after it."""
     timestamp: int
-    """When the log took it, in milliseconds."""
+    """Time when the log stored it, in milliseconds."""
     where: str
-    """What it is called in an error."""
+    """Its name in an error."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class StreamReader:
         self.timestamps: list[int] | None = None
         self.finished_splits: set[str] = set()
         self.splits: dict[str, Split] = {}
-        """Those that were given so far. `run` looks at it again and again: there may be more."""
+        """The splits that were assigned so far. `run` checks it repeatedly: more may come."""
         self._decode = decode
         self._malformed = Malformed(ctx, on_error)
         self._capacity = capacity
@@ -91,7 +91,7 @@ class StreamReader:
         raise TypeError(f"{type(self).__name__} must define run(self)")
 
     def content_of(self, content: Any) -> bytes:
-        """The bytes of a message that cannot be decoded, for whoever collects such."""
+        """The bytes of a message that cannot be decoded, for the side output that gets it."""
         return bytes(content)
 
     async def put(self, split_id: str, messages: Sequence[Message], *, last: bool = False) -> None:
@@ -159,9 +159,9 @@ class StreamReader:
 
     @property
     def pending_records(self) -> int:
-        """What has come and was not polled yet.
+        """Number of received messages that were not polled yet.
 
-        Subclasses that know how far the log goes add that.
+        Subclasses that know the length of the log add the rest.
         """
         return self._buffered
 
@@ -177,9 +177,9 @@ class StreamReader:
 
 
 class GroupReader(StreamReader):
-    """Tells a group of the log how far completed checkpoints are.
+    """Commits the positions of completed checkpoints to a group of the log.
 
-    A subclass looks at `untold` when it has a connection at hand.
+    A subclass looks at `untold` when it has a connection.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class GroupReader(StreamReader):
         self._taken: dict[int, dict[str, Any]] = {}
         """Positions by the checkpoint that holds them."""
         self.untold: dict[str, Any] = {}
-        """Those of the last completed one, as far as the group was not told yet."""
+        """Positions of the last completed checkpoint that the group does not have yet."""
 
     async def tell_at_end(self) -> None:
         """Tell what is `untold`, over a connection of its own."""
@@ -211,7 +211,7 @@ class GroupReader(StreamReader):
         try:
             async with asyncio.timeout(TELL_TIMEOUT_S):
                 await self.tell_at_end()
-        # It is for whoever watches: nothing hangs on it here.
+        # The group is only for monitoring: the job does not depend on it.
         except Exception as error:  # noqa: BLE001
             logger.warning(
                 "the group %r was not told how far it is read at the end: %r", self._group, error

@@ -64,7 +64,7 @@ def reader_hint(path: str | os.PathLike[Any] | bytes) -> str:
 
 
 def place_hint(given: object) -> str:
-    """What to give to `sink` in the place of `given`; nothing where that is anybody's guess."""
+    """What to give to `sink` in place of `given`; empty if there is no good guess."""
     if isinstance(given, (str, os.PathLike)):
         return (
             f"; to write part files into a directory of that name write sink({reader_hint(given)})"

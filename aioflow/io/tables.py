@@ -7,20 +7,19 @@ their table by the commit.
     commit       one transaction: rows of the batch into the table, the batch out of
                  `aioflow_staged`, n into `aioflow_sinks`
 
-Staged rather than carried in the checkpoint: memory stays bounded by a piece, whatever the
-interval, and a checkpoint holds names instead of data that it would write a second time. Tried
-first, because a row that the table refuses must fail the job while it can still be read again;
-after the checkpoint nobody could do anything about it.
+Rows are staged rather than carried in the checkpoint. So memory stays bounded by a piece for any
+interval, and a checkpoint holds names instead of a second copy of the data. Rows are tried on the
+table first: a refused row must fail the job while its input can still be read again. After the
+checkpoint it would be too late.
 
-What makes the commit idempotent is the batch itself: it is moved once, and when it is not there,
-`aioflow_sinks` must say that this or a later checkpoint of the same writer was committed. If it
-does not, the database was set back, and that is an error. The number of the checkpoint alone never
-decides that rows are dropped: a job that was restored from an older savepoint counts through the
-same numbers.
+The batch itself makes the commit idempotent: it is moved once. If it is not there, `aioflow_sinks`
+must say that this or a later checkpoint of the same writer was committed. Otherwise the database
+was set back, and that is an error. A checkpoint number alone never decides that rows are dropped: a
+job that was restored from an older savepoint counts through the same numbers.
 
-Every writer that opens gets a number from the database, its generation. It removes what writers
-before it began after the checkpoint that it was restored from. So an attempt that is gone, and
-whatever it still has under way, cannot touch what a later one has staged.
+Every writer that opens gets a number from the database, its generation. It removes what earlier
+writers began after the checkpoint that it was restored from. So an earlier attempt cannot touch
+what a later one has staged, not even with calls that are still under way.
 
 Without checkpoints rows go straight into the table (at-least-once).
 """
@@ -80,7 +79,7 @@ _CODEC = Codec()
 
 
 def quoted(name: str, what: str) -> str:
-    """`name` as an SQL identifier, whatever is in it."""
+    """`name` as an SQL identifier; any characters are allowed except NUL."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise ValueError(
             f"{what} is {name!r}, expected a name that is not empty and has no NUL in it"
@@ -157,8 +156,8 @@ class TableStore(Protocol):
 
 
 def was_committed(prepared: Prepared, found: int, last: int | None) -> bool:
-    """Whether the batch, of which `found` pieces are staged, was committed before; `last` is its
-    writer's last committed checkpoint.
+    """Whether the batch was committed before. `found`: its number of staged pieces; `last`: the
+    last committed checkpoint of its writer.
     """
     if found == prepared.pieces:
         return False
@@ -263,8 +262,8 @@ class TableWriter:
         self.full = False
 
     def restored(self, checkpoint_id: int) -> None:
-        """What was staged up to `checkpoint_id` is committed, or will be by whoever has its
-        name.
+        """Batches staged up to `checkpoint_id` are committed, or will be by the holder of their
+        committables.
         """
         self._restored = self._since = checkpoint_id
 
@@ -311,7 +310,7 @@ class TableWriter:
         )
 
     async def close(self) -> None:
-        """What was staged and not prepared is removed by the writer that comes after."""
+        """Staged rows that were not prepared are removed by the next writer."""
         await self._store.close()
 
 

@@ -1,8 +1,8 @@
-"""An HTTP server whose POSTs are the elements. At-most-once over a restart: the sender was told 202
-and forgets.
+"""An HTTP server whose POSTs are the elements. At-most-once over a restart: the sender has received
+202 and forgets the message.
 
-Safe by default: it listens on 127.0.0.1, refuses another address without a token, bounds what it
-reads, and answers 503 rather than hold more than its capacity.
+Safe by default: it listens on 127.0.0.1 and refuses another address without a token. It bounds what
+it reads, and answers 503 rather than hold more than its capacity.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def webhook(
 
     `token`: expected as `Authorization: Bearer <token>`; needed on an address that is not loopback.
     `decode`: "json", "text" or "bytes". Answers: 202 accepted, 400 malformed, 401 without the
-    token, 408 for a body that takes 20 s, 413 above `max_bytes`, and 503 if the job has not made
-    room among `capacity` elements after `patience`.
+    token, 408 for a body that takes 20 s, and 413 above `max_bytes`. It answers 503 if the job has
+    not made room among `capacity` elements after `patience`.
     """
     where = f"webhook({host!r}, {port}, {path!r})"
     checked_text(host, "host", where)
@@ -142,7 +142,7 @@ class WebhookSource:
 class WebhookReader(BufferedReader):
     """The server, while the source runs."""
 
-    at_most_once = "whoever called has had the answer and will not call again"
+    at_most_once = "the caller has had its answer and will not call again"
 
     def __init__(self, ctx: SourceContext, config: WebhookSource) -> None:
         super().__init__(ctx, capacity=config.capacity)
@@ -152,8 +152,8 @@ class WebhookReader(BufferedReader):
         self._door = Door(CONNECTIONS_MAX, repr(config))
 
     async def open(self, splits: Sequence[Split]) -> None:
-        """Listens when it returns: whoever started the job may post at once, and a port that is
-        taken is an error of the start.
+        """Returns once the server listens, so the program may post right after the start. A port
+        that is taken fails the start.
         """
         await super().open(splits)
         if self._pump is not None:

@@ -31,7 +31,7 @@ __all__ = ["WebSocketConnector", "websocket"]
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 
 HEARTBEAT_S = 20.0
-"""Pings go out so often: a peer that is gone without a word is noticed after one and a half."""
+"""Interval of pings. A peer that vanishes without a word is noticed after one and a half."""
 
 
 @explained
@@ -47,8 +47,8 @@ def websocket(
     each connecting.
 
     `reconnect`: connect again when the connection ends; without it that is the end of the source.
-    As a sink: str and bytes are sent as they are, anything else as JSON; what was in hand when the
-    connection broke is sent again.
+    As a sink: str and bytes are sent as they are, anything else as JSON. Elements in hand when the
+    connection broke are sent again.
     """
     checked_url(url, "websocket", ("ws", "wss", "http", "https"))
     place = f"websocket({redacted(url)!r})"

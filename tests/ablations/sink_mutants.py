@@ -449,11 +449,9 @@ SINK_MUTANTS: list[Mutant] = [
         (
             "    if not all(\n"
             "        one in answer for one in partitions\n"
-            "    ):  # What has none is told as -1; of an answer that is an error aiokafka makes "
-            "{}.\n"
+            "    ):  # No offset is -1. For an answer that is an error aiokafka makes {}.\n"
         ),
-        "    if False:  # What has none is told as -1; of an answer that is an error aiokafka "
-        "makes {}.\n",
+        "    if False:  # No offset is -1. For an answer that is an error aiokafka makes {}.\n",
         (f"{_KAFKA}test_a_coordinator_that_does_not_tell_is_asked_again",),
     ),
     Mutant(

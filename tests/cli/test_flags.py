@@ -24,7 +24,10 @@ from aioflow.cli.flags import in_flags
             "begin without that state with allow_non_restored=True",
             "begin without that state with --allow-non-restored",
         ),
-        ("to begin anew start with restore=None, fresh=True", "to begin anew start with --fresh"),
+        (
+            "to begin again, start with restore=None, fresh=True",
+            "to begin again, start with --fresh",
+        ),
         (
             "monitor='0.0.0.0:80' expected a token: give token=, or",
             "--monitor 0.0.0.0:80 expected a token: give --monitor-token-file, or",
