@@ -1,4 +1,4 @@
-"""Spark beside a service: one session behind threads, its data over channels of our own, flows as
+"""Spark beside a service: one session behind threads, data over our own channels, and flows as
 Spark jobs.
 
     from aioflow.spark import SparkBridge

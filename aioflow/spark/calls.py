@@ -1,13 +1,12 @@
-"""Threads for calls that block for long, a bounded number at a time: each call to the JVM holds
-one.
+"""Threads for long blocking calls, a bounded number at a time: each call to the JVM holds one.
 
-Why not an executor: a thread of these is Spark's as well (it has a thread of the JVM for its own,
-with the active session and the job group in it), a call that never returns must not take its place
-for ever, and the pool outlives the loop that made it.
+Why not an executor: Spark ties state to each of these threads. Each has a thread of the JVM for its
+own, with the active session and the job group in it. A call that never returns must not keep its
+place for ever, and the pool outlives the loop that made it.
 
-Invariants: at most `capacity` calls run that somebody waits for, and those that are apart; calls
-begin in the order in which they came; a call whose caller has gone before it began never runs; who
-waits learns of the end on the loop that asked.
+Invariants: at most `capacity` awaited calls run, besides the calls that are `apart`. Calls begin in
+the order in which they were submitted. A call never runs if its caller gave it up before it began.
+The caller gets the result on the loop that asked.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Call:
     __slots__ = ("_loop", "abandoned", "apart", "ended", "fn", "future", "group", "started")
 
     def __init__(self, fn: Callable[[], Any], group: str, *, apart: bool = False) -> None:
-        """`apart`: it lasts as long as a stream does, and has a thread beyond the capacity."""
+        """`apart`: the call lasts as long as a stream, in a thread beyond the capacity."""
         self.fn = fn
         self.group = group
         self.apart = apart
@@ -45,7 +44,7 @@ class Call:
         self.future: asyncio.Future[Any] = self._loop.create_future()
 
     def settle(self, result: Any, error: BaseException | None) -> None:
-        """From the thread. A loop that is closed has nobody who waits."""
+        """Called in the thread. A loop that is closed has no waiter."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._settle, result, error)
 
@@ -59,8 +58,8 @@ class Call:
 
 
 class CallThreads:
-    """`run(call)` does the work of a call in its thread: what surrounds the call itself, and
-    what becomes of its error.
+    """`run(call)` does the work of a call in its thread, including what surrounds the call and the
+    handling of its error.
     """
 
     def __init__(self, host: Host, capacity: int, run: Callable[[Call], Any], name: str) -> None:
@@ -79,14 +78,14 @@ class CallThreads:
 
     @property
     def abandoned(self) -> int:
-        """Calls that nobody waits for any more and that have not returned: each holds a thread
-        beyond the capacity.
+        """Calls that were given up and have not returned: each holds a thread beyond the
+        capacity.
         """
         return self._abandoned
 
     @property
     def running(self) -> int:
-        """Threads that are in a call that somebody may wait for."""
+        """Threads that run a call which was not given up."""
         with self._lock:
             return self._live - len(self._idle)
 
@@ -106,7 +105,7 @@ class CallThreads:
         self._begin(call)
 
     def _begin(self, call: Call) -> None:
-        """In a thread of its own, whose place is taken."""
+        """Start the call in a thread of its own; the place is already taken."""
         with self._lock:
             self._made += 1
             number = self._made
@@ -117,13 +116,13 @@ class CallThreads:
         with self._lock:
             if call.started:
                 return False
-            call.started = call.ended = True  # Whichever thread was given it finds it done.
+            call.started = call.ended = True  # The thread that was given it finds it done.
             with contextlib.suppress(ValueError):
                 self._waiting.remove(call)
             return True
 
     def abandon(self, call: Call) -> bool:
-        """Give up a call that does not return: its thread ends with it, and counts no more.
+        """Give up a call that does not return: its thread ends with it and no longer counts.
 
         False if it has returned.
         """
@@ -134,7 +133,7 @@ class CallThreads:
             self._abandoned += 1
             successor = None
             if not call.apart:
-                # The place goes to the next in turn: whoever comes just now is behind that.
+                # The place goes to the next call in the queue, ahead of calls submitted now.
                 if self._waiting and not self._closed:
                     successor = self._waiting.popleft()
                 else:
@@ -161,7 +160,7 @@ class CallThreads:
             call = self._one(call, inbox) or inbox.get()
 
     def _one(self, call: Call, inbox: queue.SimpleQueue[Call | None]) -> Call | None:
-        """Run `call`; give the next. None: it comes, or the end does, through the inbox."""
+        """Run `call` and return the next one. None: the next, or the end, comes by the inbox."""
         with self._lock:
             begins = not call.started
             call.started = True

@@ -1,9 +1,9 @@
-"""The near end of our channels: a listener for the tasks of Spark jobs. What their frames mean is
-the business of the streams.
+"""The near end of our channels: a listener for the tasks of Spark jobs. The streams interpret the
+frames.
 
 A task proves that it knows the secret, says which stream and partition it is for, and is handed to
 that stream. Bodies are received straight into the memory that Arrow will read: nothing is copied on
-the loop. Who says a word too many, or for no stream, is closed.
+the loop. A connection that sends an unexpected frame, or names no stream, is closed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ChannelStream(Protocol):
         """A task is there; it waits for START."""
 
     def on_frame(self, channel: Channel, kind: FrameKind, body: bytearray) -> None:
-        """The body is the stream's to keep. A ProtocolError that comes out ends the channel."""
+        """The stream keeps the body. A ProtocolError raised here ends the channel."""
 
     def on_writable(self, channel: Channel) -> None: ...
     def on_lost(self, channel: Channel, error: Exception | None) -> None: ...
@@ -73,12 +73,12 @@ class ChannelListener:
 
     @property
     def rejected(self) -> int:
-        """Connections that did not prove themselves, or wanted what there is not."""
+        """Connections that failed the handshake or asked for an unknown stream."""
         return self._strangers.rejected
 
     async def open(self) -> None:
-        """Raises NotAuthenticated if others could read along and nobody has allowed that, and
-        for certificates that are none.
+        """Raises NotAuthenticated if the network can be read along and plain text is not allowed,
+        or if the certificates are invalid.
         """
         reach = self._reach
         reach.check()
@@ -91,21 +91,21 @@ class ChannelListener:
     def where(self) -> ServiceAddress:
         """What a task must know."""
         if self._listener is None:
-            raise Closed("nobody listens for the tasks of Spark: open() comes first")
+            raise Closed("no listener for the tasks of Spark: open() comes first")
         return ServiceAddress(
             self._reach.address, self._listener.port, self._secret, self._reach.tls
         )
 
     def add(self, stream: ChannelStream) -> str:
-        """Returns the name, which no other stream ever has."""
+        """Returns the name, which is never used for another stream."""
         name = self._host.ids.new("spark stream")
         self._streams[name] = stream
         return name
 
     def remove(self, name: str) -> None:
-        """Forget a stream: tasks that come for it are told that it is over.
+        """Forget a stream: tasks that ask for it later learn that it is over.
 
-        Nothing if it is not known.
+        Does nothing if it is not known.
         """
         stream = self._streams.pop(name, None)
         for channel in list(self._channels):
@@ -225,7 +225,7 @@ class Channel(asyncio.BufferedProtocol):
     # For the stream.
 
     def send(self, kind: FrameKind, *parts: bytes | memoryview) -> None:
-        """Dropped if the connection is gone: `on_lost` tells that."""
+        """Send a frame. It is dropped if the connection is gone: `on_lost` reports that."""
         transport = self._transport
         assert self._writes is not None, "a stream has the channel after the handshake"
         if transport is not None and not transport.is_closing():
@@ -235,8 +235,8 @@ class Channel(asyncio.BufferedProtocol):
     def fail(self, reason: str) -> None:
         """Tell the task why: its Spark task fails with the reason.
 
-        The task closes. If we did, a word that it is just sending would reset the connection, and
-        the reason be lost.
+        The task closes. If we closed, a frame that it is just sending would reset the connection,
+        and the reason would be lost.
         """
         self.send(FrameKind.ERROR, encode_words(reason[:10_000]))
         self._cancel_timer()

@@ -78,23 +78,24 @@ def spark(
     """The rows of `what` as a source; or a sink: `into` files or a function that writes a
     DataFrame, or to a `table`.
 
-    `what`: a query, a function that is given the session and returns a DataFrame, or a DataFrame. A
-    row is a dict, or a `type` of its columns (dataclass, NamedTuple, Struct); with `batches` the
-    elements are Arrow's record batches. Each partition is a split. After a restart the query is
-    computed again and goes on behind what was read: each row exactly once if it gives the same rows
-    in the same order, which is checked.
+    `what`: a query, a function from the session to a DataFrame, or a DataFrame. A row is a dict, or
+    a `type` of its columns (dataclass, NamedTuple, Struct); with `batches` the elements are Arrow's
+    record batches. Each partition is a split. After a restart the query is computed again, and
+    reading goes on after the rows that were read. Each row is read exactly once if the query gives
+    the same rows in the same order, which is checked.
 
-    With `checkpoint`, a local directory that outlives the process, `what` is a streaming query:
-    Spark keeps its offsets there, and its batches until a checkpoint of the flow is behind them.
-    `trigger` is how often Spark looks for more (each second); "once" takes what is there and ends.
+    With `checkpoint`, a local directory that outlives the process, `what` is a streaming query.
+    Spark keeps its offsets there, and its batches until a checkpoint of the flow covers them.
+    `trigger` is how often Spark looks for more (by default each second); "once" takes what exists
+    and ends.
 
     `into`: a directory that gets part files of `format` ("parquet") with the `options` of Spark's
-    writer, exactly once under checkpoints; or `fn(frame, batch_id)`, called in a thread once a
-    checkpoint, and after a crash perhaps again with the same `batch_id`. `table`: one of Spark's
-    catalog that is kept in files, exactly once too; made of `format` if it is not there. `schema`
-    in Spark's words: "station string, celsius double"; records have these fields, or are tuples in
-    this order. `spool` is a directory of this machine that keeps rows until Spark has written them;
-    needed unless `into` is a local directory, which then has it.
+    writer, exactly once with checkpoints. Or `fn(frame, batch_id)`, called in a thread once a
+    checkpoint, and after a crash perhaps again with the same `batch_id`. `table`: a table of
+    Spark's catalog that is kept in files, exactly once too; created with `format` if it does not
+    exist. `schema` in Spark's words: "station string, celsius double"; records have these fields,
+    or are tuples in this order. `spool`: a directory of this machine that keeps rows until Spark
+    has written them. It is required unless `into` is a local directory, which then holds the spool.
     """
     from aioflow.spark.session import check_bridge
 

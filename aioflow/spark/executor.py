@@ -1,9 +1,8 @@
-"""The far end of our channels: what runs inside Spark's Python workers, in `mapInArrow`. Blocking,
-and without a loop or a Host.
+"""The far end of our channels: what runs inside Spark's Python workers, in `mapInArrow`. It blocks,
+and has neither a loop nor a Host.
 
 A task pushes its partition to the service, or pulls one from it. Waiting for credit blocks the
-task, and with it the part of the plan that feeds it: that is all the back pressure there is, and
-all that is needed.
+task, and with it the part of the plan that feeds it. That is the back pressure.
 
 Objects of these classes travel to the executors pickled by reference, so aioflow must be importable
 there.
@@ -47,10 +46,10 @@ CONNECT_TIMEOUT_S = 30.0
 """For the connection and the handshake."""
 
 PIECE_BYTES = 32 << 20
-"""Batches above this are sent in pieces: several of each partition wait at the service."""
+"""Larger batches are sent in pieces, because several of each partition wait at the service."""
 
 RESULT_SCHEMA = "partition int, attempt bigint, rows bigint"
-"""What a pushing task gives back: the attempt that won, and how many rows its partition has."""
+"""The result of a pushing task: the attempt that won, and the number of rows of its partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class TaskChannel:
             if address.tls is not None:
                 self._socket = address.tls.load().client.wrap_socket(self._socket)
             self._writes, self._reads = self._prove(address.secret)
-            # Until it is this attempt's turn, and until there is credit, that may be long.
+            # It may take long until it is this attempt's turn, and until there is credit.
             self._socket.settimeout(None)
             self._credit = 0
             self.send(FrameKind.HELLO, encode_words(*hello))
@@ -101,9 +100,9 @@ class TaskChannel:
         self._socket.close()
 
     def push(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """Send what comes behind the rows that the service has already.
+        """Send the rows after those that the service has already.
 
-        Returns how many rows there are in all.
+        Returns the total number of rows.
         """
         rows, chain, start = 0, 0, self.start
         sent_schema = False
@@ -141,7 +140,7 @@ class TaskChannel:
                     raise RemoteProtocolError("a batch came before its schema")
                 _, batch = BatchBody.split(body)
                 yield pa.ipc.read_record_batch(pa.py_buffer(batch), schema)
-                # Only now: whoever asked for the next batch is through with this one.
+                # Only now: the consumer asked for the next batch, so it is done with this one.
                 self.send(FrameKind.CREDIT, encode_words(1))
             elif kind is FrameKind.SCHEMA:
                 schema = pa.ipc.read_schema(pa.py_buffer(body))
@@ -155,10 +154,10 @@ class TaskChannel:
             self._socket.sendall(piece)
 
     def _differs(self, rows: int) -> None:
-        """Tell the service, which knows what to advise, then fail."""
+        """Tell the service, which knows what advice to give, then fail."""
         what = f"the partition does not give again the {rows} rows that it gave before"
         self.send(FrameKind.ERROR, encode_words(what))
-        # Closing with credit unread would reset the connection, and the word with it.
+        # Closing with unread credit would reset the connection and lose the frame.
         self._socket.shutdown(socket.SHUT_WR)
         while self._socket.recv(4096):
             pass
@@ -218,7 +217,7 @@ class TaskChannel:
 
 @dataclass(frozen=True, slots=True)
 class PushRows:
-    """For `mapInArrow`: hands the partition over to the service, and gives one row that tells
+    """For `mapInArrow`: hands the partition over to the service, and returns one row that says
     so.
     """
 
@@ -234,8 +233,8 @@ class PushRows:
 
 @dataclass(frozen=True, slots=True)
 class PullRows:
-    """For `mapInArrow` over a range with one row a partition: gives the rows that the service
-    has for it.
+    """For `mapInArrow` over a range with one row a partition: returns the rows that the service
+    has for the partition.
     """
 
     address: ServiceAddress
@@ -252,8 +251,8 @@ class PullRows:
 def result_of(partition: int, attempt: int, rows: int) -> pa.RecordBatch:
     """One row of `RESULT_SCHEMA`, in exactly its types: nothing casts them on the way back.
 
-    Made of bytes, since `pa.array` loads pandas where it is there: for each process of Spark's a
-    third of a second, and 40 MB.
+    Built from bytes, because `pa.array` loads pandas if it is installed. That would cost each
+    Python process of Spark a third of a second and 40 MB.
     """
     fields = {
         "partition": (partition, pa.int32()),
@@ -274,7 +273,7 @@ def result_of(partition: int, attempt: int, rows: int) -> pa.RecordBatch:
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches without empty ones, large ones in parts.
 
-    Where they are cut follows from them alone: any attempt cuts them alike.
+    The cuts depend on the batches alone: every attempt cuts them alike.
     """
     for batch in batches:
         rows = batch.num_rows

@@ -1,8 +1,8 @@
-"""What went wrong in Spark, as one Python error with its cause: never a wall of Java frames.
+"""What went wrong in Spark, as one Python error with its cause, without pages of Java frames.
 
-Py4J and PySpark raise errors whose text is the whole Java stack trace, several of them nested. What
-a reader wants is the innermost cause in a sentence; of a Python function that failed on an
-executor, its own type, message and place. The traces are kept as text.
+Py4J and PySpark raise errors whose text is the whole Java stack trace, several of them nested. A
+reader wants the innermost cause in a sentence. For a Python function that failed on an executor,
+that is its own type, message and place. The traces are kept as text.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from aioflow.core.errors import AioflowError, Broken
 __all__ = ["SparkError", "SparkGone", "translated"]
 
 CAUSES_MAX = 20
-"""Causes of causes that are followed: a chain in a circle must end."""
+"""Maximum length of a chain of causes: a cyclic chain must end."""
 
 MESSAGE_CHARS_MAX = 2_000
 """Some messages of Spark hold a whole query plan."""
 
 _NO_MORE = ("Driver stacktrace", "JVM stacktrace", "== SQL", "Caused by:", "'")
-"""With these begin the lines behind a message that repeat it at length: frames, the query, its
-plan.
+"""Beginnings of the lines after a message that repeat it at length: frames, the query, its plan.
 """
 
 _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
@@ -31,8 +30,8 @@ _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 class SparkError(AioflowError):
     """Spark cannot start, or a call, a query or a job of it failed.
 
-    `condition` is Spark's name of the error ("TABLE_OR_VIEW_NOT_FOUND"), empty if it gave none;
-    `trace` the stack trace as text, of Java or of the Python function that failed on an executor.
+    `condition`: Spark's name of the error ("TABLE_OR_VIEW_NOT_FOUND"), empty if it gave none.
+    `trace`: the stack trace as text, of Java or of the Python function that failed on an executor.
     """
 
     def __init__(self, message: str, *, condition: str = "", trace: str = "") -> None:

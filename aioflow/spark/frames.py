@@ -1,5 +1,5 @@
-"""Frames between a service and the tasks of a Spark job, behind the handshake: Arrow batches whole,
-and the few words around them.
+"""Frames between a service and the tasks of a Spark job, after the handshake: whole Arrow batches,
+and a few short messages around them.
 
     4 length of the body | 1 kind || body | 16 MAC, if keyed
 
@@ -9,12 +9,12 @@ and the few words around them.
                       CREDIT, ACK when it pushes; BATCH, SCHEMA, END when it pulls
     either            ERROR  a sentence; the connection ends with it
 
-Batches need credit, one each; nothing else does. A body is judged by its length before a byte of it
-is waited for.
+Batches need credit, one each; nothing else does. The receiver checks the length of a body before it
+waits for the first byte.
 
-The `chain` of a partition is a checksum over the batches that it gave so far: who goes on behind n
-rows learns by it whether they are the same rows as before. A pushed batch carries the chain after
-it.
+The `chain` of a partition is a checksum over the batches that it gave so far. A task that continues
+after n rows learns by it whether the rows are the same as before. A pushed batch carries the chain
+after it.
 
 Off loopback each frame ends in an HMAC-SHA256, cut to 16 bytes, over its number in its direction
 and the frame.

@@ -1,5 +1,5 @@
-"""What a streaming query of Spark has handed over and the flow has not taken for good: its batches,
-as files of this machine.
+"""The batches that a streaming query of Spark has handed over, as files of this machine. They stay
+until a checkpoint of the flow covers them.
 
     <batch>.arrow      the batches of Arrow, one behind the other, written while Spark's tasks
                        push them
@@ -7,10 +7,10 @@ as files of this machine.
                        before Spark is answered
     query              the id of the query, that its numbers are taken for no other's
 
-Spark gives a batch again, under the same number, when it does not know whether it was taken: what
-has a `.batch` is not taken again. So what a batch holds is decided once, whether or not Spark could
-compute it again alike. A batch goes when a completed checkpoint is behind it; of the newest the
-`.batch` stays, for its number.
+Spark gives a batch again, under the same number, when it does not know whether it was taken. A
+batch that has a `.batch` is not taken again. So the content of a batch is decided once, even if
+Spark could not compute it again alike. A batch is deleted when a completed checkpoint covers it.
+The `.batch` of the newest stays, for its number.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ QUERY = "query"
 
 
 class Taken(NamedTuple):
-    """A batch that is here, whole."""
+    """A complete batch in the directory."""
 
     number: int
     schema: bytes
     lengths: list[int]
-    """Of its Arrow batches, in bytes; empty for a batch without rows."""
+    """Sizes of its Arrow batches, in bytes; empty for a batch without rows."""
 
 
 class Handover:
     """The directory of one source.
 
-    `taken` are the batches in order, those that may be deleted too.
+    `taken` are the batches in order, including those that may be deleted.
     """
 
     def __init__(self, host: Host, directory: str) -> None:
@@ -57,9 +57,9 @@ class Handover:
         self._lengths: list[int] = []
 
     async def open(self, start: int | None) -> None:
-        """Look what is here. `start` is the batch to go on with; None: the first that is here.
+        """Read the directory. `start` is the batch to go on with; None: the first one present.
 
-        Raises RestoreError if a batch is gone that is wanted.
+        Raises RestoreError if a batch that is needed is gone.
         """
         await self._fs.mkdirs(self._directory, private=True)
         names = await self._fs.list(self._directory)
@@ -93,7 +93,7 @@ class Handover:
 
     @property
     def first(self) -> int:
-        """The first batch that is here, or else the next that will come."""
+        """The first batch in the directory, or else the next that will come."""
         return min(self.taken, default=self._newest + 1)
 
     def knows(self, number: int) -> bool:
@@ -101,7 +101,7 @@ class Handover:
         return number <= self._newest
 
     async def check_query(self, query_id: str) -> None:
-        """Raises StateError if what is here came from another query."""
+        """Raises StateError if the batches here came from another query."""
         path = self._path(QUERY)
         if not await self._fs.exists(path):
             await self._fs.write(path, query_id.encode(), sync=True)
@@ -116,12 +116,12 @@ class Handover:
             )
 
     async def begin(self, number: int) -> None:
-        """A batch comes in: forget what an earlier try of it has left."""
+        """A batch comes in: delete the leftovers of an earlier attempt at it."""
         await self._fs.delete(self._path(_data(number)))
         self._schema, self._lengths = b"", []
 
     async def append(self, number: int, batches: Sequence[pa.RecordBatch]) -> None:
-        """More of it."""
+        """Append to the batch."""
         if not self._schema:
             self._schema = batches[0].schema.serialize().to_pybytes()
 
@@ -133,7 +133,7 @@ class Handover:
         self._lengths += [len(piece) for piece in pieces]
 
     async def seal(self, number: int) -> Taken:
-        """It is whole. Durable when this returns."""
+        """Mark the batch as complete. Durable when this returns."""
         if self._lengths:
             await self._fs.fsync(self._path(_data(number)))
         content = msgpack.packb({"schema": self._schema, "lengths": self._lengths})
@@ -154,7 +154,7 @@ class Handover:
         )
 
     async def release(self, before: int) -> None:
-        """Nobody will ask for batches before this one again."""
+        """Delete the batches before this one: they will not be read again."""
         for number in [number for number in self.taken if number < before]:
             del self.taken[number]
             # The mark first: without its rows it would say that there were none to read.

@@ -1,8 +1,8 @@
 """A JobManager inside the program that runs a flow, in a thread and an event loop of its own.
 
-Its workers are elsewhere and end when they do not hear it for some seconds. A program may hold its
-own loop for longer than that, so the JobManager cannot live there. It leads nothing but this one
-run: nobody contends for its lease, and what it stores goes with it.
+Its workers are elsewhere and end when they do not hear from it for some seconds. A program may
+block its own loop for longer than that, so the JobManager cannot live there. It leads nothing but
+this one run: it has no rival for its lease, and what it stores is deleted with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Headquarters"]
 
 ALONE = LeaseOptions(lease_s=86_400.0, renew_s=3_600.0, stop_s=60.0)
-"""Nobody else can want to lead: a lease that could run out would only do harm."""
+"""There is no other candidate for leadership: a lease that could run out would only do harm."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class _Running:
 
 
 class Headquarters:
-    """As `async with`; `address` is where workers and submitters find it."""
+    """An async context manager; `address` is where workers and submitters find it."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Headquarters:
             raise error
 
     async def _end(self) -> BaseException | None:
-        """Stop the JobManager as soon as it can be told to. Gives the error that it ended with."""
+        """Stop the JobManager as soon as possible. Returns the error that it ended with."""
         assert self._thread is not None, "it is entered"
         await wait_first([self._listening, self._thread])
         if self._running is not None and not self._thread.done():

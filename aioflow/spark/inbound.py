@@ -1,13 +1,13 @@
-"""Batches from the tasks of one Spark job, each exactly once, whatever becomes of task attempts.
+"""Batches from the tasks of one Spark job, each exactly once, even if task attempts fail.
 
-Spark may run a task again, or twice at a time. Every partition counts its rows here, so an attempt
-that comes after another is told behind which row to go on, and skips up to there on its own side;
-the chain tells whether it is the same rows. Of two attempts at a time the first sends, the second
-waits until that is through or gone.
+Spark may run a task again, or twice at a time. Every partition counts its rows here. A later
+attempt learns the row after which to go on, and skips up to there on its own side. The chain shows
+whether the rows are the same. Of two attempts at a time the first sends, and the second waits
+until the first is done or gone.
 
-Invariants: a partition's batches come in order, none twice and none left out; at most `WINDOW`
-batches of each partition wait here, as credit is given back for what was taken; a partition that is
-done stays done.
+Invariants: a partition's batches come in order, none twice and none left out. At most `WINDOW`
+batches of each partition wait here, since credit is returned only for batches that were taken. A
+partition that is done stays done.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ time between.
 
 
 class Progress(NamedTuple):
-    """How far a partition was taken: so many rows, with this chain. `done`: there are no more."""
+    """How far a partition was taken: its number of rows and their chain. `done`: it has ended."""
 
     rows: int = 0
     chain: int = 0
@@ -73,7 +73,7 @@ class InboundStream:
         self._closed = False
 
     def resume(self, start: Mapping[int, Progress]) -> None:
-        """Say how far partitions were taken before; ahead of their first task."""
+        """Set how far partitions were taken before; call it before their first task."""
         for number, progress in start.items():
             assert number not in self._partitions, "its task is there already"
             self._partitions[number] = _Partition(progress)
@@ -83,7 +83,7 @@ class InboundStream:
         return len(self._arrivals)
 
     def take(self) -> Arrival | None:
-        """The next batch, None if there is none now. Raises what the tasks have found wrong."""
+        """The next batch; None if there is none now. Raises the errors that the tasks reported."""
         if not self._arrivals:
             if self._error is not None:
                 raise self._error
@@ -114,7 +114,7 @@ class InboundStream:
 
     @property
     def rows(self) -> int:
-        """Of all partitions so far."""
+        """Number of rows of all partitions so far."""
         return sum(partition.progress.rows for partition in self._partitions.values())
 
     def _wake(self) -> None:

@@ -1,8 +1,8 @@
-"""Finds a Java runtime that Spark can start on, before anything is started: all that Spark itself
-would say is JAVA_GATEWAY_EXITED.
+"""Finds a Java runtime that Spark can start on, before anything is started: Spark itself would only
+say JAVA_GATEWAY_EXITED.
 
 The version is read from the `release` file that every runtime has, so no process is started to ask.
-Everything here blocks a little: it is called in a thread.
+Everything here blocks briefly: it is called in a thread.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A runtime: `home` is what JAVA_HOME must be, `version` the first number, None if the
-    runtime does not tell.
+    """A runtime: `home` is the value for JAVA_HOME; `version` is the first number, None if the
+    runtime does not state it.
     """
 
     home: str
@@ -91,7 +91,7 @@ def _checked(home: str, source: str) -> Java:
 
 
 def _is_too_old(version: int | None) -> bool:
-    """A runtime that does not tell is tried."""
+    """False for a runtime of unknown version: it is tried."""
     return version is not None and version < JAVA_MIN
 
 

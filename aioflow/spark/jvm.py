@@ -2,11 +2,11 @@
 is called in a thread.
 
 PySpark keeps its context, its gateway and its session in class attributes, one of each a process.
-So there is one `SparkProcess` at a time; a context that the program made itself is used as it is,
+So there is one `SparkProcess` at a time. A context that the program made itself is used as it is,
 and left alone at the end.
 
-What Java prints goes to a file, whose end is the cause when it does not start. The process ends
-when we close its standard input, also by dying.
+Java's output goes to a file; its end explains a failed start. The process ends when its standard
+input is closed, which also happens when we die.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ class SparkProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the Java process is gone, or somebody has stopped the context."""
+        """Whether the Java process is gone, or the context was stopped."""
         context = self.session.sparkContext
         return (
             self._process is not None and self._process.poll() is not None
         ) or context._jsc is None
 
     def ends_soon(self) -> bool:
-        """As `has_ended`, where a connection broke: its sockets are closed a moment before a
-        process is over.
+        """As `has_ended`, for use after a broken connection: sockets are closed a moment before
+        the process is over.
         """
         if self._process is not None:
             try:
@@ -88,7 +88,7 @@ class SparkProcess:
 
     @staticmethod
     def start(master: str, app: str, config: Mapping[str, str]) -> SparkProcess:
-        """Start Java and Spark, or use the context that there is.
+        """Start Java and Spark, or use the existing context.
 
         Raises SparkError, or ModuleNotFoundError naming the extra.
         """
@@ -121,16 +121,16 @@ class SparkProcess:
             raise
 
     def activate(self) -> None:
-        """Make the session that of this thread: Python data sources and SQL are looked up
-        through the thread's.
+        """Make the session the active one of this thread: Python data sources and SQL look it up
+        there.
         """
         session = self.session
         session._jvm.SparkSession.setActiveSession(session._jsparkSession)
 
     def stop(self) -> None:
-        """End the context and the Java process, however they are.
+        """End the context and the Java process in any state.
 
-        Nothing if the context is not ours.
+        Does nothing if the context is not ours.
         """
         if not self.is_ours:
             return
@@ -180,7 +180,7 @@ def _launch(master: str, app: str, config: Mapping[str, str], scratch: str) -> S
         try:
             launch: Any = launch_gateway  # Published without types.
             gateway = launch(popen_kwargs={"stdout": log, "stderr": subprocess.STDOUT})
-        except Exception as error:  # noqa: BLE001  # Whatever it is: what Java printed says more.
+        except Exception as error:  # noqa: BLE001  # For any error, Java's own output says more.
             cause = _last_words(log_path) or str(error)
             raise SparkError(
                 f"the Java process of Spark did not start ({java.home}): {cause}"
@@ -202,8 +202,8 @@ def _launch(master: str, app: str, config: Mapping[str, str], scratch: str) -> S
 
 
 def _write_properties(path: Path, settings: Iterable[tuple[str, str]]) -> None:
-    """Settings as Java reads them, for nobody else to read: in a command line, where PySpark
-    puts them, everybody sees passwords.
+    """Settings as Java reads them, in a file that only this user can read. PySpark would put them
+    in a command line, where everybody sees passwords.
     """
 
     def escaped(text: str, special: str) -> str:
@@ -248,14 +248,14 @@ def _forget() -> None:
     if gateway is not None:
         try:
             gateway.shutdown()
-        # The other side is gone: there is nobody to say goodbye to.
+        # The other side is gone: the goodbye fails.
         except Exception as error:  # noqa: BLE001
             logger.debug("the gateway to Java did not shut down: %r", error)
 
 
 def _last_words(log: Path) -> str:
-    """What of all that Java printed tells why it ended: the first line about an error, without
-    what it calls itself.
+    """The line of Java's output that tells why it ended: the first line about an error, without
+    its prefix.
     """
     try:
         lines = [

@@ -2,8 +2,8 @@
 asks.
 
 The batches of a partition are made when a task asks, by `open(partition)`, which gives the same
-ones each time: an attempt that Spark runs again begins again. One is made when the task has credit
-for it and the connection takes more, so nothing piles up here.
+ones each time. An attempt that Spark runs again gets them from the beginning. The next batch is
+made when the task has credit and the connection takes more, so nothing piles up here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["OutboundStream"]
 
 WINDOW = 4
-"""Batches that a task lets come before it is through with the first."""
+"""Number of batches that a task accepts before it is done with the first."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class OutboundStream:
     """A `ChannelStream` of pulling tasks.
 
-    `error` is the first that `open` or what it gave raised: the tasks hear only its text.
+    `error` is the first error of `open` or its generator: the tasks get only its text.
     """
 
     op = "pull"

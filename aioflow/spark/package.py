@@ -1,7 +1,7 @@
 """aioflow as one file that Spark brings to its executors, so that their Python needs only the
 libraries that aioflow imports.
 
-The file holds bytecode, because an import from a zip file is compiled anew by each process.
+The file holds bytecode, because each process would compile the modules of a zip file again.
 Executors run the same minor version of Python as the driver: Spark itself insists on that.
 Everything here blocks: it is called in a thread.
 """
@@ -40,8 +40,8 @@ def ship_aioflow(context: Any) -> None:
             write_package(whole)
             whole.replace(path)
             context.addPyFile(str(path))
-            # PySpark puts it on our own path too. Whoever looks for the metadata of packages would
-            # open it there, and keep it open.
+            # PySpark puts it on our own path too. A search for the metadata of packages would open
+            # it there, and keep it open.
             sys.path[:] = [entry for entry in sys.path if os.path.basename(entry) != path.name]
 
 

@@ -1,13 +1,13 @@
-"""Brings up workers in Spark's executors for a ResourceManager: one Spark job of one task each, in
-a thread and a job group of its own.
+"""Brings up workers in Spark's executors for a ResourceManager. Each is one Spark job of one task,
+in a thread and a job group of its own.
 
     asked for --Spark starts the task, it registers--> there
               --the job fails, or nobody comes in time--> reported as failed
     there     --it is sent home, it dies, it is given up--> its job has ended
 
-Who is started again, and when, is decided by the ResourceManager alone: Spark does not retry these
-tasks, and an attempt that it starts all the same goes home at once. A worker that is given up is
-ended by cancelling its job group, so that it does not hold its core for ever.
+The ResourceManager alone decides which worker is started again, and when. Spark does not retry
+these tasks, and an attempt that it starts anyway ends at once. A worker that is given up is ended
+by cancelling its job group, so that it does not hold its core for ever.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ up an executor first.
 """
 
 START_TRIES = 3
-"""So many workers in a row that did not start are taken for a cluster that cannot start any."""
+"""After this many failed starts in a row the cluster is taken to be unable to start any worker."""
 
 EXIT_S = 5.0
 """How long a worker may take to end by itself before its Spark job is cancelled."""
@@ -63,11 +63,11 @@ class _Worker:
 
 
 class SparkProvider:
-    """A `WorkerProvider`. Made, started and closed on the loop of the program; the ResourceManager
-    calls it from its own.
+    """A `WorkerProvider`. It is made, started and closed on the program's loop. The ResourceManager
+    calls it from its own loop.
 
-    `make(worker_id)` is the task of a worker. `ready` is done once all `workers` are there, or it
-    is clear that they will not come.
+    `make(worker_id)` makes the task of a worker. `ready` is done once all `workers` have
+    registered, or it is clear that they will not.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class SparkProvider:
         self._closing = False
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.last_error: Exception | None = None
-        """Why a worker did not start, if that was the last that was heard of one."""
+        """The error of the last worker that did not start; None after one that did."""
 
     @property
     def present(self) -> list[str]:
@@ -116,11 +116,11 @@ class SparkProvider:
     # On the loop of the program.
 
     def begin_closing(self) -> None:
-        """Start nobody any more: those that leave now were sent home."""
+        """Start no more workers: those that leave now were sent home."""
         self._closing = True
 
     async def close(self) -> None:
-        """Wait for those that are there, who were sent home, and end whoever stays."""
+        """Wait for the workers, which were sent home, and end those that stay."""
         self.begin_closing()
         for worker in self._workers.values():
             if not worker.left.done():
@@ -197,7 +197,7 @@ class SparkProvider:
             f"Spark at {self._bridge.master} did not start {worker.id} within {START_TIMEOUT_S:g} "
             f"s, {len(self.present)} of "
             f"{self.workers} workers are there: each holds a core for as long as the flow runs; "
-            "are there so many free ones, and do "
+            "are that many cores free, and do "
             f"executors reach {self._bridge.address}?"
         )
 
@@ -211,7 +211,7 @@ class SparkProvider:
         logger.warning("worker %s did not start: %s", worker.id, error)
         if not self.ready.done() and self._failures >= START_TRIES:
             self.ready.set_exception(self.last_error)
-            self.ready.exception()  # Also when nobody waits for it yet.
+            self.ready.exception()  # Retrieved even if there is no waiter yet.
         with contextlib.suppress(RuntimeError):  # The ResourceManager's loop is closed.
             worker.failed()
 

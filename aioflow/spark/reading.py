@@ -4,8 +4,8 @@
         count = await reading.plan()
         async for arrival in reading: ...
 
-The plan is made once, with the number of partitions: for Spark may choose that number while it runs
-(adaptive execution), and the job must have the one that was told.
+The plan is made once, with the number of partitions. Spark may choose that number while it runs
+(adaptive execution), and the job must have the number that `plan` returned.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["FrameReading", "frame_of"]
 
 
 def frame_of(session: Any, what: Any, *, streaming: bool = False) -> Any:
-    """The DataFrame that `what` stands for: SQL, a function of the session, or itself. In a call.
+    """The DataFrame that `what` stands for: SQL, a function of the session, or a DataFrame. Runs in
+    a call.
 
-    Raises GraphError for what is none, and for a streaming query unless `streaming` says that it
-    may be one.
+    Raises GraphError for anything else, and for a streaming query unless `streaming` allows one.
     """
     frame = session.sql(what) if isinstance(what, str) else what
     if callable(what):

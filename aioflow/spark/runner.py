@@ -3,14 +3,14 @@
     await flow.execute(on=af.Spark("local[4]"))
     rows = await counts.collect(on=af.Spark("spark://host:7077"))
 
-The flow runs on Spark's executors, in stages with Spark's shuffles between them, by the engine's
-own operators with their state, timers and windows: the answers are those of the engine
-(`translate`, `runner_blocks`). What belongs to this program (`collect`, functions as sinks, what
-prints) runs here when Spark is through. Sinks that commit do it at the very end: a job that fails
-shows nothing of it.
+The flow runs on Spark's executors, in stages with Spark's shuffles between them. The engine's own
+operators run it with their state, timers and windows, so the results are those of the engine
+(`translate`, `runner_blocks`). Operators that belong to this program (`collect`, functions as
+sinks, sinks that print) run here after the Spark job. Sinks commit at the very end: nothing of a
+failed job becomes visible.
 
-There are no checkpoints: a task that is lost, Spark runs again. A job cannot be stopped half way:
-stopping it cancels it.
+There are no checkpoints: Spark runs a lost task again. A job cannot be stopped half way: a stop
+cancels it.
 
 With `streaming="experimental"` a flow over streaming queries is a query itself (`stream_run`),
 which goes on until it is stopped.
@@ -76,8 +76,8 @@ class Spark:
     master: str = "local[*]"
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
     streaming: Literal["experimental"] | None = None
-    """Whether a flow over a streaming query of Spark runs as one: exact state, event time by the
-    batch. Without it such a flow is refused; `af.SparkWorkers` gives it machines of Spark."""
+    """Whether a flow over a streaming query of Spark runs as a query: state is exact, and event
+    time moves by the batch. Without it such a flow is refused; `af.SparkWorkers` can run it."""
     bridge: SparkBridge | None = None
 
     def __post_init__(self) -> None:
@@ -132,8 +132,8 @@ class Spark:
         return SparkRun(host, planner(graph), options, spark, sources, planner)
 
     def _with_bridge_of(self, source: FrameSource[Any] | StreamSource[Any], spark: Spark) -> Spark:
-        """A DataFrame can only be read in its own session: the run takes that, unless it has
-        another.
+        """The bridge of the source, unless the run has one: a DataFrame can only be read in its own
+        session.
         """
         bridge = source.bridge
         if spark.bridge is None and bridge.master == self.master:
@@ -148,7 +148,7 @@ class Spark:
 
 
 class SparkRun:
-    """One job on Spark: the face that a `Job` wants of its cluster."""
+    """One job on Spark, with the interface that a `Job` expects of its cluster."""
 
     def __init__(
         self,
@@ -259,8 +259,8 @@ class SparkRun:
         self.job_master.started.set_result(None)
 
     async def _discover(self) -> dict[int, list[list[Split]]]:
-        """The splits of each subtask of each source: one each where that makes no difference,
-        otherwise as the engine deals them out.
+        """The splits of each subtask of each source: one each if each split is a subtask, otherwise
+        as the engine deals them out.
         """
         found: dict[int, list[list[Split]]] = {}
         for stage in self._plan.stages:
@@ -305,9 +305,9 @@ class SparkRun:
     async def _bring_home(
         self, bridge: SparkBridge, rdds: StageRdds, home: Sequence[HomeStage], *, at_once: bool
     ) -> dict[int, list[Any]]:
-        """Hand what came out to the tasks that stay here.
+        """Hand the results to the tasks that stay here.
 
-        Gives what sinks have prepared, by node.
+        Returns what sinks have prepared, by node.
         """
         take: Callable[[], list[BlockRow]] = rdds.take if at_once else rdds.take_some
         committables: dict[int, list[Any]] = {}
@@ -340,8 +340,8 @@ class SparkRun:
     query_state = add_tap
 
     def refuse_state(self, name: str) -> None:
-        """Raises GraphError: the state of operator `name` is in tasks of Spark, which nobody can
-        ask.
+        """Raises GraphError: the state of operator `name` is in tasks of Spark, which cannot be
+        asked.
         """
         raise GraphError(
             f"state of {name!r} cannot be read: job {self._plan.graph.name!r} runs on Spark, "
@@ -350,9 +350,9 @@ class SparkRun:
         )
 
     def _ask(self, method: str, *args: object) -> None:
-        """Cancel, or stop: half of a bounded job is of no use.
+        """Cancel, or stop. A stop cancels a bounded job, because half of it is useless.
 
-        A query ends behind its last batch.
+        A query ends after its last batch.
         """
         if method == "stop" and self._stream is not None:
             if args[1]:
@@ -375,10 +375,10 @@ class SparkRun:
 
 
 def original_error(error: BaseException, codec: Codec) -> Exception | None:
-    """The error of user code that Spark tells of in its own words; None if it tells of none.
+    """The error of user code inside an error of Spark; None if there is none.
 
-    It stands at the very end: what comes before holds words of records, who may say anything. So
-    does a message that was cut.
+    It is at the very end, because the text before it may hold arbitrary words of records. A message
+    that was cut has none.
     """
     pieces = (getattr(error, "trace", "") or str(error)).split(ERROR_MARK)
     if len(pieces) < 3:
@@ -390,5 +390,5 @@ def original_error(error: BaseException, codec: Codec) -> Exception | None:
 
 
 def _import_paths() -> list[str]:
-    """Where this program imports from, for executors that have the same files."""
+    """The import paths of this program, for executors that have the same files."""
     return [path for path in sys.path if path]

@@ -1,9 +1,8 @@
-"""Records on their way through a shuffle of Spark: blocks of them, one a row, in an order that does
-not depend on who ran when.
+"""Records on their way through a shuffle of Spark, in blocks of which each is a row. The order does
+not depend on the timing of the tasks.
 
-A record of Python is dear as a row of its own, and Spark need not look into it. So a producer
-gathers the records for one subtask of an exchange in blocks, and what Spark moves, sorts and spills
-are rows of
+A row for each Python record would be expensive, and Spark need not look into it. So a producer
+gathers the records for one subtask of an exchange in blocks. Spark moves, sorts and spills rows of
 
     target     subtask that reads it
     mark       watermark in force before the first record
@@ -12,17 +11,17 @@ are rows of
     seq        which block of this producer and exchange it is
     payload    records with their times, keys and watermarks, and when they arrived
 
-*Order decides answers*: what a running maximum, a reduce or a timer gives depends on which record
-comes first and on the watermark that it finds. A channel (edge, producer) keeps the order in which
-its records were emitted. Records of several channels are merged by the watermark in force before
-them, then by channel. That is one of the orders in which a subtask could have read its channels,
-the one in which none runs ahead of the others: at each record the least watermark over all channels
-is the record's own. So each subtask can take the record's watermark for that of its input, whatever
-the other subtasks read, and no record is late that was not late in its channel.
+*Order decides answers*. The result of a running maximum, a reduce or a timer depends on which
+record comes first and on the watermark at that moment. A channel (edge, producer) keeps the order
+in which its records were emitted. Records of several channels are merged by the watermark in force
+before them, then by channel. A subtask could have read its channels in exactly this order. No
+channel runs ahead of the others: at each record the least watermark over all channels is the
+record's own. So each subtask can use the record's watermark as that of its input, independent of
+what the other subtasks read. No record is late that was not late in its channel.
 
-*When* records arrived at the source goes with them, in steps of `ARRIVAL_GRAIN_MS`: a subtask that
-reads them later counts processing time by it, so that what expires or fires by the clock does so as
-it would have then.
+The *arrival times* of records at the source travel along, in steps of `ARRIVAL_GRAIN_MS`. A subtask
+that reads them later uses them as processing time. So records expire and timers fire by the clock
+as they would have at the time of arrival.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ ARRIVAL_GRAIN_MS = 20
 """Steps of the arrival time. A finer one would cut blocks of a fast source to pieces."""
 
 BLOCK_BYTES = 1 << 18
-"""What a block is aimed at: large enough that a row costs nothing beside its records, small
-enough for one in memory by channel.
+"""Target size of a block: large enough that a row costs nothing beside its records, small enough to
+hold one for each channel in memory.
 """
 
 BLOCK_RECORDS_FIRST = 64
@@ -260,14 +259,14 @@ def _are_texts(values: list[Any]) -> bool:
 
 
 Place = tuple[int, tuple[int, int, int]]
-"""Where a record stands in the order: the watermark before it, and the block that it is in."""
+"""The place of a record in the order: the watermark before it, and its block."""
 
 
 def merged(blocks: Iterable[Block]) -> Iterator[Piece]:
-    """The records of `blocks` in the order of this module, as long pieces as it allows.
+    """The records of `blocks` in the order of this module, in pieces as long as it allows.
 
-    The blocks come by the place of their first record, so one of each channel is held at a time, or
-    a few.
+    The blocks come sorted by their first record, so only one of each channel, or a few, is held at
+    a time.
     """
     open_blocks: list[
         tuple[int, tuple[int, int, int], int, Block]
@@ -318,8 +317,8 @@ def _pieces(block: Block, start: int, stop: int) -> Iterator[Piece]:
 def cut(batch: RecordBatch, start: int, stop: int) -> RecordBatch:
     """Records [start, stop), which have watermarks.
 
-    Not `RecordBatch.slice`: that tells the watermark before the next record of this channel, and
-    another one may not be there yet.
+    `RecordBatch.slice` would give the watermark before the next record of this channel, which other
+    channels may not have reached yet.
     """
     marks = batch.watermarks
     assert marks is not None, "blocks give each record its watermark"

@@ -1,13 +1,13 @@
-"""Expressions right behind a DataFrame, as columns of Spark: rows that a filter drops need not
-leave the JVM, nor columns that a `select` behind it does not look at.
+"""Expressions right after a DataFrame, as columns of Spark. Rows that a filter drops need not leave
+the JVM, nor columns that the next `select` does not read.
 
-The operators of the flow stay as they are, and decide. What is made of an expression here only
-narrows what comes to them, so it may keep a row that they drop, and never drops one that they keep.
-That is why a part of an expression will do, and why what Spark sees otherwise than Python (NaN,
-numbers that only compare as float, text under a collation) is left to the operators.
+The operators of the flow remain unchanged, and decide. The columns only narrow their input: they
+may keep a row that the operators drop, but never drop a row that the operators keep. So a part of
+an expression is enough. Values that Spark treats otherwise than Python (NaN, numbers that only
+compare as float, text under a collation) are left to the operators.
 
-Filters are taken as long as nothing before them looks at a row: a watermark strategy does, since a
-row that is dropped moves event time all the same.
+Filters are used as long as no operator before them looks at a row. A watermark strategy does, since
+a dropped row still moves event time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def narrowed(frame: Any, stage: Stage) -> Any:
         if predicate is not None:
             frame = frame.where(predicate)
         if not whole:
-            break  # What stands behind it must see the same rows: one of them may fail there.
+            break  # Later operators must see the same rows: one of them may fail there.
     if (
         selected is not None
         and isinstance(stage.root.head.source, FrameRows)
@@ -113,9 +113,9 @@ def _leading(stage: Stage) -> tuple[list[ex.Expr[Any]], Sequence[ex.Expr[Any]] |
 
 
 def predicate_of(expression: ex.Expr[Any], types: Mapping[str, str]) -> tuple[Any, bool]:
-    """A column of Spark that is true wherever `expression` is, and whether it stands for all of it.
+    """A column of Spark that is true wherever `expression` is, and whether it is equivalent.
 
-    None: there is nothing to say.
+    The column is None if there is nothing to filter by.
     """
     from pyspark.sql import functions as f
 

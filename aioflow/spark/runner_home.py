@@ -1,9 +1,8 @@
-"""The ends of a flow that stay in the program: what Spark computed goes through their operators
+"""The ends of a flow that stay in the program: the results of Spark go through their operators
 here, in the loop of the job.
 
-They get the records in the order of `runner_blocks` where everything came at once; partition by
-partition where there is too much of it. What they write becomes visible when all of them have
-written.
+They get the records in the order of `runner_blocks` if all came at once, or partition by partition
+if there are too many. Their output becomes visible when all of them have written.
 """
 
 from __future__ import annotations

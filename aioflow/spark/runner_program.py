@@ -2,11 +2,11 @@
 subtasks of the flow in between.
 
 The functions are plain generators, as Spark wants them, and a subtask lives in an asyncio loop. The
-loop runs only while Spark waits for the next rows: the subtask hands over when enough of them wait,
-and goes on when they were taken. So what it holds is bounded, and whoever reads slowly holds it
+loop runs only while Spark waits for the next rows. The subtask hands over when enough of them wait,
+and goes on when they were taken. So the rows that it holds are bounded, and a slow reader holds it
 back.
 
-An error of user code becomes part of the message of the one error that Spark passes on, and is
+An error of user code becomes part of the message of the one error that Spark passes on. It is
 rebuilt where the flow was submitted.
 """
 
@@ -181,7 +181,7 @@ def run_subtask(
         clock = None
         if splits is None:
             clock = ReplayedClock(host.clock)
-            # The same readings; it is told the time.
+            # The same readings, except that the wall clock follows the records.
             host.clock = clock  # type: ignore[assignment]
 
         def outlet(edge: JobEdge, owner: str) -> Outlet:
@@ -228,7 +228,7 @@ def run_subtask(
 
 @contextmanager
 def told(codec: Codec) -> Iterator[None]:
-    """Lets an error of user code go through Spark as a text that it can be made anew from."""
+    """Turns an error of user code into a text from which it can be rebuilt beyond Spark."""
     try:
         yield
     except SubtaskFailed:

@@ -1,14 +1,14 @@
 """The stages of a flow as RDDs of Spark, and their rows. Everything here calls Spark and blocks: it
 runs in threads of the bridge.
 
-A stage is one pass over its input: a partition a subtask, which gets the number of the subtask for
-a source, otherwise the blocks of its exchanges, sorted by place; Spark sorts beyond memory on disk.
-What leaves for several stages, or comes to the program, is kept by Spark, so that each stage runs
-once.
+A stage is one pass over its input, with one partition for each subtask. A source's partition gets
+the number of the subtask; others get the blocks of their exchanges, sorted by place. Spark sorts
+beyond memory on disk. Spark keeps output that goes to several stages or to the program, so that
+each stage runs once.
 
-Why not DataFrames: Spark has no business with what is in a block, and a query that is planned,
-compiled and converted for each run costs the JVM twice what the shuffle does. A DataFrame that the
-flow reads is one all the same, up to where its rows become blocks.
+Why not DataFrames: Spark need not see the content of a block. Planning, compiling and converting a
+query for each run costs the JVM twice as much as the shuffle. A DataFrame that the
+flow reads stays one until its rows become blocks.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class StageRdds:
         """Run the job, as far as Spark is concerned. Whether what is kept for this program may be
         taken in one piece.
 
-        Counting is the cheapest way to have a stage run: rows stay bytes to Java, and need no
-        second process of Python. What Spark keeps in memory as it is weighs what it is; what it had
-        to bring to disk is compressed there, and more than should be taken at once.
+        Counting is the cheapest way to run a stage: rows stay bytes to Java, and need no second
+        Python process. Spark reports the true size of what it keeps in memory. What it moved to
+        disk is compressed there, and is too much to take at once.
         """
         ends, kept = [], set()
         for stage in self._plan.stages:

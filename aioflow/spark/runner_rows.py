@@ -79,7 +79,7 @@ class _RowReader:
         """There is never anything to wait for."""
 
     def position(self, split_id: str) -> None:
-        """Nobody goes on in the middle: a task that is lost begins anew."""
+        """None: there is no position. A task that is lost starts from the beginning."""
 
     async def close(self) -> None:
         """Nothing is held."""

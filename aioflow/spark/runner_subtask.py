@@ -1,9 +1,9 @@
 """One subtask of a stage: its operators with their state, timers and mail, driven from one input to
 the end of it.
 
-What a StreamTask is to a worker of ours, without network and checkpoints: mailbox, chains, contexts
-and operators are the engine's own, so each element meets the same code in the same order. Input
-comes as pieces of records with their watermarks; a piece is through when `feed` returns, except for
+It plays the part of a StreamTask, without network and checkpoints. Mailbox, chains, contexts and
+operators are the engine's own, so each element meets the same code in the same order. Input comes
+as pieces of records with their watermarks. A piece is processed when `feed` returns, except for
 calls of async operators that are still under way. The end of input is the end of the job: event
 time ends, operators finish, sinks prepare what they have written.
 
@@ -58,9 +58,10 @@ ONLY_CHECKPOINT = 1
 
 class StageSubtask:
     """Runs subtask `id` of `stage`. `outlets` by number of the exchange; `make_room` is awaited
-    between slices, for whoever takes what left by them.
+    between slices, so that the rows which left can be taken.
 
-    `clock`: given, input was read before and brings its time along. Otherwise time is the host's.
+    `clock`: set if the input was read before and brings its time along. Otherwise the host's time
+    applies.
     """
 
     def __init__(
@@ -371,7 +372,9 @@ class StageSubtask:
         self._made.emit_side(operator_index, tag, value, timestamp, watermark)
 
     def emit_status(self, idle: bool) -> None:
-        """Who is idle holds nobody back here: records are in order of their watermarks."""
+        """Does nothing: records are in order of their watermarks, so an idle input holds back no
+        watermark.
+        """
 
     def report(self, error: BaseException) -> None:
         self._processor.report_throwable(error)

@@ -1,5 +1,5 @@
-"""What one subtask of a stage consists of: its tasks, each a chain of the engine's own operators
-with their contexts and state, and where their output goes. It is built here; `runner_subtask`
+"""The parts of one subtask of a stage: its tasks, and where their output goes. Each task is a chain
+of the engine's own operators with their contexts and state. It is built here; `runner_subtask`
 drives it.
 """
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["Outlet", "StageTask", "StageTasks", "SubtaskId"]
 
 ALONE = (20_000_000, 4096)
-"""Slice in ns and records at a time where the loop has nothing else to do than this subtask and
-its own calls: fewer, longer turns.
+"""Slice in ns, and records at a time, if the loop runs only this subtask and its own calls: fewer,
+longer turns.
 """
 
 

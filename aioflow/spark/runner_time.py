@@ -1,10 +1,10 @@
-"""Time and contexts of a subtask on Spark: what users count by the clock goes by when records
-arrived, the rest by the machine's.
+"""Time and contexts of a subtask on Spark. What users count by the clock follows the arrival times
+of the records. Everything else follows the machine's clock.
 
-A subtask behind a shuffle reads, in seconds, what arrived over an hour. So its wall clock is told
-the time by its records, and timers of keys fire when it passes them, each at its own time. What an
-operator does by itself (a batch that waits for more, a throttle) must go on where no record comes,
-and stays with the clock of the machine.
+A subtask after a shuffle reads, in seconds, what arrived over an hour. So its wall clock follows
+the records, and timers of keys fire when it passes them, each at its own time. An operator's own
+timers (a batch that waits for more, a throttle) must go on without records, and use the machine's
+clock.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@
         count = await spark.call(frame.count, timeout="30s")
 
 PySpark blocks: every call goes through a socket to the Java process, and an action returns when its
-job is through. So each call runs in a thread of a bounded number, whose thread in the JVM has the
-session as its active one and the call's own job group.
+job is through. So each call runs in a thread of a bounded number. Its thread in the JVM has the
+session as its active one, and the call's own job group.
 
-Invariants: at most `capacity` calls that somebody waits for run at a time; whoever is cancelled or
-out of time stops waiting at once, and the jobs of the call are cancelled, those too that it has not
-submitted yet; a call that does not return all the same is given up after `ABANDON_AFTER_S`, counted
-in `abandoned`, and takes nobody's place. A Java process that died fails the calls under way; the
-next call starts another.
+Invariants: at most `capacity` awaited calls run at a time. A caller that is cancelled or out of
+time stops waiting at once. The jobs of its call are cancelled, including those that it has not
+submitted yet. A call that still does not return is given up after `ABANDON_AFTER_S` and counted in
+`abandoned`; it takes no place. A Java process that died fails the calls under way; the next call
+starts another.
 
 Through the bridge goes control. Rows go over channels of our own (`transfer`).
 """
@@ -67,8 +67,8 @@ logger = logging.getLogger(__name__)
 
 
 def _load_flows() -> None:
-    """Import what flows are made of that read and write here, in a thread: it takes half a
-    second, for which it would hold the loop.
+    """Import the modules that flows need to read and write here. It runs in a thread, because it
+    would block the loop for half a second.
     """
     import aioflow.api.calls
     import aioflow.api.flow
@@ -116,8 +116,8 @@ class SparkBridge:
         """`config` goes over the defaults, which are quiet and on loopback. Raises SparkError for
         what is no master URL.
 
-        Rows from and to executors on other machines go over TLS, with files that lie at the same
-        paths there, or in plain text if that is allowed.
+        Rows from and to executors on other machines go over TLS, with files at the same paths
+        there. If plain text is allowed, they go without TLS.
         """
         check_master(master)
         if type(capacity) is not int or capacity < 1:
@@ -164,7 +164,7 @@ class SparkBridge:
 
     @property
     def running(self) -> int:
-        """Calls under way that somebody waits for."""
+        """Calls under way that were not given up."""
         return self._threads.running
 
     @property
@@ -320,7 +320,7 @@ class SparkBridge:
                     )
                 except (SparkError, ModuleNotFoundError):
                     raise
-                except Exception as error:  # Whatever Java says, in a sentence.
+                except Exception as error:  # Any error of Java, in a sentence.
                     better = translated(error)
                     if isinstance(better, SparkGone) and standalone_masters(self.master):
                         better = SparkError(
@@ -380,7 +380,7 @@ class SparkBridge:
             )
 
     def _give_up(self, call: Call) -> None:
-        """Nobody waits for `call` any more."""
+        """Cancel `call`: its caller waits no more."""
         if self._threads.withdraw(call):
             return
         _ = self._host.blocking(

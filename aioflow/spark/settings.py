@@ -1,7 +1,7 @@
 """What a Spark session of ours is configured with: quiet, on loopback, no web interface, files in
 one scratch directory.
 
-Whatever the user gives wins over it.
+The user's settings override it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Reach:
     allow_plaintext: bool = False
 
     def check(self) -> None:
-        """Raises NotAuthenticated if others could read along, and nobody has allowed that."""
+        """Raises NotAuthenticated if the network can be read along and that is not allowed."""
         from aioflow.network.security import is_loopback
 
         if self.tls is None and not self.allow_plaintext and not is_loopback(self.address):
@@ -99,8 +99,8 @@ def session_config(master: str, given: Mapping[str, str], scratch: str) -> dict[
         "spark.sql.warehouse.dir": os.path.join(scratch, "warehouse"),
         "spark.local.dir": os.path.join(scratch, "local"),
         "spark.sql.session.timeZone": "UTC",
-        # No limit: otherwise Spark adds up the size of the batch at each row, which takes as long
-        # as all else that it does for the row. Rows are limited by number, as they are for
+        # No limit. Otherwise Spark adds up the size of the batch at each row, which takes as long
+        # as everything else that it does for the row. Rows are limited by number, as they are for
         # toArrow(), and tasks of ours cut what is large all the same (`executor`).
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.sql.streaming.stateStore.providerClass": (

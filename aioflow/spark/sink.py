@@ -7,9 +7,9 @@ into="/data/delays", schema="..."))`.
     commit        a Spark job whose tasks fetch them over our channels writes them; then the spool
                   lets go
 
-Spooled rather than written to Spark at once, for no DataFrameWriter can be taken back: a job that
-fails after its write would leave rows that will be written again. Without checkpoints a batch is
-committed whenever it has `ROLL_ROWS` rows, and at the end.
+Rows are spooled rather than written by Spark at once, because no DataFrameWriter can take a write
+back. A job that fails after its write would leave rows that will be written again. Without
+checkpoints a batch is committed whenever it has `ROLL_ROWS` rows, and at the end.
 
 The job holds no core while rows come in: only a commit is a job. It runs beside the records.
 """

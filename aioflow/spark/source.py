@@ -1,13 +1,13 @@
 """A DataFrame as the source of a flow: `af.io.spark(bridge, "SELECT ...")`.
 
-Each partition of the DataFrame is a split, with event time of its own; partitions come as Spark
-computes them. Where order matters, or rows shall be late by their own order, let the DataFrame have
-one partition (`coalesce(1)`).
+Each partition of the DataFrame is a split with event time of its own; partitions come in the order
+in which Spark computes them. Where order or lateness matters, give the DataFrame one partition
+(`coalesce(1)`).
 
-A split's position is how many rows were read, with a checksum over them. After a restart Spark
-computes the partition again, its task skips what was read, and the checksum tells whether these are
-the same rows; if not, it is an error. So a restored flow takes each row exactly once, provided that
-the DataFrame gives the same rows in the same order, as files and sorted results do.
+A split's position is the number of rows that were read, with a checksum over them. After a restart
+Spark computes the partition again, and its task skips the rows that were read. The checksum shows
+whether these are the same rows; if not, it is an error. So a restored flow reads each row exactly
+once, if the DataFrame gives the same rows in the same order. Files and sorted results do.
 
 Columns stay columns up to here: rows are made of them in slices, as the flow asks for them.
 """
@@ -79,12 +79,12 @@ class FrameSource(Generic[T]):
         return _FrameReader(ctx, self)
 
     async def take_plan(self, host: Host) -> tuple[FrameReading, int]:
-        """The planned job and its number of partitions; whoever takes it closes it."""
+        """The planned job and its number of partitions; the caller closes the job."""
         planned, self._planned = self._planned, None
         return planned or await self._plan(host)
 
     async def drop_plan(self) -> None:
-        """Close what nobody took."""
+        """Close the plan if it was not taken."""
         planned, self._planned = self._planned, None
         if planned is not None:
             await planned[0].close()

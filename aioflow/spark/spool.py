@@ -1,14 +1,13 @@
-"""Arrow batches in files of this machine: what waits there for Spark to take it, in the hands of a
-checkpoint.
+"""Arrow batches in files of this machine that wait for Spark to take them, owned by a checkpoint.
 
-A file holds batches of one schema, one behind the other; where each begins stands in its `Staged`,
-which is plain data and goes into the checkpoint. A file's name tells whose it is, as with the part
-files of `io.parts`: `<since>-<job>-<attempt>-<token>.arrow`, `since` being the checkpoint after
-whose barrier it was begun. What was begun after the restored checkpoint, by an attempt that is
-gone, belongs to nobody and is deleted when the next writer opens.
+A file holds batches of one schema, one after the other. Its `Staged` tells where each begins; it is
+plain data and goes into the checkpoint. A file's name tells its owner, as with the part files of
+`io.parts`: `<since>-<job>-<attempt>-<token>.arrow`, `since` being the checkpoint after whose
+barrier it was begun. A file that a former attempt began after the restored checkpoint is an orphan.
+The next writer deletes it when it opens.
 
-A batch that Spark has written leaves an empty `<batch>.done` before its file goes: so a commit that
-is repeated finds the file or the mark, or knows that somebody has emptied the directory.
+A batch that Spark has written leaves an empty `<batch>.done` before its file is deleted. So a
+repeated commit finds the file or the mark. If both are missing, the directory was emptied.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Spool", "Staged", "StagedReader", "staged_of"]
 
 UNCHECKED = "none"
-"""Stands for `since` where nobody takes checkpoints."""
+"""Stands for `since` in a run without checkpoints."""
 
 MARKS_KEPT = 100
 """Marks of batches that are done.
@@ -52,7 +51,7 @@ class Staged(NamedTuple):
     checkpoint: int
     schema: bytes
     lengths: list[int]
-    """Of its batches, in bytes."""
+    """Sizes of its batches, in bytes."""
     rows: int
 
     @property
@@ -79,13 +78,13 @@ class Spool:
 
     @property
     def rows(self) -> int:
-        """In the file that is being written."""
+        """Number of rows in the file that is being written."""
         return self._rows
 
     async def open(self, ctx: OperatorContext, restored: int | None) -> None:
-        """For a writer: make the directory, and delete what nobody will commit.
+        """For a writer: make the directory, and delete files that will never be committed.
 
-        `restored`: the checkpoint; None: nobody takes them.
+        `restored`: the checkpoint; None: the run takes no checkpoints.
         """
         self._since, self._job, self._attempt = restored, ctx.job_id[:8], ctx.runtime.attempt
         await self._fs.mkdirs(self._directory, private=True)
@@ -120,7 +119,7 @@ class Spool:
         self._rows += sum(batch.num_rows for batch in batches)
 
     async def seal(self, checkpoint_id: int) -> Staged | None:
-        """The file is whole and durable. None if nothing was appended."""
+        """Complete the file and make it durable. None if nothing was appended."""
         if self._since is not None:
             self._since = max(self._since, checkpoint_id)
         if not self._path:
@@ -141,7 +140,7 @@ class Spool:
 
 
 class StagedReader:
-    """The batches of one `Staged`, for the partitions of a Spark job; and what becomes of it
+    """The batches of one `Staged`, for the partitions of a Spark job. It also deletes the file
     afterwards.
     """
 
@@ -169,7 +168,7 @@ class StagedReader:
             offset += length
 
     async def done(self) -> None:
-        """Leave the mark, then let go of the file, and of marks that nobody will look for."""
+        """Leave the mark, then delete the file and the marks that are no longer needed."""
         fs, directory = self._host.fs, posixpath.dirname(self._mark)
         await fs.write(self._mark, b"", sync=True)
         await fs.fsync_dir(directory)

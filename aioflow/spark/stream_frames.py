@@ -4,8 +4,8 @@ of the bridge.
     query of the user -> mapInArrow: rows of keys, and of time -> withWatermark
                       -> groupBy(key).transformWithState -> foreachBatch
 
-Late rows are not for Spark to drop: window and process functions have something to say about them.
-So the column of event time ends behind `withWatermark`, which only learns the time from it.
+Spark must not drop late rows: window and process functions handle them. So the column of event time
+ends at `withWatermark`, which only reads the time from it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""The state of one key between the batches of Structured Streaming, and what becomes of it when the
-key's turn comes.
+"""The state of one key between the batches of Structured Streaming, and the turns of a key.
 
 Spark keeps bytes for each key (`ValueState`), and calls for the state cost a fifth of a millisecond
-each. So a turn is one read, the operators of the stage with the state and timers of that key in
-memory, and one write: a cache that is written behind.
+each. So a turn is one read, then work in memory, and one write: a write-behind cache. The
+operators of the stage work on the state and timers of that key.
 
     turn    event time goes to Spark's watermark: what is due fires
             then the key's records, in order of arrival
             then the write
 
-Spark sets one timer a key: for the earliest of the key's own. When it comes, that is a turn without
-records. So timers fire before the records of the batch that finds them due, in order of their own
-time, and what they gave is as of an engine whose watermark moves once a batch.
+Spark sets one timer a key: for the earliest of the key's own timers. When it fires, the key gets a
+turn without records. So timers fire before the records of the batch in which they are due, in order
+of their own time. The results are those of an engine whose watermark moves once a batch.
 
 Nothing here knows Spark: `stream_processor` is what Spark calls.
 """
@@ -101,7 +100,7 @@ class KeyedStage:
         self._event_time = event_time
         self._host = host
         self._clock = ReplayedClock(host.clock)
-        # The same readings; it is told the time.
+        # The same readings, except that the wall clock is set by each turn.
         host.clock = self._clock  # type: ignore[assignment]
         self._seq = 0
 

@@ -5,8 +5,8 @@ operator and the way out.
     `mapInArrow`, by partition          `transformWithState`, by key      a batch of Spark at a time
 
 Spark keeps the state of one key at a time and shuffles once for it. So there is one `key_by`
-between a source and a sink; what stands before it looks at one record at a time, and so does what
-stands behind the operator with the state. Sinks stay in this program.
+between a source and a sink. The operators before it look at one record at a time, and so do those
+after the operator with the state. Sinks stay in this program.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _check(plan: SparkPlan, stage: Stage) -> None:
     if not root.keyed:
         _refuse(
             root,
-            "gets records that are dealt out anew without a key, and Spark keeps state by key: "
+            "gets records that are redistributed without a key, and Spark keeps state by key: "
             "put key_by(...) before it",
         )
     operator = root.factory() if root.factory is not None else None

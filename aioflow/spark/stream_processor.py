@@ -1,8 +1,8 @@
 """What `transformWithState` calls in a task of Spark: it gives each key its turn (`stream_keys`),
-with the state and the timer of it.
+with its state and its timer.
 
-Spark forgets a timer when the call for it has returned, also one that was set anew for the same
-time: so what is set there is later.
+Spark forgets a timer when the call for it has returned, even one that the call set again for the
+same time. So a timer that is set in that call is for a later time.
 """
 
 from __future__ import annotations

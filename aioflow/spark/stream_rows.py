@@ -1,5 +1,5 @@
-"""Records of a flow that never ends, on their way to the state of their keys: rows that Spark
-groups by the bytes of the key.
+"""Records of an unbounded flow on their way to the state of their keys: rows that Spark groups by
+the bytes of the key.
 
     edge       number of the exchange, or `TIME`
     key        canonical bytes of the key; empty where the exchange has none
@@ -9,7 +9,7 @@ groups by the bytes of the key.
     payload    records of this one key, as in `runner_blocks`
 
 A row holds what one Arrow batch of Spark's has of a key, so that a key that comes often costs one
-row. Within a key the rows of a producer keep their order: whoever reads them sorts by producer and
+row. Within a key the rows of a producer keep their order: the reader sorts them by producer and
 seq. *Event time travels in rows of its own* (`TIME`), since a record that a filter drops moves it
 all the same.
 """
@@ -52,7 +52,7 @@ class KeyedRow(NamedTuple):
 
 
 class KeyedRows:
-    """The producer's side of one exchange: what `emit` is given leaves through `put`, a row a
+    """The producer's side of one exchange: records given to `emit` leave through `put`, a row a
     key.
     """
 
@@ -66,7 +66,7 @@ class KeyedRows:
         delay_ms: int,
         put: Callable[[KeyedRow], None],
     ) -> None:
-        """`delay_ms`: of the watermarks that come in, which Spark is told without it."""
+        """`delay_ms`: the delay of the incoming watermarks, which is added back for Spark."""
         self._edge = edge.id
         self._keyed = edge.partitioning.strategy is ShipStrategy.HASH
         self._producer = producer

@@ -1,4 +1,4 @@
-"""A flow that never ends as a query of Spark, in the program that runs it: starts the query, and
+"""An unbounded flow as a query of Spark, in the program that runs it. It starts the query, and
 hands each batch to the sinks.
 
     batch n of Spark   its rows go through the sinks
@@ -6,7 +6,7 @@ hands each batch to the sinks.
                        only now Spark goes on to batch n + 1
 
 A batch that Spark had not noted as done when the program ended comes again, so sinks see rows at
-least once. The state of keys is exact all the same: Spark keeps it with the batch.
+least once. The state of keys is exact nevertheless: Spark keeps it with the batch.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ machine; it has no setting for that.
 """
 
 STARTS_MAX = 20
-"""So many starts of the query without a batch that got through are taken for a machine that
-cannot run it.
+"""After this many starts of the query without a completed batch the machine is taken to be unable
+to run it.
 """
 
 logger = logging.getLogger(__name__)

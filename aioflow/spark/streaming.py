@@ -8,9 +8,9 @@ checkpoint="/var/lib/app/spark")`.
     the flow  reads what is written down, batch by batch
               a completed checkpoint behind a batch lets it go
 
-So rows are taken exactly once over restarts of either side: Spark gives a batch again until it was
-answered, and what was written down before is not taken again; the flow goes on where its checkpoint
-says. At most `BACKLOG` batches wait: a slow flow holds the query back.
+So rows are taken exactly once over restarts of either side. Spark gives a batch again until it was
+answered, and a batch that was written down is not taken again. The flow goes on where its
+checkpoint says. At most `BACKLOG` batches wait: a slow flow holds the query back.
 
 Batches and the rows in them keep their order: it is one stream, one split.
 """
@@ -110,8 +110,7 @@ class _StreamReader:
         self._position = [0, 0, 0]
         self._current: pa.RecordBatch | None = None
         self._next_batch: asyncio.Queue[pa.RecordBatch] = asyncio.Queue(1)
-        # For whoever waits: rows, a batch that was written down, one that was read, the end of the
-        # query.
+        # Notified of rows, of a batch that was written down or read, and of the end of the query.
         self._news = asyncio.Condition()
         self._query: Any = None
         self._ended = False
@@ -218,7 +217,7 @@ class _StreamReader:
     async def _drain(self, number: int, stream: InboundStream, name: str) -> None:
         try:
             await self._write_down(number, stream)
-        except Exception as error:  # Nobody gives credit any more: its tasks would wait for ever.
+        except Exception as error:  # Without further credit its tasks would wait for ever.
             self._error = self._error or error
             self._listener.remove(name)
             await self._tell()

@@ -1,10 +1,9 @@
-"""Where a batch goes when it is committed: a directory of files, a table of Spark's catalog, or
-wherever a function of the user writes it.
+"""Where a batch goes when it is committed: a directory of files, a table of Spark's catalog, or a
+function of the user.
 
-All may be asked for the same batch again, after a crash between their end and our knowing of it.
-Files have names that follow from the batch, so what is there already is not put there twice; tables
-that Spark keeps in files get such files too. A function gets the id of the batch, and has to see to
-it itself.
+Each may get the same batch again, after a crash between the write and our record of it. File names
+follow from the batch, so files that exist are not written twice. Tables that Spark keeps in files
+get such files too. A function gets the id of the batch, and has to recognise a repetition itself.
 """
 
 from __future__ import annotations

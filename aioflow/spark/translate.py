@@ -2,17 +2,18 @@
 shuffled, and what is refused.
 
 A stage is a tree of the flow's tasks (`JobVertex`) that need no exchange between them. Its subtasks
-are Spark tasks: as many as the task at its root has subtasks in the flow, so `parallelism=` means
-the same as anywhere, and a flow of parallelism 1 has one order. A source is the exception: where
-every operator after it looks at one record at a time, each split of it is a Spark task of its own.
+are Spark tasks, as many as the task at its root has subtasks in the flow. So `parallelism=` means
+the same as elsewhere, and a flow of parallelism 1 has one order. A source is the exception. If
+every operator after it looks at one record at a time, each of its splits is a Spark task of its
+own.
 
     source -> map -> flat_map  ==key_by==>  window -> map  ==collect==>  this program
 
-What has a side exit or two consumers is one stage all the same: its records leave by number of the
-edge. Tasks that stay in this program (`collect`, functions as sinks, and what prints) are stages of
-one subtask that run here.
+Tasks with a side exit or two consumers are still one stage: their records leave by number of the
+edge. Tasks that stay in this program (`collect`, functions as sinks, and sinks that print) are
+stages of one subtask that run here.
 
-Nothing here knows Spark. What cannot be done is refused here, before anything starts, naming the
+Nothing here knows Spark. What Spark cannot do is refused here, before anything starts, naming the
 operator and the way out.
 """
 
@@ -185,7 +186,7 @@ def _check_source(vertex: JobVertex) -> None:
             "reads its input by itself: run the flow "
             "here or with workers=, or write the elements to files first"
         )
-    # Whether a function's iterator ends, nobody knows before it does.
+    # Whether a function's iterator ends is not known in advance.
     if not node.source.bounded and not isinstance(node.source, FunctionSource):
         raise GraphError(
             f"source {node.name!r} never ends, and on=af.Spark(...) runs flows that do: give it "
@@ -195,7 +196,7 @@ def _check_source(vertex: JobVertex) -> None:
 
 
 def with_printing_apart(graph: JobGraph) -> JobGraph:
-    """The graph in which whatever writes to standard output stays in this program."""
+    """The graph in which sinks that write to standard output stay in this program."""
     return with_ends_apart(graph, _prints)
 
 
@@ -255,7 +256,7 @@ def _with_frames_there(graph: JobGraph) -> JobGraph:
 
 
 def _prints(node: StreamNode) -> bool:
-    """Whether it writes to standard output: what executors of Spark print, nobody sees."""
+    """Whether it writes to standard output: the output of Spark's executors would not be seen."""
     factory: Callable[..., object] | None = node.factory
     return (
         isinstance(factory, partial)

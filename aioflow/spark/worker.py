@@ -2,10 +2,10 @@
 flow runs.
 
 It is a TaskManager like any other, and belongs to one JobManager: that of the program that runs the
-flow. It ends when that sends it home, when the connection ends, and when nothing is heard of it:
-whatever becomes of the driver, nothing is left behind on the executors.
+flow. It ends when the JobManager sends it home, when the connection ends, and when it hears nothing
+from the JobManager. So nothing is left on the executors, even if the driver dies.
 
-This module is loaded before it is known what the Python of the executors has, so it imports nothing
+This module is loaded before it is known which libraries the executors have, so it imports nothing
 but the standard library.
 """
 
@@ -34,9 +34,9 @@ SERVED, RETRIED, LACKS = "served", "retried", "lacks"
 """How a worker's Spark job may end."""
 
 SILENCE_S = 6.0
-"""A driver that was not heard for so long is dead, or cut off.
+"""A driver that was not heard for this long is dead, or cut off.
 
-It answers from a thread of its own, whatever holds the program's loop.
+It answers from a thread of its own, even while the program's loop is blocked.
 """
 
 CHECK_S = 0.5

@@ -1,5 +1,5 @@
-"""What a session must be like for workers to live in it: cores enough, no second attempts, and
-secrets that stay secret.
+"""What a session needs for workers to live in it: enough cores, no second attempts, and secrets
+that stay secret.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def worker_config(given: Mapping[str, str], workers: int) -> dict[str, str]:
 def check_cores(
     master: str, config: Mapping[str, str], workers: int, *, shared: bool, cores: int | None = None
 ) -> None:
-    """Raises SparkError if so many workers cannot live there.
+    """Raises SparkError if the session cannot hold this many workers.
 
     `cores` is what a running session has, if it can tell.
     """
@@ -75,8 +75,8 @@ def found_in(session: Any) -> tuple[int | None, dict[str, str]]:
 def check_secrecy(
     address: str, config: Mapping[str, str], *, has_tls: bool, allow_plaintext: bool
 ) -> None:
-    """Raises NotAuthenticated if somebody between the machines could read the records, or the
-    secret on its way to the workers.
+    """Raises NotAuthenticated if an eavesdropper could read the records, or the secret on its way
+    to the workers.
     """
     if is_loopback(address) or allow_plaintext:
         return
@@ -95,7 +95,7 @@ def check_secrecy(
 
 
 def _cores_of(master: str, config: Mapping[str, str]) -> int | None:
-    """As far as it can be told before anything is started."""
+    """The number of cores, as far as it is known before the start."""
     if master == "local":
         return 1
     if match := re.fullmatch(r"local\[(\d+|\*)(?:,\s*\d+)?\]", master):

@@ -4,10 +4,10 @@ state, timers and checkpoints.
     on = af.SparkWorkers("spark://host:7077", workers=4, slots=2)
     await flow.execute(on=on, checkpoints="s3://bucket/flows")
 
-Spark brings up the workers and owns their machines: each is one long task in an executor
-(`provider`, `worker`). What they run, and what happens when one is lost, is decided by the
-JobManager in this program (`headquarters`), as in any cluster. So the run ends with the program; a
-flow that shall survive it needs a cluster of its own.
+Spark brings up the workers and owns their machines: each worker is one long task in an executor
+(`provider`, `worker`). The JobManager in this program decides what they run, and what happens when
+one is lost (`headquarters`), as in any cluster. So the run ends with the program. A flow that must
+survive it needs a cluster of its own.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ __all__ = ["SparkWorkers", "SparkWorkersRun"]
 logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = START_TIMEOUT_S + 60.0
-"""A job that is short of slots for so long fails: longer than one worker may take to be
-replaced.
+"""A job that lacks slots for this long fails: longer than the replacement of one worker may take.
 """
 
 WORKER_SILENCE_S = 10.0
@@ -65,10 +64,10 @@ class SparkWorkers:
     """Where a flow runs: in `workers` tasks of the Spark at `master`, each with `slots` (None: as
     many as the flow needs).
 
-    `config` are settings of the session that is started for the run; `bridge` is the service's own
-    session instead, which stays. With executors on other machines `config` says at which address
-    they reach this one (`spark.driver.host`); `tls` are the files of a certificate, at the same
-    paths everywhere, or `allow_plaintext` says that the network may be trusted.
+    `config`: settings of the session that is started for the run. `bridge`: the service's own
+    session instead, which stays. With executors on other machines `config` names the address at
+    which they reach this one (`spark.driver.host`). `tls`: the files of a certificate, at the same
+    paths on all machines; `allow_plaintext` states that the network may be trusted.
     """
 
     master: str = "local[*]"
@@ -105,7 +104,7 @@ class SparkWorkers:
 
         Raises GraphError if the flow cannot travel, SparkError for too few cores or slots.
         """
-        graph = with_printing_apart(graph)  # What executors print, nobody sees.
+        graph = with_printing_apart(graph)  # The output of executors would not be seen.
         bridge, owned = self.bridge or self._bridge_of(graph), False
         config = worker_config(self.config, self.workers)
         if bridge is None:
@@ -136,9 +135,10 @@ class SparkWorkers:
         )
 
     def slots_for(self, graph: JobGraph) -> int:
-        """Of each worker: as given, or so many that all of them together just hold the flow.
+        """Slots of each worker: as given, or the smallest number with which all workers hold the
+        flow.
 
-        Raises SparkError if those given do not.
+        Raises SparkError if the given number is too small.
         """
         roaming = {
             vertex.id
@@ -166,7 +166,7 @@ class SparkWorkers:
         return self.slots
 
     def _bridge_of(self, graph: JobGraph) -> SparkBridge | None:
-        """That of a source or sink in the flow: a process has one session, which the workers
+        """The bridge of a source or sink in the flow: a process has one session, which the workers
         then share.
         """
         for vertex in graph.vertices:
@@ -241,7 +241,7 @@ class SparkWorkersRun(RemoteRun):
                         f"{provider.last_error}",
                     )
                 return status
-        # Whatever keeps the workers from starting has failed the job.
+        # An error that keeps the workers from starting has failed the job.
         except Exception as error:  # noqa: BLE001
             self.job_master.error = error
             self.job_master.set_status(JobStatus.FAILED)
@@ -319,8 +319,8 @@ class SparkWorkersRun(RemoteRun):
         )
 
     def _ask_early(self, method: str, *_: object) -> None:
-        """Before there is a JobMaster: whatever else is asked, it is asked again when there is
-        one.
+        """Called before there is a JobMaster. Only a cancellation counts: every other request is
+        repeated when there is one.
         """
         if method == "cancel" and not self._cancelled_early.done():
             self._cancelled_early.set_result(None)
