@@ -1,11 +1,11 @@
-"""Where in its inputs a task takes a checkpoint: barriers of all channels in, verdicts out.
-Decides, does nothing, awaits nothing.
+"""Decides where in its inputs a task takes a checkpoint: barriers of all channels in, verdicts out.
+It only decides: it carries nothing out and awaits nothing.
 
-A barrier cuts a channel: what came before belongs to the checkpoint, what comes after does not.
-Aligned, a channel that delivered its barrier stands still until all others have delivered theirs;
-then the task takes its checkpoint, and nothing is in flight. Overtaking (unaligned), the task takes
-it at once, and what the other channels bring before their barriers is kept with it, as channel
-state.
+A barrier cuts a channel: what came before it belongs to the checkpoint, what comes after does not.
+In an aligned checkpoint, a channel that delivered its barrier is blocked until all others have
+delivered theirs. Then the task takes its checkpoint, and nothing is in flight. In an unaligned
+checkpoint, the task takes it at once. The data that other channels deliver before their barriers is
+kept with the checkpoint as channel state.
 
     IDLE        --first barrier of a newer id, or the announcement of one--> ALIGNING
     ALIGNING    --last barrier--> Take --> IDLE
@@ -14,9 +14,9 @@ state.
     ALIGNING | OVERTAKING
                 --newer barrier, cancel marker, notice of the coordinator--> Abort --> IDLE
 
-Ids only rise, and may jump. Whatever comes for an id that is over is swallowed, and its channel
-goes on: an id is taken at most once, aborted at most once. Verdicts are carried out in their order;
-what follows a `Take` waits for the task's synchronous part. After Flink's
+Ids only rise, and may jump. A barrier or notice of an id that is over is swallowed, and its
+channel goes on. An id is taken at most once, and aborted at most once. Verdicts are carried out in
+order; verdicts after a `Take` wait for the task's synchronous part. After Flink's
 SingleCheckpointBarrierHandler and its states.
 """
 
@@ -44,8 +44,8 @@ __all__ = [
 ]
 
 _EARLY_ABORTS_MAX = 64
-"""Notices about checkpoints whose barriers have not come; more than that never come, and the
-oldest is forgotten.
+"""Number of notices kept about checkpoints whose barriers have not come. Beyond that their barriers
+never come, and the oldest notice is forgotten.
 """
 
 
@@ -66,9 +66,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Let these channels go on: they were blocked, or stand still behind a barrier that has no
-    effect.
-    """
+    """Unblock these channels: they were blocked, or wait after a barrier that has no effect."""
 
     channels: tuple[int, ...]
 
@@ -79,8 +77,8 @@ class Take:
 
     barrier: CheckpointBarrier
     unaligned: bool = False
-    """Whether what is in flight is part of it: what waits in the output, the data of `overtaken`,
-    and what a barrier that was delivered ahead of its turn has left behind in its own channel."""
+    """Whether the data in flight is part of it. That is what waits in the output, the data of
+    `overtaken`, and the data that a barrier overtook in its own channel."""
     overtaken: tuple[int, ...] = ()
     """Channels whose barrier is still to come: what they bring until `Captured` is processed as
     usual, and kept with the checkpoint.
@@ -88,14 +86,14 @@ class Take:
     start_delay_ms: int = 0
     """From the trigger to the first barrier here."""
     alignment_ms: int = 0
-    """So far. For an unaligned one `CaptureComplete` tells the whole."""
+    """Until now. For an unaligned one `CaptureComplete` has the total."""
     alignment_processed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """`channel` has delivered the barrier that was overtaken, or ended: what it brings from here
-    on is no part of the checkpoint.
+    """`channel` has delivered the barrier that was overtaken, or ended: its later data is not part
+    of the checkpoint.
     """
 
     checkpoint_id: int
@@ -113,8 +111,8 @@ class CaptureComplete:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The checkpoint will not complete: decline it, tell everybody downstream, drop what was
-    written for it. Once for an id.
+    """The checkpoint will not complete: decline it, tell every downstream task, and drop what was
+    written for it. Said once for an id.
     """
 
     checkpoint_id: int
@@ -123,9 +121,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Call `tick` at this wall-clock time: the alignment has timed out then, unless it is over.
+    """Call `tick` at this wall-clock time: the alignment times out then, unless it is over.
 
-    A tick too many does nothing.
+    An extra tick does nothing.
     """
 
     at_ms: int
@@ -135,7 +133,7 @@ Verdict = Block | Resume | Take | Captured | CaptureComplete | Abort | WaitUntil
 
 
 class BarrierAlignment:
-    """Aligns the barriers of `channels` channels of one task, all of its gates counted through.
+    """Aligns the barriers of one task's `channels` channels, numbered over all of its gates.
 
     `never_overtaken`: channels whose data cannot be kept (pointwise and broadcast exchanges); an
     unaligned checkpoint waits for their barriers. `after_finish=False`: an input that ends aborts
@@ -230,8 +228,8 @@ class BarrierAlignment:
         ]
 
     def announce(self, channel: int, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
-        """`barrier` has arrived in `channel`, behind data that is not processed yet: its timeout
-        runs from now on at the latest.
+        """`barrier` has arrived in `channel`, behind unprocessed data: its timeout starts now at
+        the latest.
         """
         before = self._highest
         verdicts = self._begin(barrier, now_ms)
@@ -261,9 +259,9 @@ class BarrierAlignment:
         return verdicts + self._complete_capture(now_ms)
 
     def cancel(self, channel: int, marker: CancelCheckpointMarker) -> list[Verdict]:
-        """`channel` says that a checkpoint will not complete; one word is enough.
+        """`channel` reports that a checkpoint will not complete; one report is enough.
 
-        Without effect for one that is over here.
+        It has no effect on a checkpoint that is over here.
         """
         cancelled = marker.checkpoint_id
         if cancelled == self.pending_id:
@@ -308,22 +306,20 @@ class BarrierAlignment:
         return self.tick(now_ms)
 
     def tick(self, now_ms: int) -> list[Verdict]:
-        """Time has passed: what has not aligned in time overtakes."""
+        """Time has passed: an alignment that has timed out becomes unaligned."""
         if self._phase is AlignmentPhase.ALIGNING and self._may_overtake(now_ms):
             return self._overtake(now_ms)
         return []
 
     def processed(self, records: int) -> None:
-        """So many records were processed while `is_pending`."""
+        """`records` more records were processed while `is_pending`."""
         if self._pending is not None:
             self._processed += records
 
     # What follows.
 
     def _begin(self, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
-        """Make `barrier` the one under way if it is newer than all seen; what it leaves behind
-        is subsumed.
-        """
+        """Make `barrier` the current one if it is newer than all seen; it subsumes the older."""
         checkpoint_id = barrier.checkpoint_id
         if checkpoint_id <= self._highest:
             return []

@@ -1,14 +1,14 @@
-"""Who restores what: a completed checkpoint, dealt out to the subtasks of a job whose parallelism
-may be another.
+"""Assigns the state of a completed checkpoint to the subtasks of a job, whose parallelism may have
+changed.
 
-State is found by the uid of its operator, wherever in a chain that stands now. Keyed state goes by
-key group: a subtask gets the handles of all former subtasks that hold groups of its range, and
-takes those. Operator state goes to everybody, in the order of the former subtasks: each computes
-its share. The splits of a source are dealt out here, once their positions were read. Pure: nothing
-is read or written.
+State is found by the uid of its operator, in any chain. Keyed state is assigned by key group. A
+subtask gets the handles of all former subtasks that hold groups of its range, and takes those
+groups. Operator state goes to every subtask, in the order of the former subtasks: each computes its
+share. The splits of a source are assigned here, once their positions were read. Pure: nothing is
+read or written.
 
-Nothing is lost silently: state of an operator that is there no more refuses the restore, unless
-that was allowed. After Flink's StateAssignmentOperation.
+Nothing is lost silently: state of a removed operator fails the restore, unless non-restored state
+was allowed. After Flink's StateAssignmentOperation.
 """
 
 from __future__ import annotations
@@ -43,12 +43,11 @@ class OperatorRestore:
     """What one operator of one subtask takes over."""
 
     keyed: tuple[KeyedStateHandle, ...] = ()
-    """Those that hold key groups of this subtask's range, in ascending order; they may hold
-    others besides.
+    """Handles that hold key groups of this subtask's range, in ascending order; they may hold
+    other groups besides.
     """
     operator: tuple[StateFile | None, ...] = ()
-    """One for each former subtask, in their order, None where it had none; empty if no one had
-    any.
+    """One for each former subtask, in order; None for one without state. Empty if none had any.
     """
 
 
@@ -75,7 +74,7 @@ class InFlightRestore:
     chain: tuple[tuple[int, StateFile], ...]
     """Files of data that waited between its operators, tail first, each with its place."""
     restored: StateFile | None
-    """Data that it had itself restored and not processed, and the event time of its input."""
+    """Data that it had restored and not processed, and the event time of its input."""
     channels: tuple[ChannelRestore, ...]
     dealt: bool = False
     """Whether the parallelism has changed: records with keys go by their keys, all others belong to
@@ -93,15 +92,14 @@ class TaskRestore:
     in_flight: tuple[InFlightRestore, ...] = ()
     """By former subtask, in their order."""
     same_exchanges: frozenset[int] = frozenset()
-    """Ids of the exchanges whose channels are those of the checkpoint: each continues where it
-    stood.
+    """Ids of the exchanges whose channels are the same as in the checkpoint: each continues where
+    it was.
     """
     others: tuple[StateFile | None, ...] | None = None
     """Of the other former subtasks, what tells their event time; None for one that had none yet.
     Only where such a subtask may continue here: its records must not become late."""
     allow_non_restored: bool = False
-    """Whether state that an operator has no use for is left behind; otherwise it refuses the
-    restore.
+    """Whether state that an operator does not use is dropped; otherwise it fails the restore.
     """
 
 
@@ -133,7 +131,7 @@ def plan_restore(
     *,
     allow_non_restored: bool = False,
 ) -> RestorePlan:
-    """Deal `checkpoint` out to the subtasks of `vertices`.
+    """Assign `checkpoint` to the subtasks of `vertices`.
 
     Raises RestoreError, which says what does not fit and what to do.
     """
@@ -174,13 +172,13 @@ def plan_restore(
 def assign_splits(
     former: Sequence[Sequence[SplitState]], found: Iterable[FoundSplit], parallelism: int
 ) -> list[list[SplitState]]:
-    """The splits of each of `parallelism` subtasks: those of the `former` subtasks where they
-    stood, and those `found` besides.
+    """The splits of each of `parallelism` subtasks: those of the `former` subtasks at their
+    positions, and the new ones in `found`.
 
-    A split that was known keeps its position, and the payload that it was begun with; one that was
-    read to its end stays so. With an unchanged parallelism a split stays with its subtask;
-    otherwise they are dealt out anew, in their order. What is new goes where the fewest unfinished
-    ones are. Raises RestoreError when two former subtasks read the same split.
+    A known split keeps its position and its first payload; a finished split stays finished. With
+    the same parallelism a split stays with its subtask; otherwise all are dealt out again in their
+    order. A new split goes to the subtask with the fewest unfinished ones. Raises RestoreError when
+    two former subtasks read the same split.
     """
     dealt: list[list[SplitState]] = [[] for _ in range(parallelism)]
     known: dict[str, int] = {}
@@ -198,7 +196,7 @@ def assign_splits(
             dealt[index] += splits
     else:
         everything = [split for splits in former for split in splits]
-        # Apart, so that the work is spread and not only the names of what is done.
+        # Unfinished splits are dealt apart, so that the work is spread evenly.
         for one_sort in (
             [s for s in everything if not s.finished],
             [s for s in everything if s.finished],
@@ -256,7 +254,7 @@ class _Former:
         )
 
     def restore(self, now: CheckpointedOperator, index: int) -> OperatorRestore:
-        """The part of subtask `index` of the operator as it is now."""
+        """The part of subtask `index` of the current operator."""
         own = range_for_subtask(index, now.parallelism, now.max_parallelism)
         for keyed in self.keyed:
             if keyed.max_parallelism != now.max_parallelism:
@@ -285,7 +283,7 @@ class _Former:
 
 
 def _collect(checkpoint: CompletedCheckpoint, former: Mapping[str, _Former]) -> None:
-    """Put every handle to its operator: chains may have been cut differently since."""
+    """Assign every handle to its operator: chains may have been cut differently since."""
     for (head, index), state in checkpoint.subtasks.items():
         for handle in state.operators:
             operator = former.get(handle.uid)
@@ -330,9 +328,9 @@ _IN_TASK = (ChannelSide.CHAIN, ChannelSide.RESTORED)
 def _keeps_channels(
     checkpoint: CompletedCheckpoint, vertices: Sequence[CheckpointedVertex]
 ) -> bool:
-    """Whether there are data in flight to hand out.
+    """Whether there is data in flight to assign.
 
-    They fit the very exchanges that they were taken from, and no others.
+    It fits only the exchanges that it was taken from.
     """
     if not any(
         channel.is_data for state in checkpoint.subtasks.values() for channel in state.channels
@@ -364,12 +362,12 @@ def _changed(checkpoint: CompletedCheckpoint) -> RestoreError:
 
 
 class InFlightPlan:
-    """Deals out the data in flight of `checkpoint`, which was taken of the same operators, at any
+    """Assigns the data in flight of `checkpoint`, which was taken of the same operators, at any
     parallelism.
 
-    The unit is a former subtask: what waited in its chain, what it had restored itself, and its
-    channels, where what waited at the producer follows what waited at the consumer. Each subtask
-    that has keys of it reads it.
+    The unit is a former subtask: the data that waited in its chain, the data that it had restored,
+    and its channels. In a channel, data of the producer follows data of the consumer. Each subtask
+    that owns keys of the unit reads it.
     """
 
     def __init__(

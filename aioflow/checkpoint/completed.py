@@ -25,13 +25,13 @@ __all__ = [
 
 
 class CheckpointKind(StrEnum):
-    """What it was made for."""
+    """The purpose of a checkpoint."""
 
     CHECKPOINT = "CHECKPOINT"
-    """For the engine: restarts begin here; deleted once newer ones are complete."""
+    """For the engine: restarts begin from it; deleted once newer ones are complete."""
     SAVEPOINT = "SAVEPOINT"
-    """For the user, while the job goes on: nobody restarts from it unasked, and sinks commit
-    nothing on it.
+    """For the user, while the job goes on: a restart never uses it unless asked to, and sinks
+    commit nothing on it.
     """
     SYNC_SAVEPOINT = "SYNC_SAVEPOINT"
     """The last act of a job that is stopped: sinks commit on it."""
@@ -76,10 +76,10 @@ class CompletedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Delete the metadata of `checkpoints`, if there is any, and only when that is gone `files`.
-    Repeating it does no harm.
+    """Delete the metadata of `checkpoints`, if there is any, and after that `files`. Repeating it
+    does no harm.
 
-    In this order and no other: metadata must never be left that refers to a file that is gone.
+    The order matters: metadata must never be left that refers to a deleted file.
     """
 
     checkpoints: tuple[CompletedCheckpoint, ...] = ()
@@ -90,8 +90,8 @@ class Discard:
 
 
 def files_of(states: Iterable[SubtaskState]) -> list[str]:
-    """Names of all files that `states` refer to, each once, in order; content that travels in
-    its handle has none.
+    """Names of all files that `states` refer to, each once, in order. Inline content of a handle
+    has no file.
     """
     names: dict[str, None] = {}
     for state in states:
@@ -102,21 +102,21 @@ def files_of(states: Iterable[SubtaskState]) -> list[str]:
 
 
 _DELETED_MAX = 16
-"""The files of so many deleted checkpoints are remembered: a task that has missed more
-completions in a row is not heard of any more.
+"""The files of this many deleted checkpoints are remembered. A task that missed more completions in
+a row no longer reports.
 """
 
 
 @dataclass(slots=True)
 class _Dropped:
-    """A checkpoint that is kept no more, but may be what a pending one builds on."""
+    """A checkpoint that is no longer retained, but that a pending one may build on."""
 
     checkpoint: CompletedCheckpoint
     waits_for: set[int]
 
 
 class CheckpointRetention:
-    """Keeps the `retain` newest completed checkpoints, and counts who refers to which file.
+    """Retains the `retain` newest completed checkpoints, and counts the references to each file.
 
     The owner of a reference is a checkpoint, by its id, pending or completed.
     """
@@ -130,7 +130,7 @@ class CheckpointRetention:
         self._retain = retain
         self._kept: list[CompletedCheckpoint] = []
         self._not_ours: set[int] = set()
-        """Ids of what is never deleted: savepoints, and what was restored without a claim on it."""
+        """Ids that are never deleted: savepoints, and checkpoints restored without a claim."""
         self._dropped: list[_Dropped] = []
         self._owned: dict[int, dict[str, None]] = {}
         self._references: dict[str, int] = {}
@@ -138,12 +138,12 @@ class CheckpointRetention:
 
     @property
     def checkpoints(self) -> tuple[CompletedCheckpoint, ...]:
-        """What is kept, oldest first."""
+        """The retained checkpoints, oldest first."""
         return tuple(self._kept)
 
     @property
     def latest(self) -> CompletedCheckpoint | None:
-        """What a restart begins with."""
+        """The checkpoint that a restart begins with."""
         return self._kept[-1] if self._kept else None
 
     def restored(self, checkpoint: CompletedCheckpoint, *, claim: bool) -> None:
@@ -167,14 +167,14 @@ class CheckpointRetention:
     def completed(self, checkpoint: CompletedCheckpoint, pending: Collection[int]) -> Discard:
         """`checkpoint` is durable, and the newest one.
 
-        `pending` are those under way that may build on an older one.
+        `pending`: ids of checkpoints under way that may build on an older one.
         """
         self._kept.append(checkpoint)
         if checkpoint.kind.is_savepoint:
             self._not_ours.add(checkpoint.checkpoint_id)
         excess = len([c for c in self._kept if not c.kind.is_savepoint]) - self._retain
         for old in self._kept[:-1]:
-            # Whatever was restored is followed by the first completed one, whosever it is.
+            # The first completed one replaces a restored checkpoint, even if that is not ours.
             if old.checkpoint_id in self._not_ours or excess > 0:
                 excess -= not old.kind.is_savepoint
                 self._kept.remove(old)
@@ -191,9 +191,9 @@ class CheckpointRetention:
         return self._settle()
 
     def failed(self, checkpoint_id: int, metadata: CompletedCheckpoint | None = None) -> Discard:
-        """A pending checkpoint failed: what only it refers to goes.
+        """A pending checkpoint failed: files that only it refers to are deleted.
 
-        `metadata`: of it something may have been stored.
+        `metadata`: set if parts of it may have been stored.
         """
         files = self._forget(checkpoint_id)
         rest = self.ended(checkpoint_id)
@@ -202,14 +202,14 @@ class CheckpointRetention:
         )
 
     def unreferenced(self, state: SubtaskState) -> Discard:
-        """What may be deleted of a state that came too late: what nobody else refers to."""
+        """The files of a late state that may be deleted: those without another reference."""
         return Discard(
             (), tuple(name for name in files_of([state]) if name not in self._references)
         )
 
     def deleted(self, state: SubtaskState) -> list[str]:
-        """The files that `state` refers to and that are deleted: whoever wrote it had not heard
-        yet that what it built on was subsumed.
+        """The deleted files that `state` refers to. Its writer did not know yet that the checkpoint
+        it built on was subsumed.
         """
         return [
             name
@@ -218,7 +218,7 @@ class CheckpointRetention:
         ]
 
     def all_ours(self) -> Discard:
-        """Everything that is kept and ours, for a job that leaves nothing to resume."""
+        """Everything that is retained and ours, for a job that leaves nothing to resume."""
         for checkpoint in self._kept:
             self._dropped.append(_Dropped(checkpoint, set()))
         self._kept.clear()
@@ -227,15 +227,15 @@ class CheckpointRetention:
         return self._settle()
 
     def _settle(self) -> Discard:
-        """Delete what was dropped and is waited for by nothing."""
+        """Delete the dropped checkpoints that no pending one waits for."""
         checkpoints: list[CompletedCheckpoint] = []
         files: list[str] = []
         for dropped in [d for d in self._dropped if not d.waits_for]:
             self._dropped.remove(dropped)
             checkpoint = dropped.checkpoint
             if checkpoint.checkpoint_id in self._not_ours:
-                # Its references stay for ever: what still builds on its files must not delete them
-                # either.
+                # Its references stay for ever: checkpoints that still build on its files must not
+                # delete them either.
                 continue
             checkpoints.append(checkpoint)
             free = self._forget(checkpoint.checkpoint_id)
@@ -245,7 +245,7 @@ class CheckpointRetention:
         return Discard(tuple(checkpoints), tuple(files))
 
     def _forget(self, owner: int) -> list[str]:
-        """Drop the references of `owner`; the names of files that nobody refers to any more."""
+        """Drop the references of `owner`. Returns the files without further references."""
         free: list[str] = []
         for name in self._owned.pop(owner, {}):
             count = self._references[name] - 1

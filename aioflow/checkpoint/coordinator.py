@@ -1,8 +1,8 @@
 """Coordinates the checkpoints of one job: when the next is due, who has acknowledged, what
-completed, what failed. Decides, does nothing.
+completed, what failed. It only decides.
 
-Stimuli in, instructions out; the JobMaster carries them out in their order. Time is an argument,
-and every message of a task names its attempt: what an older one says changes nothing.
+Stimuli in, instructions out; the JobMaster carries them out in order. Time is an argument. Every
+message of a task names its attempt: messages of an older attempt change nothing.
 
     requested  --slot free, all tasks running--> PENDING
     PENDING    --last acknowledgement--> STORING --stored--> completed
@@ -10,12 +10,12 @@ and every message of a task names its attempt: what an older one says changes no
     STORING    --not stored, expired, subsumed, job restarted--> aborted,
                and what may have been stored is deleted
 
-A checkpoint is complete when its metadata is durable, not before: only then tasks are told, and
-sinks commit. It subsumes every earlier one that is under way, and what earlier ones left
-unconfirmed: a sink commits everything that was prepared up to it. Ids only rise, over restarts and
-restores too. A savepoint that is taken beside the job subsumes nothing, is told to nobody and never
-restarted from, so sinks commit nothing on it. What is taken next, and when, is in `turns.py`. After
-Flink's CheckpointCoordinator and CheckpointFailureManager.
+A checkpoint is complete when its metadata is durable. Only then tasks are notified, and sinks
+commit. It subsumes every earlier one that is under way. It also covers commits that earlier ones
+left unconfirmed: a sink commits everything that was prepared up to it. Ids only rise, over restarts
+and restores too. A savepoint beside the job subsumes nothing, is not announced to tasks, and is
+never restarted from. So sinks commit nothing on it. `turns.py` decides what is taken next, and
+when. After Flink's CheckpointCoordinator and CheckpointFailureManager.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ from aioflow.core.ids import ExecutionAttemptId
 __all__ = ["CheckpointCoordinator"]
 
 _RETRIED = (CheckpointFailureReason.TASK_FAILURE, CheckpointFailureReason.TASK_CLOSING)
-"""What ends the savepoint of a stop without ending the stop."""
+"""Reasons that end the savepoint of a stop without ending the stop."""
 
 _CLOSING = (
     CheckpointFailureReason.TASK_CLOSING,
     CheckpointFailureReason.CANCELLATION_BARRIER,
     CheckpointFailureReason.INPUT_END_OF_STREAM,
 )
-"""What one may end with because a task ended in the middle of it: said by that task, or by those
-downstream. Without it, all is well.
+"""Reasons that a checkpoint may end with because a task ended meanwhile. That task reports them, or
+a task downstream of it. Apart from that nothing is wrong.
 """
 
 CLOSING_TRIES = 5
-"""So often is begun again what somebody asked for."""
+"""Number of times that a requested checkpoint or savepoint is started again."""
 
 LATE_INTERVALS = 3
 LATE_MS = 5_000
@@ -80,7 +80,7 @@ take equally long. Once a checkpoint takes less than an interval, the first age 
 """
 
 _ENDED_BADLY_MAX = 1000
-"""So many failed checkpoints are remembered; what is acknowledged for older ones is left to the
+"""Number of failed checkpoints that are remembered. Acknowledgements of older ones are left to the
 sweep of orphans.
 """
 
@@ -115,14 +115,14 @@ class CheckpointCoordinator:
         self._turns = CheckpointTurns(options, self._subtasks)
         self._failures = FailureCounter(options.tolerable_failures)
         self._pending: dict[int, PendingCheckpoint] = {}
-        """In the order of their ids, with those that are being stored."""
+        """In the order of their ids, including those that are being stored."""
         self._doomed: dict[int, CompletedCheckpoint] = {}
-        """Aborted while they were being stored: whether that worked is not known yet."""
+        """Aborted while they were being stored: whether they were stored is not known yet."""
         self._ended_badly: dict[int, None] = {}
         self._finished: dict[tuple[str, int], None] = {}
         self._needs_full = False
-        """Nothing was completed since a restore without claim: whatever is taken refers to no
-        file of what was restored.
+        """True until the first completion after a restore without claim: new checkpoints must not
+        refer to files of the restored one.
         """
         self._wake_at_s: float | None = None
         interval_ms = options.interval_ms
@@ -135,19 +135,19 @@ class CheckpointCoordinator:
 
     @property
     def latest(self) -> CompletedCheckpoint | None:
-        """What a restart begins with: the newest one that tasks were told of, or what was
-        restored.
+        """The checkpoint that a restart begins with: the newest one that tasks were notified of, or
+        the restored one.
         """
         return self._retention.latest
 
     @property
     def retained(self) -> tuple[CompletedCheckpoint, ...]:
-        """What is kept, oldest first."""
+        """The retained checkpoints, oldest first."""
         return self._retention.checkpoints
 
     @property
     def pending_ids(self) -> tuple[int, ...]:
-        """What is under way, being stored included."""
+        """Checkpoints under way, including those being stored."""
         return tuple(self._pending)
 
     @property
@@ -159,7 +159,7 @@ class CheckpointCoordinator:
     def restored(self, checkpoint: CompletedCheckpoint, now: Moment, *, claim: bool) -> None:
         """The job begins with `checkpoint`, before tasks are deployed.
 
-        With `claim` it is ours, and goes when newer ones are complete.
+        With `claim` it is ours, and deleted when newer ones are complete.
         """
         self._next_id = max(self._next_id, checkpoint.checkpoint_id + 1)
         self._retention.restored(checkpoint, claim=claim)
@@ -169,14 +169,14 @@ class CheckpointCoordinator:
         )
 
     def kept(self, older: CompletedCheckpoint) -> None:
-        """Before `restored`, oldest first: a former run kept it, and it is ours, like one that
-        this job has completed.
+        """Call before `restored`, oldest first: a former run retained it, and it is ours, like one
+        that this job has completed.
         """
         self._retention.restored(older, claim=True)
 
     def restart(self, subtasks: Iterable[tuple[int, int]], now: Moment) -> list[Instruction]:
-        """These, by vertex id and index, are about to be deployed again, from `latest`: what is
-        under way is of a past that is given up.
+        """These subtasks, by vertex id and index, are about to be redeployed from `latest`. The
+        checkpoints under way are aborted: they belong to a past that is given up.
         """
         for vertex_id, index in subtasks:
             self._subtasks.reset(vertex_id, index)
@@ -193,7 +193,7 @@ class CheckpointCoordinator:
     def shutdown(self, now: Moment, *, discard: bool = False) -> list[Instruction]:
         """The job is over.
 
-        With `discard` it leaves nothing to resume: every checkpoint that is ours goes.
+        With `discard` it leaves nothing to resume: every checkpoint that is ours is deleted.
         """
         instructions = self._abort_all(CheckpointFailureReason.SHUTDOWN, "", now)
         for request in self._turns.give_up():
@@ -204,7 +204,7 @@ class CheckpointCoordinator:
         return self._after(instructions, now)
 
     def tick(self, now: Moment) -> list[Instruction]:
-        """Time has passed. If it is too early, it is said again when to come."""
+        """Time has passed. If it is too early, the answer says again when to call."""
         self._wake_at_s = None
         instructions: list[Instruction] = []
         for pending in list(self._pending.values()):
@@ -223,7 +223,7 @@ class CheckpointCoordinator:
         return self._after([], now)
 
     def task_finished(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
-        """It has nothing left to process: later checkpoints hold what the last one held of it."""
+        """It has nothing left to process: later checkpoints repeat its last state."""
         if not self._subtasks.finished(attempt):
             return []
         self._finished[self._uids[attempt.vertex_id], attempt.subtask_index] = None
@@ -239,7 +239,7 @@ class CheckpointCoordinator:
     def task_lost(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
         """It has failed, was cancelled, or is being cancelled.
 
-        What is acknowledged by all, and being stored, is still worth having.
+        Checkpoints that all have acknowledged, and that are being stored, go on.
         """
         if not self._subtasks.lost(attempt):
             return []
@@ -253,9 +253,9 @@ class CheckpointCoordinator:
         return self._after(instructions, now)
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
-        """It is through with its data, and waits for the final checkpoint.
+        """It has reached the end of its data, and waits for the final checkpoint.
 
-        While a stop waits for its savepoint, no task may end with another checkpoint: those
+        While a stop waits for its savepoint, no task may end with another checkpoint: tasks
         downstream would not take the final one.
         """
         self._subtasks.end_of_data(attempt)
@@ -267,7 +267,7 @@ class CheckpointCoordinator:
                 and not pending.request.kind.is_savepoint
             ):
                 if pending.request.number is not None:
-                    self._turns.add(pending.request)  # The final one will do.
+                    self._turns.add(pending.request)  # The final checkpoint will answer it.
                     pending.request = replace(pending.request, number=None)
                 detail = f"{self._subtasks.name_of(attempt)} was stopped before it"
                 instructions += self._abort(
@@ -285,15 +285,15 @@ class CheckpointCoordinator:
     ) -> list[Instruction]:
         """A subtask has written its part.
 
-        What comes too late, or from an attempt that is no part of it, is deleted.
+        State that comes too late, or from an attempt that is not part of it, is deleted.
         """
         pending = self._pending.get(checkpoint_id)
         if pending is None or attempt not in pending.waiting:
             is_strange = pending is not None and attempt not in pending.plan.acknowledging
             if is_strange or checkpoint_id in self._ended_badly:
                 return self._discard(self._retention.unreferenced(state))
-            # Said twice, or unknown: deleting what somebody may refer to would be worse than an
-            # orphan.
+            # A duplicate, or unknown: deleting a file that may be referred to would be worse than
+            # an orphan.
             return []
         deleted = self._retention.deleted(state)
         if deleted:
@@ -348,7 +348,7 @@ class CheckpointCoordinator:
         """It is durable, at the URL `location`."""
         doomed = self._doomed.pop(checkpoint_id, None)
         if doomed is not None:
-            # With its place: only so its metadata is found, which must not outlive its files.
+            # With its location, so that its metadata is found: it must not outlive its files.
             return self._discard(
                 self._retention.failed(checkpoint_id, replace(doomed, location=location))
             )
@@ -390,7 +390,7 @@ class CheckpointCoordinator:
     def not_stored(
         self, checkpoint_id: int, error: BaseException, now: Moment
     ) -> list[Instruction]:
-        """It could not be stored, or nobody knows whether it is."""
+        """It could not be stored, or it is not known whether it was."""
         doomed = self._doomed.pop(checkpoint_id, None)
         if doomed is not None:
             return self._discard(self._retention.failed(checkpoint_id, doomed))
@@ -403,10 +403,10 @@ class CheckpointCoordinator:
             now,
         )
 
-    # Stimuli of users. `number` is theirs to choose, an `Answer` goes by it.
+    # Stimuli of users. The caller chooses `number`, and an `Answer` quotes it.
 
     def request_checkpoint(self, number: int, now: Moment) -> list[Instruction]:
-        """Take a checkpoint now, whatever the interval says."""
+        """Take a checkpoint now, independent of the interval."""
         return self._request(Request(kind=CheckpointKind.CHECKPOINT, number=number), now)
 
     def request_savepoint(self, number: int, directory: str, now: Moment) -> list[Instruction]:
@@ -418,8 +418,8 @@ class CheckpointCoordinator:
     def request_stop(
         self, number: int, now: Moment, *, savepoint: bool = True, directory: str = ""
     ) -> list[Instruction]:
-        """The sources are being stopped: the final checkpoint answers this request, as a
-        savepoint or as a plain one.
+        """The sources are being stopped: the final checkpoint answers this request, as a savepoint
+        or as a plain checkpoint.
         """
         if self._is_over or self._turns.is_stopping:
             refused = Request(kind=CheckpointKind.SYNC_SAVEPOINT, number=number)
@@ -446,7 +446,7 @@ class CheckpointCoordinator:
         return self._after(instructions, now)
 
     def _after(self, instructions: list[Instruction], now: Moment) -> list[Instruction]:
-        """Every stimulus ends here: take what can be taken now, and say when time alone will
+        """Every stimulus ends here: trigger what may be triggered now, and say when time alone will
         change something.
         """
         while not self._is_over and len(self._pending) < self.options.max_concurrent:
@@ -525,11 +525,11 @@ class CheckpointCoordinator:
         return [Trigger(barrier, plan.triggered)]
 
     def _finished_state(self, subtask: tuple[str, int]) -> SubtaskState:
-        """Of the newest checkpoint, whose files are kept: those of the one that was the newest when
-        it finished may be deleted by now.
+        """State from the newest checkpoint, whose files are retained. Files of the checkpoint that
+        was the newest when the subtask finished may be deleted by now.
 
-        Without the data that were in flight: it has processed its input, and what it sent is
-        processed or kept by those downstream.
+        Data in flight is left out: the subtask has processed its input, and its output is processed
+        or kept downstream.
         """
         last = None if self.latest is None else self.latest.subtasks.get(subtask)
         return (
@@ -557,7 +557,7 @@ class CheckpointCoordinator:
         *,
         is_known: bool = False,
     ) -> list[Instruction]:
-        """`is_known`: what was being stored is not any more."""
+        """`is_known`: whether it is known that nothing is being stored any more."""
         del self._pending[pending.id]
         self._ended_badly[pending.id] = None
         if len(self._ended_badly) > _ENDED_BADLY_MAX:
@@ -570,7 +570,7 @@ class CheckpointCoordinator:
         instructions += self._consequences(pending, reason, error, now)
         if pending.storing is None or is_known:
             return instructions + self._discard(self._retention.failed(pending.id, pending.storing))
-        # Deleting it now could be overtaken by the write that is still on its way.
+        # A delete now could be overtaken by the write that is still under way.
         self._doomed[pending.id] = pending.storing
         return instructions
 
@@ -590,8 +590,8 @@ class CheckpointCoordinator:
         may_retry = reason in _RETRIED or not (request.kind.is_savepoint or hopeless)
         still_stops = request.final and request.number is not None and may_retry
         if still_stops:
-            # The job comes back, or a task ended that was through by itself; and a plain checkpoint
-            # is tried again as at any end.
+            # The job restarts, or a task has ended regularly. A plain checkpoint is retried as
+            # usual.
             self._turns.stop(request)
         if (
             request.number is not None
@@ -619,7 +619,7 @@ class CheckpointCoordinator:
             request.kind is CheckpointKind.SYNC_SAVEPOINT
             and reason is not CheckpointFailureReason.SHUTDOWN
         ):
-            # The sources are stopped, so it cannot go on as if nothing had been asked.
+            # The sources are stopped, so the job cannot go on as if no stop had been requested.
             return [*instructions, FailJob(error)]
         if not request.kind.is_savepoint and reason.counts:
             too_many = self._failures.failed(pending.id, error)
@@ -628,8 +628,8 @@ class CheckpointCoordinator:
         return instructions
 
     def _answer_the_rest(self, final: CompletedCheckpoint) -> list[Instruction]:
-        """Nothing is taken behind the final one, which is as good as any checkpoint that was
-        asked for.
+        """Answer the waiting requests with the final checkpoint: no other follows it, and it is as
+        good as the requested ones.
         """
         instructions: list[Instruction] = []
         for request in self._turns.clear():

@@ -1,8 +1,8 @@
 """Objects as files of a local directory, or of one that machines share.
 
-A file is written beside its place under a name that no object can have, fsynced, moved to its name
-if nothing has that, and its directory is fsynced: a reader sees the whole object or none, whatever
-is killed or loses power.
+A file is written beside its place under a name that no object can have, and fsynced. It is moved to
+its name if that is free, and its directory is fsynced. So a reader sees the whole object or none,
+even after a kill or a loss of power.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ __all__ = ["DirectoryObjects"]
 logger = logging.getLogger(__name__)
 
 ASIDE = "~"
-"""Stands in the names of files that are being written, and in no name of an object."""
+"""Part of the names of files that are being written, and of no object's name."""
 
 WRITE_BYTES = 1 << 20
-"""How much is collected for one write: large enough that the way to the thread and back does not
-count.
+"""Number of bytes collected for one write: large enough that the trip to the thread costs nothing.
 """
 
 
 class DirectoryObjects:
-    """An `ObjectStore` in a directory, which is made when the first object is.
+    """An `ObjectStore` in a directory, which is made with the first object.
 
-    Directories are for their owner alone.
+    Only their owner can access the directories.
     """
 
     shared = True
@@ -61,7 +60,7 @@ class DirectoryObjects:
         try:
             return await self._fs.create(target, data, aside=aside, within=self._root)
         except FileNotFoundError:
-            # Whoever deleted the last object of a directory removed it too. From now on it has one.
+            # The deletion of a directory's last object removed it too. Now it is needed again.
             await self._make(directory)
             return await self._fs.create(target, data, aside=aside, within=self._root)
 
@@ -85,7 +84,7 @@ class DirectoryObjects:
         for directory in directories:
             with suppress(
                 FileNotFoundError
-            ):  # Removed meanwhile, and nothing in it was to be seen then.
+            ):  # Removed meanwhile, and there was no object in it then.
                 await self._fs.fsync_dir(f"{self._root}/{directory}" if directory else self._root)
 
     async def sweep(self, before_ms: int) -> None:
@@ -116,12 +115,12 @@ class DirectoryObjects:
         self._made.add(directory)
 
     async def _create_large(self, target: str, aside: str, data: bytes, chunks: Chunks) -> bool:
-        """`create`, of `data` and what follows it, in parts."""
+        """`create` in parts: `data` first, then `chunks`."""
         directory = posixpath.dirname(target)
         await self._fs.check_inside(directory, self._root)
         if await self._fs.exists(target):
             async for _ in chunks:
-                pass  # What has begun is read to its end: nobody else would close it.
+                pass  # Read the generator to its end: otherwise it would stay open.
             return False
         try:
             try:
@@ -153,7 +152,7 @@ class DirectoryObjects:
             try:
                 entries = await self._fs.scan(path)
             except (FileNotFoundError, NotADirectoryError):
-                continue  # Nothing was created below it, or somebody removed it meanwhile.
+                continue  # Nothing was created below it, or it was removed meanwhile.
             await self._fs.check_inside(path, self._root)
             directories.append(directory)
             for name, is_dir in entries:
@@ -168,9 +167,7 @@ class DirectoryObjects:
 
 
 async def _take(chunks: Chunks) -> tuple[bytes, bool]:
-    """What comes next, `WRITE_BYTES` of it and what is left of a chunk, and whether that was the
-    last.
-    """
+    """The next `WRITE_BYTES` of content or a little more, and whether that was the last."""
     taken: list[bytes] = []
     size = 0
     async for chunk in chunks:

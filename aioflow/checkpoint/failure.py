@@ -1,5 +1,5 @@
-"""Why a checkpoint did not complete, and how often that is borne: one list of reasons for tasks,
-coordinator and statistics.
+"""Why a checkpoint did not complete, and how many failures are tolerated: one list of reasons for
+tasks, coordinator and statistics.
 
 After Flink's CheckpointFailureReason and CheckpointFailureManager.
 """
@@ -14,9 +14,9 @@ __all__ = ["CheckpointFailureReason", "FailureCounter"]
 
 
 class CheckpointFailureReason(StrEnum):
-    """Its value, which is its name, travels in a decline; `sentence` is what people read."""
+    """The value, which is the name, travels in a decline; `sentence` is for people."""
 
-    # Told by tasks.
+    # Reported by tasks.
     DECLINED = "DECLINED"
     ASYNC_EXCEPTION = "ASYNC_EXCEPTION"
     TASK_NOT_READY = "TASK_NOT_READY"
@@ -39,14 +39,14 @@ class CheckpointFailureReason(StrEnum):
 
     @property
     def sentence(self) -> str:
-        """What happened, without a subject's name."""
+        """What happened, without a subject."""
         return _SENTENCES[self]
 
     @property
     def counts(self) -> bool:
-        """Whether only so many of it in a row are tolerated.
+        """Whether it counts towards the tolerable failures in a row.
 
-        The others are consequences of something that is dealt with elsewhere.
+        The others follow from something that is handled elsewhere.
         """
         return self in _COUNTED
 
@@ -93,7 +93,7 @@ _SENTENCES = {
 
 class FailureCounter:
     """Counts the failures since the last success, each checkpoint once; `tolerable` of them are
-    borne, None: any number.
+    tolerated, None: any number.
     """
 
     def __init__(self, tolerable: int | None) -> None:
@@ -121,7 +121,7 @@ class FailureCounter:
         return too_many
 
     def succeeded(self, checkpoint_id: int) -> None:
-        """It completed: what failed before it is forgiven."""
+        """It completed: earlier failures no longer count."""
         if checkpoint_id > self._succeeded:
             self._succeeded = checkpoint_id
             self._failed.clear()

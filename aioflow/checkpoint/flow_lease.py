@@ -1,12 +1,12 @@
-"""One job per flow and store: whoever runs a flow holds the lease of its place, and says who it is.
+"""One job per flow and store: the job that runs a flow holds the flow's lease and says who it is.
 
-Another start waits no longer than it must to know whether the holder lives: not at all when it has
-resigned, or is a process of this machine that is known to have ended; until it renews, which
-refuses the start; or until it has not renewed for as long as a lease lasts.
+A second start finds out quickly whether the holder lives. It waits not at all if the holder has
+resigned, or is a process of this machine that has ended. It is refused when the holder renews. It
+takes over when the holder has not renewed for as long as a lease lasts.
 
-A holder that is late, because its machine is busy or slept, goes on if nobody took the lease
-meanwhile; what the lease guards waits until that is known. Only who has really lost it is told to
-stop.
+A late holder, on a busy or suspended machine, goes on if the lease was not taken meanwhile. The
+actions that the lease guards wait until that is known. Only a holder that has really lost the lease
+must stop.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds the lease of a flow, and since when."""
+    """The holder of a flow's lease, and since when."""
 
     process: ProcessIdentity
     since_ms: int
 
     def encode(self) -> str:
-        """As it stands in the lease."""
+        """The text in the lease."""
         who = self.process
         return "\n".join([who.host, str(who.pid), who.machine, who.started, str(self.since_ms)])
 
     @staticmethod
     def decode(text: str) -> Holder | None:
-        """None if it says something else."""
+        """None if the text is no holder."""
         match text.split("\n"):
             case [host, pid, machine, started, since_ms] if (
                 pid.isdecimal() and since_ms.isdecimal()
@@ -70,7 +70,7 @@ class Holder:
 class FlowLease:
     """The lease of one flow, kept until `release`.
 
-    What it guards is done only after `confirm`, or while `check` does not raise.
+    Actions that it guards happen only after `confirm`, or while `check` does not raise.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class FlowLease:
 
     @property
     def token(self) -> int:
-        """Fencing number: larger than those of all holders before. Of a lease that was acquired."""
+        """Fencing number: larger than those of all former holders. The lease must be acquired."""
         assert self._lease is not None, "the lease was not acquired"
         return self._lease.token
 
     @property
     def is_valid(self) -> bool:
-        """Whether it is held at this moment, for sure."""
+        """Whether it is certainly held at this moment."""
         return self._lease is not None and self._lease.is_valid
 
     async def acquire(self) -> None:
@@ -128,7 +128,7 @@ class FlowLease:
         """As `check`, but a holder that is merely late is not refused: it learns whether another
         has the lease, and renews it if not.
 
-        After something was done this says, too, that nobody can have begun without seeing it.
+        Called after an action, it also shows that another job cannot have begun without seeing it.
         """
         if self._lease is not None:
             while not self._lease.is_valid and await self._keeper.renew_late(self._lease):
@@ -136,7 +136,7 @@ class FlowLease:
         self.check()
 
     async def release(self) -> None:
-        """Give the lease back, so that the next job can start at once; nothing if it is not held.
+        """Give the lease back, so that the next job can start at once. No-op if it is not held.
 
         `on_lost` is not called any more.
         """
@@ -191,8 +191,8 @@ class FlowLease:
             if not await self._keeper.renew_late(lease):
                 break
             logger.warning(
-                "the lease of %s was renewed late, this process or its store is slow; nobody had "
-                "taken it",
+                "the lease of %s was renewed late, this process or its store is slow; it had not "
+                "been taken",
                 self._what,
             )
         lease.revoke()

@@ -1,5 +1,5 @@
-"""What the coordinator of checkpoints is told, and what it tells: its options, the two clocks,
-its instructions.
+"""The interface of the checkpoint coordinator as data: its options, the two clocks, its
+instructions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Now, by both clocks: durations are measured on the first, what others see is stamped with
+    """Now, by both clocks: durations are measured on the first, timestamps for others come from
     the second.
     """
 
@@ -51,14 +51,14 @@ class CoordinatorOptions:
     min_pause_ms: int = 0
     """From the last completion to the next one that the interval triggers."""
     max_concurrent: int = 1
-    """So many under way at a time, savepoints included."""
+    """Number of checkpoints under way at a time, savepoints included."""
     retain: int = 1
     tolerable_failures: int | None = None
-    """So many in a row are borne, the next one fails the job. None: any number."""
+    """Number of failures in a row that are tolerated; one more fails the job. None: any number."""
     unaligned: bool = False
     aligned_timeout_ms: int | None = None
-    """With it checkpoints begin aligned, and overtake when they are not through so long after
-    their trigger.
+    """With `unaligned`: time after the trigger when an aligned checkpoint becomes unaligned. None:
+    checkpoints are unaligned from the start.
     """
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class CoordinatorOptions:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Send `barrier` to these attempts; one that cannot be reached declines it."""
+    """Send `barrier` to these attempts; an attempt that cannot be reached declines it."""
 
     barrier: CheckpointBarrier
     attempts: tuple[ExecutionAttemptId, ...]
@@ -98,7 +98,7 @@ class Store:
 class NotifyComplete:
     """Tell every running task: it is durable, commit everything that was prepared up to it.
 
-    It may be said again.
+    It may be repeated.
     """
 
     checkpoint_id: int
@@ -129,7 +129,7 @@ class FailJob:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To whoever made request `number`: either `checkpoint` or `error`."""
+    """The answer to request `number`: either `checkpoint` or `error`."""
 
     number: int
     checkpoint: CompletedCheckpoint | None = None
@@ -140,7 +140,7 @@ class Answer:
 class WakeAt:
     """Call `tick` at this monotonic time; it replaces the one before.
 
-    None: nothing is due by time alone.
+    None: time alone changes nothing.
     """
 
     at_s: float | None

@@ -1,24 +1,24 @@
-"""A lease: one holder at a time, of several that share nothing but a store, and for how long.
+"""A lease: one holder at a time, among several that share only a store, for a limited time.
 
-The lease is a sequence of numbered objects that are created once and never changed. Whoever creates
-number n+1 after n has the lease: the holder to renew it, another to take it over. Creation is the
-only thing that must be atomic, so a local directory or an object store with conditional puts will
-do. The number of a take-over is the fencing token of that holder: of two, the larger is the newer.
+The lease is a sequence of numbered objects that are created once and never changed. The creator of
+number n+1 after n has the lease: the holder creates it to renew, another to take over. Creation is
+the only thing that must be atomic, so a local directory or an object store with conditional puts is
+enough. The number of a take-over is the fencing token of that holder: the larger one is newer.
 
 Why two never act at once. A holder acts until `lease_s` after the moment *before* it began to
 create its newest number. A candidate takes over when it has seen the same newest number for
-`lease_s`, stretched by twice the drift that clocks may have; it cannot have seen the number before
-it was created. So no wall clock is compared, and however long a write, a read or a process hangs,
-the old holder's time is up first. Nobody waits for a holder whose process is known to have ended:
-it acts no more. What it has sent before is fenced by its token. A holder that could not renew is
-told to stop `stop_s` before its time is up.
+`lease_s`, stretched by twice the drift that clocks may have. It cannot have seen the number before
+it was created. So no wall clock is compared. However long a write, a read or a process hangs, the
+old holder's time is up first. A candidate does not wait for a holder whose process is known to have
+ended: it no longer acts. Its earlier requests are fenced by its token. A holder that could not
+renew is stopped `stop_s` before its time is up.
 
-A holder that is late has not lost its lease by that: it has when another creates the next number.
-One that can wait with what it does until it has created that itself goes on (`renew_late`); one
-that cannot, as a leader of many jobs, stops in time.
+A late holder has not lost its lease by that alone: it loses it when another creates the next
+number. A holder that can delay its actions until it has created that number goes on (`renew_late`).
+A holder that cannot, such as a leader of many jobs, stops in time.
 
-Old numbers are deleted, a good while later. A candidate that slept may therefore create one of them
-again: nobody holds the lease before it has looked and found its own number to be the newest.
+Old numbers are deleted much later. So a candidate that slept may create one of them again.
+Therefore a candidate holds the lease only after it has found its own number to be the newest.
 """
 
 from __future__ import annotations
@@ -53,13 +53,12 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 KEPT = 16
-"""Newest numbers that are not deleted: a listing that races with deletions still shows one that
-matters.
+"""Number of the newest numbers that are not deleted, so that a listing which races with deletions
+still shows one that matters.
 """
 
 LATE_LEASES = 3
-"""For so many leases a holder that is late asks a store that does not answer, before it gives
-up.
+"""A late holder asks a store that does not answer for this many lease times before it gives up.
 """
 
 FORMAT = 1
@@ -70,13 +69,13 @@ class LeaseOptions:
     """Times in seconds."""
 
     lease_s: float = 10.0
-    """How long a leader acts on one renewal, and a dead one is waited for."""
+    """How long a leader acts on one renewal, and how long others wait for a dead one."""
     renew_s: float = 2.0
     """Between renewals."""
     stop_s: float = 2.0
-    """A leader that could not renew is cancelled so long before its lease ends."""
+    """A leader that could not renew is cancelled this long before its lease ends."""
     clock_drift: float = 0.01
-    """How much faster or slower than time a machine's monotonic clock may run, as a share."""
+    """Maximum drift of a machine's monotonic clock, as a share."""
 
     def __post_init__(self) -> None:
         if not 0 < self.renew_s < self.lease_s - self.stop_s or self.stop_s < 0:
@@ -102,7 +101,7 @@ class LeaseStore(Protocol):
     """
 
     async def numbers(self) -> list[int]:
-        """Numbers there are, ascending."""
+        """The existing numbers, ascending."""
 
     async def read(self, number: int) -> bytes | None:
         """Content of one, None if it is gone."""
@@ -172,24 +171,24 @@ class Lease:
         self.extend(info, began, began_wall_ms)
 
     def extend(self, info: LeaseInfo, began: float, began_wall_ms: int) -> None:
-        """`info` was created and is the newest; its creation began then."""
+        """`info` was created and is the newest; its creation began at `began`."""
         self.info = info
         self.valid_until = began + self._lease_s
         self._valid_until_ms = began_wall_ms + int(self._lease_s * 1000)
 
     def revoke(self) -> None:
-        """It is over, whatever the clock says."""
+        """End the lease, independent of the clock."""
         self._revoked = True
 
     @property
     def is_revoked(self) -> bool:
-        """Whether it is over although time may be left."""
+        """Whether it was revoked, although time may be left."""
         return self._revoked
 
     @property
     def is_valid(self) -> bool:
-        # The wall clock too: the monotonic one stands still while a machine is suspended, and
-        # others do not.
+        # The wall clock too: the monotonic clock stops while a machine is suspended, and others go
+        # on.
         return (
             not self._revoked
             and self._clock.monotonic() < self.valid_until
@@ -228,7 +227,7 @@ class ObjectLeases:
 
 
 async def current_holder(leases: LeaseStore) -> LeaseInfo | None:
-    """The newest number there is. It may be of a holder that is dead: only time tells."""
+    """The newest number there is. Its holder may be dead: only time tells."""
     for number in reversed(await leases.numbers()):
         data = await leases.read(number)
         if data is not None:
@@ -257,12 +256,12 @@ class LeaseKeeper:
         self.candidate = "\n".join(
             [host.ids.new("candidate"), who.host, str(who.pid), who.machine, who.started]
         )
-        """Names this life of this candidate: a restarted one is another."""
+        """Names this run of the candidate: a restarted candidate gets another name."""
         self._fails = False
 
     def has_ended(self, head: LeaseInfo) -> bool:
-        """Whether the process of its holder is known to run no more: nobody renews it, so nobody
-        needs to wait for it.
+        """Whether the process of its holder has certainly ended: it will not renew, so a candidate
+        need not wait for it.
         """
         match head.holder.split("\n"):
             case [_, machine_name, pid, machine, started] if pid.isdecimal():
@@ -314,11 +313,11 @@ class LeaseKeeper:
             return
 
     async def renew_late(self, lease: Lease) -> bool:
-        """Whether a lease whose time is up, or nearly, is still this holder's: then it is renewed.
-        False: another has it, or none answers.
+        """Whether a lease whose time is up, or nearly, is still this holder's. Then it is renewed.
+        False: another has it, or the store does not answer.
 
-        Nobody acted in between: whoever takes a lease over creates the number that is created here.
-        Until that is known it is not valid.
+        A renewal shows that no other holder acted in between: taking the lease over would have
+        created the number that is created here. Until then the lease is not valid.
         """
         try:
             async with asyncio.timeout(self._options.lease_s * LATE_LEASES):
@@ -333,7 +332,7 @@ class LeaseKeeper:
         return True
 
     async def _renew(self, lease: Lease) -> bool:
-        """False if another leads. What the world refuses changes nothing yet."""
+        """False if another leads. An error of the store changes nothing yet."""
         began, wall = self._host.clock.monotonic(), self._host.clock.wall_ms()
         try:
             head = await current_holder(self._leases)
@@ -353,7 +352,7 @@ class LeaseKeeper:
         self._fails = False
 
     def failed(self, error: OSError) -> None:
-        """The store refused: say so, once until it works again."""
+        """The store failed: log it, once until it works again."""
         if not self._fails:
             logger.warning("%s cannot use the store of leases: %s", self._name, error)
         self._fails = True
@@ -364,7 +363,7 @@ class LeaseKeeper:
                 await self._leases.delete(number)
 
     async def resign(self, lease: Lease) -> None:
-        """Let the next one begin at once, if the lease is still held; else it finds out by
+        """Let the next holder begin at once, if the lease is still held. Otherwise it finds out by
         itself.
         """
         was_valid = lease.is_valid

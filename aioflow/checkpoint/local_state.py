@@ -1,12 +1,11 @@
-"""Copies of the state that this process wrote, so that a task which is restored here need not ask
-the store for it.
+"""Copies of the state that this process wrote, so that a task which is restored here need not read
+it from the store.
 
-A process that lives on when others die still has what its tasks wrote for the checkpoint that the
-job goes back to. A copy belongs to the checkpoints that refer to it: it is kept while one of them
-may be gone back to, and let go with the last. No copy is believed: it counts only with the size and
-digest that the handle in the checkpoint says, and otherwise the store is asked as if there were
-none. Names of state files are never used twice, so it does not matter which subtask, of which
-attempt, with which key groups, wrote a file or wants it. After Flink's TaskLocalStateStore and
+A process that survives the failure of others still has the state that its tasks wrote for the
+checkpoint to restore. A copy belongs to the checkpoints that refer to it: it is kept as long as one
+of them may be restored. A copy is used only if its size and digest match the handle in the
+checkpoint; otherwise the store is read. Names of state files are never used twice, so any subtask,
+attempt or key group may have written or may read a file. After Flink's TaskLocalStateStore and
 BackendRestorerProcedure.
 """
 
@@ -27,9 +26,9 @@ __all__ = ["LOCAL_BYTES_MAX", "FirstOf", "LocalCopies", "LocalState"]
 logger = logging.getLogger(__name__)
 
 LOCAL_BYTES_MAX = 64 << 20
-"""So much is kept in memory by a process and job.
+"""Maximum number of bytes that a process keeps in memory for a job.
 
-What does not fit is read from the store, as if it had been written elsewhere.
+State beyond that is read from the store, as if it had been written elsewhere.
 """
 
 
@@ -42,7 +41,7 @@ class LocalCopies:
         self.content: dict[str, tuple[bytes, ...]] = {}
 
     async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
-        """As the output does."""
+        """As `StateOutput.write`."""
         seen: list[bytes] = []
         size = 0
 
@@ -71,16 +70,16 @@ class LocalCopies:
 
 
 class LocalState:
-    """Of one job in one process."""
+    """The copies of one job in one process."""
 
     def __init__(self, bytes_max: int = LOCAL_BYTES_MAX) -> None:
         self._max = bytes_max
         self._size = 0
         self._content: dict[str, tuple[bytes, ...]] = {}
         self._parts: dict[int, dict[str, None]] = {}
-        """Checkpoint -> the names of what it refers to, as far as it is here."""
+        """Checkpoint -> the names of its files that are here."""
         self.reads = 0
-        """How often the store was not asked."""
+        """Number of reads that did not need the store."""
 
     def __len__(self) -> int:
         return len(self._content)
@@ -102,13 +101,13 @@ class LocalState:
                 part[name] = None
 
     def completed(self, checkpoint_id: int) -> None:
-        """Nobody goes back behind it any more."""
+        """Drop the copies of older checkpoints: they will not be restored."""
         for older in [one for one in self._parts if one < checkpoint_id]:
             del self._parts[older]
         self._let_go()
 
     def aborted(self, checkpoint_id: int) -> None:
-        """Nobody will go back to it."""
+        """Drop its copies: it will not be restored."""
         if self._parts.pop(checkpoint_id, None) is not None:
             self._let_go()
 
@@ -139,11 +138,11 @@ class LocalState:
 
 
 class NotHere(RestoreError):
-    """A local copy that never was: no news."""
+    """There is no local copy, which is normal."""
 
 
 class FirstOf:
-    """A `StateInput` over alternatives: the first that can give a file does, the others are not
+    """A `StateInput` over alternatives: the first that has a file gives it, and the others are not
     asked. Each is tried once, in order.
     """
 

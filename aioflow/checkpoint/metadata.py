@@ -1,5 +1,5 @@
-"""What stands in the metadata of a checkpoint, and how it becomes bytes: msgpack with a version,
-sealed by a digest; no code is ever in it.
+"""The metadata of a checkpoint and its encoding: msgpack with a version, sealed by a digest; it
+never contains code.
 
     magic (8)  digest (16)  version (1)  length of the MAC (1: 0 or 32)  MAC  body (msgpack)
 
@@ -43,7 +43,7 @@ MAC_BYTES = 32
 
 
 def shown(checkpoint: CompletedCheckpoint) -> str:
-    """How messages call it."""
+    """Its name in messages."""
     return (
         f"{'savepoint' if checkpoint.kind.is_savepoint else 'checkpoint'} "
         f"{checkpoint.checkpoint_id} of flow {checkpoint.flow!r}"
@@ -51,7 +51,7 @@ def shown(checkpoint: CompletedCheckpoint) -> str:
 
 
 def encode_metadata(checkpoint: CompletedCheckpoint, key: bytes | None = None) -> bytes:
-    """The file. Where it is stored does not stand in it: it may be moved."""
+    """The file's content. It does not hold its own location, because it may be moved."""
     body = [
         checkpoint.checkpoint_id,
         checkpoint.kind.value,
@@ -74,7 +74,7 @@ def encode_metadata(checkpoint: CompletedCheckpoint, key: bytes | None = None) -
 def decode_metadata(data: bytes, where: str, key: bytes | None = None) -> CompletedCheckpoint:
     """The content of the file `where`.
 
-    Raises RestoreError, naming it, for whatever was not written by `encode_metadata`.
+    Raises RestoreError naming it for anything that `encode_metadata` did not write.
     """
     number, kind, flow, job_id, triggered_ms, completed_ms, operators, subtasks = _parse(
         unseal(data, where, key), where, _BODY
@@ -145,8 +145,8 @@ def rename_files(
 
 
 def seal(body: Any, key: bytes | None = None) -> bytes:
-    """Bytes of plain data that show when they were changed; with a `key`, also by somebody who
-    did not have it.
+    """Bytes of plain data that show a change. With a `key` they also show a change by someone
+    without the key.
     """
     packed: bytes = msgpack.packb(body, unicode_errors="surrogatepass")
     version = bytes([VERSION])
@@ -216,8 +216,8 @@ def _keyed(handle: KeyedStateHandle) -> list[Any]:
     ]
 
 
-# From plain data: types are checked one by one, so that whatever stands there ends in one kind of
-# error.
+# From plain data: types are checked one by one, so that any malformed content ends in the same kind
+# of error.
 
 _Shape = tuple[type | tuple[type, ...], ...]
 _NONE = type(None)

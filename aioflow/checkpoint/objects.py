@@ -1,10 +1,10 @@
 """The smallest store that checkpoints need: named objects that are created once, whole, and never
 change.
 
-A local directory, the memory of a process and an object store can all give this much, and a lease
-and a completed checkpoint need no more: creation is the only thing that must be atomic. Names are
-segments of `[A-Za-z0-9_.-]`, joined by slashes, so that they mean the same everywhere and can point
-nowhere else.
+A local directory, the memory of a process and an object store can all provide it. Leases and
+completed checkpoints need no more: only creation must be atomic. Names are segments of
+`[A-Za-z0-9_.-]`, joined by slashes, so that they mean the same everywhere and cannot point outside
+the store.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SEGMENT = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 class ObjectStore(Protocol):
     """Objects under one root.
 
-    What the world refuses is an OSError; FileNotFoundError only for a name that nothing has.
+    Failures of the store are OSError; FileNotFoundError only for a name without an object.
     """
 
     @property
     def url(self) -> str:
-        """Of the root, without a slash at its end: what errors show, and what
-        `urls.open_objects` opens again.
+        """URL of the root, without a slash at its end. Errors show it, and `urls.open_objects`
+        opens it again.
         """
 
     @property
@@ -43,8 +43,8 @@ class ObjectStore(Protocol):
         """Make an object; it is durable and whole when this returns. False, with nothing changed,
         if it exists, durably.
 
-        Of several that create one name at the same moment one wins; on an object store only as long
-        as the content is small (`remote`). After an OSError it may exist or not.
+        If several create one name at the same moment, one wins. On an object store that holds only
+        for small content (`remote`). After an OSError it may exist or not.
         """
 
     async def read(self, name: str) -> bytes:
@@ -63,24 +63,24 @@ class ObjectStore(Protocol):
         """When it was created, by the clock of the store."""
 
     async def harden(self) -> None:
-        """Make durable all that can be seen: whoever created it may have died before it was.
+        """Make every visible object durable: its creator may have died before it was.
 
-        For one who acts on what it finds.
+        For a caller that acts on what it finds.
         """
 
     async def sweep(self, before_ms: int) -> None:
-        """Remove what writers that died before this moment left unfinished, where that is
+        """Remove the unfinished objects of writers that died before this moment, where they are
         visible at all.
         """
 
 
 def is_name(name: str) -> bool:
-    """Whether an object can be called so."""
+    """Whether this can be the name of an object."""
     return all(SEGMENT.match(segment) and segment not in (".", "..") for segment in name.split("/"))
 
 
 def check_name(name: str) -> str:
-    """Return `name`. Raises ValueError if nothing can be called so."""
+    """Return `name`. Raises ValueError if it cannot be the name of an object."""
     if not is_name(name):
         raise ValueError(
             f"object name {name!r}: expected segments of 1 to 64 of the characters A-Z a-z 0-9 _ "
@@ -95,11 +95,11 @@ async def collect(chunks: Chunks) -> bytes:
 
 
 async def to_the_end(step: Awaitable[bool]) -> bool:
-    """Await a step that must not be left half done: a cancellation is raised only once its outcome
+    """Await a step that must not be left half done. A cancellation is raised only once the outcome
     is known.
 
-    A call in another thread cannot be taken back: if its waiter left, the object could appear after
-    all had agreed that it does not exist.
+    A call in another thread cannot be taken back. If its caller left, the object could appear
+    after all had agreed that it does not exist.
     """
     future = asyncio.ensure_future(step)
     cancelled: asyncio.CancelledError | None = None

@@ -1,5 +1,5 @@
-"""One checkpoint that is under way: who has still to acknowledge it, and what the others have
-written.
+"""One checkpoint that is under way: the tasks that have still to acknowledge it, and the state of
+the others.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ __all__ = ["PendingCheckpoint"]
 
 @dataclass(slots=True, kw_only=True)
 class PendingCheckpoint:
-    """`states` by uid of the vertex and index; of subtasks that have finished they are there
-    from the beginning.
-    """
+    """`states` by uid of the vertex and index; finished subtasks are there from the beginning."""
 
     barrier: CheckpointBarrier
     request: Request
@@ -31,7 +29,7 @@ class PendingCheckpoint:
     waiting: dict[ExecutionAttemptId, None]
     states: dict[tuple[str, int], SubtaskState] = field(default_factory=dict)
     storing: CompletedCheckpoint | None = None
-    """Once all have acknowledged it."""
+    """Set once all have acknowledged it."""
 
     @property
     def id(self) -> int:
@@ -48,7 +46,7 @@ class PendingCheckpoint:
         order: Iterable[tuple[str, int]],
         now_ms: int,
     ) -> CompletedCheckpoint:
-        """What is to be stored: nobody is waited for any more. `order` is that of its subtasks."""
+        """The checkpoint to store, once all have acknowledged. `order`: that of its subtasks."""
         self.storing = CompletedCheckpoint(
             checkpoint_id=self.id,
             kind=self.request.kind,
@@ -63,7 +61,7 @@ class PendingCheckpoint:
         return self.storing
 
     def missing(self, timeout_ms: int, name_of: Callable[[ExecutionAttemptId], str]) -> str:
-        """Whom it waited for when its time was over."""
+        """Names the tasks that were missing when its time was over."""
         if self.storing is not None:
             return f"{timeout_ms} ms have passed, and it is still being stored"
         return f"{timeout_ms} ms have passed without a word of {self.waits_for(name_of)}"

@@ -1,9 +1,9 @@
-"""Which subtasks a checkpoint needs: who is triggered, who has to acknowledge, who has finished
-already (FLIP-147).
+"""Which subtasks a checkpoint needs: which are triggered, which have to acknowledge, and which have
+finished already (FLIP-147).
 
-Only tasks that nobody upstream can send a barrier to are triggered: sources, and tasks all of whose
-producers have finished. Every running one acknowledges. Reports of an attempt that is not the
-newest of its subtask are ignored. After Flink's DefaultCheckpointPlanCalculator.
+Only tasks without a running upstream task are triggered: sources, and tasks all of whose producers
+have finished. Every running task acknowledges. Reports of an attempt that is not the newest of its
+subtask are ignored. After Flink's DefaultCheckpointPlanCalculator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _NAMED_MAX = 3
-"""So many of the subtasks that are not there are named; the others are counted."""
+"""Number of missing subtasks that a message names; it counts the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ class _Subtask:
     phase: _Phase = _Phase.DOWN
     attempt: ExecutionAttemptId | None = None
     is_closing: bool = False
-    """Whether it said that it takes no part in any checkpoint any more: its end is on its way."""
+    """Whether it takes no part in further checkpoints: it is about to end."""
 
 
 class SubtaskTable:
-    """Where the subtasks of a job are, as far as they said.
+    """The state of each subtask of a job, as reported.
 
     `vertices` stand in topological order.
     """
@@ -123,7 +123,7 @@ class SubtaskTable:
             known.attempt, known.phase, known.is_closing = attempt, _Phase.RUNNING, False
 
     def end_of_data(self, attempt: ExecutionAttemptId) -> None:
-        """It is through with its data."""
+        """It has reached the end of its data."""
         known = self._current(attempt)
         if known is not None and known.phase is _Phase.RUNNING:
             known.phase = _Phase.AT_END
@@ -135,7 +135,7 @@ class SubtaskTable:
             known.is_closing = True
 
     def finished(self, attempt: ExecutionAttemptId) -> bool:
-        """It has finished. False if that is no news."""
+        """It has finished. False if that is known already."""
         known = self._current(attempt)
         if known is None or known.phase not in (_Phase.RUNNING, _Phase.AT_END):
             return False
@@ -143,7 +143,7 @@ class SubtaskTable:
         return True
 
     def lost(self, attempt: ExecutionAttemptId) -> bool:
-        """It has failed, or was cancelled. False if that is no news."""
+        """It has failed, or was cancelled. False if that is known already."""
         known = self._current(attempt)
         if known is None or known.phase is _Phase.DOWN:
             return False
@@ -151,11 +151,11 @@ class SubtaskTable:
         return True
 
     def reset(self, vertex_id: int, index: int) -> None:
-        """It will be deployed anew: nothing that its last attempt said holds any more."""
+        """It will be redeployed: the reports of its last attempt no longer hold."""
         self._subtasks[vertex_id, index].phase = _Phase.DOWN
 
     def name_of(self, attempt: ExecutionAttemptId) -> str:
-        """As people know it."""
+        """Its name for people."""
         return (
             f"{self._subtasks[attempt.vertex_id, attempt.subtask_index].name}, attempt "
             f"{attempt.attempt}"
@@ -171,7 +171,7 @@ class SubtaskTable:
 
     @property
     def any_closing(self) -> bool:
-        """Whether a subtask is about to end, and has not yet."""
+        """Whether a subtask is about to end and has not ended yet."""
         return any(
             subtask.is_closing and subtask.phase in (_Phase.RUNNING, _Phase.AT_END)
             for subtask in self._subtasks.values()
@@ -179,19 +179,19 @@ class SubtaskTable:
 
     @property
     def any_at_end(self) -> bool:
-        """Whether a subtask is through with its data and waits for the final checkpoint."""
+        """Whether a subtask has reached the end of its data and waits for the final checkpoint."""
         return any(subtask.phase is _Phase.AT_END for subtask in self._subtasks.values())
 
     @property
     def all_at_end(self) -> bool:
-        """Whether every subtask that has not finished is through with its data, and there is at
-        least one.
+        """Whether every unfinished subtask has reached the end of its data, and there is at least
+        one.
         """
         phases = {subtask.phase for subtask in self._subtasks.values()}
         return _Phase.AT_END in phases and phases <= {_Phase.AT_END, _Phase.FINISHED}
 
     def plan(self) -> CheckpointPlan | CheckpointRefused:
-        """Who takes part in a checkpoint that is triggered now."""
+        """The subtasks that take part in a checkpoint that is triggered now."""
         missing = [s.name for s in self._subtasks.values() if s.phase is _Phase.DOWN]
         if missing:
             return CheckpointRefused(

@@ -2,10 +2,10 @@
 the extra `[s3]` (obstore).
 
 Credentials, region and endpoint come from the environment, as for that store's own tools
-(`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ...). The requests are obstore's own, out of sight of
-`Host`: this is the one store that cannot be simulated. Its blocking calls are used, in threads of
-the host: with the awaitable ones processes crashed at their end, as its threads call back into an
-interpreter that is gone.
+(`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ...). The library obstore sends the requests
+itself, without `Host`, so this is the one store that cannot be simulated. Its blocking calls are
+used, in threads of the host. With its async calls processes crashed at exit, because its threads
+call back into an interpreter that is gone.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ __all__ = ["RemoteObjects"]
 T = TypeVar("T")
 
 PART_BYTES = 8 << 20
-"""Content up to here is one conditional request; above it is sent in parts of this size, as it
-comes.
+"""Content up to this size is one conditional request; larger content is sent in parts of this size.
 """
 
 
 class RemoteObjects:
-    """An `ObjectStore` over obstore. `store`: instead of the one that the URL names.
+    """An `ObjectStore` over obstore. `store`: replaces the one that the URL names.
 
-    A request creates or fails atomically. What is sent in parts cannot be made conditional
-    everywhere, so whoever creates large objects draws their names, and two that create one at the
-    same moment may both think that they did.
+    A request creates or fails atomically. An upload in parts cannot be made conditional
+    everywhere. So callers draw random names for large objects. Two callers that create one name at
+    the same moment may both believe that they did.
     """
 
     shared = True
@@ -78,11 +77,11 @@ class RemoteObjects:
         return int(meta["last_modified"].timestamp() * 1000)
 
     async def harden(self) -> None:
-        """What can be seen is durable."""
+        """Nothing to do: visible objects are durable."""
 
     async def sweep(self, before_ms: int) -> None:
-        """Parts of what was never finished are not visible here; a rule of the bucket removes
-        them.
+        """Nothing to do: parts of unfinished uploads are not visible here. A rule of the bucket
+        removes them.
         """
 
     async def _create_large(self, name: str, head: bytes, rest: Chunks) -> bool:
@@ -95,7 +94,7 @@ class RemoteObjects:
         await self._call("create", name, writer.write, head)
         async for chunk in rest:
             await self._call("create", name, writer.write, chunk)
-        # Whoever does not get here leaves parts that nobody sees.
+        # An upload that does not get here leaves invisible parts.
         await self._call("create", name, writer.close)
         return True
 
@@ -125,7 +124,7 @@ class RemoteObjects:
         ]
 
     def _delete(self, names: list[str]) -> None:
-        # One by one where the store says that one was missing: it may have stopped there.
+        # One by one if the store reports a missing object: it may have stopped there.
         try:
             obstore.delete(self._store, names)
         except FileNotFoundError:
@@ -138,7 +137,7 @@ class RemoteObjects:
     async def _call(self, what: str, name: str, call: Callable[..., T], *args: Any) -> T:
         """Run `call` in a thread.
 
-        What the store refuses becomes an OSError that says which store, and what was asked.
+        An error of the store becomes an OSError that names the store and the request.
         """
         try:
             return await self._host.blocking(call, *args)

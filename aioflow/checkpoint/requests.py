@@ -1,7 +1,8 @@
-"""Who asked for a checkpoint, and whose turn it is. After Flink's CheckpointRequestDecider.
+"""The requests for checkpoints and their order. After Flink's CheckpointRequestDecider.
 
-Savepoints go before checkpoints, within a sort first come, first served. What the clock asks for
-goes last: it is no entry here, the coordinator looks at the clock when nobody waits.
+Savepoints go before checkpoints; within a kind the order is first come, first served. Periodic
+checkpoints go last and have no entry here: the coordinator looks at the clock when the queue is
+empty.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from aioflow.checkpoint.completed import CheckpointKind
 __all__ = ["REQUESTS_MAX", "Request", "RequestQueue"]
 
 REQUESTS_MAX = 1000
-"""So many wait at most; beyond, the last in order is turned away."""
+"""Maximum number of waiting requests; beyond, the last in order is turned away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """`number` is the asker's: the answer goes by it.
+    """`number` is chosen by the requester, and the answer quotes it.
 
-    None: the engine itself asks, and nobody waits for an answer.
+    None: the engine itself asks, and needs no answer.
     """
 
     kind: CheckpointKind
@@ -28,9 +29,9 @@ class Request:
     directory: str = ""
     """Of a savepoint: the URL that its files go to."""
     final: bool = False
-    """The last one of a job that is through with its data."""
+    """Whether it is the final one of a job that has reached the end of its data."""
     tries: int = 0
-    """How often it was begun before, and met a task that was about to end."""
+    """Number of earlier tries that met a task which was about to end."""
 
 
 class RequestQueue:
@@ -45,7 +46,7 @@ class RequestQueue:
         return sum(map(len, self._queues))
 
     def add(self, request: Request) -> Request | None:
-        """Returns the request that had to go, if one had to."""
+        """Returns the request that was turned away, if any."""
         self._queues[0 if request.kind.is_savepoint else 1].append(request)
         if len(self) <= self._max:
             return None

@@ -49,8 +49,8 @@ class Entry(NamedTuple):
 
     key: Any
     value: Any
-    """Of a value state the value, of a list or map state the list or dict, of an aggregating
-    state the accumulator.
+    """The value of a value state, the list or dict of a list or map state, the accumulator of an
+    aggregating state.
     """
     namespace: Any = None
     """A window, where the state has one for each."""
@@ -88,8 +88,8 @@ class Savepoint:
     """A savepoint or a checkpoint, opened at a path or URL with `async with`. Reading it changes
     nothing.
 
-    `key`: the one that it was written with. Raises RestoreError for whatever cannot be read, naming
-    the file.
+    `key`: the one that it was written with. Raises RestoreError naming the file for anything that
+    cannot be read.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Savepoint:
 
     @property
     def host(self) -> Host:
-        """Of an open one."""
+        """The host; the savepoint must be open."""
         assert self._host is not None, "the savepoint is not open: use it inside of `async with`"
         return self._host
 
@@ -136,7 +136,7 @@ class Savepoint:
         return self._summaries
 
     def operator(self, uid: str) -> OperatorSummary:
-        """One of `operators`. Raises KeyError, naming those that there are."""
+        """One of `operators`. Raises KeyError naming the existing ones."""
         for summary in self._summaries:
             if summary.uid == uid:
                 return summary

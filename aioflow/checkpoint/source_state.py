@@ -1,11 +1,10 @@
-"""What a checkpoint holds of a source: each split with where its reader stands, and the event time
-reached there.
+"""What a checkpoint holds of a source: each split with the position of its reader and its event
+time.
 
-A split that was read to its end stays in every later checkpoint as finished: it would be taken for
-a new one otherwise. A source that goes on finding splits comes to have very many of those, so they
-are kept apart: id and payload, packed by the thousand, and what was packed for one checkpoint is
-written again by the next as it is. Positions and payloads are plain data in the terms of the
-source. Nothing here knows what they mean.
+A finished split stays in every later checkpoint, because it would be taken for a new one otherwise.
+A source that keeps finding splits gets very many finished ones. So those are kept apart: id and
+payload, packed by the thousand. The next checkpoint writes existing packs again as they are.
+Positions and payloads are plain data of the source. Nothing here interprets them.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Version 1, which had no packs, is read as well; another one is refused.
 """
 
 PACKED = 1_000
-"""So many finished splits to a pack: some three milliseconds to make one."""
+"""Number of finished splits in a pack, which takes about three milliseconds to make."""
 
 PACK_BYTES_MAX = 32 * 1024 * 1024
 """Of a pack before it is compressed: eight times what a thousand of the longest paths take."""
@@ -47,8 +46,8 @@ class SplitState:
 
     id: str
     position: Any
-    """After the last record that was emitted before the barrier; None is the beginning, or an
-    end that nobody needs.
+    """After the last record that was emitted before the barrier. None is the beginning, or an end
+    that is not needed.
     """
     payload: Any
     watermark: int = MIN_WATERMARK
@@ -59,7 +58,7 @@ class SplitState:
 
 @dataclass(slots=True)
 class _Pack:
-    """Finished splits, `(id, payload)` each; once they were written, only the bytes of that."""
+    """Finished splits, `(id, payload)` each; only their bytes once they were written."""
 
     rows: list[tuple[str, Any]] = field(default_factory=list)
     content: bytes | None = None
@@ -72,7 +71,7 @@ class _Pack:
 
 
 class FinishedSplits:
-    """The splits of one subtask that were read to their end. They become more, never less."""
+    """The splits of one subtask that were read to their end. The set only grows."""
 
     def __init__(self, splits: Iterable[tuple[str, Any]] = ()) -> None:
         """`splits`: id and payload of each."""
@@ -82,14 +81,14 @@ class FinishedSplits:
             self.add(split_id, payload)
 
     def add(self, split_id: str, payload: Any) -> None:
-        """This one too."""
+        """Add a split."""
         self._rows.append((split_id, payload))
         if len(self._rows) == PACKED:
             self._full.append(_Pack(self._rows))
             self._rows = []
 
     def view(self) -> tuple[_Pack, ...]:
-        """Those of now, to be written later."""
+        """The current splits, to be written later."""
         return (*self._full, _Pack(list(self._rows))) if self._rows else tuple(self._full)
 
 
@@ -102,11 +101,11 @@ class SourceState:
     finished: tuple[_Pack, ...] = ()
     """A view of `FinishedSplits`."""
     watermark: int = MIN_WATERMARK
-    """Where the subtask was when it had read them: the event time of each of `finished`."""
+    """Event time that the subtask had reached with them: that of each of `finished`."""
 
     def pack(self, codec: Codec, owner: str) -> Iterator[None]:
-        """Make the packs that there are not yet, one at each step, so that others get their turn
-        in between. Before `encode`.
+        """Make the missing packs, one at each step, so that other tasks get a turn in between. Call
+        it before `encode`.
         """
         for pack in self.finished:
             if pack.content is None:

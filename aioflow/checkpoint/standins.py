@@ -1,8 +1,8 @@
-"""Types for programs that look at state without the program that wrote it: classes that are not
-loaded here are stood in for.
+"""Types for programs that look at state without the program that wrote it: stand-ins replace
+classes that are not loaded here.
 
-A stand-in is a frozen dataclass with the name and the fields that were written, so what is written
-again is what was read.
+A stand-in is a frozen dataclass with the name and the fields that were written, so writing it again
+gives what was read.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DIGEST_BYTES", "INLINE_BYTES", "FileInput", "FileOutput", "Places"]
 
 INLINE_BYTES = 16 * 1024
-"""Up to so many bytes stay in the handle."""
+"""State up to this size stays in the handle."""
 
 DIGEST_BYTES = 16
 
@@ -63,8 +63,8 @@ class FileOutput:
 
         stream = both()
         try:
-            # False is no other's file, as the name was drawn: a reply was lost and the request
-            # repeated.
+            # False cannot mean another's file, since the name is random: a reply was lost and the
+            # request repeated.
             await self._objects.create(name, stream)
         finally:
             await stream.aclose()
@@ -108,7 +108,7 @@ class FileInput:
 
 
 class Places:
-    """Which store a file is in, by its name: that of its flow, or, named by URL, the one of its
+    """Finds the store of a file by its name: the flow's store, or, for a URL, that of its
     directory.
     """
 
@@ -120,12 +120,12 @@ class Places:
     def find(self, name: str) -> tuple[ObjectStore, str]:
         """The store, and the name of the file there.
 
-        Raises RestoreError for what no file can be called.
+        Raises RestoreError for what cannot be the name of a file.
         """
         objects, inner = self._root, name.removeprefix(f"{self._root.url}/")
         if "://" in inner:
             base, _, inner = inner.rpartition("/")
-            # Kept: opening may make connections.
+            # Kept, because opening may make connections.
             objects = self._others[base] = self._others.get(base) or open_objects(base, self._host)
         if not is_name(inner):
             raise RestoreError(

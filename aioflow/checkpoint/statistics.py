@@ -1,8 +1,8 @@
-"""What happened to the checkpoints of a job, for those who watch it. The names are those of Flink's
-REST API.
+"""What happened to the checkpoints of a job, for monitoring. The names are those of Flink's REST
+API.
 
-Plain data to be read between two stimuli of the coordinator, which is the only one that changes it.
-Times are wall-clock ms, -1 for what has not happened; durations ms; sizes bytes.
+Plain data, read between two stimuli of the coordinator, which alone changes it. Times are
+wall-clock ms, -1 for what has not happened; durations ms; sizes bytes.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True)
 class RestoredRecord:
-    """What the job, or a part of it, began with."""
+    """The checkpoint that the job, or a part of it, began with."""
 
     id: int
     restore_timestamp: int
@@ -154,7 +154,7 @@ class CheckpointCounts:
 
 @dataclass(slots=True)
 class LatestCheckpoints:
-    """The newest of each sort, also when the history has forgotten it."""
+    """The newest of each kind, even if the history has dropped it."""
 
     completed: CheckpointRecord | None = None
     savepoint: CheckpointRecord | None = None
@@ -177,7 +177,7 @@ class Distribution:
 
     @staticmethod
     def of(values: Sequence[float]) -> Distribution:
-        """Percentiles are figures of some checkpoint, none between those of two."""
+        """Percentiles are values of actual checkpoints, without interpolation."""
         if not values:
             return Distribution()
         ordered = sorted(values)
@@ -216,7 +216,7 @@ class CheckpointStatistics:
         return list(reversed(self._records.values()))
 
     def record(self, checkpoint_id: int) -> CheckpointRecord | None:
-        """One checkpoint in detail. None when it is forgotten."""
+        """One checkpoint in detail. None if it was dropped from the history."""
         return self._records.get(checkpoint_id)
 
     @property

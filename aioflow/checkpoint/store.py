@@ -1,4 +1,4 @@
-"""What is kept of a flow: the files of its state, its completed checkpoints, its savepoints, and
+"""The store of a flow: the files of its state, its completed checkpoints, its savepoints, and
 whether its job is over.
 
     state/<id>                      one file of state
@@ -18,9 +18,9 @@ whether its job is over.
     left/<number>                   a job that went on from an older one has left it behind: not
                                     resumed unless it is asked for
 
-Numbers grow over the whole life of a flow. Names of state files are relative to the root of the
-flow in the metadata of a checkpoint, relative to its own directory in that of a savepoint, which
-can therefore be moved; in memory, files of savepoints are named by URL.
+Numbers grow over the whole life of a flow. The metadata of a checkpoint names state files relative
+to the root of the flow. That of a savepoint names them relative to its own directory, so a
+savepoint can be moved. In memory, files of savepoints are named by URL.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ REMOTE_LEASE = LeaseOptions(lease_s=60.0, renew_s=15.0, stop_s=10.0)
 
 
 class FlowStore:
-    """The store of one flow: for the processes that write and read its state, and for the one that
+    """The store of one flow, for the processes that write and read its state, and for the one that
     completes its checkpoints.
 
-    What cannot be written is a CheckpointError, what cannot be read a RestoreError; both name the
-    flow, the checkpoint and the place.
+    Write errors are CheckpointError, read errors RestoreError; both name the flow, the checkpoint
+    and the place.
     """
 
     def __init__(self, host: Host, objects: ObjectStore, key: bytes | None = None) -> None:
@@ -81,17 +81,17 @@ class FlowStore:
         self._key = key
         self._in_doubt: list[tuple[ObjectStore, str, bytes]] = []
         self._unwanted: dict[str, None] = {}
-        """Where discarded checkpoints lie whose metadata is not removed yet."""
+        """Places of discarded checkpoints whose metadata is not removed yet."""
         self._lease: FlowLease | None = None
 
     @property
     def url(self) -> str:
-        """Of the root of the flow."""
+        """URL of the root of the flow."""
         return self._objects.url
 
     @property
     def objects(self) -> ObjectStore:
-        """What lies under the root."""
+        """The objects under the root."""
         return self._objects
 
     # Subtasks.
@@ -105,7 +105,7 @@ class FlowStore:
         return FileOutput(self._host, self._objects)
 
     def input(self) -> StateInput:
-        """Where state is read from, wherever its handles say that it is."""
+        """Reads state from the places that its handles name."""
         return FileInput(self._host, self._objects)
 
     # Completing.
@@ -113,8 +113,8 @@ class FlowStore:
     async def hold(
         self, on_lost: Callable[[CheckpointError], None], options: LeaseOptions | None = None
     ) -> FlowLease:
-        """Take the lease of this flow, and complete checkpoints only while it is held; whoever
-        called releases it.
+        """Take the lease of this flow, and complete checkpoints only while it is held. The caller
+        releases it.
 
         Raises CheckpointError, naming the holder, if another job has it. `on_lost` is called when
         it could not be renewed: then stop.
@@ -133,8 +133,8 @@ class FlowStore:
         await lease.acquire()
         self._lease = lease
         try:
-            # A checkpoint that is found is resumed, and what it prepared is committed: it must not
-            # be gone after the next loss of power.
+            # A checkpoint that is found is resumed, and its prepared data is committed: it must
+            # survive the next loss of power.
             await self._objects.harden()
         except BaseException as error:
             await lease.release()
@@ -153,12 +153,12 @@ class FlowStore:
         return join_url(open_objects(directory, self._host).url, f"savepoint-{drawn}")
 
     async def complete(self, checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
-        """Make a checkpoint, or the savepoint in `directory`, the newest one. Durable when this
-        returns it with its `location`.
+        """Make a checkpoint, or the savepoint in `directory`, the newest one. It is durable when
+        this returns it with its `location`.
 
-        After a CheckpointError it is not there, and will not be; where that cannot be made sure
-        now, because the store does not answer, `settle` makes sure of it later. Only when the lease
-        was lost meanwhile it may be there: whoever holds it now decides.
+        After a CheckpointError it does not exist, and never will. If that cannot be ensured now,
+        because the store does not answer, `settle` ensures it later. Only if the lease was lost
+        meanwhile it may exist: the new holder decides.
         """
         await self._confirm_lease()
         await self.settle()
@@ -195,8 +195,8 @@ class FlowStore:
     async def _with_copies(
         self, savepoint: CompletedCheckpoint, directory: str
     ) -> CompletedCheckpoint:
-        """A savepoint is complete in itself: state of subtasks that finished before it lies in
-        files of the flow, and is copied.
+        """A savepoint is complete in itself: state of subtasks that finished before it is copied
+        from the files of the flow.
         """
         elsewhere: dict[str, StateFile] = {}
 
@@ -224,8 +224,7 @@ class FlowStore:
         """Remove what failed writes may have left. Call before a job goes back to an older
         checkpoint. Raises CheckpointError.
 
-        Not without the lease: whoever holds it now may have found what was in doubt, and have begun
-        with it.
+        It needs the lease: another holder may have found the doubtful checkpoint and begun with it.
         """
         if self._in_doubt:
             await self._confirm_lease()
@@ -245,15 +244,15 @@ class FlowStore:
                 ) from error
             if (
                 doubt in self._in_doubt
-            ):  # Others may settle it too, and more may have come into doubt meanwhile.
+            ):  # Others may settle it too, and further ones may have become doubtful meanwhile.
                 self._in_doubt.remove(doubt)
 
     async def discard(self, discard: Discard) -> None:
-        """Remove what is wanted no more, metadata first. What the store refuses stays, with all
-        that it may refer to, for `sweep`.
+        """Remove what is no longer needed, metadata first. What the store refuses stays for
+        `sweep`, with all files that it may refer to.
 
-        Without the lease nothing goes: what was given up here may have been stored after all, and
-        another job may have begun with it.
+        Without the lease nothing is removed. A checkpoint that was given up here may have been
+        stored nevertheless, and another job may have begun with it.
         """
         places = Places(self._host, self._objects)
         # Without a location nothing was stored, or `settle` has removed it.
@@ -263,7 +262,8 @@ class FlowStore:
         try:
             await self._confirm_lease()
             await self.settle()
-            # Also what an earlier call could not remove: it may refer to what goes now.
+            # Also what an earlier call could not remove: it may refer to files that are removed
+            # now.
             for location in list(self._unwanted):
                 objects, name = places.find(join_url(location, METADATA))
                 await objects.delete([name])
@@ -330,11 +330,11 @@ class FlowStore:
             ) from error
 
     async def leave_behind(self, number: int) -> None:
-        """A job goes back to `number`: `newest` finds no longer what is above. Durable on return.
+        """A job goes back to `number`: `newest` no longer finds what is above. Durable on return.
         Raises CheckpointError.
 
-        Its sinks drop what they prepared since, so a savepoint of that past lacks what it would
-        have to commit.
+        Its sinks drop what they prepared since. So a savepoint of that past lacks data that it
+        would have to commit.
         """
         await self._confirm_lease()
         try:
@@ -350,7 +350,7 @@ class FlowStore:
 
     async def begin_with(self, found: CompletedCheckpoint, number: int) -> None:
         """A job was told to begin with `found`: until it completes one of its own, `newest` finds
-        that, and nothing else.
+        only that.
 
         Its sinks drop what was prepared since, as in `leave_behind`. `number` is above all others.
         Durable on return. Raises CheckpointError.
@@ -379,12 +379,12 @@ class FlowStore:
     # Finding.
 
     async def newest(self, *, fall_back: bool = False) -> CompletedCheckpoint | None:
-        """The completed checkpoint or savepoint with the largest number that was not left behind;
+        """The completed checkpoint or savepoint with the largest number that was not left behind.
         None: there is none, or its job is over.
 
-        One that cannot be read is refused with a RestoreError, and only with `fall_back` passed
-        over for an older one, with a warning: what sinks committed since then would be committed
-        again. A savepoint that did not end its job committed nothing, so it may be gone.
+        One that cannot be read raises RestoreError. With `fall_back` it is skipped for an older
+        one, with a warning: data that sinks committed since then would be committed again. A
+        savepoint that did not end its job committed nothing, so it may be gone.
         """
         finished = await self.finished()
         savepoints = await self._numbers("taken")
@@ -424,8 +424,8 @@ class FlowStore:
         return None
 
     async def highest(self) -> int:
-        """The largest number that was ever completed or finished, 0 if there is none: those of a
-        new job begin above it.
+        """The largest number that was ever completed or finished, 0 if there is none: a new job
+        begins above it.
         """
         return max(
             [
@@ -436,7 +436,7 @@ class FlowStore:
         )
 
     async def finished(self) -> int:
-        """Up to that number there is nothing to resume; 0: no job was ever finished."""
+        """The number up to which there is nothing to resume; 0: no job was ever finished."""
         return max(await self._numbers("finished"), default=0)
 
     async def checkpoints(self) -> list[int]:
@@ -444,9 +444,7 @@ class FlowStore:
         return await self._numbers("checkpoints")
 
     async def left_behind(self) -> list[int]:
-        """Numbers that are not resumed unless they are asked for, ascending: a job went back to
-        an older one.
-        """
+        """Numbers that are resumed only on request, ascending: a job went back to an older one."""
         return await self._numbers("left")
 
     async def checkpoint(self, number: int) -> CompletedCheckpoint:
@@ -496,8 +494,8 @@ class FlowStore:
         return stored
 
     async def _taken(self, number: int) -> tuple[str, CheckpointKind, int]:
-        """Where savepoint `number` is, of which kind, and the number in its metadata: another
-        one if a job was told to begin with it.
+        """The place and kind of savepoint `number`, and the number in its metadata. That differs
+        if a job was told to begin with it.
         """
         where = join_url(self.url, f"taken/{number}")
         try:
@@ -539,16 +537,16 @@ class FlowStore:
     async def _put(
         self, checkpoint: CompletedCheckpoint, objects: ObjectStore, name: str, data: bytes
     ) -> None:
-        """Create an object, or make sure that it is not there."""
+        """Create an object, or ensure that it does not exist."""
         where = join_url(objects.url, name)
         try:
-            # False, and yet ours, if a reply was lost and the request repeated.
+            # False may still be ours, if a reply was lost and the request repeated.
             created = (
                 await to_the_end(objects.create(name, whole(data)))
                 or await objects.read(name) == data
             )
-            # The time that it took may have been too long: then whoever leads now has not seen it,
-            # and nobody may act on it.
+            # It may have taken too long. Then the present leader has not seen it, and it must not
+            # take effect.
             await self._confirm_lease()
         except (OSError, asyncio.CancelledError) as error:
             await self._withdraw(objects, name, data)
@@ -564,12 +562,12 @@ class FlowStore:
             )
 
     async def _confirm_lease(self) -> None:
-        """Raise CheckpointError if another job has the lease; one that is late learns that here."""
+        """Raise CheckpointError if another job has the lease; a late holder finds out here."""
         if self._lease is not None:
             await self._lease.confirm()
 
     async def _withdraw(self, objects: ObjectStore, name: str, data: bytes) -> None:
-        """Make sure, now if that is possible, that an object is not there."""
+        """Ensure, now if possible, that an object does not exist."""
         self._in_doubt.append((objects, name, data))
         try:
             await self._settle()
@@ -578,7 +576,7 @@ class FlowStore:
 
 
 async def _remove_own(objects: ObjectStore, name: str, data: bytes) -> None:
-    """Remove an object if it has this content: another may have made it meanwhile."""
+    """Remove an object if it has this content: another writer may have made it meanwhile."""
     try:
         if await objects.read(name) == data:
             await objects.delete([name])
@@ -590,7 +588,7 @@ def open_store(url: str, host: Host, key: bytes | None = None) -> FlowStore:
     """The store of the flow whose root is `url`, as `urls.flow_url(store, flow)` gives it. Does no
     I/O.
 
-    With a `key`, metadata carries a MAC made with it, and what has another or none is refused.
+    With a `key`, metadata carries a MAC made with it; metadata with another MAC or none is refused.
     """
     return FlowStore(host, open_objects(url, host), key)
 

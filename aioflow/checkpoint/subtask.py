@@ -33,7 +33,7 @@ class OperatorStateHandle:
 
 
 class ChannelSide(StrEnum):
-    """Where data in flight wait, and what is counted there."""
+    """Where data in flight waits, and what is counted there."""
 
     INPUT = "input"
     """At the consumer, in a channel of its gate."""
@@ -65,8 +65,8 @@ class ChannelStateHandle:
 
     @property
     def is_data(self) -> bool:
-        """Whether it is more than the event time of a whole input: alone, that is not needed, as
-        the sources tell it again.
+        """Whether it is more than the event time of a whole input. Alone, that is not needed: the
+        sources send it again.
         """
         return self.side is not ChannelSide.RESTORED or self.file.size > HEAD_BYTES
 

@@ -1,7 +1,7 @@
 """Finds files that crashed jobs and tasks left in the store of a flow, and removes old ones.
 
-Nothing that a completed checkpoint refers to is ever removed, and nothing at all when one of them
-cannot be read: then nobody knows.
+Nothing that a completed checkpoint refers to is ever removed. Nothing at all is removed when one of
+them cannot be read, because its references are not known then.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 GRACE_MS = 10 * 60 * 1000
 """How old something must be.
 
-A job that lost its lease may still write: nobody waits for it, but its files must not vanish under
-it.
+A job that lost its lease may still write. Its files must not vanish under it.
 """
 
 
@@ -40,11 +39,16 @@ async def sweep(
     """Remove what is left over, and return its names. For the holder of the lease, before its job
     writes anything.
 
-    Left over are checkpoints beyond the `retain` newest (those numbered in `keep` stay, whatever
-    they are) and those of jobs that are over, state that none refers to, savepoints that were never
-    completed, and files that were never finished. Savepoints stay for ever. What a job left behind
-    when it went back is none of the newest, and stays until that job has completed another one.
-    What the store refuses stays too, for the next time.
+    The following is left over:
+
+    * checkpoints beyond the `retain` newest, except those numbered in `keep`,
+    * checkpoints of jobs that are over,
+    * state without references,
+    * savepoints that were never completed, and unfinished files.
+
+    Completed savepoints stay for ever. Checkpoints that a job left behind when it went back are not
+    among the newest, and stay until that job has completed another one. What the store refuses to
+    remove stays for the next time.
     """
     objects = store.objects
     before = host.clock.wall_ms() - grace_ms
@@ -84,9 +88,9 @@ async def sweep_state(store: FlowStore, host: Host, *, grace_ms: int = GRACE_MS)
     """Remove the state that no checkpoint refers to, and return its names. For a job whose tasks
     are about to be deployed again.
 
-    A task that was killed had written files for a checkpoint that never came. Checkpoints may be
-    completed meanwhile: their files are either younger than `grace_ms`, or belong to one that is
-    there already.
+    A task that was killed had written files for a checkpoint that never completed. Checkpoints may
+    complete meanwhile: their files are either younger than `grace_ms`, or belong to a checkpoint
+    that exists already.
     """
     removed: list[str] = []
     try:
@@ -94,7 +98,7 @@ async def sweep_state(store: FlowStore, host: Host, *, grace_ms: int = GRACE_MS)
     except (
         OSError,
         RestoreError,
-    ) as error:  # Perhaps a checkpoint that went while it was read: the next time.
+    ) as error:  # Perhaps a checkpoint was removed while it was read: the next sweep will do.
         logger.debug("state that is left over in %s stays there: %s", store.url, error)
     if removed:
         logger.info("removed %d left-over files of state from %s", len(removed), store.url)

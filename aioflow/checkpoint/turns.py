@@ -1,5 +1,5 @@
-"""What is taken next, and when: savepoints, the final checkpoint, checkpoints that were asked for,
-then what the clock asks for.
+"""What is taken next, and when: savepoints, the final checkpoint, requested checkpoints, then
+periodic ones.
 
     The final checkpoint:
     AHEAD      --every subtask is through with its data--> UNDER_WAY --complete--> COMPLETE
@@ -21,13 +21,13 @@ from aioflow.checkpoint.requests import Request, RequestQueue
 __all__ = ["CheckpointTurns"]
 
 FINAL_RETRY_S = 1.0
-"""A final checkpoint that failed is tried again after so long: the tasks wait for it, and a
-store that is full is not asked in a loop.
+"""A failed final checkpoint is retried after this long: the tasks wait for it, and a full store
+must not be asked in a loop.
 """
 
 FINAL_REPEAT_S = 5.0
-"""That the final checkpoint is complete is said again after so long, while tasks wait to hear
-it: no later one will tell them.
+"""The completion of the final checkpoint is repeated after this long, while tasks wait for it: no
+later one will tell them.
 """
 
 
@@ -38,9 +38,9 @@ class _Final(Enum):
 
 
 class CheckpointTurns:
-    """Who has asked, what the clock says, and how far the final checkpoint is.
+    """The requests, the periodic trigger, and the state of the final checkpoint.
 
-    `subtasks` is looked at, never changed.
+    `subtasks` is read, never changed.
     """
 
     def __init__(self, options: CoordinatorOptions, subtasks: SubtaskTable) -> None:
@@ -48,11 +48,10 @@ class CheckpointTurns:
         self._subtasks = subtasks
         self._requests = RequestQueue()
         self._stop: Request | None = None
-        """The user stops the job: the final checkpoint is made for this request."""
+        """The request of a user's stop: the final checkpoint is made for it."""
         self._final = _Final.AHEAD
         self._final_at_s = 0.0
-        """When the final checkpoint is tried again, and once it is complete: when that is said
-        again.
+        """When the final checkpoint is retried. Once it is complete: when that is repeated.
         """
         self._periodic_at_s: float | None = None
         self._last_completion_s: float | None = None
@@ -70,7 +69,7 @@ class CheckpointTurns:
     # Who asks.
 
     def add(self, request: Request) -> Request | None:
-        """Let it wait for its turn. Returns the request that had to go, if one had to."""
+        """Queue the request. Returns the request that was turned away, if any."""
         return self._requests.add(request)
 
     def stop(self, request: Request) -> None:
@@ -78,18 +77,18 @@ class CheckpointTurns:
         self._stop = request
 
     def clear(self) -> list[Request]:
-        """Remove all that wait for their turn, in their order; a stop stays."""
+        """Remove all queued requests, in order; a stop stays."""
         return self._requests.clear()
 
     def give_up(self) -> list[Request]:
-        """Remove all that wait, a stop too."""
+        """Remove all waiting requests, and a stop too."""
         waiting = self._requests.clear()
         if self._stop is not None:
             waiting.append(self._stop)
             self._stop = None
         return waiting
 
-    # What has become of what was taken.
+    # The outcome of what was taken.
 
     def triggered(self, request: Request, now: Moment) -> None:
         """It is under way; the interval counts from here."""
@@ -117,7 +116,7 @@ class CheckpointTurns:
     # Whose turn it is.
 
     def take(self, now: Moment) -> Request | None:
-        """What goes next, if it may go now."""
+        """The next request, if it may be triggered now."""
         if self._final is not _Final.AHEAD:
             return None
         first = self._requests.first
@@ -142,8 +141,8 @@ class CheckpointTurns:
         return True
 
     def next_due(self, *, has_slot: bool) -> float | None:
-        """When time alone will change something, in seconds of the monotonic clock; without a
-        slot nothing more can be taken.
+        """When time alone will change something, in seconds of the monotonic clock. Without a slot
+        nothing more can be triggered.
         """
         if self._awaits_the_end:
             return self._final_at_s
@@ -163,9 +162,9 @@ class CheckpointTurns:
         return request
 
     def _periodic_due(self, now: Moment | None) -> float | None:
-        """When the interval asks for the next one: first an interval after all tasks run.
+        """When the next periodic checkpoint is due: the first one an interval after all tasks run.
 
-        None: never, or they do not run.
+        None: never, or the tasks do not all run.
         """
         interval_ms = self._options.interval_ms
         if interval_ms is None or isinstance(self._subtasks.plan(), CheckpointRefused):

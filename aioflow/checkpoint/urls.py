@@ -1,8 +1,8 @@
 """Where things are: stores by URL, and the place of a flow in a store.
 
-A flow's name is any text. Its directory is the name with every character but `[A-Za-z0-9_-]`
-written as a dot and two hexadecimal digits a byte of its UTF-8, cut into segments of which all but
-the last end with `.-`: each name has one place, and each place one name.
+A flow's name is any text. In its directory every character but `[A-Za-z0-9_-]` is written as a dot
+and two hexadecimal digits for each byte of its UTF-8. The result is cut into segments, of which all
+but the last end with `.-`. So each name has one place, and each place one name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def open_objects(url: str, host: Host) -> ObjectStore:
     """The objects under a URL: `file:///path` or just a path, `memory://name`,
     `s3://bucket/prefix`, `gs://`, `az://`.
 
-    Does no I/O. Raises CheckpointError for a URL that means nothing here, or whose extra is not
+    Does no I/O. Raises CheckpointError for an unknown kind of URL, or one whose extra is not
     installed.
     """
     scheme, separator, rest = url.partition("://")
@@ -76,7 +76,7 @@ def open_objects(url: str, host: Host) -> ObjectStore:
 
 
 def join_url(url: str, name: str) -> str:
-    """The URL of what is called `name` below `url`."""
+    """The URL of `name` below `url`."""
     return f"{url.rstrip('/')}/{name}"
 
 
