@@ -1,8 +1,9 @@
-"""What programs count themselves, as Flink shows accumulators: the counters that functions made
-through the runtime context.
+"""User counters as Flink shows accumulators: the counters that functions made through the runtime
+context.
 
-Metrics travel without their kind, so whatever an operator tells in whole numbers under one word,
-beside the engine's own names, counts as a counter. Over subtasks and operators it is added up.
+Metrics travel without their kind. So every whole number that an operator reports under a single
+word counts as a counter, apart from the engine's own names. It is added up over subtasks and
+operators.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ OF_THE_ENGINE = frozenset(
         "asyncCallsMax",
     )
 )
-"""What operators tell without being asked to."""
+"""Metrics that operators report by themselves."""
 
 
 def _counted(
     call: Call, view: JobView, vertex: JobVertex, metrics: Mapping[str, float]
 ) -> dict[str, int]:
-    """Of one subtask."""
+    """The counters of one subtask."""
     index, found = call.monitor.metrics(view), dict[str, int]()
     for name, value in metrics.items():
         operator, metric = index.operator_of(vertex.id, name)

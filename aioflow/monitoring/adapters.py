@@ -1,4 +1,4 @@
-"""Makes what runs jobs visible: one process, its worker processes, a job on a cluster, the
+"""Views of everything that runs jobs: one process, its worker processes, a job on a cluster, the
 JobManager of a cluster.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["MonitoredCluster", "MonitoredJob", "monitored"]
 
 STATUS = "Status."
-"""What metrics of a process begin with."""
+"""Prefix of the metrics of a process."""
 
 MEMORY = "Status.Shuffle."
 
@@ -34,7 +34,7 @@ HERE = "local"
 
 
 class _Counted(Protocol):
-    """A job on Spark, where nothing is counted, has no more than this."""
+    """A job on Spark has no more than this, because nothing is counted there."""
 
     def snapshot(self) -> Mapping[str, float]: ...
 
@@ -42,7 +42,7 @@ class _Counted(Protocol):
 @runtime_checkable
 class _Metrics(_Counted, Protocol):
     def own_values(self) -> Mapping[str, float]:
-        """What this process says of itself."""
+        """The metrics of this process itself."""
 
 
 class _Tasks(TapGateway, Protocol):
@@ -79,7 +79,7 @@ class MonitoredJob:
 
     def __init__(self, cluster: RunsJob, state_backend: str) -> None:
         self._cluster = cluster
-        # Looked at once: it is asked for each subtask of each answer.
+        # Read once, because every answer asks for it for each subtask.
         self._pool = cluster.pool if isinstance(cluster, _HasPool) else None
         self._remote = cast("RemoteRun", cluster) if hasattr(cluster, "ask_taskmanager") else None
         self._job = JobView(
@@ -208,7 +208,7 @@ class MonitoredCluster:
 
     def jobs(self) -> Sequence[JobView]:
         known = self._manager.known_jobs()
-        # A view is made once: it is what the series and the cached metrics of the job hang on.
+        # A view is made once: the series and the cached metrics of the job belong to it.
         self._views = {
             job_id: self._views.get(job_id)
             or JobView(
@@ -224,7 +224,7 @@ class MonitoredCluster:
         return tuple(self._views.values())
 
     async def refresh(self) -> None:
-        """Everything is here."""
+        """Nothing to do: everything is here."""
 
     def workers(self) -> Sequence[WorkerView]:
         running = [view for view in self.jobs() if not view.status.is_terminal]
@@ -266,7 +266,7 @@ class MonitoredCluster:
 
 
 def _status(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What a process says of itself is in front of what its tasks say."""
+    """The metrics of the process itself, without those of its tasks."""
     return dict(itertools.takewhile(lambda entry: entry[0].startswith(STATUS), metrics.items()))
 
 

@@ -14,7 +14,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def json_bytes(body: Any) -> bytes:
-    """`body` as JSON. Names of users may hold what is no UTF-8: then it is escaped."""
+    """`body` as JSON. Text that is no UTF-8, as names of users may be, is escaped."""
     try:
         return _encoder.encode(body)
     except UnicodeEncodeError:

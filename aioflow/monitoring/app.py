@@ -53,9 +53,9 @@ def monitor_app(job_or_cluster: Any, **options: Any) -> web.Application:
     """The endpoint of a job or a cluster, to be mounted in a service: `app.add_subapp("/flow/",
     af.monitor_app(job))`.
 
-    `options`: `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=`, `show_data=`; without
-    any it shows, changes nothing, and answers this machine only. Raises TypeError for others,
-    NotAuthenticated for what would let anybody in.
+    `options`: `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=`, `show_data=`. Without
+    options it is read-only, and answers this machine only. Raises TypeError for other options,
+    NotAuthenticated for options that would let anybody in.
     """
     return make_app(Monitor(monitored(job_or_cluster), parse_monitor_options(options)))
 
@@ -70,7 +70,7 @@ def make_app(monitor: Monitor) -> web.Application:
         endpoint = _endpoint(monitor, route)
         for prefix in ("", "/v1"):
             if route.method == "GET":
-                # Whoever asks for the head of a stream would wait for its end.
+                # A HEAD request for a stream would wait for its end.
                 app.router.add_get(
                     prefix + route.path, endpoint, allow_head=route.schema != "Events"
                 )
@@ -154,9 +154,9 @@ def _checked(body: dict[str, Any], route: Route) -> dict[str, Any]:
 async def _errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Every error in Flink's shape, whoever raised it.
+    """Answers every error in Flink's shape.
 
-    What nobody expected is logged, and told without its details.
+    An unexpected error is logged, and answered without its details.
     """
     door = request.config_dict[MONITOR].door
     try:
@@ -211,7 +211,7 @@ for _handler in (_index, _asset):
 
 
 def _file(name: str) -> web.StreamResponse:
-    """By its name among the files of the package, never by a path."""
+    """A file of the package by its name, never by a path."""
     for entry in files("aioflow.monitoring").joinpath("dashboard").iterdir():
         content_type = ASSET_TYPES.get(entry.name[entry.name.rfind(".") :])
         if entry.name == name and content_type is not None and entry.is_file():

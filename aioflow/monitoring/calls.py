@@ -1,5 +1,5 @@
-"""One call of the endpoint as handlers see it, what they answer with, and the errors that have a
-status.
+"""One call of the endpoint as handlers see it, the answers that they return, and the errors that
+have a status.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = [
 
 
 class RestError(Exception):
-    """Is answered with `{"errors": [message]}`."""
+    """An error that is answered with `{"errors": [message]}`."""
 
     status = 500
 
 
 class BadRequest(RestError):
-    """The call makes no sense, whatever the state of the job."""
+    """The call makes no sense in any state of the job."""
 
     status = 400
 
 
 class Forbidden(RestError):
-    """Not without the token."""
+    """The call needs the token."""
 
     status = 403
 
@@ -53,13 +53,13 @@ class NotFound(RestError):
 
 
 class Conflict(RestError):
-    """The job is not in a state in which this can be done."""
+    """The job's state does not allow the call."""
 
     status = 409
 
 
 class Unavailable(RestError):
-    """Not now."""
+    """The call cannot be answered now."""
 
     status = 503
 
@@ -82,7 +82,7 @@ class Call:
     query: Mapping[str, str]
     body: Mapping[str, Any] = field(default_factory=dict)
     request: web.Request | None = None
-    """For answers that are streams; None where a handler is called by hand."""
+    """For streaming answers; None where a handler is called directly."""
 
     @property
     def now_ms(self) -> int:
@@ -134,7 +134,7 @@ class Call:
         return None if text is None else [part for part in text.split(",") if part]
 
     def require_data(self) -> None:
-        """Raises Forbidden if whoever asks may not see records and state."""
+        """Raises Forbidden unless the caller may see records and state."""
         options = self.monitor.options
         given = None if self.request is None else self.request.headers.get("Authorization")
         if not options.show_data and not options.accepts(given):
@@ -157,7 +157,7 @@ class Call:
         return None
 
     def flag(self, name: str) -> bool:
-        """A yes or no of the body. Raises BadRequest if it is neither."""
+        """A boolean of the body. Raises BadRequest for anything else."""
         value = self.body.get(name)
         if value is not None and not isinstance(value, bool):
             raise BadRequest(f"{name} is {value!r:.60}, expected true or false")

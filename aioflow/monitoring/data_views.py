@@ -1,6 +1,6 @@
-"""Looking at the data itself: keyed state, and records that go by.
+"""Shows the data itself: keyed state, and records as they pass.
 
-Shown to who knows the token, or where `show_data` lets anybody look.
+Access needs the token, unless `show_data` opens it to everybody.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ITEMS_SHOWN = 50
 TIMEOUT_S = 5.0
 TAP_EVERY_S = 0.5
 TAP_RECORDS = 10
-"""In one event: a sample, not the stream."""
+"""Number of records in one event: a sample, not the stream."""
 
 VALUE_CHARACTERS_MAX = 500
 
@@ -45,8 +45,8 @@ _repr.maxlevel = 6
 
 
 async def overview(call: Call) -> Any:
-    """GET /aioflow/jobs/:jobid/state: the operators with keyed state, how many keys and how much
-    they hold.
+    """GET /aioflow/jobs/:jobid/state: the operators with keyed state, their number of keys, and
+    their size.
     """
     view = call.job
     metrics = call.monitor.metrics(view)
@@ -100,7 +100,7 @@ async def look_up(call: Call) -> Any:
     except (AioflowError, TypeError) as error:
         raise BadRequest(f"no key can be like that: {error}") from error
     there, is_found, value = await _ask(view, vertex, index, node, partial(_get, name, key))
-    if name not in there:  # A subtask that no key has come to yet may not know it.
+    if name not in there:  # A subtask that has had no key yet may not know it.
         names = set(there)
         for other in range(vertex.parallelism):
             names.update(await _ask(view, vertex, other, node, _names))
@@ -121,7 +121,7 @@ def _check_state(name: str, node: StreamNode, names: set[str]) -> None:
 
 
 def _key(call: Call) -> Any:
-    """`text=` is taken as it is; `key=` is JSON, a list is a tuple, and what is no JSON is text."""
+    """`text=` is taken as it is. `key=` is JSON: a list is a tuple, and invalid JSON is text."""
     if "text" in call.query:
         return call.query["text"]
     try:
@@ -202,18 +202,18 @@ def _get(name: str, key: Any, backend: KeyedStateBackend) -> tuple[list[str], bo
 
 
 def shown(value: Any) -> str:
-    """As Python writes it, cut where it is long. A `__repr__` of users that fails is said so."""
+    """The value's `repr`, cut where it is long. It says so if a user's `__repr__` fails."""
     try:
         return _repr.repr(value)[: 2 * VALUE_CHARACTERS_MAX]
     except Exception as error:  # noqa: BLE001  # Code of users.
         return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
 
 
-# Records that go by.
+# Records as they pass.
 
 
 async def tap(call: Call) -> web.StreamResponse:
-    """GET /aioflow/jobs/:jobid/tap?edge=SOURCE-TARGET: a few of the records on an edge, twice a
+    """GET /aioflow/jobs/:jobid/tap?edge=SOURCE-TARGET: a sample of the records on an edge, twice a
     second, as events `records`.
     """
     call.require_data()

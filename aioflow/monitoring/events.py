@@ -1,9 +1,8 @@
-"""Server-sent events of one job, once a second: first all of it, then what has changed, as a JSON
+"""Server-sent events of one job, once a second: first the whole state, then the changes as a JSON
 merge patch (RFC 7396).
 
-Everything that changes is an object with names, never a list, so that a patch is small and has one
-meaning. A reader that is slow skips moments: what it gets next is the difference to what it got
-last.
+Everything that changes is an object with names, never a list, so that a patch is small and
+unambiguous. A slow reader skips moments: its next patch is the difference to its last one.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["Stream", "events", "merge_patch", "snapshot"]
 
 STREAMS_MAX = 32
-"""Of one endpoint, at a time."""
+"""Maximum number of streams of one endpoint at a time."""
 
 WRITE_TIMEOUT_S = 30.0
-"""A reader that takes nothing for so long is gone."""
+"""A reader that takes nothing for this long is gone."""
 
 
 async def events(call: Call) -> web.StreamResponse:
@@ -81,11 +80,11 @@ class Stream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> bool:
         self._monitor.streams -= 1
-        # The reader went away: nobody is left to be told.
+        # The reader went away: there is no one to answer.
         return isinstance(error, (ConnectionError, TimeoutError))
 
     async def send(self, name: str, body: Mapping[str, Any]) -> None:
-        """One event. Raises TimeoutError when nobody takes it."""
+        """Send one event. Raises TimeoutError when the reader does not take it."""
         self._number += 1
         content = b"event: %s\nid: %d\ndata: %s\n\n" % (
             name.encode(),
@@ -97,8 +96,8 @@ class Stream:
 
 
 def snapshot(monitor: Monitor, view: JobView) -> dict[str, Any]:
-    """The job as the dashboard follows it: states, all metrics of each subtask, checkpoints and
-    failures in short.
+    """The job as the dashboard follows it: states, all metrics of each subtask, and short records
+    of checkpoints and failures.
     """
     now = monitor.host.clock.wall_ms()
     metrics = monitor.metrics(view).all()
@@ -156,7 +155,7 @@ def _short(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    """Numbers; what JSON has no number for is quoted."""
+    """Numbers; values that JSON has no number for are quoted."""
     return {
         name: value if math.isfinite(value) else str(value).replace("nan", "NaN")
         for name, value in metrics.items()
@@ -164,9 +163,9 @@ def _plain(metrics: Mapping[str, float]) -> dict[str, float | str]:
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """What turns `old` into `new`.
+    """The patch that turns `old` into `new`.
 
-    A value that is None there counts as absent, as RFC 7396 has it.
+    A None in `new` counts as absent, as in RFC 7396.
     """
     patch: dict[str, Any] = {}
     for name, value in new.items():

@@ -30,7 +30,7 @@ async def loop_graph(call: Call) -> Any:
 async def vertex_graph(call: Call) -> Any:
     """GET .../vertices/:vertexid/flamegraph?type=full|on_cpu|off_cpu.
 
-    Off the processor are the tasks that wait, where they wait.
+    `off_cpu` shows the tasks that wait, where they wait.
     """
     kind = call.query.get("type", "full").lower()
     if kind not in ("full", "on_cpu", "off_cpu"):

@@ -1,12 +1,16 @@
-"""Who may ask what: one middleware in front of every route, that lets through what a rule allows
-and nothing else.
+"""Access rules: one middleware before every route, which lets through only what a rule allows.
 
-Rules, in order: the Host header names this endpoint (a page elsewhere cannot reach it by a name of
-its own, "DNS rebinding"); a browser that says it is on another site is refused, and so is an Origin
-that is not the Host; reading is GET and HEAD, and needs the token where the endpoint is for other
-machines, or one of them asks (a service that mounts it may listen for all); any other method needs
-`enable_control`, the token in a header, and a route that is declared to change something. There are
-no cookies, so nothing can be asked in somebody's name.
+Rules, in order:
+
+* The Host header names this endpoint: a page elsewhere cannot reach it by a name of its own ("DNS
+  rebinding").
+* A browser that says it is on another site is refused, and so is an Origin that is not the Host.
+* Reading is GET and HEAD. It needs the token if the endpoint is for other machines. It also needs
+  the token if another machine asks, since a service that mounts the endpoint may listen for all.
+* Any other method needs `enable_control`, the token in a header, and a route that is declared to
+  change something.
+
+There are no cookies, so no page can act with a user's rights.
 """
 
 from __future__ import annotations
@@ -33,8 +37,8 @@ READING = ("GET", "HEAD")
 CHANGES: frozenset[str] = frozenset({"POST", "PATCH", "PUT", "DELETE"})
 
 OPEN = "aioflow_open"
-"""Attribute of handlers whose answer is no secret: the files of the dashboard, which asks for
-the token.
+"""Attribute of handlers whose answer is public: the files of the dashboard, which asks for the
+token.
 """
 
 HEADERS = {
@@ -49,13 +53,13 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""On every answer."""
+"""Headers of every answer."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def guard(options: MonitorOptions) -> Any:
-    """The middleware. What it refuses is told why, because who configures it reads that."""
+    """The middleware. A refusal states its reason, for the person who configures the endpoint."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -124,9 +128,9 @@ def _refusal(
 
 
 def _is_from_elsewhere(request: web.Request) -> bool:
-    """Whether another machine asks, as far as it is not known to be this one.
+    """Whether the request may come from another machine.
 
-    `Host` does not tell: whoever asks writes it.
+    `Host` does not tell: the client writes it.
     """
     peer = None if request.transport is None else request.transport.get_extra_info("peername")
     if isinstance(peer, tuple):

@@ -1,7 +1,7 @@
-"""The metrics of a job by vertex and subtask, read at most once in a while.
+"""The metrics of a job by vertex and subtask, read at most every `FRESH_S`.
 
-Tasks name their metrics "task name (1/4).operator.metric"; names of users may hold any character,
-so a name is taken apart by the names that the job graph gives, once, and remembered.
+Tasks name their metrics "task name (1/4).operator.metric". Names of users may hold any character,
+so a name is parsed with the names of the job graph, once, and remembered.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["MetricIndex", "OperatorMetric", "shown_value"]
 
 FRESH_S = 0.2
-"""Whoever asks within this time is given what the one before was: a hundred readers a second
-cost five readings.
+"""A call within this time gets the last reading: a hundred readers a second cost five readings.
 """
 
 Subtask = tuple[int, int]
@@ -40,7 +39,7 @@ class MetricIndex:
         self._read_at: float | None = None
         self._values: list[float] = []
         self._by_subtask: dict[Subtask, dict[str, float]] | None = None
-        """Made of the last reading when somebody wants it like that."""
+        """Built from the last reading at the first call that needs it."""
         self._names: list[str] = []
         """Of the last reading.
 
@@ -48,9 +47,9 @@ class MetricIndex:
         kept.
         """
         self._plan: list[tuple[Subtask, list[str], list[int]]] = []
-        """Of each subtask: what its metrics are called there, and which of the values they are."""
+        """By subtask: the names of its metrics there, and the indices of their values."""
         self.version = 0
-        """Another one for other names."""
+        """Changes with the names."""
         self._split: dict[tuple[int, str], OperatorMetric] = {}
         self._prefixes = {
             vertex.metrics_name(index): (vertex.id, index)
@@ -63,7 +62,7 @@ class MetricIndex:
         }
 
     def of_subtask(self, vertex_id: int, index: int) -> dict[str, float]:
-        """Name -> value; those of operators begin with the operator's name."""
+        """Name -> value; names of an operator's metrics begin with its name."""
         return self.all().get((vertex_id, index), {})
 
     def of_vertex(self, vertex: JobVertex) -> list[dict[str, float]]:
@@ -83,12 +82,12 @@ class MetricIndex:
         return self._by_subtask
 
     def values(self) -> list[float]:
-        """All of it in the order of `all`, without the names: those change with `version` only."""
+        """All values in the order of `all`, without the names: names change with `version` only."""
         self._refresh()
         return [self._values[at] for _, _, places in self._plan for at in places]
 
     def operator_of(self, vertex_id: int, name: str) -> OperatorMetric:
-        """Takes the name of a subtask's metric apart."""
+        """Splits the name of a subtask's metric."""
         known = self._split.get((vertex_id, name))
         if known is None:
             operators = [o for o in self._operators.get(vertex_id, ()) if name.startswith(f"{o}.")]
@@ -101,8 +100,8 @@ class MetricIndex:
 
     def _refresh(self) -> None:
         now = self._now()
-        # Before the tasks begin there is nothing, and a fifth of a second more of that is what
-        # somebody who has just started it would see.
+        # There are no metrics before the tasks begin. A user who has just started the job must not
+        # see that state for another fifth of a second.
         if self._read_at is not None and self._plan and now - self._read_at < FRESH_S:
             return
         self._read_at, metrics = now, self._read()
@@ -131,15 +130,14 @@ class MetricIndex:
                 place = (
                     subtask,
                     name[at + 1 :],
-                    # The longest that fits: another task may be called like the beginning of this
-                    # one.
+                    # The longest match: one task's name may be the beginning of another's.
                 )
             at = name.find(".", at + 1)
         return place
 
 
 def shown_value(value: float) -> str:
-    """As REST shows metrics: always a string."""
+    """A value as REST shows it: always a string."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     return str(value)

@@ -1,5 +1,5 @@
-"""What the handlers of one endpoint share: the view, the metrics by job, the operations that
-were asked for, the last ten minutes.
+"""State that the handlers of one endpoint share: the view, the metrics by job, the requested
+operations, and the last ten minutes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Monitor"]
 
 ASK_S = 30.0
-"""How long another process may take to answer: a flame graph takes ten seconds, and a function
-may hold its loop.
+"""How long another process may take to answer: a flame graph takes ten seconds, and a function may
+block its loop.
 """
 
 
@@ -41,7 +41,7 @@ class Monitor:
         self.door: Door | None = None
         """Bounds the connections. None: the application is mounted in a server of the user."""
         self.streams = 0
-        """Streams of events that are open."""
+        """Number of open streams of events."""
         self.sampler = Sampler(self)
         self.exposition = Exposition(self)
         self.operations = Operations()
@@ -55,7 +55,7 @@ class Monitor:
         self.process.start()
 
     async def close(self) -> None:
-        """End everything that goes on beside the answers."""
+        """End the tasks of the endpoint."""
         await self.sampler.stop()
         await self.process.close()
         await self.operations.close()
@@ -66,7 +66,7 @@ class Monitor:
 
     @property
     def loop_name(self) -> str:
-        """Whose event loop runs."""
+        """Library of the running event loop, for example asyncio."""
         return type(asyncio.get_running_loop()).__module__.partition(".")[0]
 
     def jobs(self) -> Sequence[JobView]:
@@ -94,18 +94,18 @@ class Monitor:
         return known[1]
 
     def forget(self) -> None:
-        """Let go of what belongs to jobs that are shown no more."""
+        """Drop the data of jobs that are no longer shown."""
         shown = {view.id for view in self.jobs()}
         self._metrics = {
             job_id: entry for job_id, entry in self._metrics.items() if job_id in shown
         }
 
     def expire(self) -> None:
-        """What is read next is read anew, however short ago somebody did."""
+        """Drop the cached readings, so that the next call reads again."""
         self._metrics.clear()
 
     async def ask(self, worker_id: str | None, what: str, *args: Any) -> Any:
-        """What a process tells about itself (see `ProcessInspector.ask`); None is this one.
+        """The answer of a process about itself (see `ProcessInspector.ask`); None is this process.
 
         Raises NotFound, Unavailable.
         """
@@ -123,8 +123,8 @@ class Monitor:
             ) from error
 
     async def ask_all(self, worker_ids: Iterable[str], what: str, *args: Any) -> list[Any]:
-        """Of each of these processes, in the order of their ids; those that cannot answer now
-        are left out.
+        """The answers of these processes, in the order of their ids. Processes that cannot answer
+        now are left out.
         """
         asked = [self.ask(worker_id, what, *args) for worker_id in sorted(worker_ids)]
         answers = await asyncio.gather(*asked, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of the routes: what is not there is not answered."""
+"""The OpenAPI document, made of the routes: a route that is missing there is not served."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ERRORS = {
 
 
 def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
-    """OpenAPI 3.0: what most tools read."""
+    """OpenAPI 3.0, which most tools read."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -93,7 +93,7 @@ def _operation(route: Route) -> dict[str, Any]:
                 "application/json": {"schema": {"$ref": f"#/components/schemas/{route.body}"}}
             },
         }
-    # A reading call may need it too, where others than this machine can ask.
+    # A reading call may need the token too, if other machines can ask.
     operation["security"] = [{"token": []}] if route.method != "GET" else [{}, {"token": []}]
     return operation
 

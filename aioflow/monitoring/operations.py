@@ -1,8 +1,8 @@
-"""What was asked for and takes its time: savepoints, checkpoints, stops. Each is one task, found
-again by the id of its request.
+"""Requested operations that take their time: savepoints, checkpoints, stops. Each is one task,
+found by the id of its request.
 
-A request with an id that is known already is the same request: nothing is done twice, however often
-a client asks again.
+A request with a known id is the same request: nothing is done twice, however often a client
+repeats it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["Operation", "Operations", "check_request_id"]
 
 RUNNING_MAX = 64
 KEPT_MAX = 300
-"""Also those that are over; the oldest of them are forgotten first."""
+"""Includes finished operations; the oldest of those are dropped first."""
 
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(slots=True)
 class Operation:
-    """`task` ends with what the operation gave, or with its error."""
+    """`task` ends with the result of the operation, or with its error."""
 
     job_id: str
     kind: str
@@ -37,7 +37,7 @@ class Operation:
 
 
 class Operations:
-    """Of one endpoint."""
+    """The operations of one endpoint."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, str], Operation] = {}
@@ -57,8 +57,8 @@ class Operations:
     ) -> None:
         """Start `work`, which must not be known yet. Raises Unavailable when too much is under way.
 
-        An AioflowError of its first step, before it waits for anything, is raised here: it is no
-        request then, and nobody has to poll.
+        An AioflowError of its first step, before it waits for anything, is raised here. Then there
+        is no request to poll.
         """
         over = [key for key, operation in self._known.items() if operation.task.done()]
         if len(self._known) - len(over) >= RUNNING_MAX:
@@ -92,6 +92,6 @@ def check_request_id(text: str) -> str:
 
 
 def _retrieved(task: asyncio.Task[Any]) -> None:
-    """Whoever polls is told of the error; nobody has to."""
+    """Retrieves the task's error: a client that polls gets it, but no client has to."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""What an endpoint may show and do, and who may ask it."""
+"""What an endpoint may show and do, and who may call it."""
 
 from __future__ import annotations
 
@@ -21,33 +21,31 @@ __all__ = [
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 CONNECTIONS_MAX = 200
-"""Browsers open six, scrapers one; beyond that somebody is holding sockets."""
+"""Browsers open six, scrapers one; beyond that a client is holding sockets."""
 
 TOKEN_CHARACTERS_MIN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorOptions:
-    """Safe as it is: reading only, and only under the names of this machine.
+    """Safe by default: reading only, and only under the names of this machine.
 
-    Raises NotAuthenticated for what would let anybody read or change.
+    Raises NotAuthenticated for options that would let anybody read or change.
     """
 
     token: str | None = field(default=None, repr=False)
-    """Expected as `Authorization: Bearer <token>`: for every changing call, and for reading
-    where others could ask.
+    """Expected as `Authorization: Bearer <token>`: for every changing call, and for reading where
+    other machines could ask.
     """
     enable_control: bool = False
     """Whether jobs can be stopped, cancelled and checkpointed. Needs a token."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names under which it may be asked, beside those of loopback; without ports. `"*"`: any."""
+    """Names under which it may be called, besides those of loopback; without ports. `"*"`: any."""
     open_reads: bool = False
-    """Whether whoever reaches it may read without a token: for a service that has looked at who
-    asks already.
+    """Whether reading needs no token: for a service that has checked its callers already.
     """
     show_data: bool = False
-    """Whether whoever may read sees state and records too, and not only what is counted about
-    them.
+    """Whether everyone who may read sees state and records too, and not only counts.
     """
     connections_max: int = CONNECTIONS_MAX
 
@@ -78,7 +76,7 @@ class MonitorOptions:
 
     @property
     def guards_reads(self) -> bool:
-        """Whether reading needs the token too."""
+        """Whether reading needs the token."""
         return bool(self.allowed_hosts) and not self.open_reads
 
     def allows_host(self, name: str) -> bool:
@@ -105,9 +103,9 @@ def _without_port(name: str) -> str:
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether listening there lets nobody else in.
+    """Whether only this machine can reach a listener there.
 
-    A name that is not known to be of this machine does.
+    False for a name that is not known to be of this machine.
     """
     if host == "localhost":
         return True
@@ -118,7 +116,7 @@ def is_loopback_name(host: str) -> bool:
 
 
 def parse_monitor_address(text: str) -> tuple[str, int]:
-    """`HOST:PORT` in its parts; of a port alone the host is 127.0.0.1.
+    """`HOST:PORT` in its parts; without a host it is 127.0.0.1.
 
     Raises ValueError, or TypeError for what is no text.
     """
@@ -139,7 +137,7 @@ def parse_monitor_address(text: str) -> tuple[str, int]:
 
 
 def parse_monitor_options(given: Mapping[str, Any]) -> MonitorOptions:
-    """`MonitorOptions` of keyword arguments.
+    """`MonitorOptions` from keyword arguments.
 
     Raises TypeError for an unknown one, naming the nearest that exists; NotAuthenticated.
     """
@@ -167,7 +165,7 @@ def _check_names(given: Mapping[str, Any]) -> None:
 def served_options(address: str, given: Mapping[str, Any]) -> MonitorOptions:
     """The options of an endpoint at `address`.
 
-    Raises NotAuthenticated if others could ask it without a token.
+    Raises NotAuthenticated if other machines could call it without a token.
     """
     host, _ = parse_monitor_address(address)
     _check_names(given)
@@ -179,5 +177,5 @@ def served_options(address: str, given: Mapping[str, Any]) -> MonitorOptions:
             f"monitor={address!r} can be reached from other machines, expected a token: give "
             "token=, or listen at 127.0.0.1"
         )
-    # Who knows the token may call it by any name: a page elsewhere does not know it.
+    # With the token any host name is allowed: a page elsewhere does not know the token.
     return replace(options, allowed_hosts=tuple(given.get("allowed_hosts") or ("*",)))

@@ -1,16 +1,16 @@
-"""All metrics of a job for OpenTelemetry (`pip install 'aioflow[otel]'`), through whatever meter
-provider the program has.
+"""All metrics of a job for OpenTelemetry (`pip install 'aioflow[otel]'`), through the program's own
+meter provider.
 
     export = OpenTelemetryExport()  # The program's own meter provider, set up as for anything else.
     async with flow.run() as job, export.watching(job):
         ...
 
-Metrics are read on the loop, once a second; the provider's readers, which have threads of their
-own, are given the last reading. So nothing waits for an exporter, and no thread touches a task.
-Instruments have Flink's names behind a scope, in lower case, because the SDK knows no other:
-flink.taskmanager.job.task.numrecordsin. What a task counts is a counter, everything else a gauge;
-where a value belongs is in its attributes. What is not a number (the lag of a watermark that there
-is not yet) is left out.
+Metrics are read on the loop, once a second. The provider's readers have threads of their own, and
+get the last reading. So nothing waits for an exporter, and no thread touches a task. Instruments
+have Flink's names after a scope, in lower case, as the SDK requires:
+flink.taskmanager.job.task.numrecordsin. A task's counts are counters, everything else is a gauge;
+the attributes say where a value belongs. Values that are no number (the lag of a watermark that
+does not exist yet) are left out.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ Reading = dict[str, list[Observation]]
 class OpenTelemetryExport:
     """Makes each instrument once, at the first reading that has a value for it.
 
-    For any number of jobs, on one loop.
+    It serves any number of jobs, on one loop.
     """
 
     def __init__(self, meter_provider: MeterProvider | None = None) -> None:
-        """Without a provider it is the one that the program has set."""
+        """The default provider is the one that the program has set."""
         self._provider = meter_provider or get_meter_provider()
         self._meter = self._provider.get_meter("aioflow")
         self._known: set[str] = set()
         self._readings: dict[object, Reading] = {}
-        """The last one of each that is watched; replaced as a whole, because other threads read
+        """The last reading of each watched job; replaced as a whole, because other threads read
         it.
         """
 
     @asynccontextmanager
     async def watching(self, job_or_cluster: Any) -> AsyncIterator[None]:
-        """Export the metrics of a job, or of the jobs of a JobManager, inside the block; its
-        last numbers are flushed at the end.
+        """Export the metrics of a job, or of the jobs of a JobManager, inside the block. The last
+        values are flushed at the end.
         """
         monitor = Monitor(monitored(job_or_cluster), MonitorOptions())
         key = object()
@@ -121,7 +121,7 @@ class OpenTelemetryExport:
             make(name, callbacks=[partial(self._observe, name)])
 
     def _observe(self, name: str, options: CallbackOptions) -> Iterable[Observation]:
-        """In a thread of a reader."""
+        """Called in a thread of a reader."""
         return [
             observation
             for reading in self._readings.values()
@@ -130,7 +130,7 @@ class OpenTelemetryExport:
 
 
 def _values(monitor: Monitor) -> Iterator[tuple[str, str, float, Attributes]]:
-    """(scope, name, value, where it belongs) of everything."""
+    """(scope, name, value, attributes) of every metric."""
     now_ms = monitor.host.clock.wall_ms()
     yield from _all("flink.jobmanager", cluster_metrics(monitor), {})
     for worker in monitor.workers():

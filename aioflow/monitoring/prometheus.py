@@ -1,8 +1,7 @@
-"""All metrics as Prometheus reads them, under the names and labels of Flink's reporter, gathered
-when somebody asks.
+"""All metrics in Prometheus format, under the names and labels of Flink's reporter, gathered on
+request.
 
-What a line begins with never changes, so it is put together once: a scrape writes numbers behind
-it.
+The beginning of a line never changes, so it is built once: a scrape only appends the numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["CONTENT_TYPE", "Exposition", "metrics", "split_of"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 FRESH_S = 0.2
-"""As long as the metrics themselves are kept: two scrapers at the same time cost one."""
+"""As long as the metrics themselves are cached: two scrapers at the same time cost one."""
 
 _UNFIT = re.compile(r"[^a-zA-Z0-9:_]")
 
@@ -44,18 +43,18 @@ class Exposition:
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
         self._names: tuple[Any, ...] = ()
-        """Of all metrics in the order in which they are read; while they stay the same, so does
-        the page but for its numbers.
+        """Names of all metrics in the order of reading. While they stay the same, the page changes
+        only in its numbers.
         """
         self._order: list[int] = []
-        """The lines of the page: which of the values comes next."""
+        """The lines of the page, as the index of the value of each."""
         self._beginnings: list[str] = []
-        """What is in front of each, the end of the line before included."""
+        """The text before each value, including the end of the line before."""
         self._page = b""
         self._made_at: float | None = None
 
     def page(self) -> bytes:
-        """Of now, or of a moment ago."""
+        """The page of now, or of a moment ago."""
         now = self._monitor.host.clock.monotonic()
         if self._made_at is None or now - self._made_at >= FRESH_S:
             self._page, self._made_at = self._make().encode(), now
@@ -122,8 +121,8 @@ class Exposition:
     def _lay_out(self, lines: Sequence[tuple[str, str]]) -> None:
         families: dict[str, dict[str, int]] = {}
         for place, (family, line) in enumerate(lines):
-            # By its text, because two names may be one once they are written as Prometheus wants:
-            # it refuses a page with twins.
+            # Keyed by text, because two names may become one in Prometheus's spelling:
+            # it refuses a page with duplicates.
             families.setdefault(family, {})[line] = place
         self._order, self._beginnings, end = [], [], ""
         for family, found in families.items():
@@ -155,9 +154,7 @@ class Exposition:
 
 
 def split_of(metric: str) -> tuple[str | None, str]:
-    """The split of a source that a task's metric is about, if it is about one, and the name
-    without it.
-    """
+    """The split of a source that a task's metric is about, if any, and the name without it."""
     found = _SPLIT.fullmatch(metric)
     return (None, metric) if found is None else (found[1], f"split.watermark.{found[2]}")
 

@@ -17,8 +17,8 @@ SERIES_SHOWN = 200
 
 
 async def asyncio_view(call: Call) -> Any:
-    """GET /aioflow/asyncio?taskmanager=. All of it is of one process; without a name, lag and tasks
-    are of the one that answers, slow callbacks and calls in flight of all.
+    """GET /aioflow/asyncio?taskmanager=. All values are of one process. Without a name, lag and
+    tasks are those of the answering process, slow callbacks and calls in flight those of all.
     """
     loop = await call.monitor.ask(call.process, "loop")
     slow: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ async def asyncio_view(call: Call) -> Any:
 
 
 def _operators(call: Call) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
-    """Each operator of each subtask: where it is, and its own metrics."""
+    """Each operator of each subtask: its place, and its own metrics."""
     for view in call.monitor.jobs():
         index = call.monitor.metrics(view)
         places = {
@@ -81,7 +81,7 @@ def _operators(call: Call) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
 def processes(call: Call) -> Any:
     """GET /aioflow/processes: this process, then the others, in short.
 
-    Null is what a process has not said yet.
+    Null is a value that a process has not reported yet.
     """
     monitor = call.monitor
     workers = monitor.workers()
@@ -138,7 +138,7 @@ async def worker_thread_dump(call: Call) -> Any:
 
 def series(call: Call) -> Any:
     """GET /aioflow/jobs/:jobid/series?metric=&since=: the last ten minutes. Without `metric` the
-    names that there are.
+    existing names.
 
     A part of a name may be `*`: `*.*.busyTimeMsPerSecond` is that of every subtask of every vertex.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["checkpoints", "config", "details", "record_body", "subtask_details"]
 
 LONG_MAX = 2**63 - 1
-"""As Flink shows an interval that never comes, and a number without bound."""
+"""How Flink shows an interval that never comes, and an unlimited number."""
 
 
 def checkpoints(call: Call) -> Any:

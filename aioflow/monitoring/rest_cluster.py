@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 FLINK_VERSION = "1.20"
-"""The version whose REST shapes are spoken; aioflow's own is beside it."""
+"""The version whose REST shapes are used; aioflow's own version is beside it."""
 
 COMMIT = "unknown"
 
@@ -78,7 +78,7 @@ def jobmanager_config(call: Call) -> Any:
 
 
 def jobmanager_environment(call: Call) -> Any:
-    """`jvm` is what runs us, whatever it is called.
+    """`jvm` is the Python runtime.
 
     Arguments of the process are not shown: they may hold secrets.
     """
@@ -164,7 +164,7 @@ def _resource(cores: float) -> dict[str, Any]:
 
 
 def _told(call: Call, worker: WorkerView) -> Mapping[str, float]:
-    """What a process says of itself; what it last said, if it is another one."""
+    """The metrics of a process itself; of another process the last that it reported."""
     return (
         call.monitor.process.metrics()
         if worker.is_here
@@ -196,6 +196,6 @@ def no_logs(call: Call) -> Any:
 
 
 def nothing(call: Call) -> Any:
-    """For files that a process does not keep."""
+    """Answers for files that a process does not keep."""
     find_worker(call)
     return Answer("", content_type="text/plain")

@@ -95,8 +95,8 @@ def job(call: Call) -> Any:
 
 
 JOB_STATES = (*(status.value for status in JobStatus), "SUSPENDED", "RECONCILING")
-"""Two of Flink's states that a job never is in here are shown all the same: whoever reads may
-count on every name.
+"""Includes two of Flink's states that a job is never in here, because clients may count on every
+name.
 """
 
 SHOWN_STATES = tuple(ExecutionState)
@@ -128,7 +128,7 @@ def vertex_body(call: Call, view: JobView, vertex: JobVertex, now: int) -> dict[
 
 
 def io_metrics(subtasks: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """What a vertex, or one subtask of it, has read and written.
+    """The input and output counts of a vertex, or of one of its subtasks.
 
     Bytes are counted where records are encoded.
     """
@@ -156,9 +156,7 @@ def io_metrics(subtasks: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 
 def vertex_status(subtasks: Sequence[SubtaskView]) -> str:
-    """One state for all subtasks: the most alarming one, as Flink's ExecutionJobVertex puts it
-    together.
-    """
+    """One state for all subtasks: the most alarming one, as in Flink's ExecutionJobVertex."""
     states = [one.state for one in subtasks]
     for state in (
         ExecutionState.FAILED,
@@ -281,7 +279,7 @@ def _task_failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
 
 
 def _failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
-    """`notes` is ours: where the engine says operator, subtask and record."""
+    """`notes` is our own field: the operator, subtask and record that the engine names."""
     task = None
     if failure.attempt is not None:
         vertex = view.graph.vertex(failure.attempt.vertex_id)
@@ -310,8 +308,8 @@ def _failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
     }
 
 
-# Accumulators: user metrics of RuntimeContext are what comes nearest, and they are under /metrics.
-# These are for those who ask.
+# Accumulators: the nearest match is user metrics of RuntimeContext, which are under /metrics. These
+# calls are for clients that expect them.
 
 
 def execution_result(call: Call) -> Any:
@@ -332,7 +330,7 @@ def execution_result(call: Call) -> Any:
 
 
 def failure_cause(error: BaseException) -> dict[str, Any]:
-    """An error that an operation ended with. There is no Java object to read back."""
+    """The error of an operation. There is no Java object to deserialize."""
     return {
         "class": type(error).__qualname__,
         "stack-trace": redacted(f"{type(error).__qualname__}: {error}"),
@@ -343,7 +341,7 @@ def failure_cause(error: BaseException) -> dict[str, Any]:
 def cancel(call: Call) -> Any:
     """PATCH /jobs/:jobid?mode=cancel.
 
-    A job that was cancelled stays so; one that ended otherwise is not changed.
+    A job that was cancelled stays cancelled; one that ended otherwise is not changed.
     """
     mode = call.query.get("mode", "cancel")
     if mode != "cancel":

@@ -1,4 +1,4 @@
-"""Metrics by name, in Flink's shapes: a list of names without `get`, values as strings with it,
+"""Metrics by name, in Flink's shapes: a list of names without `get`, values as strings with it, and
 numbers where they are aggregated.
 """
 
@@ -41,7 +41,7 @@ AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 WANTED_MAX = 2_000
-"""Names in one call."""
+"""Maximum number of names in one call."""
 
 
 def _by_name(call: Call, metrics: Mapping[str, float]) -> Any:
@@ -80,7 +80,7 @@ def _aggregated(call: Call, sets: Iterable[Mapping[str, float]]) -> Any:
 
 
 def _chosen(call: Call, name: str, known: Mapping[str, Any]) -> list[Any]:
-    """Those that the query names, or all."""
+    """The values that the query names, or all."""
     wanted = call.wanted(name)
     return (
         list(known.values()) if wanted is None else [known[one] for one in wanted if one in known]
@@ -88,7 +88,7 @@ def _chosen(call: Call, name: str, known: Mapping[str, Any]) -> list[Any]:
 
 
 def vertex(call: Call) -> Any:
-    """Of all subtasks, each name with the subtask before it: `0.numRecordsIn`,
+    """Metrics of all subtasks, each name after its subtask: `0.numRecordsIn`,
     `0.map.numRecordsIn`.
     """
     subtasks = call.monitor.metrics(call.job).of_vertex(call.vertex)
@@ -129,7 +129,7 @@ def subtask(call: Call) -> Any:
 
 
 def operators(call: Call) -> Any:
-    """What coordinators of operators say. There are none that count anything."""
+    """Metrics of operator coordinators. There are none that count anything."""
     _ = call.vertex
     return _by_name(call, {})
 
@@ -146,9 +146,9 @@ def jobs(call: Call) -> Any:
 
 
 def job_metrics(view: JobView, now_ms: int) -> dict[str, float]:
-    """What there is to say about a job as a whole.
+    """The metrics of a job as a whole.
 
-    `lastCheckpointExternalPath` is text, and at /checkpoints.
+    `lastCheckpointExternalPath` is text, and is at /checkpoints.
     """
     times = view.master.timestamps_ms
     status = view.status
@@ -206,7 +206,7 @@ def jobmanager(call: Call) -> Any:
 
 
 def cluster_metrics(monitor: Monitor) -> dict[str, float]:
-    """What there is to say about the cluster, and about this process."""
+    """The metrics of the cluster, and of this process."""
     workers = monitor.workers()
     fenced = (
         {"fenced_total": monitor.watched.fenced_total}
@@ -236,7 +236,7 @@ def taskmanager(call: Call) -> Any:
 
 
 def _worker_metrics(call: Call, worker_id: str) -> dict[str, float]:
-    """Of the process. Those of its tasks are at the vertices, where they can be told apart."""
+    """The metrics of the process, without those of its tasks: the vertices have them."""
     monitor = call.monitor
     here = next((worker.is_here for worker in monitor.workers() if worker.id == worker_id), False)
     tasks = [

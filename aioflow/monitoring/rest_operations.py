@@ -1,5 +1,5 @@
-"""Changing calls that take their time, in Flink's shapes: POST gives a request id, GET with it
-says how far it is.
+"""Changing calls that take their time, in Flink's shapes: POST returns a request id, GET with that
+id returns the status.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 SAVEPOINTS, CHECKPOINTS = "savepoint", "checkpoint"
-"""Kinds of requests. A stop is asked for under the savepoints, as in Flink."""
+"""Kinds of requests. A stop is requested under the savepoints, as in Flink."""
 
 FORMATS = ("CANONICAL", "NATIVE")
 TYPES = ("CONFIGURED", "FULL", "INCREMENTAL")
@@ -67,7 +67,7 @@ async def stop(call: Call) -> Any:
 
     async def work() -> dict[str, Any]:
         view.master.stop(drain=drain, savepoint=True, directory=directory)
-        # Where the JobMaster is elsewhere, there is only its status.
+        # If the JobMaster is elsewhere, only its status is known.
         while not view.status.is_terminal:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         error = view.master.stop_error
@@ -130,7 +130,7 @@ def _status(call: Call, kind: str) -> Any:
 
 
 def _running(call: Call) -> JobView:
-    """The job, if it is not over: an operation that is known is answered also then.
+    """The job, if it is not over. Known operations are answered even when it is.
 
     Raises Conflict.
     """
@@ -150,7 +150,7 @@ def _check_format(call: Call) -> None:
 
 
 def _directory(call: Call, *names: str) -> str | None:
-    """The URL of a directory; a path of this machine must be whole."""
+    """The URL of a directory; a path of this machine must be absolute."""
     where = call.text(*names)
     if not where:
         return None
@@ -164,11 +164,11 @@ def _directory(call: Call, *names: str) -> str | None:
     )
 
 
-# What Flink has and there is no such thing here: answered, so that clients go on.
+# Calls of Flink without an equivalent here: answered, so that clients go on.
 
 
 def savepoint_disposal(call: Call) -> Any:
-    """POST /savepoint-disposal. Nothing is deleted on a word from the network."""
+    """POST /savepoint-disposal. A request from the network never deletes anything."""
     raise Conflict("savepoints are not deleted here: remove the directory of the savepoint")
 
 

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 LOW_SHARE, HIGH_SHARE = 0.1, 0.5
-"""Up to the first, back pressure is ok; above the second it is high."""
+"""Back pressure is ok up to the first, and high above the second."""
 
 
 def vertex(call: Call) -> Any:

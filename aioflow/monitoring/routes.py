@@ -1,6 +1,4 @@
-"""Every route of the endpoint, once: what the router, the OpenAPI document and the tests are
-made of.
-"""
+"""Every route of the endpoint, once. The router, the OpenAPI document and the tests use it."""
 
 from __future__ import annotations
 

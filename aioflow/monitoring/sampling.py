@@ -1,5 +1,5 @@
-"""What an endpoint does once a second by itself: reads all metrics for the plots and the streams
-of events.
+"""The endpoint's own work once a second: it reads all metrics for the plots and the streams of
+events.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EVERY_S = 1.0
 class Sampler:
     """Runs as one task between `start` and `stop`.
 
-    Whoever awaits `tick` is told of each reading.
+    `tick` returns after each reading.
     """
 
     def __init__(self, monitor: Monitor) -> None:
@@ -44,7 +44,7 @@ class Sampler:
             )
 
     async def stop(self) -> None:
-        """Streams that wait for the next tick end."""
+        """Ends streams that wait for the next tick."""
         task, self._task = self._task, None
         if task is not None:
             await cancel_and_wait([task])
@@ -62,7 +62,7 @@ class Sampler:
         await asyncio.shield(self._next)
 
     def series(self, view: JobView) -> SeriesBuffer:
-        """Of one job; empty before its first reading."""
+        """The series of one job; empty before its first reading."""
         known = self._series.get(view.id)
         return known if known is not None else self._series.setdefault(view.id, SeriesBuffer())
 
@@ -92,7 +92,7 @@ class Sampler:
         views = monitor.jobs()
         for view in views:
             if view.status.is_terminal and view.id in self._series:
-                continue  # Its numbers stand still: the last ten minutes that it lived stay.
+                continue  # Its numbers no longer change: its last ten minutes stay.
             names = view.vertex_ids
             values = {
                 f"{names[vertex_id]}.{index}.{name}": value

@@ -1,7 +1,7 @@
-"""The shape of every answer, as JSON Schema: part of the OpenAPI document, and what the tests hold
-real answers against.
+"""The shape of every answer, as JSON Schema: part of the OpenAPI document, and checked by the tests
+against real answers.
 
-Objects list what is always there; more may come.
+Objects list the fields that are always there; more may come.
 """
 
 from __future__ import annotations
@@ -603,7 +603,7 @@ TRIGGER: Schema = {
 }
 FORMAT = _enum("CANONICAL", "NATIVE")
 DIRECTORY = _all(_or_null(TEXT), "target-directory", "targetDirectory")
-"""Flink spells it one way for a savepoint and the other for a stop; both do for both."""
+"""Flink spells it one way for a savepoint and the other for a stop; both work for both."""
 
 BODIES: dict[str, Schema] = {
     "SavepointRequest": _only(
@@ -616,8 +616,7 @@ BODIES: dict[str, Schema] = {
     "DisposalRequest": _only({"savepoint-path": TEXT}),
     "Anything": {"type": "object"},
 }
-"""Of changing calls.
+"""Shapes of the bodies of changing calls.
 
-A field that is not known is refused: a `drian` that means nothing would stop a job without draining
-it.
+An unknown field is refused: a misspelt `drian` would otherwise stop a job without draining it.
 """

@@ -1,7 +1,7 @@
 """The last ten minutes of every metric, once a second, in memory: plots need no other system.
 
-One time axis for all series; a series is a ring of doubles. What did not exist at a moment is NaN
-there.
+One time axis for all series; a series is a ring of doubles. A metric is NaN at moments when it did
+not exist.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ POINTS_MAX = 600
 SERIES_MAX = 2_000
 """About 10 MB.
 
-Of a job with more metrics those that came first are kept; its vertices say what they are.
+A job with more metrics keeps the ones that came first.
 """
 
 
 class SeriesBuffer:
-    """Of one job. Names are `vertex.subtask.metric` for tasks, and plain for the job as a whole."""
+    """The series of one job. Names: `vertex.subtask.metric` for tasks, plain for the whole job."""
 
     def __init__(self, points_max: int = POINTS_MAX, series_max: int = SERIES_MAX) -> None:
         self._points_max = points_max
@@ -38,7 +38,7 @@ class SeriesBuffer:
         return list(self._series)
 
     def add(self, now_ms: int, values: Mapping[str, float]) -> None:
-        """One more moment."""
+        """Add the values of one moment."""
         column, series = self._next % self._points_max, self._series
         for name, value in values.items():
             ring = series.get(name)
@@ -55,8 +55,8 @@ class SeriesBuffer:
     def read(
         self, names: Sequence[str], since_ms: int = 0
     ) -> tuple[list[int], dict[str, list[float | None]]]:
-        """Times, oldest first, and for each known name its values then; None where there was
-        none.
+        """Times, oldest first, and for each known name its values then; None where it had no
+        value.
         """
         times = list(self._times_ms)
         first = next((index for index, time in enumerate(times) if time > since_ms), len(times))

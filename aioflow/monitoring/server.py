@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 30.0
 SHUTDOWN_S = 1.0
-"""How long answers under way may take when the endpoint ends; streams of events would never end
-by themselves.
+"""How long answers under way may take when the endpoint ends; streams of events would never end by
+themselves.
 """
 
 CLOSE_S = 10.0

@@ -1,9 +1,9 @@
-"""What the endpoint sees of jobs and the processes they run in: plain reading, between two turns of
-the loop, and never a Flow.
+"""The endpoint's view of jobs and their processes: plain reads, between two turns of the loop, and
+never a Flow.
 
-`Monitored` is all that an application is given. One process, worker processes and the JobManager of
-a cluster each make one (`adapters`); a `JobView` reads the JobMaster, which is the same in all
-three. Times are wall-clock ms, -1 for what has not happened.
+`Monitored` is all that an application gets. One process, worker processes and the JobManager of a
+cluster each make one (`adapters`). A `JobView` reads the JobMaster, which is the same in all three.
+Times are wall-clock ms, -1 for what has not happened.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class WorkerView:
 
     id: str
     location: str = ""
-    """`host:port` at which others read its partitions; what says which tasks run there."""
+    """`host:port` at which others read its partitions; it also tells which tasks run there."""
     slots: int
     free_slots: int
     silence_ms: int = 0
-    """Since it was last heard."""
+    """Time since its last heartbeat."""
     is_here: bool = False
     """Whether it is this process."""
     job_ids: tuple[str, ...] = ()
-    """Of each slot that is taken, the job."""
+    """The job of each slot that is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class SubtaskView:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is there, or about to be."""
+        """Whether it runs, or is about to."""
         return not self.state.is_terminal
 
     def duration_ms(self, now_ms: int) -> int:
@@ -82,19 +82,19 @@ class SubtaskView:
         )
 
     def status_durations(self, now_ms: int) -> dict[str, int]:
-        """How long it was in each state that is none of the end; -1: never."""
+        """How long it was in each non-terminal state; -1: never."""
         order = sorted(self.times_ms.items(), key=lambda entry: entry[1])
         ends = [at for _, at in order[1:]] + [now_ms]
         spent = {
             state: max(end - at, 0) for (state, at), end in zip(order, ends, strict=False)
-        }  # None of a task nobody tells of.
+        }  # Empty for a task without reports.
         return {
             state.value: spent.get(state, -1) for state in ExecutionState if not state.is_terminal
         }
 
 
 class JobMasterView(Protocol):
-    """What is read of a JobMaster, and asked of it."""
+    """The part of a JobMaster that the endpoint reads and calls."""
 
     @property
     def status(self) -> JobStatus: ...
@@ -124,15 +124,15 @@ class JobMasterView(Protocol):
 
 
 QueryState = Callable[["ExecutionAttemptId", int, Callable[[Any], Any]], Any]
-"""(attempt, node, query) -> awaitable of what the query gives, run between two slices of the
-task.
+"""(attempt, node, query) -> awaitable of the query's result. The query runs between two slices of
+the task.
 """
 
 
 class JobView:
     """One job.
 
-    `read_metrics()` gives all its metrics by dotted name; `worker_at(location)` the id of the
+    `read_metrics()` returns all its metrics by dotted name; `worker_at(location)` the id of the
     process there.
     """
 
@@ -150,7 +150,7 @@ class JobView:
         self._worker_at = worker_at
         self._query_state = query_state
         self.taps = taps
-        """Where what operators emit can be seen; None where it cannot."""
+        """Where the output of operators can be observed; None where it cannot."""
         self.state_backend = state_backend
         graph = master.executions.graph
         self.vertex_ids = {vertex.id: vertex_hex(vertex) for vertex in graph.vertices}
@@ -186,7 +186,7 @@ class JobView:
 
     @property
     def changed_ms(self) -> int:
-        """When it was last in another state."""
+        """Time of the last change of its state."""
         return max(self.master.timestamps_ms.values(), default=-1)
 
     def duration_ms(self, now_ms: int) -> int:
@@ -194,7 +194,7 @@ class JobView:
         return max((now_ms if self.end_ms < 0 else self.end_ms) - self.start_ms, 0)
 
     def vertex(self, vertex_id: str) -> JobVertex | None:
-        """By the 32 hex digits that REST knows it by."""
+        """The vertex of these 32 hex digits, its id in REST."""
         return self._vertices.get(vertex_id)
 
     def subtasks(self, vertex: JobVertex) -> list[SubtaskView]:
@@ -202,7 +202,7 @@ class JobView:
         return [self._subtask(vertex, index) for index in range(vertex.parallelism)]
 
     def attempts(self, vertex: JobVertex, index: int) -> list[SubtaskView]:
-        """Of one subtask all that are remembered, oldest first, the current one last."""
+        """All remembered attempts of one subtask, oldest first, the current one last."""
         current = self._subtask(vertex, index)
         records = self._records(vertex, index)
         earlier = [
@@ -268,7 +268,7 @@ class JobView:
     async def query_state(
         self, vertex: JobVertex, index: int, node_id: int, query: Callable[[Any], Any]
     ) -> Any:
-        """What `query(keyed backend)` gives on one subtask. Raises JobNotRunning."""
+        """The result of `query(keyed backend)` on one subtask. Raises JobNotRunning."""
         execution = self.master.executions.executions[vertex.id, index]
         if self._query_state is None or execution.state is not ExecutionState.RUNNING:
             raise JobNotRunning(
@@ -290,27 +290,27 @@ class Monitored(Protocol):
     def workers(self) -> Sequence[WorkerView]: ...
 
     async def refresh(self) -> None:
-        """Get what is known elsewhere alone; once a second.
+        """Fetch what only other processes know; called once a second.
 
-        Raises AioflowError or TimeoutError while that does not answer.
+        Raises AioflowError or TimeoutError while they do not answer.
         """
 
     def settings(self) -> Mapping[str, str]:
-        """How the cluster is configured; no secrets."""
+        """The configuration of the cluster, without secrets."""
 
     async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
-        """What another process tells about itself: see `ProcessInspector.ask`.
+        """The answer of another process about itself: see `ProcessInspector.ask`.
 
         Raises Broken if it is gone.
         """
 
     def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
-        """What one process says of itself, by dotted name: not what its tasks say."""
+        """The metrics of one process itself, by dotted name, without those of its tasks."""
 
 
 def vertex_hex(vertex: JobVertex) -> str:
-    """32 hex digits that stay the same as long as the uids do: from run to run, whatever is
-    added elsewhere.
+    """32 hex digits that depend on the uids alone: the same from run to run, even if other
+    operators are added.
     """
     return hashlib.blake2b(
         "\x00".join(vertex.uids).encode("utf-8", "surrogatepass"), digest_size=16

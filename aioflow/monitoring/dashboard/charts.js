@@ -84,7 +84,7 @@ function calmed(points, from, to) {
   return [...columns].map(([column, { sum, count }]) => [Math.min(to, (column + 0.5) * step), count ? sum / count : null]);
 }
 
-/** A gap in the values is a gap in the line: nobody knows what was there. */
+/** A gap in the values is a gap in the line: the values there are not known. */
 function trace(points, from, x, y) {
   let path = "";
   let drawing = false;

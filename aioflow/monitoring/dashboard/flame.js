@@ -58,7 +58,7 @@ function flame(place, title, page, task) {
   }, h("div", { class: "body" },
     taken.error && h("p", { class: "text-bad" }, taken.error.message),
     !root ? h("p", { class: "empty" }, taken.error ? "" : `Looking for ${SECONDS} s …`)
-      : root.value === 0 ? h("p", { class: "empty" }, "Nothing was running: whoever is idle has no flames.") : picture(root, page)));
+      : root.value === 0 ? h("p", { class: "empty" }, "Nothing was running: an idle loop has no flames.") : picture(root, page)));
 }
 
 async function take(page) {

@@ -5,7 +5,7 @@
 export const BASE = new URL("..", import.meta.url);
 const TIMEOUT_MS = 15_000;
 
-/** What went wrong with a request, in words that can be shown. `status` is 0 where nobody answered. */
+/** What went wrong with a request, in words that can be shown. `status` is 0 without an answer. */
 export class RequestFailed extends Error {
   constructor(status, message) {
     super(message);

@@ -19,7 +19,7 @@ export function view(store, route, job) {
     panel("Who holds event time back", null, h("div", { class: "body" }, holding.length
       ? h("ul", { class: "holders" }, holding.map(({ task, one, why }) => h("li", { key: `${task.id} ${one.index}` },
         h("a", { href: `#/jobs/${job.id}/graph/${task.id}` }, `${chain(task.name)} (${one.index + 1}/${task.parallelism})`), ` ${why}`)))
-      : h("p", { class: "quiet" }, known.length ? "Nobody: all sources are within a second of each other." : "No task has a watermark that is a date."))),
+      : h("p", { class: "quiet" }, known.length ? "No source: all are within a second of each other." : "No task has a watermark that is a date."))),
     splits.length > 0 && panel("Splits of the sources", null, table("Splits", [
       { name: "Split", class: "name", cell: (split) => h("span", { class: "mono" }, split.name) },
       { name: "Read by", class: "name", cell: (split) => `${split.task.name.split(" -> ")[0]} (${split.index + 1}/${split.task.parallelism})` },
