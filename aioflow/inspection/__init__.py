@@ -1,3 +1,3 @@
-"""What a process can tell about itself: its event loop, its tasks and where they wait, what it
-spends its time on, its last log records.
+"""What a process can report about itself: its event loop, its tasks and where they wait, its CPU
+time, its last log records.
 """

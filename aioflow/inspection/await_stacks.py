@@ -1,5 +1,5 @@
-"""Where the tasks of a loop are: for a task that waits, the chain of awaits from its coroutine
-to what it waits for.
+"""Positions of the tasks of a loop: for a waiting task, the chain of awaits from its coroutine to
+the awaited object.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TASKS_MAX = 1_000
 def place_of(code: CodeType, line: int) -> str:
     """Function, file and line.
 
-    Of the file the last two parts: paths of the machine are nobody's business.
+    The file is shown by its last two parts, because the machine's paths are private.
     """
     parts = code.co_filename.replace("\\", "/").rsplit("/", 2)
     return f"{code.co_qualname} ({'/'.join(parts[-2:])}:{line})"
 
 
 def await_chain(task: asyncio.Task[Any]) -> list[str]:
-    """Outermost first; the last entry is what is waited for, if that can be told."""
+    """Outermost first; the last entry is the awaited object, if it is known."""
     chain: list[str] = []
     current: Any = task.get_coro()
     while current is not None and len(chain) < DEPTH_MAX:
@@ -76,8 +76,8 @@ def tasks_by_name(tasks: Sequence[asyncio.Task[Any]]) -> list[dict[str, Any]]:
 
 
 def thread_infos() -> list[dict[str, str]]:
-    """As Flink's thread dump: tasks, which are what threads are there, then the threads of the
-    process.
+    """The entries of Flink's thread dump: tasks, which play the part of threads, then the threads
+    of the process.
     """
     infos = [
         _info(one["name"], f'"{one["name"]}" {one["state"]}', one["stack"])

@@ -1,9 +1,9 @@
-"""What the loop's thread spends its time on: looked at from another thread, a hundred times a
-second, for a short while.
+"""A sampling profiler of the loop's thread: another thread looks at it a hundred times a second,
+for a short while.
 
-Each look names the asyncio task that ran, which is a subtask: so the graph of a vertex is the part
-that its tasks ran. Looking from outside needs nothing of the program, and costs it the moments in
-which the other thread holds the interpreter (some 50 us a look).
+Each sample names the asyncio task that ran, which is a subtask. So the graph of a vertex holds the
+samples of its tasks. Sampling needs nothing of the program. It costs the moments in which the other
+thread holds the interpreter (some 50 us a sample).
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ __all__ = ["FlameSampler", "Samples", "Stack"]
 INTERVAL_S = 0.01
 DEPTH_MAX = 100
 SWITCH_S = 0.0001
-"""While it looks, a waiting thread gets the interpreter this fast: else the loop would mostly reach
-its `select` first, where it lets go by itself, and the looks would find it idle."""
+"""While it samples, a waiting thread gets the interpreter this fast. Otherwise the loop would
+mostly reach its `select` first, where it releases the GIL, and the samples would find it idle."""
 
 KEPT_S = 5.0
-"""Whoever asks so soon again is given the same graph: the pages of several readers cost one
-sampling.
+"""A call within this time gets the same graph: the pages of several readers cost one sampling.
 """
 
 IDLE_FILES = (
@@ -47,11 +46,11 @@ IDLE_FILES = (
 
 Stack = tuple[str, ...]
 Samples = Counter[tuple[str, Stack]]
-"""(name of the task, or empty outside of any; frames, outermost first) -> looks."""
+"""(name of the task, empty outside of any; frames, outermost first) -> number of samples."""
 
 
 class FlameSampler:
-    """One sampling at a time; who asks meanwhile waits for the same one."""
+    """One sampling at a time; concurrent callers wait for the same one."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -61,7 +60,7 @@ class FlameSampler:
         self._stop: threading.Event | None = None
 
     async def samples(self, seconds: float) -> Samples:
-        """Of the next `seconds`, or of a moment ago."""
+        """The samples of the next `seconds`, or of a moment ago."""
         now = self._host.clock.monotonic()
         if self._latest is not None and now - self._latest_at < KEPT_S:
             return self._latest
@@ -102,7 +101,7 @@ class FlameSampler:
 
 
 def _retrieved(task: asyncio.Task[Samples]) -> None:
-    """Whoever asked may be gone before there is an answer."""
+    """Retrieves the task's error: its caller may be gone before there is an answer."""
     if not task.cancelled():
         task.exception()
 
@@ -110,7 +109,7 @@ def _retrieved(task: asyncio.Task[Samples]) -> None:
 def _look(
     loop: asyncio.AbstractEventLoop, thread: int, looks: int, stop: threading.Event
 ) -> Samples:
-    """In a thread of its own."""
+    """Called in a thread of its own."""
     samples: Samples = Counter()
     for _ in range(looks):
         frame = sys._current_frames().get(thread)
@@ -120,7 +119,7 @@ def _look(
         stack = _stack(frame)
         if task is not None or not _is_idle(frame):
             samples["" if task is None else task.get_name(), stack] += 1
-        del frame  # It would keep what the loop's thread has in it alive.
+        del frame  # It would keep the locals of the loop's thread alive.
         if stop.wait(INTERVAL_S):
             break
     return samples

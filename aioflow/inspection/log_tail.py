@@ -1,5 +1,5 @@
-"""The last log records of the engine in this process, kept in memory while somebody may look at
-them. No file is ever read for them.
+"""The last log records of the engine in this process, kept in memory while a monitor may read them.
+No file is ever read for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOGGER = "aioflow"
 class LogTail(logging.Handler):
     """Attached between `start` and `stop`.
 
-    It changes no level: what the program does not log is not here either.
+    It changes no level: records that the program does not log are missing here too.
     """
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class LogTail(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._alone(record):
-            # A program without handlers gets its warnings on stderr, but logging counts this one as
-            # a handler.
+            # Warnings of a program without handlers go to stderr, but logging counts this handler
+            # as one.
             last = logging.lastResort
             if last is not None and record.levelno >= last.level:
                 last.handle(record)
@@ -49,7 +49,7 @@ class LogTail(logging.Handler):
                 if record.exc_info and record.exc_info[1]
                 else ""
             )
-        # As logging has it: a record that cannot be written must not break who wrote it.
+        # As in logging: a record that cannot be formatted must not break the code that logs it.
         except Exception:  # noqa: BLE001
             self.handleError(record)
             return
@@ -66,7 +66,7 @@ class LogTail(logging.Handler):
         self._next += 1
 
     def _alone(self, record: logging.LogRecord) -> bool:
-        """Whether nobody else hears of `record`; of several tails the first one answers for all."""
+        """Whether no other handler gets `record`; of several tails the first answers for all."""
         logger: logging.Logger | None = logging.getLogger(record.name)
         tails = []
         while logger is not None:
@@ -78,7 +78,7 @@ class LogTail(logging.Handler):
         return tails[:1] == [self]
 
     def after(self, number: int, level: int, most: int) -> list[dict[str, Any]]:
-        """The newest `most` of those behind `number`, oldest first."""
+        """The newest `most` records after `number`, oldest first."""
         found = [
             one
             for one in list(self._records)

@@ -1,5 +1,5 @@
-"""How late calls of an event loop are: what holds the loop holds a call too that was due at a
-known time.
+"""The lag of an event loop: code that blocks the loop also delays a call that is due at a known
+time.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ __all__ = ["LoopLag"]
 
 LAG_EVERY_S = 0.1
 LAGS_MAX = 600
-"""A minute of them."""
+"""Number of measurements in a minute."""
 
 
 class LoopLag:
-    """Measures between `start` and `stop`, on the loop that runs then."""
+    """Measures between `start` and `stop`, on the running loop."""
 
     def __init__(self) -> None:
         self._lags: deque[float] = deque(maxlen=LAGS_MAX)

@@ -1,5 +1,5 @@
-"""One process, as it tells about itself to whoever watches: here by a call, in another process
-by the same call over RPC.
+"""One process, as it reports about itself to monitors: here by a call, in another process by the
+same call over RPC.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["ProcessInspector"]
 
 
 class ProcessInspector:
-    """Everything on the loop of the process.
+    """Everything runs on the loop of the process.
 
-    What has a past (lag, log) has it from `start` on, at the latest from the first question.
+    Lag and log are recorded from `start` on, at the latest from the first question.
     """
 
     def __init__(self, host: Host) -> None:
@@ -43,7 +43,7 @@ class ProcessInspector:
             self.logs.start()
 
     async def close(self) -> None:
-        """Forget nothing, and keep nothing that runs. Idempotent."""
+        """Stop what runs, and keep what was recorded. Idempotent."""
         if self.runs:
             self.runs = False
             self.lag.stop()
@@ -51,7 +51,7 @@ class ProcessInspector:
         await self.flames.close()
 
     def metrics(self) -> dict[str, float]:
-        """In the names of Flink where it has one."""
+        """Metrics under Flink's names where it has one."""
         cpu_s, peak_bytes = self._usage()
         return {
             "Status.Process.CPU.Time": cpu_s,
@@ -63,7 +63,7 @@ class ProcessInspector:
     async def ask(self, what: str, *args: Any) -> Any:
         """Plain data, which may travel.
 
-        Raises Closed for a question that nobody here understands.
+        Raises Closed for an unknown question.
         """
         self.start()
         match what, args:
@@ -103,7 +103,7 @@ class ProcessInspector:
         }
 
     def _waiting(self, names: Sequence[str]) -> list[list[str]]:
-        """Where the tasks of these names wait."""
+        """The places where the tasks with these names wait."""
         running, wanted = asyncio.current_task(), frozenset(names)
         return [
             await_chain(task)
