@@ -1,4 +1,4 @@
 """Work on whole columns with numpy.
 
-Loaded by nothing but an operator that meets a batch of columns, or a source that makes one.
+Only operators that meet a batch of columns, and sources that make one, load this package.
 """

@@ -1,8 +1,8 @@
 """Columns from Arrow arrays and back.
 
-A row holds what `to_pylist` would give, with two exceptions: integers and floats of every width are
-the int and float of Python, as there, and a timestamp or duration of nanoseconds becomes a
-`datetime` or `timedelta`, which end at microseconds.
+A row holds what `to_pylist` would return, with one exception: a timestamp or duration of
+nanoseconds becomes a `datetime` or `timedelta`, which end at microseconds. Integers and floats of
+every width are the int and float of Python, as there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def from_arrow(array: Any) -> Column:
         if pa.types.is_dictionary(array.type):
             array = array.unify_dictionaries()
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):  # What one array cannot hold, as text beyond 2 GiB.
+        if isinstance(array, pa.ChunkedArray):  # One array cannot hold text beyond 2 GiB.
             return ObjectColumn(array.to_pylist())
     kind = array.type
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -72,7 +72,7 @@ def _numbers(array: Any) -> Column:
     try:
         cast = array.cast(target)
     except pa.ArrowInvalid:
-        return ObjectColumn(array.to_pylist())  # Of 64 bits without a sign.
+        return ObjectColumn(array.to_pylist())  # Unsigned integers of 64 bits.
     values, valid = numbers_of(cast), valid_of(array)
     return NumberColumn(
         values if valid is None else np.where(valid, values, values.dtype.type(0)), valid
@@ -89,11 +89,11 @@ def codes_of(indices: Any) -> np.ndarray:
     return codes if valid is None else np.where(valid, codes, np.int32(-1))
 
 
-# What Arrow offers for these two loads pandas, where that is installed: half a second, and 50 MB.
+# Arrow's own functions for these two load pandas, if it is installed: half a second, and 50 MB.
 
 
 def numbers_of(array: Any) -> np.ndarray:
-    """The numbers of an array, whatever stands where there is none."""
+    """The numbers of an array. Nulls have arbitrary numbers."""
     if pa.types.is_boolean(array.type):
         return _bits(array, 1)
     buffer, dtype = array.buffers()[1], array.type.to_pandas_dtype()
@@ -119,9 +119,7 @@ def _bits(array: Any, number: int) -> np.ndarray:
 
 
 def plain_texts(array: Any) -> list[Any]:
-    """The values of an array without nulls; of texts in a third of the time that `to_pylist`
-    takes.
-    """
+    """The values of an array without nulls; for texts in a third of the time of `to_pylist`."""
     kind = array.type
     is_large = pa.types.is_large_string(kind)
     if not len(array) or not (is_large or pa.types.is_string(kind)):

@@ -1,14 +1,15 @@
 """Accumulators of many keys as arrays, one place for each code of a `KeyEncoder`.
 
-The state backend stays the owner of state: cells are a write-back cache in front of one namespace
-of a table. What they hold goes into the table, in the very form that rows keep there, before a
-snapshot, a query, or an operation on rows touches that namespace; a key that the table holds
-already is read from it when it first comes. So a savepoint does not tell how a result was computed.
+The state backend remains the owner of state: cells are a write-back cache for one namespace of a
+table. Their content goes into the table in the form that rows use there. This happens before a
+snapshot, a query, or an operation on rows touches that namespace. A key that the table holds
+already is read from it when it first occurs. So a savepoint does not depend on how a result was
+computed.
 
-The order of additions is that of the records (`np.add.at` adds one by one), so sums of floats are
-equal to those of rows, bit by bit. What arrays cannot hold so (ints beyond 64 bits, ints and floats
-in turns, zeros of both signs under min and max) is left to rows: `NotOnColumns` is raised before
-anything was changed.
+Records are added in their order (`np.add.at` adds one by one), so sums of floats equal those of
+rows bit by bit. Some values cannot be held in arrays this way: ints beyond 64 bits, alternating
+ints and floats, zeros of both signs under min and max. They are left to rows: `NotOnColumns` is
+raised before anything was changed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from aioflow.core.column_batch import Column, ColumnBatch
 __all__ = ["WRITTEN_MAX", "Cells", "Merged"]
 
 WRITTEN_MAX = 16_384
-"""Keys that are written at a time, in some 10 ms."""
+"""Number of keys that are written at a time, in some 10 ms."""
 
 _LIMIT = 2**63
 
@@ -35,7 +36,7 @@ _LIMIT = 2**63
 class Cells:
     """The accumulators of one namespace.
 
-    `complete`: no key of it is in the table that is not here.
+    `complete`: whether every key of the table is here.
     """
 
     def __init__(self, plan: Plan, *, complete: bool) -> None:
@@ -57,11 +58,11 @@ class Cells:
         entries: list[Any],
         held: Mapping[Any, Any] | None,
     ) -> None:
-        """Add records, whose codes are `codes`. `which`: their places in the batch that `inputs`
-        are of; None: they are all of it.
+        """Add records, whose codes are `codes`. `which`: their places in the batch of `inputs`;
+        None: the whole batch.
 
-        `held` is what the table has, None when that is nothing. Raises NotOnColumns, and nothing
-        was changed.
+        `held` is the content of the table, None if it is empty. Raises NotOnColumns before any
+        change.
         """
         tally = tally_of(codes, len(entries))
         self._admit(codes, tally, inputs, entries, held)
@@ -76,9 +77,9 @@ class Cells:
         entries: list[Any],
         held: Mapping[Any, Any] | None,
     ) -> Column:
-        """Add records one after the other; gives the result after each.
+        """Add records one after the other; returns the result after each.
 
-        Raises NotOnColumns, and nothing was changed.
+        Raises NotOnColumns before any change.
         """
         groups = Groups(codes)
         tally = groups.codes, groups.lengths
@@ -103,7 +104,7 @@ class Cells:
         entries: list[Any],
         held: Mapping[Any, Any] | None,
     ) -> None:
-        """Make room for records of these codes, of which `tally` tells.
+        """Make room for records of these codes, which `tally` counts.
 
         Raises NotOnColumns if they cannot be added.
         """
@@ -118,7 +119,7 @@ class Cells:
         new = None
         if len(unseen):
             first = codes
-            if len(unseen) * 4 < len(present):  # Most that come have come before.
+            if len(unseen) * 4 < len(present):  # Most codes have occurred before.
                 first = codes[unseen if tally is None else np.flatnonzero(~self._seen.take(codes))]
             new = arrivals(
                 first, np.unique(codes[unseen]) if tally is None else present[unseen], size
@@ -141,7 +142,7 @@ class Cells:
     def _seeds(
         self, new: np.ndarray, inputs: list[Inputs], entries: list[Any], held: Mapping[Any, Any]
     ) -> list[tuple[list[Any], list[int], list[int]]]:
-        """What the table holds of codes that come for the first time, by leaf."""
+        """The table's accumulators of codes that occur for the first time, by leaf."""
         found: list[tuple[list[Any], list[int], list[int]]] = [([], [], []) for _ in self._leaves]
         for code in new.tolist():
             accumulator = held.get(entries[code], _ABSENT)
@@ -176,11 +177,11 @@ class Cells:
     def write(
         self, table_of: Callable[[list[Any]], MutableMapping[Any, Any]], entries: list[Any]
     ) -> Iterator[int]:
-        """Bring what has changed into the table, keys in the order in which they came first. Yields
-        how many after each part of them.
+        """Write the changes into the table, keys in the order of their first occurrence. Yields the
+        number of keys after each part.
 
-        Nothing may be added until it is over. It may be left before, and begun anew: what is not
-        written yet is then still to be written.
+        Nothing may be added until it is over. It may be abandoned and started again: the next call
+        writes what is still unwritten.
         """
         dirty = self._dirty
         if not dirty.any():
@@ -205,18 +206,18 @@ class Cells:
 
     @property
     def count(self) -> int:
-        """How many keys there are."""
+        """Number of keys."""
         return self._count
 
     @property
     def arrival(self) -> np.ndarray:
-        """All codes, in the order in which they came first."""
+        """All codes, in the order of their first occurrence."""
         if len(self._arrived) > 2:
             self._arrived, self._written = _joined(self._arrived, self._written)
         return np.concatenate([np.zeros(0, np.int64), *self._arrived])
 
     def results(self, codes: np.ndarray) -> Column:
-        """What the aggregate gives for each of `codes`."""
+        """The aggregate's result for each of `codes`."""
         return self._results(self._leaves, codes)
 
     def _results(self, leaves: Sequence[Leaf], codes: np.ndarray) -> Column:
@@ -231,18 +232,18 @@ class Cells:
 class Merged:
     """Some slices, at least one and in order of time, as one.
 
-    Results of some keys can be made without those of the others.
+    Results of some keys can be computed without those of the others.
     """
 
     def __init__(self, slices: Sequence[Cells]) -> None:
-        """Raises NotOnColumns if they do not add up on columns."""
+        """Raises NotOnColumns if they cannot be merged on columns."""
         self._slices = slices
         if len(slices) > 1:
             for leaves in zip(*(cells._leaves for cells in slices), strict=True):
                 check_merge(leaves)
 
     def codes(self) -> np.ndarray:
-        """Those of all keys: earlier slices first, in order of arrival."""
+        """The codes of all keys: earlier slices first, in order of arrival."""
         first, *later = self._slices
         if not later:
             return first.arrival
@@ -255,7 +256,7 @@ class Merged:
         return np.concatenate(order)
 
     def results(self, codes: np.ndarray) -> Column:
-        """What the aggregate gives for each of `codes` over all slices."""
+        """The aggregate's result for each of `codes` over all slices."""
         first, *later = self._slices
         if not later:
             return first.results(codes)
@@ -270,6 +271,6 @@ _ABSENT: Any = object()
 
 
 def _joined(arrived: list[np.ndarray], written: int) -> tuple[list[np.ndarray], int]:
-    """At most two pieces: what is written, and what is not."""
+    """At most two pieces: the written ones, and the others."""
     pieces = [piece for piece in (arrived[:written], arrived[written:]) if piece]
     return [np.concatenate(piece) for piece in pieces], min(written, 1)

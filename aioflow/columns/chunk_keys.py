@@ -1,9 +1,8 @@
-"""Ints that fall into a key group of choice, for what stands in keyed state under no key of a
-record.
+"""Ints in a chosen key group, for entries of keyed state that do not belong to a record's key.
 
-The key group of an int is CRC-32 of its canonical bytes, the last four of which are its lowest 32
-bits. Four bytes lead a CRC from whatever it is to whatever it is to be, and which they are is found
-by computing it backwards: nothing is tried, and nothing is remembered.
+The key group of an int is the CRC-32 of its canonical bytes, the last four of which are its lowest
+32 bits. Four bytes can lead a CRC from any value to any other. They are found by computing the CRC
+backwards: nothing is tried, and nothing is remembered.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _ONES = (1 << _BITS) - 1
 
 
 def int_in_group(number: int, group: int) -> int:
-    """An int of this key group, another for each `number`, which is 1 or more."""
+    """An int of this key group, a different one for each `number`, which is at least 1."""
     head = canonical_key(number << _BITS)[:-4]
     register = crc32(head) ^ _ONES
     return number << _BITS | int.from_bytes(

@@ -1,4 +1,4 @@
-"""Timestamps and watermarks on columns: what the generators and valves of rows compute, for a
+"""Timestamps and watermarks on columns: the results of the generators and valves of rows, for a
 whole batch at once.
 """
 
@@ -21,8 +21,8 @@ class TimesOf:
         self._compute = ColumnExpression(expression)
 
     def __call__(self, values: Any) -> NumberColumn | None:
-        """The timestamps of a batch; None if it has to be looked at row by row, which also finds
-        what is no timestamp.
+        """The timestamps of a batch. None if rows must compute them, which also find invalid
+        timestamps.
         """
         if not isinstance(values, ColumnBatch):
             return None
@@ -41,7 +41,7 @@ class TimesOf:
 
 def bounded(times: NumberColumn, highest: int, lag: int) -> tuple[NumberColumn | None, int]:
     """The watermark in force before each record, None when it does not move among them, and the
-    highest timestamp after the last.
+    highest timestamp after the last record.
 
     `highest` is the highest before the first; the watermark is always `lag` behind it.
     """
@@ -57,12 +57,12 @@ def bounded(times: NumberColumn, highest: int, lag: int) -> tuple[NumberColumn |
 
 
 def raised(watermarks: NumberColumn, least: int) -> NumberColumn:
-    """None of them below `least`."""
+    """The watermarks, none below `least`."""
     return NumberColumn(np.maximum(watermarks.values, least))
 
 
 def clamped(watermarks: NumberColumn, low: int, high: int) -> NumberColumn | None:
-    """Watermarks within [low, high]; None when that leaves nothing but `low`."""
+    """Watermarks within [low, high]; None when all of them become `low`."""
     if high <= low or int(watermarks.values[-1]) <= low:
         return None
     return NumberColumn(np.clip(watermarks.values, low, high))

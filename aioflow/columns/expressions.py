@@ -1,14 +1,13 @@
-"""Computes expressions on columns, with exactly the answers that rows give.
+"""Computes expressions on columns, with exactly the answers of rows.
 
-What numpy does as Python does, it does here: arithmetic and comparisons of 64-bit ints and floats,
-parts of times, Kleene's logic. An operation on text is done once for each distinct value, by the
-very function that rows use. Everything else (an int that would leave 64 bits, `**`, an int beyond
-2**53 beside a float, values of mixed types) is done value by value, again by the function of rows.
-So there is no second meaning to keep in step, and what is not fast is still right.
+numpy computes what it does as Python does: arithmetic and comparisons of 64-bit ints and floats,
+parts of times, Kleene's logic. An operation on text runs once for each distinct value, with the
+function that rows use. Everything else runs value by value, again with the function of rows. That
+is an int that would leave 64 bits, `**`, an int beyond 2**53 beside a float, and values of mixed
+types. So there is only one meaning, and slow cases are still right.
 
-A batch in which something fails is none for columns: `NotOnColumns` says so, and whoever asked
-computes it as rows, which finds the record and raises what it raises there. After
-`tests/core/expression_cases.py`, which holds both to one table.
+A batch in which something fails raises `NotOnColumns`. The caller computes it as rows, which find
+the record and raise the proper error. `tests/core/expression_cases.py` holds both to one table.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ __all__ = ["ColumnExpression", "ColumnSelect", "NotOnColumns"]
 
 
 LISTS_MAX = 64
-"""Lists of entries of which the values are kept: each channel of an input has its own, and they
-come in turns.
+"""Number of lists of entries whose values are kept: each channel of an input has its own, and they
+alternate.
 """
 
 
 class NotOnColumns(Exception):
-    """This batch has to be computed as rows. Says why."""
+    """This batch has to be computed as rows. The message says why."""
 
 
 class ColumnExpression:
@@ -62,14 +61,13 @@ class ColumnExpression:
         try:
             with np.errstate(all="ignore"):
                 found = self._visit(self.expression, batch)
-        # Whatever values raise that are the application's own. Rows raise it again, with the record
-        # named.
+        # The values' own code may raise anything. Rows raise it again, with the record named.
         except Exception as error:
             raise NotOnColumns(f"{self.expression!r}: {type(error).__name__}: {error}") from error
         return found if isinstance(found, Column) else repeat(found._value, len(batch))
 
     def true(self, batch: ColumnBatch) -> np.ndarray:
-        """Where it is True: what `filter` keeps. Raises NotOnColumns."""
+        """Where the expression is True: what `filter` keeps. Raises NotOnColumns."""
         try:
             values, valid = _booleans(self(batch))
         except TypeError as error:
@@ -77,7 +75,7 @@ class ColumnExpression:
         truth: np.ndarray = values if valid is None else values & valid
         return truth
 
-    # The walk. A literal stays one, so that an operation with it need not make an array of it.
+    # The walk. A literal stays a literal, so that an operation need not make an array of it.
 
     def _visit(self, e: ex.Expr[Any], batch: ColumnBatch) -> Column | ex.Literal[Any]:
         match e:
@@ -117,14 +115,14 @@ class ColumnExpression:
     def _logic(self, e: ex.Binary[Any], batch: ColumnBatch) -> Column:
         """Kleene's `&` and `|`.
 
-        Where the left side decides, a failure of the right one does not count.
+        Where the left side decides, a failure of the right side does not count.
         """
         n = len(batch)
         decisive = e._operator == "|"
         a, a_valid = _booleans(self._visit(e._left, batch), n)
         try:
             b, b_valid = _booleans(self._visit(e._right, batch), n)
-        except Exception:  # It counts, and comes again, where the left side leaves the answer open.
+        except Exception:  # It counts, and is raised again, where the left side does not decide.
             decided = (a == decisive) if a_valid is None else (a == decisive) & a_valid
             open_ = np.flatnonzero(~decided)
             if len(open_) == n:
@@ -165,7 +163,7 @@ class ColumnExpression:
         default: ex.Expr[Any],
         batch: ColumnBatch,
     ) -> Column:
-        """Each value is computed for the rows that take its branch, and for no others."""
+        """Each value is computed only for the rows that take its branch."""
         rest: np.ndarray | None = None  # All rows.
         parts: list[tuple[np.ndarray, Column]] = []
         for condition, value in branches:
@@ -190,7 +188,7 @@ class ColumnExpression:
     # Value by value.
 
     def _by_value(self, e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Column:
-        """One operation through the function of rows: once for each entry where a single operand
+        """One operation with the function of rows. It runs once for each entry if a single operand
         varies and is coded.
         """
         varying = [operand for operand in operands if isinstance(operand, Column)]
@@ -215,7 +213,7 @@ class ColumnExpression:
         if count <= len(column):
             try:
                 found = column_of(compute(list(zip(entries, strict=True))))
-            # Perhaps of an entry that no row has: of the others it comes again.
+            # Perhaps an entry that no row has. An entry with rows fails again.
             except Exception:  # noqa: BLE001
                 found = None
             if found is not None:
@@ -242,8 +240,8 @@ class ColumnSelect:
 
 
 def _on_numbers(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Column | None:
-    """The operation on arrays of numbers; None where that is not exactly what Python does with
-    each.
+    """The operation on arrays of numbers; None where it would differ from Python's result for a
+    value.
     """
     numbers = [number_of(operand) for operand in operands]
     match e, numbers:
@@ -272,7 +270,7 @@ def _on_numbers(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Co
 def _booleans(
     found: Column | ex.Literal[Any], length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Truth and validity. Raises TypeError for what is no bool, as rows do."""
+    """Truth and validity. Raises TypeError for values that are no bool, as rows do."""
     if isinstance(found, ex.Literal):
         assert length is not None, "a literal alone is no condition of a batch"
         found = repeat(found._value, length)

@@ -1,9 +1,9 @@
-"""Texts as codes into entries that grow from batch to batch: whoever has met them before knows them
-by the list that they are in.
+"""Texts as codes into a list of entries that grows from batch to batch. A reader that knows the
+list knows the texts.
 
-A source that goes on for long sees the same words again and again. With a dictionary for each batch
-every reader of it would look each word up anew; with one for all of them it does so once, and the
-rest is arrays.
+A long-running source sees the same words again and again. With a dictionary for each batch, every
+reader would have to look up each word again. With one for all batches it looks up a word once, and
+the rest is arrays.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from aioflow.core.entry_tables import GrowingList
 __all__ = ["ENTRIES_MAX", "GrowingEntries"]
 
 ENTRIES_MAX = 65_536
-"""With so many it begins anew: words come again, names of requests do not, and what is kept here
-is kept for each column.
+"""Number of entries after which a new list begins. Words recur, but names of requests do not, and
+each column keeps a list.
 """
 
 
 class GrowingEntries(dict[Any, int]):
-    """Gives each text, of equal ones the first, the next code; None has -1."""
+    """Gives each new text the next code, and equal texts the same one; None has -1."""
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class GrowingEntries(dict[Any, int]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the next column begins anew."""
+        """Whether the next column begins a new list."""
         return len(self.entries) >= self._entries_max
 
     def __missing__(self, text: Any) -> int:
@@ -54,7 +54,7 @@ class GrowingEntries(dict[Any, int]):
         return CodedColumn(np.fromiter(map(self.__getitem__, texts), np.int32, count), self.entries)
 
     def recoded(self, column: CodedColumn) -> CodedColumn:
-        """The same column with these entries: each of its own is looked up once."""
+        """The same column with these entries; each of its own entries is looked up once."""
         places = self.column(column.entries, len(column.entries))
         if not len(places):
             return column

@@ -1,16 +1,16 @@
-"""Both sides of a join of windows, on columns: by slice of event time, in memory as they came, and
-in keyed state as chunks.
+"""Both sides of a window join on columns: by slice of event time, in memory as they arrived, and in
+keyed state as chunks.
 
-What has come since the last time is pending in memory, whole. `settle` brings it into the table:
-sorted by key group, and of each group one chunk of bytes. A chunk stands under an int of the key
-group of its records, made of the number of the first of them: so whoever cuts state by key group,
-be it a restore with another parallelism or the files of a backend, cuts chunks where rows would be
-cut, and a checkpoint that writes what has changed writes the new chunks alone.
+Records since the last `settle` are pending in memory, whole. `settle` writes them to the table:
+sorted by key group, and one chunk of bytes for each group. The key of a chunk is an int of its
+records' key group, made from the number of its first record. So splitting state by key group splits
+chunks exactly where rows would be split. That holds for a restore with another parallelism and for
+the files of a backend. An incremental checkpoint writes only the new chunks.
 
-Reading goes by turns, and walks the table and what is pending: between the first turn of a `gather`
-and its last nothing may be added or settled. So no look at the state from outside settles, and it
-sees nothing but chunks anyhow. Between two turns of a `settle` each slice is either pending or
-settled, but codes of keys are given up only when nothing is pending.
+Reading goes by turns, and walks the table and the pending records. Between the first turn of a
+`gather` and its last nothing may be added or settled. So a query from outside never settles; it
+sees only chunks anyhow. Between two turns of a `settle` each slice is either pending or settled.
+Codes of keys are given up only when nothing is pending.
 
 Namespace of the table: (side, start of the slice, size, slide and offset of the windows). Value:
 bytes of `column_codec`, of the records with the columns key, arrival and value.
@@ -38,41 +38,40 @@ if TYPE_CHECKING:
 __all__ = ["PENDING_MAX", "ChunkTable", "JoinSides", "Namespace", "Row", "rows_of"]
 
 PENDING_MAX = 32_768
-"""Records in memory from which on they are to be brought into the table, so that a checkpoint
-finds little to bring there.
+"""Number of pending records from which on they are settled, so that a checkpoint finds little to
+write.
 """
 
 KEYS_MIN = 100_000
-"""Codes of keys are given up when there are so many, and twice as many as there were when the
+"""Codes of keys are given up at this number. It must also be twice the number of codes when the
 first slices went after the last time.
 """
 
 CHUNKS_MAX = 64
-"""Chunks that are read before somebody else has a turn, or fewer of `READ_MAX` records: a chunk
-of a hot key has thousands.
+"""Chunks that are read in one turn, or fewer with `READ_MAX` records: a chunk of a hot key has
+thousands.
 """
 
 READ_MAX = 131_072
 
 CHUNKS_WRITTEN_MAX = 512
-"""Chunks that are written before somebody else has a turn, 20 us each: of 1,800 slices there are
-tens of thousands.
+"""Chunks that are written in one turn, 20 us each: 1,800 slices have tens of thousands.
 """
 
 ROWS_MAX = 4_096
-"""Records that are made rows before somebody else has a turn."""
+"""Records that are made rows in one turn."""
 
 Namespace = tuple[int, int, int, int, int]
 """Side, start of the slice, size, slide and offset of its windows."""
 
 Row = tuple[int, int, int, Any, Any, int]
-"""Number in the order of arrival, side, start of the slice, key, value, and the end up to which
-its windows are not of columns.
+"""Number in the order of arrival, side, start of the slice, key, value, and the end up to which its
+windows are computed by rows.
 """
 
 
 class ChunkTable(Protocol):
-    """What is asked of a table of keyed state."""
+    """The operations of a table of keyed state that are used here."""
 
     def of(self, namespace: Any, keys: Sequence[Any]) -> MutableMapping[Any, Any]: ...
     def peek(self, namespace: Any) -> Mapping[Any, Any]: ...
@@ -81,9 +80,9 @@ class ChunkTable(Protocol):
 
 
 class JoinSides:
-    """What the windows of one grid hold of both sides.
+    """The records of both sides in the windows of one grid.
 
-    `starts` are those of the slices that hold something, in order.
+    `starts`: starts of the slices that are not empty, in order.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class JoinSides:
         self._encoder = KeyEncoder()
         self._groups = np.empty(0, np.int64)  # The key group of each code.
         self._keys_max = KEYS_MIN
-        self._keys_counted = False  # Whether `_keys_max` speaks of this encoder.
+        self._keys_counted = False  # Whether `_keys_max` belongs to this encoder.
         self._pending: dict[tuple[int, int], list[Held]] = {}
         self._pending_count = 0
         self._read: dict[
@@ -122,19 +121,19 @@ class JoinSides:
     # add
 
     def encode(self, keys: Any) -> np.ndarray | None:
-        """The codes of `keys`; None if they are neither ints nor texts, and have to be looked at
-        as rows.
+        """The codes of `keys`; None if they are neither ints nor texts, and have to be processed as
+        rows.
         """
         if len(self._encoder) > self._keys_max and not self._pending:
             self._read.clear()
-            # Until it is known how many are alive: what has just been too many may come again at
-            # once, as the list of a channel does.
+            # The doubled limit applies until the number of live keys is known. The same keys may
+            # come again at once, as with the list of a channel.
             self._keys_max, self._keys_counted = 2 * len(self._encoder), False
             self._encoder = KeyEncoder()
             self._groups = self._groups[:0]
         codes = self._encoder.encode_plain(keys)
         known = len(self._groups)
-        if known < len(self._encoder):  # Now, as a snapshot is not to wait for it.
+        if known < len(self._encoder):  # Computed now, so that a snapshot need not wait for it.
             new = key_groups(self._encoder.entries[known:], self._max_parallelism)
             self._groups = np.concatenate([self._groups, np.array(new, np.int64)])
         return codes
@@ -148,13 +147,11 @@ class JoinSides:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is pending that it is time to settle."""
+        """Whether enough is pending to settle."""
         return self._pending_count >= PENDING_MAX
 
     def settle(self) -> Iterator[None]:
-        """Everything is in the table at the end of this, which yields while there is much to
-        write.
-        """
+        """Write everything into the table. Yields while there is much to write."""
         chunks = 0
         while self._pending:
             side, start = slot = next(iter(self._pending))
@@ -167,7 +164,7 @@ class JoinSides:
                 chunks = 0
 
     def _settle(self, side: int, start: int, held: Held) -> int:
-        """Brings one slice into the table; gives the number of its chunks."""
+        """Write one slice into the table; returns the number of its chunks."""
         groups = self._groups[held.codes].astype(np.uint16)  # Two bytes are sorted in linear time.
         order = groups.argsort(kind="stable")
         groups, held = groups[order], held.take(order)
@@ -177,8 +174,8 @@ class JoinSides:
             "value": held.values,
         }
         bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
-        # Numbers of arrival go on from the highest after a restore, whoever had it: no chunk has
-        # that of another.
+        # After a restore, arrival numbers continue from the highest of all subtasks: no two
+        # chunks share a number.
         numbers, of_group = held.arrivals[bounds[:-1]].tolist(), groups[bounds[:-1]].tolist()
         keys = [
             int_in_group(number + 1, group) for number, group in zip(numbers, of_group, strict=True)
@@ -192,7 +189,7 @@ class JoinSides:
     # read
 
     def has(self, side: int, begin: int, stop: int) -> bool:
-        """Whether a slice that begins there holds a record of `side`."""
+        """Whether a slice in [begin, stop) holds a record of `side`."""
         starts = self._starts_of[side]
         index = bisect_left(starts, begin)
         return index < len(starts) and starts[index] < stop
@@ -228,7 +225,7 @@ class JoinSides:
         return together(parts)
 
     def _contents(self, slot: tuple[int, int]) -> Iterator[bytes]:
-        # By the items, as RocksDB looks up each of the values.
+        # By items, because RocksDB looks up each value separately.
         return map(itemgetter(1), self._table.peek((*slot, *self._windows)).items())
 
     def keys_of(self, codes: np.ndarray) -> Column:
@@ -272,11 +269,11 @@ class JoinSides:
         return map(found.__getitem__, order.tolist())
 
     def forget(self, below: int) -> None:
-        """No window needs the slices that begin before `below` any more."""
+        """Drop the slices that begin before `below`: no window needs them any more."""
         starts = self.starts
         if starts and starts[0] < below and not self._keys_counted:
-            # A window has fired: the keys that it has read, and those that came since, are about as
-            # many as are alive.
+            # A window has fired: the number of the keys that it read, and of those that came since,
+            # is about the number of live keys.
             self._keys_max, self._keys_counted = max(KEYS_MIN, 2 * len(self._encoder)), True
         while starts and starts[0] < below:
             start = starts.pop(0)

@@ -2,8 +2,8 @@
 a distinct key.
 
 Keys that are equal in Python are one key here too: a code stands for a key as a dict would find it.
-Key groups come from the same `SubtaskCache` that rows use, so a record goes where it would go as a
-row.
+Key groups come from the same `SubtaskCache` that rows use, so columns and rows send a record to the
+same subtask.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from aioflow.core.keygroups import SubtaskCache
 __all__ = ["KeyEncoder", "KeyRouter", "arrivals"]
 
 TABLE_SPAN_MAX = 1 << 22
-"""Ints this close together are looked up in a table by their value: three ns a record.
+"""Ints in a range of this size are looked up in a table by their value, at three ns a record.
 
 Others are sorted.
 """
 
 KEYS_MAX = 1_000_000
-"""A router that has seen so many keys begins anew, as `SubtaskCache` does."""
+"""A router that has seen this many keys starts over, as `SubtaskCache` does."""
 
 LISTS_MAX = 64
-"""Lists of entries that are remembered: each channel of an input has its own, and they come in
-turns.
+"""Number of lists of entries that are remembered: each channel of an input has its own, and they
+alternate.
 """
 
 _TEXT = frozenset((str, bytes))
 _NONE: tuple[list[Any], np.ndarray] = ([], np.empty(0, np.int64))
-"""Nothing is known of a list of entries."""
+"""For a list of entries that is not known."""
 
 
 class KeyEncoder:
-    """Gives each distinct key the next code, in no order that means anything.
+    """Gives each distinct key the next code. The order has no meaning.
 
-    `entries[code]` is the key as it was first spelled.
+    `entries[code]` is the key in its first spelling.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class KeyEncoder:
 
     def encode_plain(self, keys: Any) -> np.ndarray | None:
         """The code of each of `keys` if they are ints or texts, which have one spelling each;
-        else None.
+        otherwise None.
         """
         if isinstance(keys, NumberColumn):
             return (
@@ -121,16 +121,16 @@ class KeyEncoder:
         return CodedColumn(codes.astype(np.int32), self.entries)
 
     def _look_up(self, keys: CodedColumn) -> tuple[np.ndarray, np.ndarray]:
-        """What is known of the codes of `keys`, and which of its entries have none yet, each once.
+        """The known codes of `keys`, and the entries that have no code yet, each once.
 
-        Batches cut from one share the list, which may have grown at its end. Entries are looked up
-        when records use them: a list of a million would hold the loop, and come back whole in an
-        encoder that begins anew because it had too many.
+        Batches cut from one batch share the list, which may have grown at its end. Entries are
+        looked up when records use them: a lookup of a million entries would block the loop. It
+        would also put the whole list into an encoder that started over because it had too many.
         """
         entries = keys.entries
         known = self._known.get(id(entries), _NONE)[1]
         if len(known) < len(entries):
-            # The first time just so long, as most lists do not grow.
+            # First exactly this long, since most lists do not grow.
             grown = np.full(max(len(entries), 2 * len(known)), -1, np.int64)
             grown[: len(known)] = known
             self._known[id(entries)] = entries, grown
@@ -151,10 +151,10 @@ class KeyEncoder:
     def _of_ints(self, values: np.ndarray) -> np.ndarray:
         if (
             values[0] == values[-1] and (values == values[0]).all()
-        ):  # Results of one window by its end, for example.
+        ):  # For example the results of one window, keyed by its end.
             return np.full(len(values), self._of_list([int(values[0])])[0])
         at = values - self._low
-        # As unsigned numbers those below the table are beyond its end.
+        # As unsigned numbers, ints below the table are beyond its end.
         if int(at.view(np.uint64).max()) >= len(self._table):
             if not self._reach(int(values.min()), int(values.max())):
                 found, inverse = np.unique(values, return_inverse=True)
@@ -175,8 +175,7 @@ class KeyEncoder:
             low, high = min(low, self._low), max(high, self._low + len(table) - 1)
         if high - low >= TABLE_SPAN_MAX:
             return False
-        # Some more than is asked for, so that keys that come in rising do not make a new table for
-        # each batch.
+        # Some more than needed, so that rising keys do not make a new table for each batch.
         grown = np.full(min(TABLE_SPAN_MAX, 2 * (high - low + 1)), -1, np.int64)
         if len(table):
             grown[self._low - low : self._low - low + len(table)] = table
@@ -185,7 +184,7 @@ class KeyEncoder:
 
 
 def arrivals(codes: np.ndarray, which: np.ndarray, size: int) -> np.ndarray:
-    """`which`, each of which is among `codes`, in the order in which they come there first.
+    """`which`, a subset of `codes`, in the order of their first occurrence in `codes`.
 
     Codes are below `size`.
     """
@@ -193,10 +192,10 @@ def arrivals(codes: np.ndarray, which: np.ndarray, size: int) -> np.ndarray:
         return which
     first = np.empty(
         size, np.int64
-    )  # Where no code points nothing is written, and nothing read: its length costs nothing.
+    )  # Places without a code are neither written nor read: the length costs nothing.
     first[codes[::-1]] = np.arange(
         len(codes) - 1, -1, -1
-    )  # Of several the last is kept: the first record.
+    )  # Of equal codes the last write stays: the first record.
     return which[first[which].argsort()]  # type: ignore[no-any-return]
 
 
@@ -210,27 +209,27 @@ class KeyRouter:
         max_parallelism: int,
         fields: tuple[str | int, ...] | None = None,
     ) -> None:
-        """`fields` of the records go into the parts; None: all."""
+        """`fields` of the records that go into the parts; None: all."""
         self._compute = ColumnExpression(expression)
         self._fields = fields
         self._consumers = consumers
         self._max_parallelism = max_parallelism
         self._dtype = (
             np.int8 if consumers < 1 << 7 else np.int32
-        )  # What is compared for each record and consumer.
+        )  # Compared for each record and consumer.
         self._begin()
 
     def _begin(self) -> None:
         self._encoder = KeyEncoder()
         self._subtasks = np.empty(0, self._dtype)
         self._of_entries: tuple[list[Any] | None, np.ndarray] = (None, self._subtasks)
-        """A list of entries, mostly that of the batch before, and the subtask of each of them."""
+        """A list of entries, usually that of the batch before, and the subtask of each entry."""
         self._cache = SubtaskCache(self._consumers, self._max_parallelism)
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
         """The parts by consumer, with their keys.
 
-        Raises NotOnColumns where rows have to tell what is wrong with a key.
+        Raises NotOnColumns where rows have to report an invalid key.
         """
         values: Any = batch.values
         if not isinstance(values, ColumnBatch):
@@ -267,7 +266,7 @@ class KeyRouter:
                 )
                 own_keys: Any = (
                     keys.take(chosen) if own is None else own
-                )  # A field of the values is not sent twice.
+                )  # A field of the values is sent once.
                 parts.append(
                     (
                         consumer,
@@ -282,7 +281,7 @@ class KeyRouter:
         return parts
 
     def _route(self, keys: Column) -> np.ndarray:
-        """The subtask of each key; where there is but one, nothing that means anything."""
+        """The subtask of each key; meaningless if there is only one subtask."""
         coded = isinstance(keys, CodedColumn) and int(keys.codes.min(initial=0)) >= 0
         plain = (
             isinstance(keys, NumberColumn)
@@ -298,7 +297,7 @@ class KeyRouter:
                 if len(keys.entries) > len(keys):
                     codes = self._encoder.encode(
                         keys
-                    )  # Which looks up those that this piece of a large batch uses, and no others.
+                    )  # It looks up only the entries that this piece of a large batch uses.
                     return self._known().take(codes)
                 entries, known = self._of_entries
                 if entries is not keys.entries or len(known) < len(keys.entries):

@@ -1,7 +1,7 @@
 """The numbers of one aggregate for many keys, one place in an array for each.
 
-Each operation does with the arrays what the loop of rows does with one accumulator after the other,
-in the order of the records.
+Each operation treats the arrays as the loop of rows treats one accumulator after the other, in the
+order of the records.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _LIMIT = 2**63
 
 
 class Groups:
-    """Records by their codes, each group in order of arrival: for sums within it.
+    """Records grouped by code, each group in order of arrival, for sums within it.
 
     Codes are below 2**32.
     """
 
     def __init__(self, codes: np.ndarray) -> None:
-        # 16 bits are sorted by radix, in a tenth of the time that wider numbers take: so twice
-        # where there are more codes.
+        # numpy sorts 16 bits by radix, in a tenth of the time of wider numbers. So more codes are
+        # sorted twice.
         self._order = order = np.argsort(codes.astype(np.uint16), kind="stable")
         if len(codes) and int(codes.max()) >= 1 << 16:
             self._order = order = order[
@@ -44,12 +44,12 @@ class Groups:
             else np.zeros(0, np.int64)
         )
         self.codes = ordered[self._first]
-        """One of each group."""
+        """The code of each group."""
         self.lengths = np.diff(self._first, append=len(codes))
-        """How many records it has."""
+        """The number of records of each group."""
 
     def counted(self, before: np.ndarray) -> np.ndarray:
-        """For each record how many there are of its group up to and with it, after the `before`
+        """For each record the number of records of its group up to and with it, after the `before`
         ones of each group.
         """
         counts = np.repeat(before + 1 - self._first, self.lengths)
@@ -57,8 +57,8 @@ class Groups:
         return self._as_they_came(counts)
 
     def sums(self, values: np.ndarray, before: np.ndarray) -> np.ndarray:
-        """The sum of ints of each record's group up to and with that record, onto `before` of
-        each group.
+        """The sum of the ints of each record's group up to and with that record, added to `before`
+        of each group.
         """
         ordered = values[self._order]
         sums = np.cumsum(ordered)
@@ -66,7 +66,7 @@ class Groups:
         return self._as_they_came(sums)
 
     def places(self) -> np.ndarray:
-        """Which group each record is of."""
+        """The group of each record."""
         return self._as_they_came(np.repeat(np.arange(len(self.codes)), self.lengths))
 
     def _as_they_came(self, ordered: np.ndarray) -> np.ndarray:
@@ -76,12 +76,12 @@ class Groups:
 
 
 Tally = tuple[np.ndarray, np.ndarray]
-"""The codes that there are, each once, and how many records each has."""
+"""The codes that occur, each once, and the number of records of each."""
 
 
 def tally_of(codes: np.ndarray, size: int) -> Tally | None:
-    """How often each code is among `codes`, which are below `size`; None where they are so few
-    that to look at each costs less.
+    """How often each code is among `codes`, which are below `size`. None if there are so few that
+    looking at each costs less.
     """
     if len(codes) * 4 <= size:
         return None
@@ -91,8 +91,8 @@ def tally_of(codes: np.ndarray, size: int) -> Tally | None:
 
 
 class Leaf:
-    """The numbers of one aggregate: a total or best value, and how many, or whether any, values
-    it is of.
+    """The numbers of one aggregate: a total or best value, and the number of its values or whether
+    there is one.
     """
 
     __slots__ = ("bound", "counts", "kind", "values")
@@ -102,7 +102,7 @@ class Leaf:
         self.values: np.ndarray | None = None  # Its dtype is that of the first values.
         self.counts = np.zeros(0, np.int64)
         self.bound = 0
-        """No total of ints is larger."""
+        """Upper bound of the totals of ints."""
 
     def admit(self, given: Inputs, count: int) -> None:
         """Raises NotOnColumns if the values of a batch cannot be added."""
@@ -157,8 +157,8 @@ class Leaf:
     def add(
         self, codes: np.ndarray, given: Inputs, which: np.ndarray | None, tally: Tally | None
     ) -> None:
-        """Add the records at `which`, whose codes are `codes`; `tally` tells how often each is
-        among them, if that is known.
+        """Add the records at `which`, whose codes are `codes`. `tally` counts each code, if that is
+        known.
         """
         values = given.values if given.values is None or which is None else given.values[which]
         if given.chosen is not None:
@@ -168,7 +168,7 @@ class Leaf:
         if not len(codes):
             return
         is_best = self.kind in (LeafKind.MIN, LeafKind.MAX)
-        # A key without a value yet takes its first one, whatever that is.
+        # A key without a value yet takes its first one, even NaN.
         first = self.counts[codes] == 0 if is_best else None
         tally = tally or tally_of(codes, len(self.counts))
         if tally is None:
@@ -181,7 +181,7 @@ class Leaf:
         assert self.values is not None, "grown before"
         if first is None:
             self.bound += given.greatest * len(codes)
-            with np.errstate(all="ignore"):  # Infinities and NaN are results like others.
+            with np.errstate(all="ignore"):  # Infinities and NaN are valid results.
                 np.add.at(self.values, codes, values)
             return
         if first.any():
@@ -254,9 +254,9 @@ class Leaf:
         return np.array(out, values.dtype)
 
     def taken(self, codes: np.ndarray) -> Leaf:
-        """A copy of what it has of `codes`, in their order.
+        """A copy of the numbers of `codes`, in their order.
 
-        It has nothing of codes beyond its end.
+        Codes beyond its end have none.
         """
         copy = Leaf(self.kind)
         copy.counts = _taken(self.counts, codes)
@@ -264,8 +264,8 @@ class Leaf:
         return copy
 
     def merge(self, other: Leaf) -> None:
-        """Add what a later slice holds of the same codes, as `merge` of the aggregate does with
-        one accumulator after the other.
+        """Add the numbers of a later slice for the same codes, as `merge` of the aggregate does
+        with one accumulator after the other.
         """
         if other.values is not None:
             if self.values is None:
@@ -280,7 +280,7 @@ class Leaf:
         self.counts += other.counts
 
     def accumulators(self, codes: np.ndarray) -> list[Any]:
-        """In the form that rows keep."""
+        """The accumulators in the form of rows."""
         counts = self.counts[codes]
         if self.kind is LeafKind.COUNT:
             return counts.tolist()  # type: ignore[no-any-return]
@@ -298,7 +298,7 @@ class Leaf:
         ]
 
     def results(self, codes: np.ndarray) -> Column:
-        """What the aggregate gives for each of `codes`."""
+        """The aggregate's result for each of `codes`."""
         if self.kind is LeafKind.COUNT:
             return NumberColumn(self.counts[codes])
         if self.kind is not LeafKind.MEAN and self.values is not None and self.counts[codes].all():
@@ -335,12 +335,12 @@ def _taken(array: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def grown(array: np.ndarray, size: int) -> np.ndarray:
-    """At least so long, with zeros behind; twice as long as before if it has to grow."""
+    """At least `size` long, padded with zeros; twice as long as before if it has to grow."""
     return array if size <= len(array) else copied(array, max(size, 2 * len(array)))
 
 
 def copied(array: np.ndarray, size: int) -> np.ndarray:
-    """A copy that is at least so long, with zeros behind."""
+    """A copy that is at least `size` long, padded with zeros."""
     copy = np.zeros(max(size, len(array)), array.dtype)
     copy[: len(array)] = array
     return copy

@@ -1,4 +1,4 @@
-"""Columns from Python values, and several columns put together into one."""
+"""Columns from Python values, and the concatenation of columns."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["column_of", "concat", "gather", "repeat", "scatter"]
 
 _NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
 _CODED = frozenset((str, bytes))
-"""Types whose equal values are the same value: one entry may stand for all of them."""
+"""Types whose equal values are identical: one entry may stand for all of them."""
 
 _NONE = type(None)
 
 
 def column_of(items: list[Any]) -> Column:
-    """The column of `items`, which are kept as they are, type for type.
+    """The column of `items`. They keep their value and type.
 
-    An int beyond 64 bits makes it one of objects.
+    An int beyond 64 bits makes it a column of objects.
     """
     kinds = set(map(type, items))
     nullable = _NONE in kinds
@@ -122,9 +122,9 @@ def scatter(length: int, parts: Sequence[tuple[np.ndarray, Column]]) -> Column:
 
 
 def concat(columns: Sequence[Column]) -> Column:
-    """The values of some columns, at least one, behind each other.
+    """The values of some columns, at least one, one after the other.
 
-    What has no common form becomes a column of objects.
+    Columns without a common form become a column of objects.
     """
     if len(columns) == 1:
         return columns[0]
@@ -154,7 +154,7 @@ def concat(columns: Sequence[Column]) -> Column:
 
 
 def _concat_coded(columns: Sequence[CodedColumn]) -> CodedColumn:
-    """Each list of entries is taken once, however many of the columns share it."""
+    """Each list of entries is taken once, even if several columns share it."""
     if all(column.entries is columns[0].entries for column in columns):
         return CodedColumn(np.concatenate([column.codes for column in columns]), columns[0].entries)
     entries: list[Any] = []

@@ -1,9 +1,12 @@
-"""Operations of expressions on arrays of numbers. Each gives None where numpy would not do exactly
-what Python does with each value.
+"""Operations of expressions on arrays of numbers. Each returns None where numpy would not do
+exactly what Python does with each value. These cases are:
 
-Those places: an int that would leave 64 bits; an int beyond 2**53 that meets a float in a
-comparison, or another in `/` (Python is exact there); `//` and `%` of infinities and NaN; `**`;
-rounding to decimals; a cast that could fail. Bools count as ints, as in Python.
+* An int would leave 64 bits.
+* An int beyond 2**53 meets a float in a comparison, or another int in `/` (Python is exact there).
+* `//` and `%` of infinities and NaN.
+* `**`, rounding to decimals, and a cast that could fail.
+
+Bools count as ints, as in Python.
 """
 
 from __future__ import annotations
@@ -32,12 +35,12 @@ __all__ = [
 ]
 
 _EXACT = 2**53
-"""Up to here every int is a float."""
+"""Every int up to here is exact as a float."""
 
 _LIMIT = 2**63
 _DAY_MS = 86_400_000
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
-"""Of `datetime.date`, counted from 1970."""
+"""Range of `datetime.date` in days since 1970."""
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
@@ -69,7 +72,7 @@ class Number:
         )
 
     def bounds(self) -> tuple[int, int]:
-        """The least and the greatest of ints; (0, 0) of none."""
+        """The least and the greatest int; (0, 0) if there are none."""
         values = self.values
         if not isinstance(values, np.ndarray):
             return int(values), int(values)
@@ -142,14 +145,15 @@ def combine(name: str, a: Number, b: Number) -> NumberColumn | None:
         if not (np.isfinite(x).all() and np.isfinite(y).all()):
             return None
     elif a.bounds()[0] == -_LIMIT:
-        return None  # The least of all by -1.
+        return None  # The least int divided by -1.
     return NumberColumn(np.floor_divide(x, y) if name == "//" else np.remainder(x, y), valid)
 
 
 def remainder(x: np.ndarray, n: int) -> np.ndarray:
     """`x % n` of ints, for one `n` above 0.
 
-    A tenth of what numpy's takes, which divides each value by itself; what wraps wraps back.
+    It takes a tenth of the time of numpy's `%`, which divides each value by itself. Overflows
+    cancel out.
     """
     if n & (n - 1) == 0:
         return x & (n - 1)
@@ -182,9 +186,9 @@ def negate(name: str, a: Number) -> NumberColumn | None:
 
 
 def round_number(a: Number, digits: int) -> NumberColumn | None:
-    """Half to even.
+    """Round half to even.
 
-    Decimals of a float are not rounded so by numpy: it scales, and Python does not.
+    numpy rounds decimals of a float differently: it scales, and Python does not.
     """
     if a.kind == "f":
         return NumberColumn(np.rint(a.values), a.valid) if digits == 0 else None
@@ -192,7 +196,7 @@ def round_number(a: Number, digits: int) -> NumberColumn | None:
 
 
 def cast_number(a: Number, to: type) -> NumberColumn | None:
-    """To bool, int or float; text is made value by value."""
+    """Cast to bool, int or float; text is converted value by value."""
     x = a.values
     if to is bool:
         return NumberColumn(x != 0, a.valid)
@@ -202,7 +206,7 @@ def cast_number(a: Number, to: type) -> NumberColumn | None:
         return None
     if a.kind == "f":
         present = x if a.valid is None else np.where(a.valid, x, 0.0)
-        if not (np.abs(present) < float(_LIMIT)).all():  # NaN is not below anything either.
+        if not (np.abs(present) < float(_LIMIT)).all():  # NaN is not below the limit either.
             return None
         return NumberColumn(present.astype(np.int64), a.valid)
     return NumberColumn(a.as_ints(), a.valid)
@@ -220,7 +224,7 @@ def is_in(a: Number, members: tuple[Any, ...]) -> NumberColumn | None:
             or type(member) in (str, bytes)
             or (type(member) is float and math.isnan(member))
         ):
-            continue  # Equals no number.
+            continue  # It equals no number.
         if type(member) not in (bool, int, float):
             return None
         if a.kind == "f":
@@ -261,7 +265,7 @@ def time_part(name: str, a: Number, every_ms: int = 1) -> Column | None:
             return NumberColumn(remainder(ms // _DAY_MS + 3, 7), a.valid)
     low, high = a.bounds()
     if not (low // _DAY_MS >= _FIRST_DAY and high // _DAY_MS <= _LAST_DAY):
-        return None  # No date of Python.
+        return None  # Outside of Python's dates.
     days = (ms // _DAY_MS).astype("M8[D]")
     match name:
         case "year":

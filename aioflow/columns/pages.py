@@ -1,10 +1,10 @@
-"""The pages of Arrow that one reader reads, as batches of columns whose texts are codes into one
-list for each column.
+"""The Arrow pages of one reader as batches of columns, whose texts are codes into one list for each
+column.
 
-A text that came before is found by Arrow itself among those that are known, and never made a Python
-value again; so `read`, which may be called in a thread, does nearly all of the work. The lists grow
-in `settle`, in the thread that hands the batches on: batches of pages before, which are on their
-way, share them. A page is settled before the next one is read.
+Arrow itself finds known texts, so they never become Python values again. So `read`, which may be
+called in a thread, does nearly all of the work. The lists grow in `settle`, in the thread that
+hands the batches on: batches of earlier pages, still on their way, share them. A page is settled
+before the next one is read.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch
 __all__ = ["ArrowPages"]
 
 RECORDS_PER_ENTRY = 8
-"""Where a page has fewer records of each of its texts, to look the texts up costs more than
+"""Minimum number of records for each text of a page. Below it, looking the texts up costs more than
 their readers save.
 """
 
 RECORDS_PER_KNOWN = 2
-"""Where a page has fewer records for each text that is known, it is looked at by itself first."""
+"""Minimum number of records for each known text. Below it, the page is first read by itself."""
 
 
 class _Found(CodedColumn):
-    """A column of texts of which some are new: entry `len(entries) + i` is `new[i]`."""
+    """A column of texts, some of them new: entry `len(entries) + i` is `new[i]`."""
 
     __slots__ = ("new",)
 
@@ -46,11 +46,11 @@ class _Texts:
     def __init__(self) -> None:
         self.growing = GrowingEntries()
         self._known: tuple[list[Any], Any] | None = (
-            None  # The list of them, and the same as an array of Arrow.
+            None  # The list of texts, and the same as an Arrow array.
         )
 
     def read(self, array: Any) -> Column:
-        """The column of `array`, whose texts are not all known."""
+        """The column of `array`, some of whose texts may be new."""
         entries = self.growing.entries
         if self.growing.is_full or len(entries) * RECORDS_PER_KNOWN > len(array):
             return from_arrow(array)
@@ -81,7 +81,7 @@ class _Texts:
                 else column.new,
             )
             for text in plain_texts(column.new):
-                growing[text]  # Which gives it its place.
+                growing[text]  # This gives it its place.
             return CodedColumn(column.codes, entries)
         if column.entries is growing.entries:
             return column
@@ -92,7 +92,7 @@ class _Texts:
         return growing.recoded(column)
 
     def _those_known(self, kind: Any) -> Any:
-        """The texts that are known, as an array of that type."""
+        """The known texts as an array of that type."""
         entries = self.growing.entries
         of, known = self._known or (entries, None)
         if known is None or of is not entries or known.type != kind or len(known) < len(entries):
@@ -102,7 +102,7 @@ class _Texts:
 
 
 class ArrowPages:
-    """What one reader knows of the texts of its pages."""
+    """The texts that one reader knows from its pages."""
 
     def __init__(self) -> None:
         self._texts: dict[Any, _Texts] = {}
@@ -110,7 +110,7 @@ class ArrowPages:
     def read(self, table: Any) -> ColumnBatch:
         """The columns of an Arrow table or record batch, to be settled.
 
-        In any thread, one page at a time.
+        It may run in any thread, one page at a time.
         """
         columns = {
             name: self._read(name, table.column(i)) for i, name in enumerate(table.schema.names)
@@ -118,9 +118,7 @@ class ArrowPages:
         return ColumnBatch(columns, table.num_rows)
 
     def settle(self, page: ColumnBatch) -> ColumnBatch:
-        """The page that was read last, whose texts now are codes into the lists of all pages, as
-        far as that pays.
-        """
+        """The last page read. Where it pays, its texts are codes into the lists of all pages."""
         columns = {name: self._settled(name, column) for name, column in page.columns.items()}
         return ColumnBatch(columns, len(page), page.make)
 

@@ -1,7 +1,7 @@
 """The pairs of two sides that have equal keys, on columns.
 
-Keys come out in the order in which they came first on either side, and of one key the lefts vary
-slowest, each side in its order of arrival: the order in which a join of rows gives them.
+Keys come in the order of their first arrival on either side. Within a key the left records vary
+slowest, each side in its order of arrival. A join of rows gives the same order.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SORTED_MAX = 1 << 31
 
 @dataclass(slots=True)
 class Held:
-    """Records of one side: the code of the key of each, its number in the order in which both
-    sides arrived, and itself.
+    """Records of one side: the code of each key, the number of each record in the common order of
+    arrival, and the record itself.
     """
 
     codes: np.ndarray
@@ -43,7 +43,7 @@ class Held:
 
 
 def together(parts: Sequence[Held]) -> Held:
-    """Some parts, at least one, as one."""
+    """Several parts, at least one, as one."""
     if len(parts) == 1:
         return parts[0]
     codes = np.concatenate([part.codes for part in parts])
@@ -52,10 +52,10 @@ def together(parts: Sequence[Held]) -> Held:
 
 
 class Pairing:
-    """All pairs of `left` and `right`, of which any stretch can be made by itself: a hot key may
-    have millions.
+    """All pairs of `left` and `right`. Any range of them can be made separately: a hot key may have
+    millions.
 
-    Whoever has millions of records makes the runs of either side in a turn of its own.
+    For millions of records the caller makes the runs of each side in a turn of its own.
     """
 
     def __init__(self, left: Runs, right: Runs) -> None:
@@ -82,7 +82,7 @@ class Pairing:
         counts = np.minimum(self._stops[first:last], stop) - np.maximum(
             self._begins[first:last], begin
         )
-        # One run is one key: what holds for it is said once, and repeated for its pairs.
+        # One run is one key: per-run values are computed once, and repeated for its pairs.
         within = np.arange(begin, stop) - self._begins[first:last].repeat(counts)
         left, right = (
             self._left_start[first:last].repeat(counts),
@@ -103,8 +103,8 @@ class Pairing:
 
 
 class Runs:
-    """The records of one side sorted by key, of one key by arrival: where the run of each key
-    is, and when its first record came.
+    """The records of one side sorted by key, and within a key by arrival. It knows the run of each
+    key, and the arrival of its first record.
     """
 
     __slots__ = ("counts", "first", "keys", "order", "starts", "values")
@@ -131,9 +131,9 @@ class Runs:
 
 
 def _met(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the keys that are on both sides are on either.
+    """The positions of the common keys on both sides.
 
-    Codes of keys are small: a table takes a third of what sorting takes.
+    Codes of keys are small: a table takes a third of the time of sorting.
     """
     if not (len(left) and len(right)):
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -149,7 +149,7 @@ def _met(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _sorted(numbers: np.ndarray) -> np.ndarray:
     """`numbers`, from 0 to below `_SORTED_MAX`, in order, and below each its place.
 
-    numpy sorts numbers faster than it finds out their order.
+    numpy sorts numbers faster than it computes their order.
     """
     both = (numbers << _PLACE_BITS) | np.arange(len(numbers))
     both.sort()

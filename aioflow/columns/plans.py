@@ -1,4 +1,4 @@
-"""What an aggregate on columns computes, and what it takes of each batch."""
+"""The computation of an aggregate on columns, and its inputs from each batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Inputs", "LeafKind", "LeafSpec", "Plan"]
 
 
 class LeafKind(Enum):
-    """What one number of a key is."""
+    """The meaning of one number of a key."""
 
     COUNT = "count"
     SUM = "sum"
@@ -28,7 +28,7 @@ class LeafKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """One aggregate: of what, and of which records; None: of all."""
+    """One aggregate: its input, and its filter; None: all records."""
 
     kind: LeafKind
     fn: Expr[Any] | None
@@ -37,7 +37,7 @@ class LeafSpec:
 
 @dataclass(slots=True)
 class Inputs:
-    """What one aggregate takes of a batch: the values, and which records have one (None: all)."""
+    """The input of one aggregate from a batch: values, and which records have one (None: all)."""
 
     values: np.ndarray | None
     chosen: np.ndarray | None
@@ -48,7 +48,7 @@ class Inputs:
 class Plan:
     """An aggregate on columns.
 
-    `names` is None for a single one, else those of the dict that `agg` gives.
+    `names` is None for a single one, otherwise the names in the dict of `agg`.
     """
 
     def __init__(self, leaves: Sequence[LeafSpec], names: Sequence[str] | None) -> None:
@@ -60,7 +60,7 @@ class Plan:
         ]
 
     def inputs(self, batch: ColumnBatch) -> list[Inputs]:
-        """What each aggregate takes of `batch`. Raises NotOnColumns."""
+        """The input of each aggregate from `batch`. Raises NotOnColumns."""
         return [self._input(i, batch) for i in range(len(self.leaves))]
 
     def _input(self, i: int, batch: ColumnBatch) -> Inputs:

@@ -16,11 +16,11 @@ from aioflow.core.column_batch import ColumnBatch
 __all__ = ["KEYS_MAX", "RunningColumns"]
 
 KEYS_MAX = 1_000_000
-"""With so many keys it begins anew: the table may be on disk, and larger than memory."""
+"""Number of keys at which the cells are emptied: the table may be on disk, larger than memory."""
 
 
 class RunningColumns:
-    """What batches of columns have added and the table does not hold yet.
+    """Additions by batches of columns that the table does not hold yet.
 
     `table_of` and `peek` lead to the table.
     """
@@ -41,15 +41,15 @@ class RunningColumns:
         self._encoder = KeyEncoder()
         self._cells: Cells | None = None
         self._spelled = 0
-        """Keys whose types were looked at."""
+        """Number of keys whose types were checked."""
 
     @property
     def held(self) -> int:
-        """Keys that are in memory."""
+        """Number of keys in memory."""
         return len(self._encoder)
 
     def process(self, keys: Any, values: Any) -> ColumnBatch:
-        """`(key, result so far)` for each record. Raises NotOnColumns, and nothing was added."""
+        """`(key, result so far)` for each record. Raises NotOnColumns before any change."""
         if not isinstance(values, ColumnBatch):
             raise NotOnColumns("the values are no records of columns")
         if len(self._encoder) > self._keys_max:
@@ -69,12 +69,12 @@ class RunningColumns:
         return ColumnBatch({0: keys, 1: results}, len(values))
 
     def settle(self) -> None:
-        """Bring what was added into the table."""
+        """Write the additions into the table."""
         if self._cells is not None:
             for _ in self._cells.write(self._table_of, self._encoder.entries):
                 pass
 
     def release(self) -> None:
-        """Rows are about to write to the table."""
+        """Call before rows write to the table."""
         self.settle()
         self._cells = None

@@ -1,8 +1,8 @@
 """The slices of windows as cells: one `Cells` for each slice that batches of columns have added to.
 
-What is here and not yet in the table goes there with `settle`. Whoever is about to write to a slice
-by rows calls `release` before. Both, and the results of a window, go by turns. Between two of them
-somebody may look at the state, which settles what is left; nothing is added.
+`settle` writes unwritten content into the table. Before rows are added to a slice, call `release`.
+Both, and the results of a window, go by turns. Between two turns a query may look at the state,
+which settles the rest; nothing is added.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from aioflow.core.functions import WindowResult
 __all__ = ["SliceColumns"]
 
 KEYS_MIN = 100_000
-"""Codes of keys that are gone are given up when there are so many, and four times as many as a
-slice has keys.
+"""Codes of keys that are gone are given up above this number, if it is also four times the number
+of keys of a slice.
 """
 
 SLICE_KEYS = 64
-"""Keys that cost about as much to write as a slice by itself."""
+"""Number of keys whose writes cost about as much as one more slice."""
 
 TableOf = Callable[[int, list[Any]], MutableMapping[Any, Any]]
-"""What the slice that starts there holds, to change these keys of it."""
+"""The content of the slice that starts there, for changes to these keys of it."""
 
 
 class SliceColumns:
@@ -46,18 +46,18 @@ class SliceColumns:
         self._encoder = KeyEncoder()
         self._cells: dict[int, Cells] = {}
         self._count_before = 0
-        """Keys of the slice that went last: the next one, which has few yet, will have about as
-        many.
+        """Number of keys of the slice that was dropped last: the next one, still small, will have
+        about as many.
         """
 
     @property
     def starts(self) -> list[int]:
-        """Where the slices begin of which something is here."""
+        """Starts of the slices that are here."""
         return list(self._cells)
 
     def make_room(self) -> Iterator[None]:
-        """To be called before `prepare`: gives up the codes of keys that are gone, if there are
-        many. Yields like `settle`.
+        """Call before `prepare`: gives up the codes of keys that are gone, if there are many.
+        Yields like `settle`.
         """
         count = len(self._encoder)
         if count > KEYS_MIN and count > 4 * max(
@@ -67,7 +67,7 @@ class SliceColumns:
             self._encoder = KeyEncoder()
 
     def prepare(self, keys: Any, values: Any) -> tuple[np.ndarray, list[Inputs]]:
-        """The codes of `keys`, and what the aggregates take of `values`. Raises NotOnColumns."""
+        """The codes of `keys`, and the aggregates' inputs from `values`. Raises NotOnColumns."""
         if not isinstance(values, ColumnBatch):
             raise NotOnColumns("the values are no records of columns")
         inputs = self._plan.inputs(values)
@@ -85,9 +85,9 @@ class SliceColumns:
         *,
         new: bool,
     ) -> None:
-        """Add records to the slice at `start`; `new` tells that the table has nothing of it.
+        """Add records to the slice at `start`; `new`: the table has nothing of it.
 
-        Raises NotOnColumns: nothing was added.
+        Raises NotOnColumns before any change.
         """
         cells = self._cells.get(start)
         if cells is None:
@@ -102,7 +102,7 @@ class SliceColumns:
         self._cells[start] = cells
 
     def settle(self) -> Iterator[None]:
-        """Everything is in the table at the end of this, which yields while there is much to write.
+        """Write everything into the table. Yields while there is much to write.
 
         Nothing may be added in between.
         """
@@ -122,7 +122,7 @@ class SliceColumns:
                     written = 0
 
     def release(self, starts: Sequence[int]) -> Iterator[None]:
-        """Rows are about to be added to these slices, which have something here.
+        """Call before rows are added to these slices, which are here.
 
         Yields like `settle`.
         """
@@ -131,16 +131,16 @@ class SliceColumns:
             del self._cells[start]
 
     def drop(self, start: int) -> None:
-        """No window needs the slice any more."""
+        """Drop the slice: no window needs it any more."""
         cells = self._cells.pop(start, None)
         if cells is not None:
             self._count_before = cells.count
 
     def results(self, starts: Sequence[int], begin: int, end: int) -> Iterator[ColumnBatch] | None:
-        """The results of the window [begin, end) made of these slices, in pieces; None if the table
-        has something that is not here.
+        """The results of the window [begin, end) made of these slices, in pieces. None if the table
+        holds something of them that is not here.
 
-        Until all of them are made nothing may be added.
+        Nothing may be added until all pieces are made.
         """
         cells = [one for one in map(self._cells.get, starts) if one is not None and one.complete]
         if len(cells) < len(starts):

@@ -20,7 +20,7 @@ __all__ = ["ColumnSteps"]
 
 
 class ColumnSteps:
-    """A run of steps. Each is the expression that a filter keeps by, or the fields of a select."""
+    """A sequence of steps. Each is the expression of a filter, or the fields of a select."""
 
     def __init__(self, steps: Sequence[Expr[Any] | Mapping[str, Expr[Any]]]) -> None:
         self._steps = [
@@ -31,9 +31,9 @@ class ColumnSteps:
         ]
 
     def __call__(self, batch: RecordBatch) -> RecordBatch:
-        """What is left of `batch`, its times and watermarks with it; keys are dropped.
+        """The rest of `batch`, with its times and watermarks; keys are dropped.
 
-        Raises NotOnColumns, and nothing was done.
+        Raises NotOnColumns before any change.
         """
         values: Any = batch.values
         kept: np.ndarray | None = None  # All.
@@ -68,8 +68,8 @@ class ColumnSteps:
 def _read_behind(
     steps: Sequence[Expr[Any] | Mapping[str, Expr[Any]]],
 ) -> frozenset[str | int] | None:
-    """The fields that `steps` read up to a select, behind which there are no others; None:
-    records come out whole.
+    """The fields that `steps` read up to a select, after which there are no others. None: records
+    come out whole.
     """
     read: list[str | int] = []
     for step in steps:
