@@ -19,7 +19,7 @@ SLOW = 0.3
 
 
 class Pace:
-    """Lets so many pass in a second: `await pace.step()` for each."""
+    """Limits the rate to a number of steps a second: `await pace.step()` for each element."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate

@@ -40,7 +40,7 @@ PAYMENTS = [
     ),  # In the next window of ten seconds, but only 3 s after the order.
     Payment("o2", 14 * SECOND, 500),
     Payment("o3", 25 * SECOND, 250),  # 13 s after the order.
-    Payment("o9", 26 * SECOND, 10),  # Of an order that nobody has seen.
+    Payment("o9", 26 * SECOND, 10),  # There is no order with this id.
 ]
 
 flow = af.Flow("joins", parallelism=2)

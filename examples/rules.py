@@ -34,7 +34,7 @@ PAYMENTS = [
     Payment("bob", 2_000, "FR", 300),
     Payment("ann", 3_000, "FR", 400),  # 1100 of 1000
     Payment("bob", 6_000, "FR", 300),  # 600, which was allowed until a second ago
-    Payment("bob", 7_000, "US", 9_000),  # Nobody has set a limit there yet.
+    Payment("bob", 7_000, "US", 9_000),  # There is no limit for this country yet.
     Payment("ann", 9_000, "US", 50),
 ]
 LIMITS = [Limit("FR", 0, 1_000), Limit("FR", 5_000, 500), Limit("US", 8_000, 40)]
