@@ -195,23 +195,24 @@ def warn_of_empty_side(graph: StreamGraph, nodes: list[StreamNode], tag: OutputT
 
 
 def refuse_pushed(graph: StreamGraph, call: str) -> None:
-    """What runs to its end without a handle cannot read from `af.io.push()`: nobody could push,
-    and it would never end.
+    """Raises GraphError if a flow without a job handle reads from `af.io.push()`.
+
+    Without a handle no element can be pushed, and the flow would never end.
     """
     for node in graph.nodes.values():
         if isinstance(node.source, PushSource):
             raise GraphError(
                 f"{call} of flow {graph.name!r} would never end: its source {node.name!r} is "
-                "af.io.push(), and nobody could push; use "
+                "af.io.push(), and only a job handle can push; use "
                 "`async with flow.run() as job`, job.input(stream) to push and "
                 "job.subscribe(stream) to read"
             )
 
 
 def warn_of_loose_ends(graph: StreamGraph) -> None:
-    """Say which streams nobody reads in a run without a handle, by which one could subscribe.
+    """Warns of streams without a reader in a run without a job handle to subscribe by.
 
-    No error: a function may act by itself.
+    This is no error, because a function may have side effects.
     """
     read = {edge.source for edge in graph.edges}
     loose = [

@@ -1,5 +1,6 @@
-"""What `flow.run()` gives: a run that begins when it is entered by `async with`, and says so to
-whoever tries something else.
+"""The result of `flow.run()`: a run that begins when `async with` enters it.
+
+Any other use raises an error that says so.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Entering(AbstractAsyncContextManager[Job]):
         self._flow = flow
         self._running = running
         self._is_told = False
-        """Whether it was entered, or whoever made it knows why it was not."""
+        """Whether the run was entered, or its creator knows why it was not."""
 
     async def __aenter__(self) -> Job:
         self._is_told = True

@@ -219,8 +219,7 @@ class Flow:
     # Running.
 
     def run(self, **options: Any) -> AbstractAsyncContextManager[Job]:
-        """Run inside this loop: `async with flow.run() as job`. Options as in the table of the
-        guide.
+        """Runs the flow in this loop: `async with flow.run() as job`. The guide lists the options.
 
         Entering waits until every operator is open, and raises what failed there. Leaving: a job
         that has failed raises its error; with bounded sources waits for the end; otherwise stops,
@@ -230,10 +229,10 @@ class Flow:
         return Entering(self.name, self._run(self._graph, options))
 
     async def execute(self, **options: Any) -> JobResult:
-        """Run to the end. Cancelling this call cancels the job. A flow that is pushed into has
-        none: GraphError.
+        """Runs the flow to its end. Cancelling this call cancels the job.
 
-        A stream that no sink takes is warned of: nobody can subscribe to it.
+        Raises GraphError for a flow with `af.io.push()`, which would never end. Warns of streams
+        without a sink: this run has no job handle, so they cannot be subscribed to.
         """
         refuse_pushed(self._graph, "execute()")
         warn_of_loose_ends(self._graph)

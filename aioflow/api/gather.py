@@ -43,11 +43,11 @@ class Collected:
 
 
 class CollectOperator(Operator):
-    """Gathers everything in one list. An attempt that begins with a checkpoint takes back what came
-    after it, any other begins anew.
+    """Gathers all elements in one list.
 
-    So the list holds each element once. It is no state: a later run does not gather what this one
-    did.
+    An attempt that restores a checkpoint removes the elements after that checkpoint; any other
+    attempt begins with an empty list. So the list holds each element once. The list is not state:
+    a later run does not restore it.
     """
 
     def __init__(self, collected: Collected) -> None:
@@ -154,7 +154,7 @@ class RowStream(Generic[T]):
         running, self._running = self._running, None
         try:
             if not self._job.status.is_terminal:
-                # Nobody reads any more: a job that waits for room would never end by itself.
+                # The reader has left: a job that waits for room would never end by itself.
                 await self._job.cancel()
         finally:
             await running.__aexit__(*exc_info)

@@ -146,8 +146,8 @@ class Job:
             self._gathering[key] = Subscription(
                 self._cluster.task_executor, self.id, key, buffer=None, overflow="error"
             )
-        # Not when `_run` ends: until workers and checkpoints are closed, what is put would be
-        # accepted and read by nobody.
+        # Closes the inlets before `_run` ends: while workers and checkpoints close, `put` would
+        # accept elements that are never read.
         self._cluster.job_master.terminated.add_done_callback(lambda _: self._close_inlets())
         self._runner = asyncio.get_running_loop().create_task(self._run(), name=f"job {self.name}")
         started = self._cluster.job_master.started
@@ -345,14 +345,13 @@ class Job:
         *,
         path: str | PathLike[str] | None = None,
     ) -> str:
-        """Write all state where it stays until somebody deletes it, while the job goes on. Returns
-        the path of the savepoint.
+        """Takes a savepoint while the job goes on, and returns its path. It is never deleted.
 
-        It holds what `put` had accepted when it was asked for: sources read that first, for as long
-        as the checkpoints' `timeout`. Under the store, or below `directory`, a path or URL, in a
-        directory of its own. `path` is another name of `directory`: it is where the savepoint is
-        put, never where it is, which is what is returned. Raises CheckpointError when it cannot be
-        made, JobNotRunning when the job is over before.
+        It holds every element that `put` had accepted before the call: sources read these first,
+        for at most the `timeout` of checkpoints. The savepoint gets a new directory under the
+        store, or below `directory`, a path or URL. `path` is another name of `directory`; the
+        returned path lies below it. Raises CheckpointError if the savepoint fails, and
+        JobNotRunning if the job ends first.
         """
         self._check_loop("savepoint()")
         if directory is not None and path is not None:
@@ -439,13 +438,14 @@ class Job:
     def subscribe(
         self, stream: DataStream[T], buffer: int = 1000, overflow: str = "drop_oldest"
     ) -> Subscription[T]:
-        """The elements of `stream` from now on: `async with job.subscribe(s) as rows: async for row
-        in rows`.
+        """Follows `stream` from now on: `async with job.subscribe(s) as rows: async for row in
+        rows`.
 
-        A slow reader never holds the job: when `buffer` rows wait, `overflow` drops the oldest or
-        the newest (counted in `rows.dropped`), or ends the subscription with an error. At-most-once
-        over a restart. Of records that come as columns only fields that the flow has use for are
-        read: GraphError, unless `run(subscribe=[stream])` said before that somebody looks at them.
+        A slow reader never slows the job down. When `buffer` rows wait, `overflow` drops the oldest
+        or the newest (counted in `rows.dropped`), or ends the subscription with an error. Rows are
+        delivered at most once over a restart. Sources of columns read only the fields that the flow
+        uses. So this raises GraphError for such a stream, unless `run(subscribe=[stream])`
+        announced the subscription.
         """
         self._check_loop("subscribe()")
         key = self._tapped(stream)
@@ -471,7 +471,7 @@ class Job:
         return subscription
 
     def detach(self, subscription: Subscription[Any]) -> None:
-        """A subscription that was closed is told of nothing more."""
+        """Stops notifying a closed subscription."""
         if subscription.wake in self._end_callbacks:
             self._end_callbacks.remove(subscription.wake)
 
@@ -528,7 +528,7 @@ class Job:
         return inlet
 
     def _check_loop(self, call: str) -> None:
-        """A call from another loop would wait for what wakes nobody there, and wake the job's
+        """Refuses a call from another loop: it would never wake up, and would wake the job's loop
         from the wrong thread.
         """
         if asyncio._get_running_loop() is not self._loop:
@@ -577,8 +577,8 @@ class Job:
         return tuple(one.place for one in stream.upstreams)
 
     def _refuse_fragments(self, stream: DataStream[Any], places: tuple[TapPlace, ...]) -> None:
-        """Records of columns without the fields that nobody else reads are not what the stream
-        holds: GraphError, with the remedy.
+        """Raises GraphError, with the remedy, if the records of `stream` lack fields that the flow
+        does not read.
         """
         whole = [place for named in self._options.subscribe for place in self._tapped(named)]
         for place in places:

@@ -131,8 +131,8 @@ class RunOptions:
     edge.
     """
     subscribe: Sequence[Any] = ()
-    """Streams whose subscription must miss nothing: they are gathered from the first record on,
-    until somebody subscribes.
+    """Streams whose subscription must miss nothing: the job gathers their records from the first
+    one on, until `job.subscribe`.
     """
     heartbeat: HeartbeatOptions | None = None
     """How worker processes are watched.
@@ -165,7 +165,7 @@ class RunOptions:
         return replace(self, checkpoints=store)
 
     def task_options(self, flow: str) -> TaskOptions:
-        """What each task of `flow` is told. Called on the loop that will run them."""
+        """Returns the options of each task of `flow`. Called on the loop that runs the tasks."""
         settings = self.checkpoint_settings()
         checkpoints = (
             None

@@ -31,7 +31,7 @@ def run(flow: Flow, **options: Any) -> JobResult:
     """
     if not hasattr(flow, "run"):
         if asyncio.iscoroutine(flow):
-            flow.close()  # Nobody else will await it, and Python would say so behind this error.
+            flow.close()  # Else Python also warns that the coroutine was never awaited.
         raise TypeError(
             "af.run() takes a flow and runs it by itself, as in af.run(flow); got "
             f"{type(flow).__name__}: {flow!r}"

@@ -1,8 +1,8 @@
 """What is no stream yet, and what it says when it is used like one: a window without its function,
 a join without `apply`.
 
-Whoever writes `window(...).map(fn)` has left out one step, and the error names it. So does that of
-whoever awaits or iterates over what has no elements, because nothing runs yet.
+`window(...).map(fn)` leaves out one step, and the error names that step. Awaiting or iterating over
+such a step is an error too: it has no elements, because nothing runs yet.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class HalfStream:
 
 
 def nearest_method(of: type, name: str) -> str:
-    """The public method of `of` that `name` was probably meant for, as the end of a message;
-    nothing where nobody wrote `name`.
+    """Returns the end of a message that names the public method closest to `name`.
+
+    Returns an empty string for private names, which no user wrote.
     """
     if name.startswith("_"):  # Copying, pickling and introspection ask for these, and often.
         return ""
@@ -69,9 +70,8 @@ def nearest_method(of: type, name: str) -> str:
 def no_such_method(of: object, name: str, remedy: str = "") -> AttributeError:
     """Python's own words, and what to write instead."""
     words = f"{type(of).__name__!r} object has no attribute {name!r}{remedy}"
-    # To an error that knows its name and object Python adds the attribute that is spelled most like
-    # it: after a remedy once too often. Left out they would be filled in by whoever looked for the
-    # attribute, so they are None.
+    # Python adds the most similar attribute to an error that has a name and an object, which is one
+    # hint too many after a remedy. Python fills both in if they are left out, so they are None.
     return (
         AttributeError(words, name=None, obj=None)
         if remedy

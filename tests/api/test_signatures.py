@@ -497,21 +497,21 @@ def elements(value: int, ctx: Any) -> None: ...
 NEARLY: dict[str, tuple[dict[str, Any], str]] = {
     "camel case": (
         {"onTimer": elements},
-        "onTimer, which nobody calls: did you mean on_timer(self, timestamp, ctx)?",
+        "onTimer, which is never called: did you mean on_timer(self, timestamp, ctx)?",
     ),
-    "underscore": ({"open_": one}, "open_, which nobody calls: did you mean open(self, ctx)?"),
+    "underscore": ({"open_": one}, "open_, which is never called: did you mean open(self, ctx)?"),
     "plural": (
         {"on_timers": elements},
-        "on_timers, which nobody calls: did you mean on_timer(self, timestamp, ctx)?",
+        "on_timers, which is never called: did you mean on_timer(self, timestamp, ctx)?",
     ),
     "state": (
         {"initializeState": one, "snapshot_state": two},
-        "initializeState, which nobody calls: did you mean initialize_state(self, ctx)?",
+        "initializeState, which is never called: did you mean initialize_state(self, ctx)?",
     ),
     "half": (
         {"snapshot_state": two},
-        "snapshot_state and no initialize_state: nobody calls it, and nothing of it is kept in "
-        "checkpoints",
+        "snapshot_state and no initialize_state: it is never called, and checkpoints keep nothing "
+        "of it",
     ),
 }
 
