@@ -1,4 +1,4 @@
-"""What operators and user functions see of state, whatever keeps it; and how a backend is chosen.
+"""The interface of state for operators and user functions, and the choice of a backend.
 
 A `KeyedStateBackend` holds named tables: `namespace -> key -> value`. Plain keyed state lives in
 namespace None, a window's state in the namespace of that window. The five kinds of state are views
@@ -120,8 +120,8 @@ class PendingSnapshot(Protocol):
     """A consistent view of one backend, to be written while the job goes on."""
 
     async def write(self, output: StateOutput) -> KeyedStateHandle | None:
-        """Writes what has to be written, in slices; None: there is nothing to keep. Once. The view
-        ends, whatever happens.
+        """Writes the snapshot in slices; returns None if there is nothing to keep. Called once. It
+        always releases the view, also on an error.
 
         Raises OSError of `output`, and TypeNotSupported naming operator, state, type and remedy.
         """
@@ -221,8 +221,8 @@ class OperatorStateBackend(Protocol):
 
     is_restored: bool
     is_lent: bool
-    """Whether a function may ask for state whenever it likes: what nobody has asked for yet may
-    be its own.
+    """Whether a function may request state at any time: restored state without an owner may
+    still belong to it.
     """
 
     def get_list_state(self, descriptor: StateDescriptor | str) -> Any: ...

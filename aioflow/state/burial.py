@@ -4,7 +4,7 @@ a time.
 To free a key and its value takes some 50 ns, so a million of them hold the loop for 50 ms, and the
 mail of all its tasks with them. Memory comes back within as many turns of the loop as there are
 slices, in whichever dicts it is: a thousand windows that fire in one turn are as much as one that
-is a thousand times as large. Without a running loop it comes back at once: nobody waits.
+is a thousand times as large. Without a running loop it comes back at once: no task waits.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _graves: WeakKeyDictionary[asyncio.AbstractEventLoop, _Grave] = WeakKeyDictionar
 
 
 def bury(entries: dict[Any, Any]) -> None:
-    """Empty `entries`, at which nobody looks any more. The caller lets go of it."""
+    """Empties `entries`, which must have no reader any more. The caller drops its reference."""
     if len(entries) <= FEW:
         return
     try:

@@ -11,11 +11,10 @@ The contents are written afterwards, in slices, while the job goes on. So while 
 unfinished the first touch of a key saves what the key held (a copy if it is mutable, shared if
 not), and who reads the state *as of generation n* takes the oldest value saved since, or the
 present one if none was. Several snapshots may be unfinished at once: each begins a generation of
-its own. Nothing has to be merged back, so whoever holds a dict of the live state may go on holding
-it.
+its own. Nothing has to be merged back, so references to a dict of the live state stay valid.
 
 The rule that this stands on: a key is touched *before* it is changed, or before a mutable value of
-it is given to somebody who may.
+it is given to code that may change it.
 
 What comes and goes within one generation leaves no note, so that the notes are bounded by what was
 there at its begin and at its end:
@@ -65,7 +64,7 @@ _SHARED = ATOMS | {type(MISSING)}
 """Exact types of what is saved as it is."""
 
 KEPT_TOGETHER = 4
-"""So many values at least are kept as columns.
+"""Minimum number of values that are kept as columns.
 
 Batches of a keyed stream are small where there is little to do.
 """
@@ -123,7 +122,7 @@ class Space:
         return list(islice(self.entries, start, start + count))
 
     def release(self) -> None:
-        """Lets go of the contents, which nobody will ask for any more."""
+        """Releases the contents, which have no reader any more."""
         entries, self.entries = self.entries, {}
         bury(entries)
 
@@ -489,4 +488,4 @@ def _saved(held: Any) -> Any:
 
 
 def _nothing() -> None:
-    """Nobody is bound."""
+    """Stands for a callback that is not bound."""

@@ -2,8 +2,8 @@
 hold.
 
 A handle is plain data: it travels in an acknowledgement, stands in the metadata of a checkpoint,
-and is enough to read the state again. Whoever writes gets a `StateOutput`, whoever restores a
-`StateInput`; where the bytes really lie is the business of the store behind.
+and is enough to read the state again. A writer gets a `StateOutput`, and a restoring task gets a
+`StateInput`. The store behind them decides where the bytes lie.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A checkpoint is a list of files that apply in order. The key groups of the subtask are cut into
 *sections*, and each section has a *base*: the file in which all that it holds was written last.
-What changes goes into the new file, whatever section it is of; besides, the new file becomes the
+Changes of all sections go into the new file; besides, the new file becomes the
 base of the sections whose bases are the oldest, as many as weigh about what has changed. So the
 bases go round, nothing is ever written again all at once, and a file from which no section needs
 anything any more leaves the list at its front:
@@ -11,8 +11,8 @@ anything any more leaves the list at its front:
     file 2  changes, sections 1-3  the oldest that is needed, for sections 1-3
     file 3  changes, sections 4-5  and so on, to the last one
 
-Files leave at the front only. So a key that is gone needs to be said once: whoever said before that
-it is there goes first.
+Files leave at the front only. So one file records the removal of a key: the older files that put
+the key leave before it.
 
 Where little changes, bases would take for ever to go round, and files gather. So small files at the
 end of the list, when there are some of about the size of the new one, are written together with it:
@@ -37,12 +37,12 @@ As many as there are key groups in all by default.
 """
 
 ROUND = 64
-"""In so many checkpoints bases are to have gone round, where that takes no more than twice what
-has changed.
+"""Number of checkpoints in which all bases are rewritten, as long as a checkpoint then writes no
+more than twice its changes.
 """
 
 SMALL_FILES_MAX = 4
-"""So many files of about the size of the new one are written together with it into one."""
+"""Number of files of about the new file's size that are merged with it into one."""
 
 SMALL_SHARE = 48
 SMALL_ROWS = 1_024
@@ -80,7 +80,7 @@ class WrittenFile:
     gone: SpokenKeys
     """Keys that it removes.
 
-    Needed for as long as it is: a file before it may put them, in whatever section.
+    Needed for as long as the file is: an earlier file may put them, in any section.
     """
     drops: dict[tuple[str, object], None]
     rows: int
@@ -121,7 +121,7 @@ class Archive:
         return Archive((*kept, file), tuple(stays), choice.credit)
 
     def void(self, choice: Choice) -> Iterator[SpokenKeys]:
-        """What nobody asks for any more, once the next file was written."""
+        """Yields the keys that are obsolete once the next file is written."""
         for place, written in enumerate(self.files):
             if choice.first <= place < choice.end:
                 yield from (keys for _, keys in written.of(choice.sections))

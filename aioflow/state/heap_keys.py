@@ -55,8 +55,8 @@ Smaller spaces, such as those of timers and sessions, share one.
 """
 
 TURNS = 4
-"""Turns of the loop between two slices: a record that is due takes about so many, from the timer
-of its source to the sink.
+"""Turns of the loop between two slices: a record takes about this number from the timer of its
+source to the sink.
 """
 
 LONG_S = 0.004
@@ -66,17 +66,15 @@ is half full does that in less.
 """
 
 LONG_BREATHS = 3
-"""A loop with so many of these one after the other has no time to spare."""
+"""After this number of consecutive long yields, the loop counts as busy."""
 
 SLICES_WHEN_FULL = 8
-"""On such a loop so many slices follow each other: about as long as what a task does in its
-turn.
-"""
+"""Number of consecutive slices on a busy loop: about as long as a task's turn."""
 
 RUNS_WHEN_FULL = 4
-"""So many times, then a breath tells whether it still is.
+"""Number of such runs of slices before a yield measures whether the loop is still busy.
 
-What others take after eight slices does not: so long have they waited.
+The yield after each run cannot tell, because the other tasks have waited for a whole run.
 """
 
 AGE_S = 0.25
@@ -98,7 +96,7 @@ _SORTED = frozenset((str, bytes, int))
 
 
 async def breathe() -> None:
-    """Between two slices: whatever waits for its turn goes first, and so does what that wakes."""
+    """Yields to the loop between two slices: ready tasks run first, and the tasks they wake."""
     for _ in range(TURNS):
         await asyncio.sleep(0)
 
@@ -126,7 +124,7 @@ class Pace:
         self._runs_left = 0
 
     async def looked_at(self, keys: int) -> None:
-        """So many, or what takes as long."""
+        """Counts `keys` that were examined, or work that takes as long."""
         self._done += keys
         if self._done < self._pause_at:
             return

@@ -43,7 +43,7 @@ snapshot.
 BASES = "bases"
 """In `meta` of its handle: section -> place of its base in the files.
 
-Who goes on from the checkpoint asks for it, nobody who reads.
+Only a job that resumes from the checkpoint needs it; a reader does not.
 """
 
 ROWS_A_FRAME = 256
@@ -56,7 +56,7 @@ FIRST_FRAME_ROWS = 32
 """Rows of the first frame of a table, of whose values nothing is known yet."""
 
 GENERATIONS_MAX = 8
-"""So many generations that no completed checkpoint covers are looked at one by one."""
+"""Maximum number of generations without a completed checkpoint that are examined one by one."""
 
 
 @dataclass(slots=True)

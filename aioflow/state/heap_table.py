@@ -97,7 +97,7 @@ class HeapStateTable:
         for space in self._spaces.values():
             space.notes_births = True
 
-    # For views, and for whoever fills or writes out the table.
+    # For views, and for the code that fills or writes out the table.
 
     def space(self, namespace: Any) -> Space:
         """The space of `namespace`, created on demand."""
@@ -143,7 +143,7 @@ class HeapStateTable:
 
 
 class _Tracked(MutableMapping[Any, Any]):
-    """A namespace of which nobody said what will be changed: each access is noted by itself."""
+    """A namespace whose changes are not announced by key: it notes each access."""
 
     __slots__ = ("_namespace", "_table")
 

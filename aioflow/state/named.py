@@ -1,5 +1,6 @@
-"""The states of a backend by their names: who declared what, and what queries see of it,
-whatever the tables are kept in.
+"""The states of a backend by name: their declarations, and the view of queries on them.
+
+It is the same for every kind of table.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ def _frozen(name: str, state: Any, uncopied: dict[str, str]) -> Any:
     """
     try:
         return frozen_copy(state)
-    # Whatever `__deepcopy__` raises; a task that failed of it would come back to the same value.
+    # `__deepcopy__` may raise any error, and would raise it again after a restart of the task.
     except Exception as error:  # noqa: BLE001
         uncopied[name] = f"{type(error).__name__}: {error}"
         return state

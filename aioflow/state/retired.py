@@ -2,8 +2,8 @@
 million rows at once holds the loop for as long as a hundred milliseconds.
 
 The keys that a file spoke of are in tuples which others may hold too: here only references to them
-go. The notes of a generation are emptied in place, so they are given here only where nobody else
-looks at them.
+go. The notes of a generation are emptied in place, so they are added here only after their last
+reader.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Retired:
             self._parts += spoken.tuples()
 
     def add_generations(self, generations: Iterable[Generation]) -> None:
-        """Nobody looks at these any more."""
+        """Takes over generations that have no reader any more."""
         for generation in generations:
             self._notes += [keys for _, keys in generation.noted()]
 

@@ -61,9 +61,9 @@ class RocksDB:
     None: the system's directory for temporary files.
     """
     cache_entries: int = 200_000
-    """At most so many entries of an operator's subtask are in memory as Python values."""
+    """Maximum number of entries of an operator's subtask in memory as Python values."""
     cache_bytes: int = 256 << 20
-    """And what they take there, roughly."""
+    """Maximum size of these entries in memory, roughly."""
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Takes `rocksdb.path`, `rocksdb.cache_entries` and `rocksdb.cache_bytes` of the

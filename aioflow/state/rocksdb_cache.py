@@ -12,9 +12,9 @@ A dirty key is *fresh* if the database holds no row of it, and no snapshot is ye
 a fresh key goes, nothing has to be written: what comes and goes between two snapshots costs neither
 of them anything.
 
-A snapshot takes the dirty keys over: they are *frozen* for it until they are written. Whoever is
-about to change a frozen key, or gets a mutable value of one, has it encoded first. While a snapshot
-is captured nothing newer may reach the database: so nothing dirty is evicted.
+A snapshot takes the dirty keys over: they are *frozen* for it until they are written. A frozen key
+is encoded before its value is changed, or handed out as a mutable value. While a snapshot is
+captured, nothing newer may reach the database, so no dirty key is evicted.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ EVICTED_MAX = 1_024
 """Entries written out in one go: some 5 ms."""
 
 NAMED_LATELY = 1_024
-"""So many keys may be named between the moment when an operator names one and when it is done
-with it.
+"""Maximum number of keys that may be named between an operator's naming of a key and its last
+access to that key.
 """
 
 ROWS_FEW = 64
-"""So many rows of a space are known by themselves."""
+"""Maximum number of rows of a space that are tracked one by one."""
 
 ENTRY_BYTES = 200
 VALUE_FACTOR = 4
@@ -111,13 +111,11 @@ class Space:
         self.stored = False
         """Whether there may be rows of it."""
         self.groups: int | None = 0
-        """Bit set of the key groups in which there may be rows; None: nobody knows."""
+        """Bit set of the key groups in which there may be rows; None if unknown."""
         self.few: dict[bytes, None] | None = {}
-        """All rows that there may be; None: more than a few, or nobody knows."""
+        """All rows that there may be; None if they are more than a few, or unknown."""
         self.passed = b""
-        """Rows below it, if there are any, are of keys that are gone: whoever asks whether any
-        is left need not look at them again.
-        """
+        """Rows below it, if any, belong to removed keys: searches for remaining rows begin here."""
         self.dropped = False
         self.dirty: dict[Any, int] = {}
         """Key -> when it was named last, if `token` is the cache's; otherwise it counts as
@@ -289,11 +287,11 @@ class Cache:
         """Of the present `dirty`."""
         self.captures: list[Capture] = []
         self.held = 0
-        """At least so many entries and dirty keys are in memory, if it is more than was counted
-        last.
+        """Number of entries and dirty keys in memory at the last count, adjusted by each change
+        since.
         """
         self.ask_at = limits.entries
-        """From so many on, `make_room` is asked."""
+        """Value of `held` from which on `make_room` is called."""
         self.epoch = 0
         """Grows with what is named; what was named in this or the last one stays in memory."""
         self._named = 0
@@ -385,7 +383,7 @@ class Cache:
             self.opened().write(batch)
 
     def count(self, space: Space, named: int) -> None:
-        """So many keys of `space` became dirty."""
+        """Counts `named` keys of `space` that became dirty."""
         self.held += named
         self._named += named
         if self._named >= NAMED_LATELY:

@@ -57,7 +57,7 @@ MANIFEST_BYTES_MAX = 64 << 10
 RUNS_MAX = 6
 """Files of changes before some are merged.
 
-With merging by size a row is written anew about log4(all / changed) times, not each time.
+With merging by size a row is rewritten about log4(all / changed) times, not each time.
 """
 
 AMPLIFICATION_PERCENT = 200

@@ -3,7 +3,7 @@ are linked, not copied.
 
 To begin one is to take the dirty keys over, however many. While a snapshot is *captured*, the job
 goes on in memory, and nothing newer reaches the database. Captures come one after the other, in the
-order in which the snapshots began; whoever writes a later one brings the earlier ones forward. The
+order in which the snapshots began; writing a later one brings the earlier ones forward. The
 last step, the checkpoint of RocksDB itself, is made in a thread.
 
 Files of the database never change: each is uploaded once, and what the next checkpoint has in
@@ -177,8 +177,7 @@ class RocksSnapshot:
         self._began = True
         try:
             while self._phase in (_Phase.WRITING, _Phase.LINKING):
-                # The eldest comes first, whoever writes it: files of this snapshot hold what it
-                # wrote.
+                # The oldest snapshot is written first: the files of this snapshot contain its rows.
                 eldest = self._cache.captures[0]
                 assert isinstance(eldest, RocksSnapshot)
                 wait_s = eldest.advance()
@@ -229,8 +228,8 @@ class RocksSnapshot:
             self._linking = self._host.blocking(database.checkpoint, self._path)
             self._linking.add_done_callback(self._linked)
         except Exception as error:  # noqa: BLE001  # Raised where the snapshot is written.
-            # Whoever writes this snapshot is told; another one that only brought it forward is not
-            # to blame.
+            # The writer of this snapshot gets the error. A later snapshot that only brought it
+            # forward is not to blame.
             self._error = error
             self._phase = _Phase.CAPTURED
             self._give_back()

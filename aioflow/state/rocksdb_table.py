@@ -97,7 +97,7 @@ class RocksTable:
         encode_value(self._codec, key, value, self._spaces[None].owner)
         self.checked.add(type(value))
 
-    # For views, and for whoever fills the table.
+    # For views, and for the code that fills the table.
 
     def space(self, namespace: Any) -> Space:
         """The space of `namespace`, made on demand."""
@@ -227,7 +227,7 @@ class _Items(ItemsView[Any, Any]):
 
 
 class _Tracked(MutableMapping[Any, Any]):
-    """A namespace of which nobody said what will be changed: each access is noted by itself."""
+    """A namespace whose changes are not announced by key: it notes each access."""
 
     __slots__ = ("_namespace", "_table")
 

@@ -1,7 +1,7 @@
-"""What snapshots are made of: declarations of tables, operator state as plain data, and copies that
-nobody can change.
+"""The parts of a snapshot: declarations of tables, operator state as plain data, and immutable
+copies.
 
-`frozen_copy` copies whatever the job could still change, and shares the rest: what a snapshot holds
+`frozen_copy` copies the values that the job could still change, and shares the rest. So a snapshot
 can be encoded later.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["OperatorSnapshot", "TableMeta", "Uncopied", "check_max_parallelism",
 ATOMS = frozenset(
     {type(None), bool, int, float, str, bytes, datetime, date, timedelta, Decimal, UUID}
 )
-"""Exact types that nobody can change."""
+"""Exact types whose values are immutable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,9 @@ class Uncopied:
 
 
 def frozen_copy(value: Any) -> Any:
-    """`value` itself if nobody can change it, otherwise a copy down to what cannot be changed."""
+    """Returns `value` itself if it is immutable, otherwise a deep copy that shares the immutable
+    parts.
+    """
     kind = type(value)
     if kind in ATOMS:
         return value

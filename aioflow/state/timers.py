@@ -397,8 +397,8 @@ class InternalTimerService:
     def attach(self, event: TimerQueue, processing: TimerQueue, watermark: int) -> None:
         """Goes on with these timers, at event time `watermark`: what was late stays late.
 
-        A job that was drained goes on behind the end of time: there it begins anew, or all that
-        comes would be late for ever. The backend calls it, when the service is made.
+        After a drain, the watermark stands at the end of time. The service then resets it, because
+        otherwise every later record would be late. The backend calls this for each new service.
         Processing-time timers that are overdue fire with the first mail.
         """
         self._event, self._processing = event, processing

@@ -140,7 +140,7 @@ class TimedView(View):
         return left if left is stored else self._settle(self._namespace, key, now)
 
     def _written(self, now_ms: int) -> None:
-        # The current key was written. Removes a few entries that have ended, of whatever key.
+        # The current key was written. Removes a few expired entries, of any key.
         index = self._index
         index.note(self._namespace, self._backend.current_key, now_ms)
         for namespace, key in index.take_ended(now_ms, REMOVED_PER_WRITE):

@@ -2,8 +2,8 @@
 operator of another kind.
 
 Built-in operators ask for their raw tables when they are opened. Functions may ask for their states
-whenever they like, so a state that nobody has asked for yet is no proof of anything, as long as the
-operator may be the one that had it.
+at any time. So an unclaimed state is no proof that it is orphaned, as long as its operator may
+still claim it.
 """
 
 from __future__ import annotations

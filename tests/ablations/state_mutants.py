@@ -419,8 +419,8 @@ STATE_MUTANTS: list[Mutant] = [
         "a view of operator state fails the task where something cannot be copied",
         "aioflow/state/operator_state.py",
         (
-            "    # Whatever `__deepcopy__` raises; a task that failed of it would come back to "
-            "the same value.\n"
+            "    # `__deepcopy__` may raise any error, and would raise it again after a restart of "
+            "the task.\n"
             "    except Exception as error:  # noqa: BLE001\n"
         ),
         (
