@@ -123,5 +123,5 @@ class AddingWindowOperator(Operator):
         self._late_dropped.inc(1)
         if (
             self._late_tag is not None and self._folding is self._aggregate
-        ):  # Nobody reads them where no whole ones are sent.
+        ):  # Late elements have no reader where no whole ones are sent.
             self.ctx.side_output(self._late_tag, value, timestamp, watermark)

@@ -3,7 +3,7 @@ functions in threads, many at once.
 
 After Flink's AsyncWaitOperator, but `process_batch` never waits: `room` is what the queue still
 takes, the rest of a batch stays in the chain. Each element's call is a task of its own in the
-task's group; whatever has completed when the mail runs goes on as one batch.
+task's group; all calls that have completed when the mail runs go on as one batch.
 
 Invariants: the queue holds at most `concurrency` elements; the watermark that goes on is never
 above the one that was in force for the oldest element in it; elements that did not go on yet are in
@@ -297,8 +297,8 @@ class AsyncWaitOperator(Operator):
                 marks += [entry.mark] * count
         before, watermark = self._sent, self._reached()
         self._emit(values, stamps, marks, before, watermark)
-        # Whoever waits for room looks again at each delivery; up it stays only when nothing is in
-        # flight, as `busy` is waited for too.
+        # A waiter for room checks again at each delivery. The flag stays up only when nothing is in
+        # flight, because waiters on `busy` use it too.
         self.availability.set_available()
         if self.busy:
             self.availability.set_unavailable()

@@ -1,5 +1,5 @@
-"""Operators about how many at a time: `map_batches` gathers elements for one call, `throttle` lets
-so many pass in a stretch of time.
+"""Operators that limit numbers of elements: `map_batches` gathers elements for one call, and
+`throttle` limits their rate.
 
 Both bound what they hold: a gathered batch by its size and by the wait of its first element, a
 throttle by holding nothing at all (the chain keeps what there is no room for). Both hold the
@@ -209,8 +209,8 @@ class MapBatchesOperator(Operator):
             self._timer = self.ctx.register_processing_timer(
                 self.ctx.processing_time() + self._wait_ms, self._on_wait_over
             )
-        # Whoever waits looks again at each change; up it stays only when nothing is held, as `busy`
-        # is waited for too.
+        # A waiter checks again at each change. The flag stays up only when nothing is held, because
+        # waiters on `busy` use it too.
         self.availability.set_available()
         if self.busy:
             self.availability.set_unavailable()
@@ -361,6 +361,6 @@ class ThrottleOperator(Operator):
         return self.ctx.host.clock.monotonic() * 1000
 
     def _on_time(self, timestamp_ms: int) -> None:
-        """Mail: there may be room. The chain asks again, and waits anew if not."""
+        """Mail: there may be room. The chain checks, and waits again if there is none."""
         self._timer = None
         self.availability.set_available()

@@ -1,5 +1,5 @@
 """Tumbling and sliding windows of processing time, in the slices of `slice_window`: a batch is one
-fold, whoever its keys are.
+fold, with any keys.
 
 What event time is there, the clock is here: all records of a batch come at one instant, and nothing
 is ever late. One timer of the operator stands for all keys; it fires every window that has ended.

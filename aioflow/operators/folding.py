@@ -179,8 +179,8 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
     """Base of the aggregates that write their own loop. Subclasses say how, as source.
 
     `initial` is the source of a new accumulator; `in_place` says that it is a container, which is
-    changed, not replaced; `regroups` that parts in one order merge to the very same in whatever
-    grouping, which rounding forbids to sums.
+    changed, not replaced; `regroups` that parts in one order merge to the same result in any
+    grouping, which rounding rules out for sums.
     """
 
     initial = "None"

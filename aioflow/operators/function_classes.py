@@ -1,5 +1,5 @@
-"""What is wrong with a function class for all to see: a method that nobody calls, as its name is
-nearly that of one, or takes too little.
+"""Finds visible mistakes in a function class: a method that is never called because its name is
+misspelled, or a method that takes too few arguments.
 
 A class that derives from `af.ProcessFunction` and spells `on_timer` as Flink does is a class like
 any other: its timers would go by in silence. It is an error where the method is one that must be
@@ -82,8 +82,7 @@ def check_function_class(function: Any) -> None:
         if name not in own and name not in getattr(function, "__dict__", ())
     ]
     required = {name for kind, names in REQUIRED.items() if issubclass(cls, kind) for name in names}
-    # Of a class the constructor, which nobody has called so far, may yet give the object what is
-    # missing.
+    # The constructor of a class was not called yet, and may still add what is missing.
     certain = not isinstance(function, type) or "__init__" not in own
     for name, method in own.items():
         if name in contract or name.startswith("_") or type(method) is not FunctionType:
@@ -95,7 +94,7 @@ def check_function_class(function: Any) -> None:
             )
         if meant:
             logger.warning(
-                "%s has a method %s, which nobody calls: did you mean %s?",
+                "%s has a method %s, which is never called: did you mean %s?",
                 cls.__name__,
                 name,
                 _head(contract[meant]),
@@ -105,7 +104,7 @@ def check_function_class(function: Any) -> None:
     if len(half) == 1:
         (other,) = {*CHECKPOINTED} - {*half}
         logger.warning(
-            "%s has %s and no %s: nobody calls it, and nothing of it is kept in checkpoints",
+            "%s has %s and no %s: it is never called, and checkpoints keep nothing of it",
             cls.__name__,
             *half,
             other,

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["PROGRESS", "CoGroupOperator", "IntervalJoinContext", "IntervalJoinOperator"]
 
 COLUMNS = f"{INTERNAL_PREFIX}join-columns"
-"""Name of the table of chunks, see `columns.join_sides`: bytes under made-up ints, which nobody
-is to see as keys.
+"""Name of the table of chunks, see `columns.join_sides`: bytes under made-up ints, which queries
+must not show as keys.
 """
 
 PROGRESS = f"{INTERNAL_PREFIX}join-progress"
@@ -52,7 +52,7 @@ come) of each subtask, see `window_join`.
 """
 
 ROWS_MAX = 1_024
-"""Windows to which rows made of columns are added before somebody else has a turn."""
+"""Number of windows to which rows made of columns are added between two yields."""
 
 TIMERS = "interval-join-timers"
 BUFFERS = ("interval-join-left", "interval-join-right")

@@ -31,7 +31,7 @@ KINDS: dict[type, str] = {
 }
 """Types of which no key equals one of another kind.
 
-Of others, as those of a program, nobody knows.
+For other types, such as those of a program, this is unknown.
 """
 
 
@@ -71,7 +71,7 @@ class KeysMet:
 
 
 def _difference(left: Any, right: Any) -> tuple[str, str] | None:
-    """What either is called where they differ in kind; None where they do not, or nobody knows."""
+    """Returns the names of both kinds if they differ; None if they do not, or if it is unknown."""
     if isinstance(left, tuple) and isinstance(right, tuple):
         if len(left) != len(right):
             return f"a tuple of {len(left)}", f"one of {len(right)}"

@@ -2,8 +2,8 @@
 stands for the others.
 
 The best element of a window is the best of the best elements of its batches; so with a maximum, and
-what came first or last. Where a batch holds few keys, whoever deals records out folds it by the
-very aggregate of the window, and sends what the accumulators hold: that is written, read and folded
+what came first or last. If a batch holds few keys, the sender folds it by the window's own
+aggregate and sends the contents of the accumulators. These are written, read and folded
 again once a key instead of once a record. It is Flink's local aggregation, without a buffer and
 without a second kind of record: what is sent is added as any other record is, and state knows
 nothing of it.
@@ -16,7 +16,7 @@ Invariants: the results are the same, and in the same order.
 * Keys come in the order of their first record, as does what the window gives out.
 * The aggregate gives the same wherever batches are cut. A sum does not, not even of a batch of
   ints: behind a float of another batch each addition rounds.
-* Nothing is left out of which somebody would hear: with allowed lateness each late record would
+* The records left out are not visible anywhere else: with allowed lateness each late record would
   give a result of its own, and late elements may be read. `numLateRecordsDropped` counts what was
   sent.
 * What is best is compared by a type that is ordered from end to end (`_ORDERED`), as far as what is
@@ -103,8 +103,9 @@ class LocalAggregate:
 
 
 def local_aggregate(aggregate: object, grid: SliceGrid) -> LocalAggregate | None:
-    """How batches for a window of `aggregate`, whose late elements nobody reads, are folded
-    before they are sent; None: they are not.
+    """Returns how to fold batches for a window of `aggregate` before they are sent, or None.
+
+    The window's late elements must have no reader.
     """
     if (
         not isinstance(aggregate, BuiltIn)

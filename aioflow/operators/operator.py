@@ -14,7 +14,7 @@ Life cycle (after Flink): `setup -> initialize_state -> open -> (process_batch |
 end_input -> finish -> end_of_data -> close`; a job that is stopped has `input_stopped` in place of
 `end_input -> finish`. `initialize_state` and `open` run from the tail of a chain to its head,
 `finish` from head to tail, `close` and `snapshot_state` from tail to head. `close` is called
-exactly once after `setup`, whatever happened; `finish` only at a normal end, `end_of_data` also
+exactly once after `setup`, also after an error; `finish` only at a normal end, `end_of_data` also
 when the job is stopped.
 """
 
@@ -177,8 +177,8 @@ class Operator:
     """
 
     calls_functions = False
-    """Whether it calls functions of the application also where it reads columns: of them nobody
-    knows how long they take.
+    """Whether the operator calls user functions even if it reads columns: their duration is
+    unknown.
     """
 
     slow_remedy = (
@@ -278,8 +278,8 @@ class Operator:
         return empty_batch()
 
     def settle_state(self) -> None:
-        """Bring what is held outside of the state backends into them: somebody looks at the
-        state.
+        """Moves state that is held outside of the state backends into them, before a query or a
+        snapshot reads it.
         """
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:

@@ -44,7 +44,7 @@ def check_plain(function: Any, what: str, parameters: str, method: str = "__call
     for call in (target, getattr(target, "__call__", None)):  # noqa: B004
         if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
             raise GraphError(
-                f"{what} needs a plain function, and this one is async, which nobody awaits here; "
+                f"{what} needs a plain function, and this one is async, which is not awaited here; "
                 "map(async fn) beside it"
             )
     if is_class:
@@ -78,7 +78,7 @@ def check_without_resources(function: Any, what: str) -> None:
 
 
 def check_without_state(function: Any, what: str) -> None:
-    """Raises GraphError for a CheckpointedFunction, where nobody would call its methods."""
+    """Raises GraphError for a CheckpointedFunction, whose methods would not be called here."""
     if has_operator_state(function):
         name = (function if isinstance(function, type) else type(function)).__name__
         raise GraphError(

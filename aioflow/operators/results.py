@@ -56,8 +56,8 @@ def refuse_awaitable(result: Any, what: str) -> None:
         if inspect.iscoroutine(result):
             result.close()  # Else it is also reported as never awaited.
         raise TypeError(
-            f"{what} returned {type(result).__name__}, which nobody awaits: declare the function "
-            "itself as `async def`, or pass "
+            f"{what} returned {type(result).__name__}, which is never awaited: declare the "
+            "function itself as `async def`, or pass "
             "functools.partial of an `async def` in the place of a function or lambda that calls it"
         )
 

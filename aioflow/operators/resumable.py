@@ -80,9 +80,7 @@ class ResumableOutput:
         return len(self._values) >= self._limit or self._tried >= self._limit
 
     def tried(self, count: int = 1) -> None:
-        """So many pieces of work were done for this piece of the output, whether or not they
-        gave something.
-        """
+        """Counts `count` pieces of work for this piece of the output, with or without results."""
         self._tried += count
 
     def start(self, work: Iterator[None], final: int) -> RecordBatch:

@@ -13,9 +13,9 @@ Invariants:
 * no open session of a key overlaps or touches another, and none is over: those that the watermark
   passes fire and are forgotten;
 * a key with open sessions has a timer at or before the last instant of each of them. A session that
-  grows leaves its timer where it is: when that is due, it is registered anew, for the end that the
-  session has by then. So a session costs a timer for each gap that it lasts, not one for each
-  record;
+  grows leaves its timer where it is. When that timer is due, it is registered again for the end
+  that the session has by then. So a session costs a timer for each gap that it lasts, not one for
+  each record;
 * a session fires when the watermark in force reaches `end - 1`, and `end - 2` is in force before
   its result.
 """

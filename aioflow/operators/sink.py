@@ -67,8 +67,8 @@ class SinkWriter(Protocol[T_contra]):
     `snapshot_state` behind `prepare`.
 
     What was prepared up to the restored checkpoint is committed, by this subtask or by another.
-    What this subtask began after it, in an attempt that is gone, belongs to nobody: `open` removes
-    it, and nothing that a later attempt may have begun.
+    Work that an earlier attempt of this subtask began after that checkpoint is orphaned: `open`
+    removes it, but nothing that a later attempt may have begun.
     """
 
     def write_batch(self, values: Sequence[T_contra], timestamps: Sequence[int] | None) -> None:

@@ -92,7 +92,7 @@ def _parts(table: Table) -> Iterator[Iterable[tuple[Any, Any]]]:
     """The items of `table`, `LOOP_MERGES_AT_ONCE` at a time; each part is to be read before the
     next is asked for.
 
-    A dict of which no list is made gives the same tuple each time, as long as nobody keeps it:
+    Iterating over `dict.items()` directly reuses one tuple as long as no reference to it is kept:
     merging then costs 0.6 of the time.
     """
     items = iter(table.items())

@@ -32,8 +32,8 @@ __all__ = ["SliceStore", "by_slice"]
 BYTE = 256
 
 RUNS_FROM = 8
-"""Slices a window from which on it is covered by runs of them, whatever the aggregate and
-wherever its state is.
+"""Number of slices of a window from which on runs of slices cover it, for every aggregate and
+state backend.
 """
 
 RUNS_FROM_IN_MEMORY = 3
@@ -100,7 +100,7 @@ class SliceStore:
     def slice(self, start: int, keys: list[Any]) -> MutableMapping[Any, Any]:
         """What slice `start` holds, which columns have given up, to change `keys` in it."""
         self._note(start)
-        # Asked anew for each batch, as the backend may put another mapping in its place.
+        # Looked up for each batch, because the backend may replace the mapping.
         return self._table.of(start, keys)
 
     def fold_columns(

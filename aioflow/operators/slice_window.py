@@ -97,8 +97,9 @@ class SliceWindowOperator(AddingWindowOperator):
 
     @property
     def next_due(self) -> int:
-        """The watermark from which on it has something to do, whatever comes; above all of them
-        when it holds nothing.
+        """The watermark at which the window next has work, without further input.
+
+        It is above all watermarks if the window holds nothing.
         """
         starts = self._slices.starts
         return (
@@ -197,8 +198,8 @@ class SliceWindowOperator(AddingWindowOperator):
 
         They had reached one watermark, as a barrier that is aligned cuts all of them at the same.
         If not, this subtask goes on at the lowest, and `_ahead` holds the key groups that had got
-        further, until it has caught up with them. Those that were at the end of time begin anew: a
-        job that was drained goes on behind it.
+        further, until it has caught up with them. Key groups at the end of time start again without
+        a watermark, because a drained job continues after it.
         """
         own = self._state.key_group_range
         found = [

@@ -93,7 +93,7 @@ class SourceReader(Protocol[T_co]):
     more, and is read until `finished` although the job stops.
 
     Optional, for a reader that holds things until a checkpoint covers them (it acknowledges
-    messages, or answers whoever sent them): `checkpoint(checkpoint_id)`, called when the positions
+    messages, or answers their senders): `checkpoint(checkpoint_id)`, called when the positions
     for that checkpoint have been taken, between two polls, and
     `checkpoint_completed(checkpoint_id)`, called once that checkpoint is durable. The second covers
     every earlier checkpoint; it is not called for one that is aborted, and may come after later
@@ -155,8 +155,8 @@ class Source(Protocol[T_co]):
         optional attribute) if unbounded.
 
         What was found before and is found again has the same id; what is not found any more is read
-        all the same. A `discover(host)` gets the coordinator's host: whoever looks at files or the
-        network does it through that.
+        all the same. A `discover(host)` gets the coordinator's host, and must use it for all access
+        to files and the network.
         """
 
     def reader(self, ctx: SourceContext) -> SourceReader[T_co]:

@@ -15,8 +15,8 @@ A function that is an expression of its argument and nothing else stands in the 
 
 A failing user function surfaces as itself. Which record it was follows from how far the iterator
 over the input got, and which step from the line of the generated loop, so the success path pays for
-neither. The first result of each function is looked at, for a coroutine that nobody would await;
-then the loop is made anew, without the look.
+neither. The first result of each function is checked, because a returned coroutine would never be
+awaited; then the loop is generated again without the check.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 place of the element.
 
 A sum of one field that is dealt out over processes would else have every record written, read and
-made again for that field. Whoever deals records out calls the function that the aggregate would
-have called, and says so of the batch (`RecordBatch.taken`); where that fails, the whole records go
-on, and the aggregate fails at the one which is to blame, or passes over it as late. So the function
+made again for that field. The sender calls the function that the aggregate would have called, and
+marks the batch (`RecordBatch.taken`). If the call fails, the whole records go on, and the
+aggregate fails at the record to blame, or passes over it as late. So the function
 must be one that does nothing but compute: one that could as well stand in the loop itself
 (`inlining`).
 """

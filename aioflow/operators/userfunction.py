@@ -111,8 +111,8 @@ def all_of(snapshots: Iterable[Callable[[], Awaitable[None] | None]]) -> Awaitab
     """Lets several functions write their state, one after the other; what is to await, if one gives
     that, goes on with those behind it.
 
-    The first error comes out. None is begun before those in front of it have ended: whatever ends
-    this in the midst, nothing is left over.
+    Raises the first error. A snapshot begins only after those before it have ended, so nothing is
+    left over if this is interrupted.
     """
     left = iter(snapshots)
     ongoing = next((one for snapshot in left if (one := snapshot()) is not None), None)
@@ -144,7 +144,7 @@ def describe_record(value: Any) -> str:
     """
     try:
         text = repr(value)
-    # Whatever it is, the error that is being described matters more.
+    # The error that is being described matters more than any error of `repr`.
     except Exception as error:  # noqa: BLE001
         return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
     return text if len(text) <= RECORD_TEXT_MAX else text[:RECORD_TEXT_MAX] + "..."

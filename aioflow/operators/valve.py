@@ -1,9 +1,9 @@
 """Combining watermarks: of the channels of one input, of the splits of one source, of the inputs of
 one operator.
 
-The combined watermark is the minimum over whoever takes part. It only rises, and it is never
-MAX_WATERMARK while somebody could still send records: whoever has reached MAX is finished and no
-longer counts, until all have.
+The combined watermark is the minimum over the active channels. It only rises, and it is never
+MAX_WATERMARK while a channel could still send records. A channel that has reached MAX is finished
+and no longer counts, until all have.
 
     StatusWatermarkValve   channels of one input; one that comes back from being idle has to catch
                            up with the output
@@ -194,8 +194,8 @@ class StatusWatermarkValve:
         return None
 
     def _settle_idle(self, outputs: list[Watermark | WatermarkStatus]) -> bool:
-        # Nobody is left who could advance the valve: flush the maximum over all channels, then say
-        # so. Whether that is the case.
+        # If no channel is left that could advance the valve, flushes the maximum over all channels
+        # and emits the idle status. Returns whether it did.
         open_channels = [
             i for i, watermark in enumerate(self._watermarks) if watermark < MAX_WATERMARK
         ]

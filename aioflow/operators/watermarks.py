@@ -227,7 +227,7 @@ class IdlenessTimer:
     """Decides when a stream is idle: asked for records for `idle_after_ms`, and had none. `now_ms`
     is any clock.
 
-    The time during which nobody asked (back pressure) does not count. After Flink's
+    Time without a call (back pressure) does not count. After Flink's
     WatermarksWithIdleness and PausableRelativeClock.
     """
 
@@ -260,7 +260,7 @@ class IdlenessTimer:
         return self._since_ms + self.idle_after_ms - self._quiet_ms
 
     def pause(self, now_ms: int) -> None:
-        """Nobody asks any more. What was counted so far is kept."""
+        """Stops the count until the next call, and keeps the time counted so far."""
         if self._since_ms is not None:
             self._quiet_ms += now_ms - self._since_ms
             self._since_ms = None
@@ -311,8 +311,8 @@ class TimestampsAndWatermarksOperator(Operator):
                 for index, parallelism, watermark in found
                 if (index, parallelism) == place
             ]
-            # Under another parallelism the records are spread anew: nobody is behind the slowest of
-            # before.
+            # Another parallelism redistributes the records: no subtask is behind the slowest former
+            # one.
             self._generator.restore(min(own or [watermark for _, _, watermark in found]))
 
     async def open(self) -> None:
@@ -352,7 +352,7 @@ class TimestampsAndWatermarksOperator(Operator):
             self._timer.cancel()
 
     def _wait_for_records(self) -> None:
-        # One timer at a time: when it fires too early, because records came since, it is set anew.
+        # One timer at a time: if it fires too early, because records came since, it is set again.
         if self._idleness is not None:
             due = self._idleness.nothing(self.ctx.processing_time())
             if due is not None and self._timer is None:

@@ -149,8 +149,8 @@ class WindowOperator(Operator):
         """Each open session is in the table of sessions: contents without one would never fire, nor
         those of sessions under other windows.
 
-        What slices and sessions by key hold is in tables of other names, which a task refuses as
-        state that nobody asks for.
+        Slices and sessions by key keep their state in tables of other names. A task refuses those
+        as unclaimed state.
         """
         merging, held = self._assigner.is_merging, bool(self._sessions.namespaces())
         if held is merging or not (held or self._contents.namespaces()):

@@ -1,5 +1,5 @@
-"""What triggers, evictors and window functions are handed while they are called: one object
-each, bound anew for each call.
+"""The contexts of triggers, evictors and window functions: one object each, rebound for each
+call.
 """
 
 from __future__ import annotations

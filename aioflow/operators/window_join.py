@@ -48,8 +48,8 @@ PAIRS_MAX = 65_536
 """Pairs in one piece of the output."""
 
 WINDOWS_MAX = 64
-"""Windows in which one side has nothing that may pass before somebody else has a turn, and
-slices of a batch: there may be thousands.
+"""Maximum number of windows with one empty side, and of slices of a batch, between two yields:
+there may be thousands.
 """
 
 FAR = 100
@@ -170,7 +170,7 @@ class WindowJoinOperator(CoGroupOperator):
 
         grid, sides = self._grid, self._sides
         assert sides is not None
-        # A window may have passed with nothing in it; whatever comes now is late for it.
+        # A window may have passed with nothing in it; later records are late for it.
         passed = grid.next_end(self._timers.current_watermark) - grid.slide
         until = self._until = max(self._until, passed)
         early = np.flatnonzero(times < max(self._columns_from(), MIN_WATERMARK))

@@ -181,9 +181,9 @@ COLUMN_MUTANTS: list[Mutant] = [
         (
             "        if (\n"
             "            self._late_tag is not None and self._folding is self._aggregate\n"
-            "        ):  # Nobody reads them where no whole ones are sent.\n"
+            "        ):  # Late elements have no reader where no whole ones are sent.\n"
         ),
-        "        if self._late_tag is not None:  # Nobody reads them where no whole ones are "
+        "        if self._late_tag is not None:  # They have no reader where no whole ones are "
         "sent.\n",
         (
             "tests/operators/test_taking.py::"

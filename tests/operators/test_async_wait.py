@@ -593,5 +593,5 @@ async def test_a_plain_function_that_gives_a_coroutine_is_never_taken_for_its_re
         AsyncWaitOperator(kind, lambda value: double(value), blocking=True), context
     )
     threaded.process_batch(batch([1]))
-    with pytest.raises(TypeError, match="returned coroutine, which nobody awaits"):
+    with pytest.raises(TypeError, match="returned coroutine, which is never awaited"):
         await context.settle()
