@@ -58,10 +58,10 @@ def is_asked_to_end(task: asyncio.Task[Any] | None) -> bool:
 
 
 class Done:
-    """What a call gives back that acts at once, among others that are awaited: whoever awaits it
-    too goes on without a turn of the loop.
+    """The result of a call that acts at once, where other implementations must be awaited.
 
-    Such calls are annotated `Any`: type checkers would complain of an awaitable that nobody awaits.
+    Awaiting it takes no turn of the loop. Such calls are annotated `Any`, because type checkers
+    would complain about an awaitable that is not awaited.
     """
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -100,14 +100,14 @@ class OrderedTaskGroup:
         self._aborting = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._owner: asyncio.Task[Any] | None = (
-            None  # Any: the owner's result is nobody's business here.
+            None  # Any: the owner's result does not matter here.
         )
         # A dict is an ordered set.
         self._children: dict[asyncio.Task[Any], None] = {}
         self._errors: list[BaseException] = []
         self._bare_error: BaseException | None = None
         self._self_cancelled = (
-            False  # We cancelled the owner to get it out of its body; nobody else asked for it.
+            False  # We cancelled the owner to get it out of its body; no other party asked for it.
         )
         self._drained: asyncio.Future[None] | None = None
 
@@ -253,7 +253,7 @@ async def supervise(coro: Coroutine[Any, Any, object], report: Callable[[Excepti
     """Await `coro` and hand its error to `report`, so that its siblings in a task group live on."""
     try:
         await coro
-    except Exception as error:  # noqa: BLE001  # Handed over whole, to whoever can judge it.
+    except Exception as error:  # noqa: BLE001  # Handed over whole; `report` judges it.
         report(error)
 
 

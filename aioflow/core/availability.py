@@ -1,9 +1,9 @@
 """Level-triggered availability: is there input, is there room in the output?
 
-After Flink's AvailabilityProvider. A provider is available or not; whoever finds it unavailable may
-ask for the one future that completes when it becomes available again. The hot path asks
-`is_available`, a plain attribute, and touches no future at all. Spurious wake-ups are allowed, lost
-ones never: a waiter looks again after it was woken.
+After Flink's AvailabilityProvider. A provider is available or not; a caller that finds it
+unavailable may ask for the one future that completes when it becomes available again. The hot path
+reads `is_available`, a plain attribute, and touches no future at all. Spurious wake-ups are
+allowed, lost ones never: a waiter checks again after each wake-up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["AVAILABLE", "Availability", "all_of"]
 
 
 class Availability:
-    """One flag and, while it is down and somebody waits, one future."""
+    """One flag and, while it is down and has waiters, one future."""
 
     __slots__ = ("_callbacks", "_future", "is_available")
 
@@ -25,7 +25,7 @@ class Availability:
         self._callbacks: list[Callable[[], None]] = []
 
     def set_available(self) -> None:
-        """Raise the flag and wake whoever waits. Idempotent."""
+        """Raises the flag and wakes all waiters. Idempotent."""
         self.is_available = True
         future, self._future = self._future, None
         if future is not None and not future.done():
@@ -61,13 +61,13 @@ class Availability:
 
 
 AVAILABLE = Availability(available=True)
-"""For what is always available. Nobody may lower it."""
+"""For things that are always available. It must never be lowered."""
 
 
 def all_of(providers: Sequence[Availability]) -> Availability:
     """Available once each of `providers` was available since this call.
 
-    A snapshot: build it anew after each wait.
+    A snapshot: build it again after each wait.
     """
     waiting = [p for p in providers if not p.is_available]
     combined = Availability(not waiting)

@@ -269,7 +269,7 @@ def _as_column(items: Any) -> Column:
 
 
 def _as_items(column: Column) -> Any:
-    # What is a list is a list again: whoever reads rows need not know of columns.
+    # A list stays a list, so that readers of rows need not know columns.
     return column.to_list() if isinstance(column, ObjectColumn) else column
 
 

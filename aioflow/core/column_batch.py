@@ -2,7 +2,7 @@
 a list of rows.
 
 A `ColumnBatch` stands where a list of values stands, in `RecordBatch.values`. It has a length, it
-can be cut, and whoever iterates over it gets rows, made once: so every operator understands it, and
+can be cut, and iterating over it gives rows, made once. So every operator understands it, and
 one that reads columns saves the rows. Times, keys and watermarks beside it are columns too, which
 read like the lists of ints that they stand for.
 
@@ -154,7 +154,7 @@ class CodedColumn(Column):
     def _make_list(self) -> list[Any]:
         entries, codes = self.entries, self.codes.tolist()
         if len(entries) > len(codes):
-            # A few records must not cost what all entries do: whoever is slow takes a batch in
+            # A few records must not cost what all entries do: a slow consumer takes a batch in
             # small parts.
             return [None if code < 0 else entries[code] for code in codes]
         return list(map([*entries, None].__getitem__, codes))

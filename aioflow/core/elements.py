@@ -9,9 +9,9 @@ operator. It is parallel lists. Invariants that every producer keeps and every c
 * `watermark` is the watermark after the last record, `MIN_WATERMARK` when the batch brings no news;
   it is never below the list;
 * `taken` says that in the place of each record stands what the aggregate it is sent to takes of it,
-  or its key if that is nothing; whoever makes the same records anew uses `slice`, `pick` or
-  `with_watermarks`, which do not forget it;
-* a batch belongs to whoever holds it, and an emitted batch is never mutated: local edges pass it by
+  or its key if that is nothing; code that rebuilds the same records uses `slice`, `pick` or
+  `with_watermarks`, which keep it;
+* a batch belongs to its holder, and an emitted batch is never mutated: local edges pass it by
   reference.
 
 Event time is continuous: when the watermark jumps, everything that was due in between happens in
@@ -192,7 +192,7 @@ class CheckpointBarrier:
     """Cuts the stream for checkpoint `checkpoint_id`, triggered at `timestamp_ms` (wall clock of
     the coordinator).
 
-    The coordinator sends it to the sources, and they send it downstream: nobody learns more about a
+    The coordinator sends it to the sources, and they send it downstream. Tasks know no more about a
     checkpoint than this.
     """
 
@@ -217,7 +217,7 @@ class CheckpointBarrier:
 
 @dataclass(frozen=True, slots=True)
 class CancelCheckpointMarker:
-    """Checkpoint `checkpoint_id` will not complete: whoever aligns for it stops waiting."""
+    """Checkpoint `checkpoint_id` will not complete: tasks that align for it stop waiting."""
 
     checkpoint_id: int
 

@@ -5,7 +5,7 @@ A channel is one producer and one consumer, and what it sends arrives once and i
 connection that comes later. Each end has its tables. A table takes over the list that the columns
 share, as long as that only grows (`GrowingList`); the bytes of a batch name the table, say how many
 entries it has, and bring those that are new. So bytes of a channel mean nothing elsewhere: what
-leaves the order of the channel, as data in flight that goes into a checkpoint, is written anew
+leaves the order of the channel, as data in flight that goes into a checkpoint, is encoded again
 without tables.
 """
 
@@ -21,8 +21,8 @@ either end keep their meaning.
 """
 
 ENTRIES_PER_RECORD = 4
-"""A batch brings no more entries than so many for each of its records; otherwise it is cheaper
-to name those that it uses.
+"""Maximum number of new entries of a batch for each of its records. Beyond it, naming the entries
+that the batch uses is cheaper.
 """
 
 ENTRIES_MAX = 1 << 20

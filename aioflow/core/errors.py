@@ -15,7 +15,7 @@
     │                             that it should be
     ├── JobError
     │   ├── JobFailed         the job ended FAILED; the cause is chained
-    │   ├── JobCanceled       the job ended CANCELED while somebody waited for its result
+    │   ├── JobCanceled       the job ended CANCELED while a caller waited for its result
     │   └── JobNotRunning     the job is not in a state in which it can answer
     ├── CancellationTimeout   user code did not end on its cancellation
     ├── NoResourceAvailable   a cluster has fewer slots than a job needs

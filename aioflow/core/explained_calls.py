@@ -59,7 +59,7 @@ def hinted(hint: Callable[[Mapping[str, Any]], str | None]) -> Callable[[F], F]:
 def explained_methods(cls: C) -> C:
     """`cls` with its public methods `explained`, and what makes one of it.
 
-    `async def` stays what it is: somebody may ask.
+    An `async def` stays one, because callers may inspect it.
     """
     for name, method in list(vars(cls).items()):
         if (

@@ -55,8 +55,8 @@ method.
 def compile_row(expression: ex.Expr[Any]) -> Callable[[Any], Any]:
     """A function from a row to the value of `expression`.
 
-    Raises MissingFieldError for a row without a field that is read, and whatever an operation
-    raises (TypeError of `1 + "a"`).
+    The function raises MissingFieldError for a row without a field that is read, and passes on
+    errors of operations (TypeError of `1 + "a"`).
     """
     return _specialising(lambda emitter: f"return {emitter.value(expression)}", (expression,))
 

@@ -503,9 +503,7 @@ def _no_value(e: Expr[Any], asked: str, method: str) -> str:
 
 
 def _tell_of_none(e: Expr[Any], operator: str) -> None:
-    """It is no error, since None may be the value of a variable; but nobody means it who writes
-    it down.
-    """
+    """Warns of a literal None. It is no error, because None may be the value of a variable."""
     from aioflow.core.expression_hints import always_none
 
     logger.warning(always_none(e, operator))

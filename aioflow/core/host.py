@@ -137,8 +137,8 @@ class FileSystem(Protocol):
         ...
 
     async def rename(self, source: str, target: str) -> None:
-        """Move a file or directory, replacing a target file: whoever looks sees the old one or
-        the new one.
+        """Moves a file or directory and replaces a target file: a reader sees the old file or the
+        new one.
         """
         ...
 
@@ -310,7 +310,7 @@ class Processes(Protocol):
     def has_ended(self, process: ProcessIdentity) -> bool:
         """Tell whether a process is known to run no more.
 
-        False: it runs, or nobody here can know.
+        False: the process runs, or its state is unknown here.
         """
         ...
 
@@ -367,12 +367,12 @@ class Host(Protocol):
         name: str | None = None,
     ) -> asyncio.Future[T]:
         """Run `fn(*args)` where it may block, and return a future of its result on the running
-        loop. It sees the context variables of whoever asks.
+        loop. It sees the context variables of the caller.
 
         Short calls share a bounded pool. `dedicated` gives the call a thread of its own, for work
         that lasts as long as a task does (a source's generator), so that it never starves the pool.
-        Cancelling the future does not stop a call that has begun: whoever gives long work also
-        gives it a way to be told to stop.
+        Cancelling the future does not stop a call that has begun, so long work needs its own way to
+        be stopped.
         """
         ...
 
@@ -534,7 +534,7 @@ class SystemHost:
             joiner.join()  # It has nothing left to do but return.
             if alive := [thread.name for thread in threads if thread.is_alive()]:
                 logger.warning(
-                    "threads are left behind in a blocking call that nobody waits for, and end "
+                    "threads are left behind in an abandoned blocking call, and end "
                     "with it, or with the process: %s",
                     ", ".join(alive),
                 )

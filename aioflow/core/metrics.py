@@ -1,7 +1,7 @@
 """Plain counters, gauges, meters and histograms, in groups with hierarchical names.
 
 Updating costs an integer addition: no lock (one loop owns a metric), no clock, no label lookup.
-Everything else happens when somebody reads: `snapshot` samples meters and sorts histograms. Clocks
+Everything else happens at a read: `snapshot` samples meters and sorts histograms. Clocks
 are injected, so that virtual time works.
 """
 
@@ -49,7 +49,7 @@ class Counter:
 
 
 class Gauge:
-    """A value that is asked for when somebody reads. `fn` must be quick and must not block."""
+    """A value that is computed at each read. `fn` must be quick and must not block."""
 
     __slots__ = ("_failed", "_fn")
 
@@ -105,8 +105,8 @@ class Gauges:
 class Meter:
     """How often something happens a second, over the last `window_s`.
 
-    The window is sampled when it is read. If nobody read for longer than that, the rate is the one
-    since the last read.
+    The window is sampled at each read. If the last read is older than the window, the rate is the
+    one since that read.
     """
 
     __slots__ = ("_now", "_samples", "_window_s", "count")

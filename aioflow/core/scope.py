@@ -1,8 +1,8 @@
 """Where user code runs, for logs: job, operator, subtask and key as a context variable.
 
 A task sets one `Scope` when it starts; the coroutines and tasks that it starts inherit it. The
-chain points it at the operator whose user code runs next, and the key is asked of that operator's
-state when somebody looks. So a record pays nothing.
+chain points it at the operator whose user code runs next. A reader gets the key from that
+operator's state, so it costs nothing per record.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ once, by the exact types of its values, and written in the cheapest of five shap
                                    header, msgpack array
 
 A value that cannot be kept is refused with TypeNotSupported before anything is written. Malformed
-bytes raise DecodeError, whatever the decoder said.
+bytes raise DecodeError, whichever error the decoder raised.
 """
 
 from __future__ import annotations

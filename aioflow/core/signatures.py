@@ -26,8 +26,9 @@ def check_takes(function: Any, what: str, parameters: str) -> None:
 
 
 def wrong_signature(function: Any, count: int) -> str:
-    """The signature of `function` as text, if it cannot be called with `count` arguments by
-    place; empty if it can, or nobody knows.
+    """Returns the signature of `function` as text if it cannot take `count` positional arguments.
+
+    Returns an empty string if it can, or if the signature is unknown.
     """
     signature = _signature(function)
     try:
@@ -42,7 +43,7 @@ def _signature(function: Any) -> inspect.Signature | None:
     called = function
     while isinstance(called, partial):
         called = called.func
-    if hasattr(called, "__signature__"):  # Somebody says what it takes, who may be wrong.
+    if hasattr(called, "__signature__"):  # It was set by hand, and may be wrong.
         return None
     try:
         return inspect.signature(function, follow_wrapped=False)

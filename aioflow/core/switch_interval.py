@@ -1,7 +1,7 @@
 """How soon a thread that waits for the interpreter is given it, while a loop keeps it busy.
 
 A thread that has waited for the switch interval asks the holder to let go, and then gets its turn
-for certain. The count begins anew each time that the holder lets go by itself, which a loop does
+for certain. The count restarts each time that the holder lets go by itself, which a loop does
 once a turn, in its `select`; and it takes the interpreter back before the other thread is awake.
 Turns are shorter than the interval of 5 ms that Python begins with, so beside a busy loop a thread
 waits until chance gives it a turn: measured were seconds for the few files of a checkpoint. With an

@@ -102,7 +102,7 @@ class SystemProcesses:
             return _SystemProcess(await asyncio.create_subprocess_exec(*argv, env=environment))
         if (
             len(secret) > 4096
-        ):  # The least a pipe holds: writing never blocks although nobody reads yet.
+        ):  # The minimum size of a pipe: writing never blocks, even before the child reads.
             raise ValueError(f"secret for {argv[0]} has {len(secret)} bytes, expected at most 4096")
         read_end, write_end = os.pipe()
         try:

@@ -1,7 +1,7 @@
 """Values that are built alike, such as accumulators, as columns: what stands at each place of all
 of them, beside how they are built.
 
-Lists and tuples of one length each, within one another, around values that nobody can change. `[1,
+Nested lists and tuples of one length each, around immutable values. `[1,
 ("a",)]` and `[2, ("b",)]` are the columns `1 2` and `"a" "b"`, built as `[LIST, LEAF, [TUPLE,
 LEAF]]`. That takes a loop in C for each place, where the values one after the other take a call for
 each container; and it takes a few objects, not two for each value, to keep them as they are now.
@@ -15,7 +15,7 @@ from typing import Any
 __all__ = ["LEAF", "lay_out", "pick", "put_together"]
 
 LEAF, LIST, TUPLE = range(3)
-"""What stands at a place: what has no places, or lists or tuples of so many places as follow."""
+"""Kind of a place: a value without places, or a list or tuple with the places that follow."""
 
 LEVELS_MAX = 8
 WIDTH_MAX = 32
