@@ -1,5 +1,5 @@
-"""How a command asks a cluster: where its JobManagers are, with which secret, and what is said
-when nobody answers.
+"""How a command asks a cluster: the addresses of its JobManagers, the secret, and the message if
+no JobManager answers.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def secret_of(path: Path) -> bytes:
     """Raises NotAuthenticated."""
     if (
         path == DATA / "secret" and not path.exists()
-    ):  # Nobody has named it: the first command in a new directory.
+    ):  # The default path: probably the first command in a new directory.
         here = f"no cluster was started in this directory: there is no {path}"
         raise NotAuthenticated(
             f"{here}. Start one with aioflow cluster start, or name the secret of another with "
@@ -131,16 +131,16 @@ def secret_of(path: Path) -> bytes:
 
 
 def find_started(arguments: argparse.Namespace) -> None:
-    """Without --at: the cluster that was started here, whatever its port is, or the usual one."""
+    """Fills in --at: the cluster that was started here, at any port, or the default address."""
     if arguments.at is None:
         data = arguments.secret_file.parent
         arguments.at = whereabouts_of(data) if (data / "address").exists() else LOCAL
 
 
 def whereabouts_of(data: Path) -> Whereabouts:
-    """The JobManager that started last, or whoever leads by now.
+    """Returns where to find the JobManager that started last, or the present leader.
 
-    Raises FileNotFoundError, or UsageError for a file with something else.
+    Raises FileNotFoundError, or UsageError for a file with other contents.
     """
     path = data / "address"
     text = path.read_text(encoding="utf-8", errors="replace").strip()

@@ -32,7 +32,7 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
         help="secret: restore only what was written with it",
     )
     parser.add_argument(
-        "--fresh", action="store_true", help="begin without state, whatever the store holds"
+        "--fresh", action="store_true", help="begin without state, even if the store holds some"
     )
     parser.add_argument(
         "--allow-non-restored",

@@ -188,7 +188,7 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
         def on_listening(address: str, number: int) -> None:
             whole = (
                 arguments.data / f"address.{os.getpid()}"
-            )  # Whoever waits for the file must not find it empty.
+            )  # A process that waits for the file must not find it empty.
             whole.write_text(f"{address}:{number}\n", encoding="utf-8")
             whole.replace(arguments.data / "address")
             print(f"jobmanager listens at {address}:{number}", flush=True)
@@ -348,12 +348,14 @@ def _bring_up(
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C comes behind it: in the midst of starting a process it would leave one that nobody
-    knows, and nobody can tell for ours yet.
+    """Delays Ctrl-C to the end of the block.
+
+    During the start of a process, Ctrl-C would leave a process that is not recorded yet, and that
+    `aioflow cluster stop` could not find.
     """
     if (
         before := signal.getsignal(signal.SIGINT)
-    ) is not signal.default_int_handler:  # Whoever passes over Ctrl-C goes on to do so.
+    ) is not signal.default_int_handler:  # A program that ignores Ctrl-C still does.
         yield
         return
     came: list[int] = []

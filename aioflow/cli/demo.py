@@ -252,7 +252,7 @@ class QuietAirport(af.KeyedProcessFunction[str, Flight, Alarm]):
 
 
 def flow() -> af.Flow:
-    """The flow on the installed data, with a report that nobody reads: `aioflow graph
+    """Returns the flow on the installed data, with an unused report: `aioflow graph
     aioflow.cli.demo:flow`.
     """
     return build_flow(find_data(), Report())

@@ -24,7 +24,7 @@ def report_lines(report: Report, *, seconds: float, workers: int = 0) -> Iterato
 
 
 def next_lines(command: str) -> Iterator[str]:
-    """What to try next, for somebody who starts the program by `command`."""
+    """Yields what to try next, for a user who starts the program by `command`."""
     yield "What to try next"
     for line, what in (
         (f"{command} graph aioflow.cli.demo:flow --svg flow.svg", "how this ran, as a picture"),

@@ -1,5 +1,5 @@
-"""What a user is told about a job that failed: the error, where in the flow, and the line of
-their own; nothing of the engine.
+"""The report of a failed job for its user: the error, its place in the flow, and the line of the
+user's own code. Frames of the engine are left out.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What the library says of its arguments, said of the options of the command line: whoever typed
-`--every` knows nothing of `every=`.
+"""Translates the library's messages about arguments into messages about command line options.
+
+A user who typed `--every` does not know `every=`.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def add_monitor_options(parser: argparse.ArgumentParser) -> None:
         help="let who knows the token stop, cancel and save jobs",
     )
     parser.add_argument(
-        "--show-data", action="store_true", help="show state and records to whoever may read"
+        "--show-data", action="store_true", help="show state and records to all readers"
     )
 
 

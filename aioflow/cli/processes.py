@@ -1,9 +1,8 @@
-"""The processes of this machine that belong to a cluster, found by how they were started: whoever
-started them, and whenever.
+"""Finds the processes of this machine that belong to a cluster, by their command lines.
 
-`aioflow cluster start` writes down which it starts (`pids`), but a JobManager that died is started
-again by hand, or by a supervisor, and a standby and further TaskManagers are started by hand too:
-to be ended with the cluster they have to be found like the rest.
+`aioflow cluster start` records the processes that it starts (`pids`). But a JobManager that died is
+started again by hand, or by a supervisor. A standby and further TaskManagers are started by hand
+too. `aioflow cluster stop` must find and end all of them.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def _found(data: Path) -> Iterator[tuple[int, str]]:
                 and os.path.realpath((PROC / str(pid) / "cwd").readlink() / directory) == whole
             ):
                 yield pid, command
-        except OSError:  # It has ended meanwhile, or is somebody else's.
+        except OSError:  # It has ended meanwhile, or belongs to another user.
             continue
 
 

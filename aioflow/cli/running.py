@@ -27,7 +27,7 @@ LINES_EVERY_S = 4.0
 
 
 class Watcher:
-    """Is told about a job while it runs. This one shows nothing."""
+    """Observes a job while it runs. This base class shows nothing."""
 
     every_s = 3600.0
 

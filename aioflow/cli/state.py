@@ -1,4 +1,4 @@
-"""`aioflow state show PATH`: what is in a savepoint or a checkpoint, of whatever job."""
+"""`aioflow state show PATH`: prints the contents of a savepoint or a checkpoint of any job."""
 
 from __future__ import annotations
 

@@ -39,9 +39,7 @@ def load_flow(target: str) -> Flow:
     if callable(found):
         try:
             made = found()
-        except (
-            Exception
-        ) as error:  # It is the user's function: whatever it raises is told, not ours to sort.
+        except Exception as error:  # It is the user's function: every error of it is reported.
             raise UsageError(
                 f"{name}() of {place} raised\n  " + "\n  ".join(describe(error))
             ) from error
@@ -105,7 +103,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _found_in(module: ModuleType) -> str:
-    """What the module offers, for somebody who mistyped."""
+    """Returns the flows and functions of the module, for the message about a wrong name."""
     flows = [name for name, value in vars(module).items() if isinstance(value, Flow)]
     functions = [
         name

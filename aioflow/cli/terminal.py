@@ -1,5 +1,5 @@
-"""A block of lines that is redrawn in place at the bottom of a terminal, with whatever the program
-prints scrolling by above it.
+"""A block of lines that is redrawn in place at the bottom of a terminal. The program's output
+scrolls by above it.
 
 Plain ANSI, no curses. While a block is shown, `sys.stdout` and `sys.stderr` go through it when they
 are the same terminal.
@@ -22,7 +22,7 @@ __all__ = ["LiveBlock", "is_live", "reader_is_gone", "uses_color"]
 CLEAR_LINE, CLEAR_BELOW = "\x1b[K", "\x1b[J"
 
 SIZE_DEFAULT = (100, 40)
-"""Columns and lines where nobody knows better."""
+"""Columns and lines of a terminal of unknown size."""
 
 
 def is_live(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
@@ -36,9 +36,9 @@ def uses_color(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def reader_is_gone() -> bool:
-    """Whether nobody reads standard output any more (`| head`).
+    """Returns whether the reader of standard output has gone (`| head`).
 
-    What is still to be flushed there then goes nowhere.
+    Output that is still to be flushed is then discarded.
     """
     watched = select.poll()
     watched.register(sys.stdout.fileno(), 0)  # Errors are told without being asked for.
