@@ -96,7 +96,7 @@ class FaultProxy:
         self.resume()
 
     def stall(self) -> None:
-        """Hold all bytes back, in both directions, also of new connections. Nobody is told."""
+        """Holds all bytes back silently, in both directions, also of new connections."""
         self._stalled = True
 
     def resume(self) -> None:
@@ -151,7 +151,7 @@ class FaultProxy:
     async def _connect(self, link: _Link) -> None:
         try:
             await self._host.net.connect(lambda: link.far, *self._target)
-        except OSError:  # The server is not there: the client is told as by the server itself.
+        except OSError:  # There is no server: the client sees a reset, as from the server.
             link.abort()
             return
         link.release()

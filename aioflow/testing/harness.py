@@ -311,5 +311,5 @@ def _unpickled(plan: bytes, operators: list[OperatorStateSnapshot], now_ms: int)
 def _close_quietly(task: HarnessTask) -> None:
     try:
         task.close()
-    except Exception:  # noqa: BLE001  # Nobody is left to hear of it: the harness is garbage.
+    except Exception:  # noqa: BLE001  # No caller is left: the harness is garbage.
         return

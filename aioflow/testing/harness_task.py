@@ -125,7 +125,7 @@ class HarnessTask:
         )
         self._chain.holds_end = False
         self._task = self.loop.create_task(self._run(), name=self.name)
-        # What is left of a harness that nobody closed is no news.
+        # The rest of a harness that was not closed is not worth a message.
         self._task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._task.add_done_callback(lambda _: self.loop.stop())
         self._wait_for(lambda: self._opened)
@@ -236,7 +236,7 @@ class HarnessTask:
     # On the loop.
 
     async def _run(self) -> None:
-        """The life of the task. Errors are kept for whoever calls next."""
+        """Runs the task from open to close. Errors are kept for the next caller."""
         enter_scope(self._scope)
         try:
             async with self.group:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def settle(future: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]) -> None:
-    """Call `func` for whoever waits for `future`, if anybody still does."""
+    """Calls `func` and sets its result on `future`, unless `future` is done already."""
     if future.done():
         return
     try:
@@ -21,5 +21,5 @@ def settle(future: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, .
         wrapped = RuntimeError("blocking call raised StopIteration")
         wrapped.__cause__ = error
         future.set_exception(wrapped)
-    except BaseException as error:  # noqa: BLE001  # Carried to whoever awaits the call.
+    except BaseException as error:  # noqa: BLE001  # Raised where the call is awaited.
         future.set_exception(error)

@@ -26,10 +26,10 @@ __all__ = ["fault_proxy", "flow_harness", "sim_loop"]
 
 @pytest.fixture
 def sim_loop(request: pytest.FixtureRequest) -> Iterator[SimLoop]:
-    """A simulated loop, network included: `sim_loop.run_until_complete(...)` runs a coroutine in
+    """A simulated loop with a network: `sim_loop.run_until_complete(...)` runs a coroutine in
     virtual time.
 
-    Seed 0, or whatever indirect parametrization gives: `@pytest.mark.parametrize("sim_loop",
+    The seed is 0, or comes from indirect parametrization: `@pytest.mark.parametrize("sim_loop",
     range(9), indirect=True)`.
     """
     from aioflow.testing.simulation.host import Simulation

@@ -44,8 +44,8 @@ finish, or be found stuck.
 """
 
 REFUSED = {
-    "kill": "the flow's one process would be gone, and nobody would start it again",
-    "power": "the flow's one process would be gone, and nobody would start it again",
+    "kill": "the flow's one process would be gone, and would not be started again",
+    "power": "the flow's one process would be gone, and would not be started again",
     "cut": "a flow in one process uses no network",
     "reset": "a flow in one process uses no network",
     "slow": "a flow in one process uses no network (it slows packets down; disk= slows the disk)",
@@ -72,7 +72,7 @@ class SimulatedRun:
     faults: Counter[str]
     """How many faults of each kind struck."""
     errors: list[str]
-    """Errors that nobody awaited, and tasks that were left behind."""
+    """Errors that were never awaited, and tasks that were left behind."""
 
 
 @dataclass(slots=True)

@@ -1,5 +1,4 @@
-"""A small event loop whose time stands still until it is told to go on, and the host that comes
-with it.
+"""A small event loop whose time stands still until a test advances it, and its host.
 
 It is what the operator harness runs operators on: real asyncio tasks, futures and timeouts, in the
 caller's thread, also while another loop is running there. Unlike the simulation it varies nothing:
@@ -31,7 +30,7 @@ CALLBACKS_MAX = 1_000_000
 """Callbacks of one `run_to`; more mean that something spins without waiting for time or input."""
 
 TOLERANCE_S = 1e-6
-"""How much early a timer may be: floats near today's date resolve 0.2 us, and nobody can tell in
+"""How early a timer may fire: floats near today's date resolve 0.2 us, which does not show in
 milliseconds.
 """
 

@@ -1,8 +1,8 @@
 """A simulated disk: what it keeps when the power fails is only what was made to last.
 
 All machines see one disk, as they would a shared store. An operation happens at some moment of its
-time, and on a real machine in a thread: whoever is cancelled while it is under way does not stop
-it. Each write sits in the page cache of the machine that wrote it until `fsync`, and each new,
+time, and on a real machine in a thread: cancelling its caller does not stop a running operation.
+Each write sits in the page cache of the machine that wrote it until `fsync`, and each new,
 renamed or deleted name until `fsync_dir`. Loss of power of a machine keeps, tears or drops its
 unsynced bytes and undoes a suffix of its unsynced names, as the seed decides. Directories last at
 once, as on a journalling file system.
@@ -95,8 +95,8 @@ class SimDisk:
         """Take `steps` one after the other, each after a while, and return a future of their
         result.
 
-        The process may be killed before any step, and between the last one and its answer: nobody
-        can tell which.
+        The process may be killed before any step, and between the last one and its answer. The
+        caller cannot tell which.
         """
         result: asyncio.Future[T] = self.loop.create_future()
         self.loop.call_later(self._delay_s(), self._begin, steps, result)
@@ -286,7 +286,7 @@ class SimDisk:
             self.mkdirs(posixpath.dirname(path))
 
     def _torn(self, file: SimFile) -> bytes:
-        """What the platter may hold of bytes that nobody synced."""
+        """Returns what the platter may hold of bytes that were not synced."""
         rng, data, synced = self._faults, bytes(file.data), file.synced
         choice = rng.randrange(3)
         if choice == 0:

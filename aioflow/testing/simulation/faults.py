@@ -99,9 +99,9 @@ async def inject(
     their number by kind.
 
     `check` is called after each fault: raise in it to report that a guarantee broke. On return
-    every target runs. `done` is the counter that is filled and returned, for whoever may cancel
-    this. `ready` is awaited before the pause that ends in a fault: it may hold the next one back
-    until there is something to be lost.
+    every target runs. `done` is the counter that is filled and returned, for callers that may
+    cancel this. `ready` is awaited before the pause that ends in a fault: it may hold the next one
+    back until there is something to be lost.
     """
     rng = sim.fault_rng
     kinds = {kind: rate for kind, rate in faults.rates().items() if rate > 0}

@@ -41,7 +41,7 @@ _installed = False
 
 @contextlib.contextmanager
 def fence(loop: SimLoop) -> Iterator[None]:
-    """Fence in whatever runs on `loop` while the block lasts."""
+    """Fences in all code that runs on `loop` while the block lasts."""
     global _fenced_loop, _installed
     if not _installed:
         sys.addaudithook(
@@ -65,7 +65,7 @@ def _guard(owner: object, name: str, event: str) -> Iterator[None]:
     """Treat calls of one function as the audit event that it does not raise."""
     real = getattr(owner, name)
 
-    def guarded(*args: Any) -> object:  # Any: whatever the real one takes.
+    def guarded(*args: Any) -> object:  # Any: the arguments of the real function.
         _refuse(event, args[0])
         return real(*args)
 

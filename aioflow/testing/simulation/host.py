@@ -337,7 +337,7 @@ class _SimIds:
 class _SimNet:
     """The network as one process sees it.
 
-    Nobody listens in, so a TLS context is taken and not used.
+    Simulated traffic cannot be intercepted, so a TLS context is accepted and not used.
     """
 
     __slots__ = ("_network", "_process")

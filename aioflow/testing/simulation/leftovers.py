@@ -18,7 +18,7 @@ def end_generator(agen: AsyncGenerator[Any, Any]) -> None:
     # One step ends it, unless it awaits in its `finally`.
     try:
         agen.aclose().send(None)
-    except BaseException:  # noqa: BLE001  # StopIteration, or whatever its cleanup finds missing.
+    except BaseException:  # noqa: BLE001  # StopIteration, or an error of its cleanup.
         return
     # Generators have it, the abstract class does not.
     close_chain(agen.ag_await)  # type: ignore[attr-defined]
@@ -47,5 +47,5 @@ def close_chain(awaited: Any) -> None:
                 break
             except RuntimeError:
                 continue  # It awaited again: the world is gone, so that await ends as well.
-            except BaseException:  # noqa: BLE001  # Whatever its cleanup finds missing.
+            except BaseException:  # noqa: BLE001  # An error of its cleanup.
                 break

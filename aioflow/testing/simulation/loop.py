@@ -199,8 +199,8 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._set_timer(self.current, self._now + delay, callback, args, context)
 
     def kernel_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> SimHandle:
-        """Run `callback` at `when` whatever becomes of the current process: packets travel by
-        themselves.
+        """Runs `callback` at `when` even if the current process ends: packets in flight still
+        arrive.
         """
         return self._set_timer(self.kernel, when, callback, args, None)
 
@@ -393,14 +393,14 @@ class SimLoop(asyncio.BaseEventLoop):
         elif not task.done():
             process.tasks[task] = None
             task.add_done_callback(self._look_for_bug)
-            # Last: a process that is killed between the two would leave an error that nobody has
-            # seen and nobody knows of.
+            # Last: a process that is killed between the two would leave an error that is neither
+            # seen nor recorded.
             task.add_done_callback(process.tasks.pop)
         return task
 
     def _look_for_bug(self, task: asyncio.Task[Any]) -> None:
-        """A failed assertion is a bug of ours, whoever awaits the task, and whatever they make
-        of it.
+        """Records a failed assertion as a bug of ours, even if another task awaits and handles
+        it.
         """
         if not task.cancelled() and isinstance(task.exception(), AssertionError):
             # Looking marked the error as seen; the run fails with it, so nothing is lost.

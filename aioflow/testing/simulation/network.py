@@ -285,7 +285,7 @@ class SimNetwork:
         try:
             await asyncio.sleep(self.latency(there, here))
         except BaseException:
-            client.abort()  # Whoever asked has lost patience; the server already has a connection.
+            client.abort()  # The client has given up; the server already has a connection.
             raise
         protocol = factory()
         client.begin(protocol)

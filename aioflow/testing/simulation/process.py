@@ -2,7 +2,7 @@
 to.
 
 Invariant: a callback runs only in the life of the process that made it. Killing a process begins a
-new generation, so that whatever the old one had queued, timed or sent to itself is void. A task's
+new generation, so that all callbacks, timers and messages of the old one are void. A task's
 process is kept in its context, so that a future which one process completes wakes the tasks of
 another one there, not here.
 """

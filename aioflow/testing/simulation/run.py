@@ -34,7 +34,7 @@ class SimResult(Generic[T]):
     virtual_s: float
     """Virtual seconds that passed."""
     errors: list[str]
-    """Errors that nobody awaited, and tasks that `main` left behind, each naming its process."""
+    """Errors that were never awaited, and tasks that `main` left behind, with their processes."""
     trace: list[str] | None
     """The events behind the digest, if `keep_trace` was asked for."""
 

@@ -104,7 +104,7 @@ class SimTransport(asyncio.Transport):
     """One end of a connection: a send buffer, the packets under way to the peer, and what the
     peer's reads release.
 
-    The part that stands for the kernel (`_arrive`, `_pump`) works whatever the process does; the
+    The part that stands for the kernel (`_arrive`, `_pump`) works independently of the process; the
     part that calls the protocol runs as a callback of the process.
     """
 
@@ -248,9 +248,7 @@ class SimTransport(asyncio.Transport):
         if unsent or self._gone:
             return
         if self._closing and self._unread:
-            self._send(
-                _RST
-            )  # Closing over bytes that nobody read tells the peer that they were lost.
+            self._send(_RST)  # Closing with unread bytes tells the peer that they were lost.
         elif (self._closing or self._eof_asked) and not self._fin_sent:
             self._fin_sent = True
             self._send(_FIN)
@@ -403,7 +401,7 @@ class SimTransport(asyncio.Transport):
         return self._gone
 
     def break_off(self, error: OSError) -> None:
-        """End this side with `error`; whatever was under way from it is lost."""
+        """Ends this side with `error`; its bytes in flight are lost."""
         if not self._gone:
             self._wire.clear()
             self._end(error)
