@@ -1,4 +1,4 @@
-"""Adding operators to a flow: the one place where streams become nodes and edges."""
+"""Adds operators to a flow: the one place where streams become nodes and edges."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Upstream:
 
     @property
     def place(self) -> TapPlace:
-        """Where its records can be seen from outside."""
+        """The place where its records can be tapped."""
         return self.node_id if self.side is None else (self.node_id, self.side.name)
 
     def partitioned(self, strategy: ShipStrategy, function: Any = None, **more: Any) -> Upstream:
@@ -66,7 +66,7 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class OperatorOptions:
-    """What every operator takes: `name=`, `uid=`, `parallelism=`."""
+    """The options of every operator: `name=`, `uid=`, `parallelism=`."""
 
     name: str | None = None
     uid: str | None = None
@@ -229,13 +229,13 @@ def warn_of_loose_ends(graph: StreamGraph) -> None:
 
 
 def event_time_of(graph: StreamGraph, streams: list[Upstream]) -> bool:
-    """Whether a watermark strategy stands upstream of every one of `streams`."""
+    """Returns whether every one of `streams` has a watermark strategy upstream."""
     return all(graph.nodes[stream.node_id].event_time for stream in streams)
 
 
 def is_keyed(streams: list[Upstream]) -> bool:
-    """Whether every one of `streams` comes straight from a `key_by`: among records without a key
-    no state would be that of one.
+    """Returns whether every one of `streams` comes directly from a `key_by`: keyed state needs a
+    key for each record.
     """
     return all(
         stream.partitioning is not None and stream.partitioning.strategy is ShipStrategy.HASH

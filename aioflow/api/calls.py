@@ -1,5 +1,5 @@
-"""Which operator runs a function of one element: inline among its neighbours, awaited, in a
-thread, guarded, or with full access.
+"""Chooses the operator that runs a function of one element: inline in the chain, awaited, in a
+thread, guarded by `on_error`, or with full access.
 """
 
 from __future__ import annotations

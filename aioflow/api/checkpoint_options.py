@@ -1,5 +1,5 @@
-"""The options of a run that are about checkpoints, checked together: `checkpoints= every=
-restore=` and what belongs to them.
+"""The checkpoint options of a run, checked together: `checkpoints= every= restore=` and related
+ones.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> N
 
 
 def checkpoint_settings(options: RunOptions) -> CheckpointSettings | None:
-    """What `options` say about checkpoints. None: none are taken, and nothing is restored."""
+    """Returns the checkpoint settings of `options`, or None for a run without checkpoints and
+    restore.
+    """
     if options.checkpoints is None:
         if options.restore in (
             None,

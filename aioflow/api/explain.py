@@ -1,5 +1,5 @@
-"""How a flow will run, in words: its tasks, the operators in each, the exchanges between them,
-and why.
+"""Describes how a flow will run: its tasks, their operators, the exchanges between them, and the
+reasons.
 """
 
 from __future__ import annotations

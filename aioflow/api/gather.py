@@ -1,6 +1,4 @@
-"""Results of a run, handed back to the program that runs it: gathered in a list, or row by row
-with back pressure.
-"""
+"""Returns results of a run to the program: gathered in a list, or row by row with back pressure."""
 
 from __future__ import annotations
 
@@ -28,8 +26,8 @@ ROWS_BUFFERED_MAX = 1024
 
 @dataclass(slots=True)
 class Collected:
-    """What a run gathers: it belongs to the program that runs the flow, and outlives the
-    attempts that fill it.
+    """The gathered results of a run. They belong to the program, and outlive the attempts that fill
+    them.
     """
 
     rows: list[Any] = field(default_factory=list)

@@ -1,5 +1,5 @@
-"""What an error says to write, where a function or an expression was wanted and something else
-was given.
+"""Hints for errors about an argument that is neither a function nor an expression: what to write
+instead.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ there, as `and` and `in` are.
 
 
 def field_hint(given: Any) -> str:
-    """What to write if a name or a position was meant as the field of that name, or a text as
-    the expression that it spells.
+    """Returns what to write if a name or a position was meant as a field, or a text as an
+    expression.
     """
     if not isinstance(given, (str, int)):
         return ""
@@ -135,7 +135,7 @@ def as_select(given: Sequence[Any]) -> str:
 
 
 def sink_hint(given: Any) -> str:
-    """What to write, if `given` has nothing of a sink and can be guessed at."""
+    """Returns what to write if `given` is not a sink and the intent can be guessed."""
     if hasattr(given, "writer"):
         return ""
     from aioflow.io.suggestions import place_hint

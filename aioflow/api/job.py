@@ -57,7 +57,7 @@ more than its tasks take to close.
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """How a job ended.
+    """The result of a job that ended.
 
     `duration_ms` is wall-clock time from its creation to its end; `restarts` counts failovers.
     """
@@ -113,11 +113,11 @@ class Job:
 
     @property
     def graph(self) -> JobGraph:
-        """What was deployed."""
+        """The deployed graph."""
         return self._job_graph
 
     def monitored(self) -> Monitored:
-        """What `af.monitor_app(job)` shows."""
+        """The view of the job for `af.monitor_app(job)`."""
         from aioflow.monitoring.adapters import MonitoredJob  # Loads what only an endpoint needs.
 
         return MonitoredJob(self._cluster, str(self._options.state))

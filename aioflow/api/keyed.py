@@ -1,4 +1,4 @@
-"""Keyed streams: what `key_by` gives. All elements of one key meet in one subtask, which keeps the
+"""Keyed streams, the results of `key_by`. All elements of a key reach one subtask, which keeps the
 key's state and timers.
 
 What needs keys stands here alone, so that leaving out the `key_by` is an error where the flow is
@@ -217,7 +217,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
 
     @property
     def has_event_time(self) -> bool:
-        """Whether a watermark strategy stands upstream."""
+        """Whether the stream has a watermark strategy upstream."""
         return event_time_of(self._graph, self._upstreams)
 
 

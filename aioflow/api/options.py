@@ -53,7 +53,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What `flow.run(**options)` takes."""
+    """The options of `flow.run(**options)`."""
 
     workers: int = 0
     """0: everything in this loop.
@@ -147,7 +147,7 @@ class RunOptions:
     """Batch and slice sizes."""
 
     def checkpoint_settings(self) -> CheckpointSettings | None:
-        """What these options say about checkpoints. None: there are none."""
+        """Returns the checkpoint settings, or None for a run without checkpoints."""
         return checkpoint_settings(self)
 
     def that_collect(self) -> RunOptions:

@@ -1,4 +1,4 @@
-"""Reading keyed state of a running job: between two slices, on the subtask that owns the key.
+"""Reads keyed state of a running job: between two slices, on the subtask that owns the key.
 
 What is read is not committed.
 """

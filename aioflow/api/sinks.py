@@ -1,5 +1,5 @@
-"""What `stream.sink(...)` adds: the operator that writes to a Sink, or calls a function, and the
-checks of whether that may stand here.
+"""The operators of `stream.sink(...)`, which write to a Sink or call a function, and the checks of
+the argument.
 """
 
 from __future__ import annotations

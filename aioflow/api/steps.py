@@ -1,4 +1,4 @@
-"""What is no stream yet, and what it says when it is used like one: a window without its function,
+"""Incomplete steps, and their errors if they are used like streams: a window without its function,
 a join without `apply`.
 
 `window(...).map(fn)` leaves out one step, and the error names that step. Awaiting or iterating over

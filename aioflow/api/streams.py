@@ -1,5 +1,5 @@
-"""Streams: what a flow is written with. Every method adds one operator to the flow and gives the
-stream that it makes.
+"""Streams, the building blocks of a flow. Every method adds one operator to the flow and returns
+its output stream.
 
 Functions are plain functions, expressions, or function classes. `def` runs inline, `async def` is
 awaited with bounded concurrency, `blocking=True` runs in a bounded thread executor. Nothing runs
@@ -131,7 +131,7 @@ class DataStream(Generic[T]):
 
     @property
     def upstreams(self) -> list[Upstream]:
-        """What an operator on this stream reads: one stream, or several after `union`."""
+        """The streams that an operator on this stream reads: one, or several after `union`."""
         return self._upstreams
 
     @property
@@ -610,8 +610,8 @@ class DataStream(Generic[T]):
 
 
 def operator_options(named: dict[str, Any]) -> OperatorOptions:
-    """What among the columns of a select is of the operator, and taken out of them: options that
-    are no expressions.
+    """Removes the operator's options from the columns of a select and returns them: options are not
+    expressions.
     """
     options = [
         option

@@ -1,4 +1,4 @@
-"""A look at a stream of a running job, from the side: bounded, never holding the job, ending
+"""A subscription to a stream of a running job. It is bounded, never slows the job down, and ends
 with it.
 """
 

@@ -233,9 +233,7 @@ def require_event_time(
 
 
 def without_event_time(stream: KeyedStream[Any, Any]) -> str:
-    """Which streams that `stream` is made of have no watermark strategy, and what gives them
-    one.
-    """
+    """Describes the sources of `stream` without a watermark strategy, and how to add one."""
     nodes = [stream.flow.graph.nodes[upstream.node_id] for upstream in stream.upstreams]
     without = list(dict.fromkeys(repr(node.name) for node in nodes if not node.event_time))
     if any(node.event_time for node in nodes):
