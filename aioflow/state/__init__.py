@@ -1,3 +1,1 @@
-"""Keyed state, operator state and timers: what an operator remembers, and what a checkpoint
-holds of it.
-"""
+"""Keyed state, operator state and timers, and their snapshots in checkpoints."""

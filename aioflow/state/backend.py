@@ -167,8 +167,8 @@ class KeyedStateBackend(Protocol):
         """
 
     def query(self, name: str, key: Any, namespace: Any = None, default: Any = ...) -> Any:
-        """What state `name` shows for `key`. For a key without state `default`; if none is given
-        the descriptor's, then None.
+        """Returns the value of state `name` for `key`. A key without state gives `default`; without
+        one, the descriptor's default or None.
 
         Does not touch the current key. Raises StateError: unknown name.
         """
@@ -199,8 +199,8 @@ class KeyedStateBackend(Protocol):
         """
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """What `begin_snapshot(checkpoint_id)` gave is part of a completed checkpoint: the next
-        increment is relative to it.
+        """Records that the snapshot of `begin_snapshot(checkpoint_id)` belongs to a completed
+        checkpoint: the next increment is relative to it.
         """
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:

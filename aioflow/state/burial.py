@@ -1,5 +1,4 @@
-"""Frees what state lets go of at once, like the window of a million keys that has fired, a slice at
-a time.
+"""Frees large amounts of state in slices, such as a fired window of a million keys.
 
 To free a key and its value takes some 50 ns, so a million of them hold the loop for 50 ms, and the
 mail of all its tasks with them. Memory comes back within as many turns of the loop as there are

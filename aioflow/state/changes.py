@@ -1,5 +1,5 @@
-"""What changed since when: the bookkeeping that makes a snapshot a matter of moments, and a
-checkpoint as large as what changed.
+"""Tracks the changes of state. So a snapshot begins at once, and a checkpoint is as large as the
+changes.
 
 State stays where it is, in plain dicts that are always up to date. Until the first snapshot nothing
 is noted at all: it says everything. From then on *generations* run beside the state: generation n
@@ -107,7 +107,7 @@ class Space:
         """A set, or with `notes_births` a dict: key -> whether it was there."""
 
     def lookup(self, keys: Sequence[Any]) -> list[Any]:
-        """What each of `keys` holds now, or `MISSING`."""
+        """Returns the present value of each of `keys`, or `MISSING`."""
         return list(map(self.entries.get, keys, repeat(MISSING)))
 
     def held(self, key: Any) -> Any:
@@ -216,7 +216,7 @@ class ChangeLog:
 
     @property
     def guarded(self) -> bool:
-        """Whether a snapshot is unfinished."""
+        """Whether there is an unfinished snapshot."""
         return self._open > 0
 
     def touch(self, space: Space, keys: Sequence[Any]) -> None:
@@ -372,7 +372,7 @@ class ChangeLog:
 
 
 def values_at(later: Generation | None, space: Space, keys: Sequence[Any]) -> list[Any]:
-    """What each of `keys` held before generation `later` began, or `MISSING`.
+    """Returns the value of each of `keys` before generation `later` began, or `MISSING`.
 
     Only while a snapshot of that moment is unfinished.
     """
@@ -393,7 +393,7 @@ def values_at(later: Generation | None, space: Space, keys: Sequence[Any]) -> li
 
 
 def values_of(later: Generation | None, spaces: Sequence[Space], keys: Sequence[Any]) -> list[Any]:
-    """As `values_at`, of as many spaces as there are keys."""
+    """Does the same as `values_at`, for one space per key."""
     since: list[dict[Space, dict[Any, Any]]] = []
     while later is not None:
         since.append(later.saved)
@@ -413,7 +413,7 @@ def values_of(later: Generation | None, spaces: Sequence[Space], keys: Sequence[
 
 
 def missing_in(held: Sequence[Any]) -> bool:
-    """Whether one of these is `MISSING`.
+    """Returns whether one of the values is `MISSING`.
 
     The `in` of a list would ask the values whether they are equal.
     """

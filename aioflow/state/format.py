@@ -1,4 +1,4 @@
-"""The file format of keyed state: what savepoints are written in, and the checkpoints of the heap.
+"""The file format of keyed state, for savepoints and for checkpoints of the heap backend.
 
     "aioflow.keyed" | version (1 byte) | frame*
     frame = length (4 bytes, big endian) | msgpack array, its first element the kind
@@ -66,7 +66,7 @@ _HEADER, _DROPS, _PUTS, _REMOVES, _END = range(5)
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """What is said once for a file."""
+    """The header of a file."""
 
     max_parallelism: int
     groups: KeyGroupRange

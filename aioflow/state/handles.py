@@ -1,5 +1,4 @@
-"""What stays of state once it is written: files by name, size and digest, and which key groups they
-hold.
+"""Handles of written state: files by name, size and digest, and their key groups.
 
 A handle is plain data: it travels in an acknowledgement, stands in the metadata of a checkpoint,
 and is enough to read the state again. A writer gets a `StateOutput`, and a restoring task gets a
@@ -52,7 +51,7 @@ class KeyedStateHandle:
 
 
 class StateOutput(Protocol):
-    """Where one subtask writes the state of one checkpoint."""
+    """The destination of one subtask's state in one checkpoint."""
 
     async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
         """Write one file of `chunks`; durable when this returns.
@@ -62,7 +61,7 @@ class StateOutput(Protocol):
 
 
 class StateInput(Protocol):
-    """Where state is read from."""
+    """The source of state at a restore."""
 
     async def read(self, file: StateFile) -> bytes:
         """The whole content.

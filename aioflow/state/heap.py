@@ -217,7 +217,7 @@ class HeapKeyedStateBackend:
             self._named.has_converted = False
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """What the checkpoint was to hold is left to the next one."""
+        """Leaves the changes of the aborted checkpoint to the next one."""
         snapshot = self._snapshots.pop(checkpoint_id, None)
         if snapshot is not None:
             snapshot.cancel()

@@ -1,4 +1,4 @@
-"""What a checkpoint of the heap rests on, and which of it the next one writes again.
+"""The files of a heap checkpoint, and the choice of the parts that the next checkpoint rewrites.
 
 A checkpoint is a list of files that apply in order. The key groups of the subtask are cut into
 *sections*, and each section has a *base*: the file in which all that it holds was written last.
@@ -132,7 +132,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What becomes of the files of an archive: those from `first` to before `end` are kept."""
+    """The fate of the files of an archive: files from `first` to before `end` are kept."""
 
     first: int
     end: int
@@ -164,7 +164,9 @@ class Choice:
 
 
 def choose(archive: Archive, sections: int, changed: int, *, full: bool) -> Choice:
-    """How to go on from `archive` when `changed` keys have changed; `full`: with nothing of it."""
+    """Chooses how to continue `archive` after `changed` keys have changed; `full` keeps nothing of
+    it.
+    """
     files = archive.files
     everything = Choice(0, 0, frozenset(range(sections)), 0)
     if full or not files:

@@ -1,5 +1,4 @@
-"""The keys of which a snapshot of the heap speaks: brought together from where they were noted, and
-put in order of key groups.
+"""The keys of a heap snapshot, collected from the notes of changes and sorted by key group.
 
 In slices, as everything that takes long, at the `Pace` that the loop allows. What is kept long is
 kept in tuples of some hundred keys: Python's garbage collector looks at a tuple of texts or numbers
@@ -102,7 +101,7 @@ async def breathe() -> None:
 
 
 class Pace:
-    """How much a snapshot does between two breaths.
+    """The amount of work of a snapshot between two yields to the loop.
 
     On a loop with time to spare little, so that no record waits for long. On a full one all wait
     for each other anyway, and the job pays for what it changes while a snapshot is unfinished:
@@ -383,7 +382,7 @@ class SpokenKeys:
         self.add_few(repeat(space, len(keys)), keys)
 
     def add_few(self, spaces: Iterable[Space], keys: Sequence[Any]) -> None:
-        """Of as many spaces as there are keys."""
+        """Adds keys with one space per key."""
         self._count += len(keys)
         self._spaces += spaces
         self._few += keys

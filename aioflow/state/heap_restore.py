@@ -1,5 +1,5 @@
-"""Reads the keyed state of former subtasks: of each handle its files in order, of each file the
-key groups that are wanted.
+"""Reads the keyed state of former subtasks: the files of each handle in order, and the wanted key
+groups of each file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ReadFile:
 
 @dataclass(slots=True)
 class ReadState:
-    """What a handle holds of the wanted key groups."""
+    """The contents of a handle for the wanted key groups."""
 
     header: FileHeader
     """Of the newest file."""
@@ -81,7 +81,8 @@ async def read_handle(
     operator: str,
     sections: Sections | None = None,
 ) -> ReadState:
-    """What `handle` holds of `groups`. Raises RestoreError naming the file and the operator.
+    """Reads the contents of `handle` for `groups`. Raises RestoreError naming the file and the
+    operator.
 
     `sections`: of which keys each file spoke is noted as well, by these.
     """

@@ -1,5 +1,4 @@
-"""Writes a snapshot of the heap: in slices, beside the job that goes on, and no more than has to be
-written.
+"""Writes a snapshot of the heap in slices while the job goes on, and writes only what is necessary.
 
 What changed since the last *completed* checkpoint goes into one new file; an aborted or lost
 checkpoint leaves its keys to the next. What else the file says again, so that those before it can
@@ -61,7 +60,7 @@ GENERATIONS_MAX = 8
 
 @dataclass(slots=True)
 class SnapshotPlan:
-    """What is settled when a snapshot begins."""
+    """The decisions made when a snapshot begins."""
 
     header: FileHeader
     filters: dict[str, Callable[[Any], Any]]

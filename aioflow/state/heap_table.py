@@ -35,8 +35,8 @@ class HeapStateTable:
     def of(
         self, namespace: Any = None, keys: Sequence[Any] | None = None
     ) -> MutableMapping[Any, Any]:
-        """What `namespace` holds, created on demand, to change `keys` of it; None: whichever, at
-        a price for each access.
+        """Returns the mapping of `namespace` to change its `keys`, created on demand. With `keys`
+        None any key may change, which makes each access slower.
         """
         if keys is None:
             return _Tracked(self, namespace)

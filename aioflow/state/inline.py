@@ -1,4 +1,4 @@
-"""State that is written nowhere: the content of each file stays in its handle."""
+"""State without files: the content of each file stays in its handle."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ RAW = "table"
 
 
 class NamedTable(views.Table, Protocol):
-    """What is needed of a table."""
+    """The required methods of a table."""
 
     name: str
     meta: TableMeta
@@ -69,7 +69,9 @@ class NamedStates(Generic[T]):
         return table
 
     def query(self, name: str, key: Any, namespace: Any, default: Any) -> Any:
-        """What the state shows for `key`, see `KeyedStateBackend`; `default` may be `MISSING`."""
+        """Returns the value of the state for `key`, see `KeyedStateBackend`; `default` may be
+        `MISSING`.
+        """
         table, state = self._known(name), self.states.get(name)
         stored = table.peek(namespace).get(key, views.MISSING)
         shown = stored if stored is views.MISSING else _show(table, state, stored)

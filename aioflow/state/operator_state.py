@@ -1,4 +1,4 @@
-"""Operator state: what a subtask remembers that belongs to no key. Always on the heap.
+"""Operator state: the state of a subtask that belongs to no key. Always on the heap.
 
     list state        elements that may go to any subtask: spread evenly when the parallelism
                       changes
@@ -348,7 +348,7 @@ def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) 
 
 
 def decode_operator_state(content: bytes, codec: Codec, where: str) -> OperatorSnapshot:
-    """What `encode_operator_state` was given.
+    """Decodes the bytes of `encode_operator_state`.
 
     Raises RestoreError naming the operator, `where`, when these are not its bytes.
     """

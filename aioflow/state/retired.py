@@ -1,5 +1,5 @@
-"""What a completed checkpoint has made superfluous, given back in slices: to free the keys of a
-million rows at once holds the loop for as long as a hundred milliseconds.
+"""Frees in slices what a completed checkpoint has made obsolete. Freeing the keys of a million rows
+at once would hold the loop for a hundred milliseconds.
 
 The keys that a file spoke of are in tuples which others may hold too: here only references to them
 go. The notes of a generation are emptied in place, so they are added here only after their last

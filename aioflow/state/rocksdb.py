@@ -1,5 +1,5 @@
-"""Keyed state in RocksDB, for more of it than fits into memory: `state="rocksdb"`, or a `RocksDB`
-object with options.
+"""Keyed state in RocksDB, for state larger than memory: `state="rocksdb"`, or a `RocksDB` object
+with options.
 
 What is hot is kept in memory as Python values and never encoded for an access (`rocksdb_cache`);
 what is cold costs a read of some microseconds. Timers, and the names of namespaces (windows), stay

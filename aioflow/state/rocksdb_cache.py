@@ -53,7 +53,7 @@ S = TypeVar("S", bound="Space")
 
 
 class CacheLimits:
-    """How much is kept in memory by one backend."""
+    """The memory limits of one backend."""
 
     __slots__ = ("bytes", "entries")
 
@@ -132,7 +132,7 @@ class Space:
         return f"operator {self.cache.operator!r}, state {self.table!r}"
 
     def lookup(self, key: Any) -> Any:
-        """What a key that is dirty or frozen holds."""
+        """Returns the value of a dirty or frozen key."""
         return self.entries.get(key, MISSING)
 
     def named(self) -> dict[Any, int]:
@@ -176,7 +176,7 @@ class Space:
         dirty[key] = cache.epoch
 
     def find(self, key: Any) -> Any:
-        """What `key` holds, or `MISSING`. It is in memory then."""
+        """Returns the value of `key`, or `MISSING`, and keeps it in memory."""
         held = self.entries.get(key, MISSING)
         if held is MISSING and not self.complete and not self.is_known(key):
             cache = self.cache
@@ -187,7 +187,7 @@ class Space:
         return held
 
     def is_known(self, key: Any) -> bool:
-        """Whether memory says all about `key`, also if it holds nothing."""
+        """Returns whether memory alone determines the value of `key`, also if the key has none."""
         return (
             key in self.entries
             or (self.token is self.cache.token and key in self.dirty)
@@ -356,7 +356,7 @@ class Cache:
         self._doomed.extend(spaces)
 
     def take_doomed(self) -> list[Space]:
-        """What was dropped so far; the caller removes it."""
+        """Takes the spaces dropped so far; the caller removes them."""
         doomed, self._doomed = self._doomed, []
         return doomed
 
@@ -395,7 +395,7 @@ class Cache:
 
     @property
     def limit(self) -> int:
-        """How many entries may be in memory, by their number and by what they take."""
+        """Maximum number of entries in memory, limited by number and by size."""
         rows, size = self._measured
         entry = ENTRY_BYTES + VALUE_FACTOR * (size // rows if rows else 0)
         return max(1, min(self._limits.entries, self._limits.bytes // entry))

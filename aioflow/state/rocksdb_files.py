@@ -134,7 +134,7 @@ class Database:
         setattr(self._write, "disable_wal", True)  # noqa: B010
 
     def get(self, rows: list[bytes]) -> list[bytes | None]:
-        """What each of `rows` holds."""
+        """Returns the value of each of `rows`."""
         # It takes a list of one type, and gives one.
         return self._db.get(rows)  # type: ignore[arg-type, return-value]
 
@@ -197,9 +197,7 @@ def write_files(path: str, files: Sequence[tuple[str, bytes]]) -> None:
 
 
 def list_files(path: str) -> tuple[list[str], dict[str, bytes]]:
-    """Of a checkpoint the names of the tables, by their numbers, and the small files that belong
-    to it. Blocks.
-    """
+    """Lists the tables of a checkpoint by number, and its small files. Blocks."""
     names = sorted(os.listdir(path))
     tables = [name for name in names if name.endswith(".sst")]
     smalls = {

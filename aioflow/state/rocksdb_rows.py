@@ -1,4 +1,4 @@
-"""How entries of keyed state become rows of RocksDB, and back.
+"""Converts entries of keyed state to rows of RocksDB, and back.
 
     row      = key group (2 bytes) | space (6 bytes) | canonical key
                all big endian, so that rows are in order of key groups
@@ -62,7 +62,7 @@ _DAMAGE = (ProtocolError, msgspec.MsgspecError, ValueError, LookupError, TypeErr
 
 
 class Spaced(Protocol):
-    """What a row needs to know of its space."""
+    """The properties of a space that its rows need."""
 
     @property
     def number(self) -> int: ...
@@ -78,7 +78,7 @@ class Spaced(Protocol):
 
     @property
     def owner(self) -> str:
-        """What errors name: operator and state."""
+        """The name for errors: operator and state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class RowCodec:
         return prefix(group, space.number) + canonical
 
     def content(self, space: Spaced, key: Any, value: Any) -> bytes:
-        """What the row of `key` holds.
+        """Returns the content of the row of `key`.
 
         Raises TypeNotSupported naming operator, state, type and remedy.
         """

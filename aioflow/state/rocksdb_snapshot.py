@@ -101,7 +101,7 @@ class _Phase(Enum):
 
 @dataclass(slots=True)
 class SnapshotPlan:
-    """What is settled when a snapshot begins."""
+    """The decisions made when a snapshot begins."""
 
     header: FileHeader
     filters: dict[str, Callable[[Any], Any]]

@@ -1,4 +1,4 @@
-"""Tables over the cache of RocksDB: what operators and states read and write."""
+"""Tables over the cache of RocksDB, which operators and states read and write."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Cancelable(Protocol):
 
 
 class TimerBackend(Protocol):
-    """What the timers need of a keyed backend."""
+    """The methods of a keyed backend that timers need."""
 
     current_key: Any
 
@@ -122,7 +122,7 @@ class TimerQueue:
         return sum(1 for _ in self.items())
 
     def add(self, timestamp: int, key: Any, namespace: Any) -> bool:
-        """Whether the timer is new."""
+        """Adds the timer and returns whether it is new."""
         timer = (key, namespace)
         bucket = self._buckets.get(timestamp)
         if bucket is None:
@@ -310,7 +310,7 @@ class InternalTimerService:
 
     @property
     def fired(self) -> int:
-        """How many timers have fired, in both domains, since these began or were restored."""
+        """Number of timers that have fired, in both domains, since the start or the restore."""
         return self._event.popped + self._processing.popped
 
     def register_event_time_timer(self, key: Any, namespace: Any, timestamp: int) -> None:

@@ -43,7 +43,7 @@ its end.
 
 
 class ExpiryIndex:
-    """Which (namespace, key) may have ended, by slice of the time at which it was written."""
+    """Index of each (namespace, key) that may have expired, by the time slice of its last write."""
 
     __slots__ = ("_oldest_end", "_slices", "_width", "ttl_ms")
 
@@ -84,8 +84,8 @@ class ExpiryIndex:
 
 
 class TimedView(View):
-    """What the timed kinds share: reading a key's stored value without what has ended, and
-    noting writes.
+    """The common base of the timed kinds: it reads a key's stored value without expired parts, and
+    notes writes.
     """
 
     def prepare(self) -> None:

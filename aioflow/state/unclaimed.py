@@ -1,5 +1,5 @@
-"""Restored keyed state that the operator under its uid has no use for: it was written by an
-operator of another kind.
+"""Finds restored keyed state that the operator of its uid does not use: another kind of operator
+wrote it.
 
 Built-in operators ask for their raw tables when they are opened. Functions may ask for their states
 at any time. So an unclaimed state is no proof that it is orphaned, as long as its operator may
@@ -19,7 +19,7 @@ __all__ = ["Table", "find_unclaimed"]
 
 
 class Table(Protocol):
-    """What is asked of the tables of either backend."""
+    """The required methods of the tables of both backends."""
 
     meta: TableMeta
 

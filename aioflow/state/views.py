@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Owner(Protocol):
-    """What a view needs of its backend."""
+    """The backend methods that a view needs."""
 
     current_key: Any
 
@@ -45,7 +45,7 @@ class Owner(Protocol):
 
 
 class Table(Protocol):
-    """What a view needs of its table."""
+    """The table methods that a view needs."""
 
     index: Any
     """Kept for the views with a time to live; None until there is one."""
@@ -60,7 +60,9 @@ class Table(Protocol):
 
 
 class View:
-    """What the five kinds share: their table, and the backend whose current key they follow."""
+    """The common base of the five kinds: their table, and the backend whose current key they
+    follow.
+    """
 
     __slots__ = ("_backend", "_dirty", "_entries", "_namespace", "_store", "_table", "descriptor")
 
@@ -109,11 +111,11 @@ class View:
             self._table.removed(self._namespace, key)
 
     def show(self, stored: Any) -> Any:
-        """What a query gives for a stored value, `MISSING` for nothing."""
+        """Returns the query result for a stored value, or `MISSING` for none."""
         return stored
 
     def show_missing(self) -> Any:
-        """What a query gives for a key that has nothing stored."""
+        """Returns the query result for a key without a stored value."""
         return MISSING
 
     def still_alive(self) -> Callable[[Any], Any] | None:
@@ -278,7 +280,7 @@ class MapView(View):
 
 
 class AppendingView(View):
-    """What `ReducingState` and `AggregatingState` share."""
+    """The common base of `ReducingState` and `AggregatingState`."""
 
     __slots__ = ()
 
