@@ -1,5 +1,5 @@
-"""What windows have in common that add a record once, when it comes, and not to each window that it
-belongs to.
+"""The common base of windows that add a record once, on arrival, instead of once to each window
+that it belongs to.
 
 They have an aggregate and no other function that needs the elements: `slice_window` and
 `session_window` say how each adds and fires.
@@ -53,7 +53,7 @@ class AddingWindowOperator(Operator):
 
     @property
     def aggregate(self) -> FoldingAggregate:
-        """What it computes."""
+        """The aggregate that the window computes."""
         return self._aggregate
 
     def initialize_state(self) -> None:

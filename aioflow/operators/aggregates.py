@@ -89,7 +89,7 @@ def agg(*unnamed: Never, **named: Any) -> AggregateFunction[Any, Any, dict[str, 
 
 @explained
 def count(*of: Never, where: Selector = None) -> AggregateFunction[Any, Any, int]:
-    """How many elements."""
+    """Counts elements."""
     if of:
         given = f"af.{of[0]!r}" if is_expression(of[0]) else "fn"
         some = f"where=~{given}.is_null()" if is_expression(of[0]) else "where=fn"
@@ -169,7 +169,9 @@ def last(fn: Selector = None, *, where: Selector = None) -> Last:
 
 @explained
 def distinct(fn: Selector = None, *, where: Selector = None) -> AggregateFunction[Any, Any, int]:
-    """How many different `fn(x)` there are, exactly; they must be hashable. Holds all of them."""
+    """Counts the different values of `fn(x)` exactly. They must be hashable, and all are kept in
+    state.
+    """
     return Distinct(fn, where)
 
 

@@ -1,4 +1,4 @@
-"""Elements whose results are on their way, and the order in which the results may go on.
+"""Queues of elements with pending results, which decide the order in which results are emitted.
 
 Ordered: in the order of input. Unordered: in the order of completion, but only among elements that
 saw the same watermark, an epoch: no element overtakes a watermark, and no watermark an element
@@ -33,7 +33,7 @@ class Entry:
 
 
 class CompletionQueue(Protocol):
-    """What the operator needs of either queue. An entry counts until it is taken."""
+    """The common interface of both queues. An entry counts until it is taken."""
 
     def __len__(self) -> int: ...
     def add(self, entry: Entry) -> None:

@@ -1,5 +1,5 @@
-"""Calls that take their time: `map`, `filter` and `flat_map` by coroutines, or by blocking
-functions in threads, many at once.
+"""Concurrent calls: `map`, `filter` and `flat_map` with coroutines, or with blocking functions in
+threads.
 
 After Flink's AsyncWaitOperator, but `process_batch` never waits: `room` is what the queue still
 takes, the rest of a batch stays in the chain. Each element's call is a task of its own in the

@@ -1,4 +1,4 @@
-"""Which aggregates run on columns: `count sum mean min max` of expressions, and `agg` of these.
+"""The aggregates that run on columns: `count sum mean min max` of expressions, and `agg` of these.
 
 Loads no numpy before it has to.
 """

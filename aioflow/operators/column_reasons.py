@@ -1,5 +1,5 @@
-"""Why a step makes rows of columns, and what to write so that it does not: for `explain()`, and for
-who decides what a source gives.
+"""The reasons why a step turns columns into rows, and what to write instead: for `explain()`, and
+for the choice of a source's output.
 
 A reason is one clause, with the advice behind a colon. None says that columns stay columns.
 """

@@ -100,7 +100,7 @@ class LoopWriter:
 
     @contextmanager
     def block(self, header: str) -> Iterator[None]:
-        """What is written inside stands under `header`."""
+        """Indents the lines written inside the block under `header`."""
         self.line(header)
         self._depth += 1
         yield
@@ -409,8 +409,8 @@ _PLAIN: dict[Any, Any] = {}
 
 
 def is_mergeable(function: AggregateFunction[Any, Any, Any]) -> bool:
-    """Whether two accumulators of `function` can be merged: `mergeable` if it says so, else
-    whether it defines `merge`.
+    """Returns whether two accumulators of `function` can be merged: its `mergeable` if it has one,
+    else whether it defines `merge`.
     """
     said = getattr(function, "mergeable", None)
     return type(function).merge is not AggregateFunction.merge if said is None else bool(said)

@@ -28,7 +28,7 @@ __all__ = ["FunctionSink", "as_sink", "calling"]
 
 
 def as_sink(what: Any) -> Sink[Any]:
-    """What `stream.sink(what)` writes to.
+    """Returns the sink that `stream.sink(what)` writes to.
 
     Raises GraphError for what is neither a Sink nor a function.
     """
@@ -86,7 +86,7 @@ class FunctionSink:
 
     @property
     def name(self) -> str:
-        """What the graph shows."""
+        """The name that the graph shows."""
         name = getattr(self._function, "__name__", type(self._function).__name__)
         return "sink" if "<" in name else name
 

@@ -1,4 +1,4 @@
-"""The body of a small user function as source, for the loops that are generated around it.
+"""Extracts the body of a small user function as source, for the loops that are generated around it.
 
 Half of what `lambda e: e.user` costs a record is the call. `body_of` gives what such a function
 computes as source over any variable, if it is one expression of operators, fields, items, constants
@@ -58,12 +58,14 @@ class Body:
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is the variable itself."""
+        """Whether the body is the argument itself."""
         return self.pieces == ("", "")
 
 
 def body_of(function: Any) -> Body | None:
-    """What `function` computes of its argument, or None: it has to be called."""
+    """Returns the body of `function` as an expression of its argument, or None if the function must
+    be called.
+    """
     if _is_watched():
         return None
     try:

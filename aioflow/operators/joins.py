@@ -217,7 +217,7 @@ class _UntaggedGap:
 
 
 class IntervalJoinContext(OperatorProcessContext):
-    """What `fn(left, right, ctx)` is handed; `timestamp` is the larger of the two."""
+    """The context of `fn(left, right, ctx)`; `timestamp` is the larger of the two."""
 
     __slots__ = ("left_timestamp", "right_timestamp")
 

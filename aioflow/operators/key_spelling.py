@@ -1,5 +1,5 @@
-"""Which spelling of a key is shown: keys that are equal in Python are one key, and the first
-spelling that came stands for all.
+"""Tracks the first spelling of each key: keys that are equal in Python are one key, and results
+show its first spelling.
 
 True, 1, 1.0 and Decimal(1) are one key. Where the types that were seen have one spelling for each
 value, as nearly always, there is nothing to do but to look at them: about 15 ns a record. Where

@@ -1,4 +1,4 @@
-"""Whether the keys of the two sides of a join can be equal at all.
+"""Checks whether the keys of the two sides of a join can be equal at all.
 
 Numbers that are text on one side meet nothing, and a join of which nothing comes looks like one
 that has nothing to join. So the first key of each side is looked at, and no other. It is a warning

@@ -1,5 +1,5 @@
-"""Aggregation before a keyed exchange: of a batch, one record goes to the window for each key, and
-stands for the others.
+"""Aggregation before a keyed exchange: a batch sends one record for each key to the window, and
+that record stands for the others.
 
 The best element of a window is the best of the best elements of its batches; so with a maximum, and
 what came first or last. If a batch holds few keys, the sender folds it by the window's own
@@ -54,7 +54,7 @@ out a record and what follows 150 to 400.
 
 @dataclass(frozen=True, slots=True)
 class LocalAggregate:
-    """What the window computes, and its slices."""
+    """The aggregate of the window, and its slices."""
 
     aggregate: BuiltIn
     grid: SliceGrid

@@ -1,4 +1,4 @@
-"""Which session windows of a key are open, and under which namespace each keeps its contents. After
+"""Tracks the open session windows of a key, and the namespace of each window's contents. After
 Flink's MergingWindowSet.
 
 When windows merge, the contents of the first stay where they are and the others' are moved there:

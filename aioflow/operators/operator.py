@@ -60,7 +60,7 @@ class ProcessingTimeTimer(Protocol):
 
 
 class OperatorContext(Protocol):
-    """What a task hands each operator of its chain.
+    """The context that a task passes to each operator of its chain.
 
     Bound to that operator: its name, its priority in the mailbox, its state.
     """
@@ -79,7 +79,7 @@ class OperatorContext(Protocol):
 
     @property
     def job_id(self) -> str:
-        """Of this run; attempts are numbered within it."""
+        """The id of this run; attempts are numbered within it."""
 
     @property
     def restored_checkpoint(self) -> int | None:
@@ -99,19 +99,20 @@ class OperatorContext(Protocol):
 
     @property
     def has_event_time(self) -> bool:
-        """Whether a watermark strategy stands upstream: without one an event-time timer can
-        never fire.
+        """Whether there is a watermark strategy upstream.
+
+        Without one, an event-time timer can never fire.
         """
 
     @property
     def checkpointing(self) -> bool:
-        """Whether completed checkpoints commit what a sink prepared; without them a writer makes
-        its data visible by itself.
+        """Whether completed checkpoints commit the data that a sink prepared. Otherwise a writer
+        makes its data visible itself.
         """
 
     @property
     def debug(self) -> bool:
-        """Whether mutations of shared values are looked for."""
+        """Whether the task checks for mutations of shared values."""
 
     def timer_service(
         self,
@@ -149,8 +150,8 @@ class OperatorContext(Protocol):
         """Enqueue `action(*args)` as mail of this operator."""
 
     def emit_status(self, idle: bool) -> None:
-        """Tell downstream that this stream is idle (does not hold the watermark back), or active
-        again.
+        """Tells downstream that this stream is idle (it does not hold the watermark back), or
+        active again.
         """
 
     def spawn(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[None]:
@@ -219,11 +220,13 @@ class Operator:
         return self.process_batch(batch)
 
     def next_input(self) -> int | None:
-        """Which input a multi-input operator wants next; None for any (they alternate)."""
+        """Returns the input that a multi-input operator wants next; None for any (the inputs
+        alternate).
+        """
         return None
 
     def room(self) -> int:
-        """How many records the operator takes now.
+        """Returns the number of records that the operator accepts now.
 
         0: the chain keeps them until `availability` is raised.
         """
@@ -231,8 +234,8 @@ class Operator:
 
     @property
     def has_pending(self) -> bool:
-        """Whether the last batch was not fully processed (a long timer drain): `resume` goes on
-        with it before new input.
+        """Whether part of the last batch is unprocessed (a long timer drain): `resume` continues it
+        before new input.
         """
         return False
 
@@ -242,7 +245,7 @@ class Operator:
 
     @property
     def busy(self) -> bool:
-        """Whether results are still to come by mail (async calls in flight).
+        """Whether results are pending that come by mail (async calls in flight).
 
         `finish` waits until it is False.
         """

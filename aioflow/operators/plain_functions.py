@@ -1,5 +1,5 @@
-"""Functions that nothing awaits: keys, reductions, windows and joins call them in the middle of a
-batch.
+"""Checks of plain functions, which are never awaited: keys, reductions, windows and joins call them
+within a batch.
 
 An `async def` there would give coroutines in the place of values, and be noticed far from its line;
 so it is refused at it, and so is what takes other arguments. Where no resource is passed in either,

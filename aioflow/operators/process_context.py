@@ -1,4 +1,4 @@
-"""What process functions are handed: one context an operator, moved from record to record, and its
+"""The contexts of process functions: one for each operator, moved from record to record, and its
 timers.
 
 The context is reused: it is valid during the call (for a generator, until it is exhausted), and
@@ -114,7 +114,7 @@ class OperatorProcessContext:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Where this runs: `operator`, `uid`, `subtask_index`, `parallelism`, `attempt`.
+        """The place of this subtask: `operator`, `uid`, `subtask_index`, `parallelism`, `attempt`.
 
         Read-only.
         """

@@ -1,4 +1,4 @@
-"""What a user function that may emit any number of elements is allowed to give back.
+"""Checks the results of user functions that may emit any number of elements.
 
 None, a generator, or any other iterable but those that are almost always one element: text, bytes,
 a dict, a NamedTuple. Python would take them apart, and the mistake would surface far from here, as

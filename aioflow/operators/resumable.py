@@ -1,5 +1,5 @@
-"""Work that emits more than one slice may carry: done in pieces, each a batch with the watermarks
-that were in force.
+"""Work whose output exceeds one slice: it runs in pieces, and each piece is a batch with its
+watermarks.
 
 Windows and joins may owe a million results at one instant of event time. They write their work as
 an iterator that yields, between two records or two timers, whenever `full` says so; the chain asks
@@ -72,7 +72,7 @@ class ResumableOutput:
 
     @property
     def empty(self) -> bool:
-        """Whether this piece holds nothing yet."""
+        """Whether this piece is still empty."""
         return not self._values
 
     @property
@@ -146,7 +146,7 @@ class ResumableOutput:
         self._watermarks = repeat(self.watermark, len(values))  # type: ignore[assignment]
 
     def take(self) -> RecordBatch:
-        """What was added since the last time, as a batch."""
+        """Returns the elements added since the last call, as a batch."""
         values, timestamps, watermarks = self._values, self._timestamps, self._watermarks
         self._tried = 0
         if not values:

@@ -38,7 +38,7 @@ _ABSENT: Any = object()
 
 
 class RunningAggregate(Protocol):
-    """What the operator needs of an aggregate: the fold of a batch in one call."""
+    """The interface that the operator needs of an aggregate: the fold of a batch in one call."""
 
     def running(
         self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]
@@ -98,7 +98,7 @@ class RunningAggregateOperator(_RunningOperator):
 
     @property
     def aggregate(self) -> RunningAggregate:
-        """What it computes."""
+        """The aggregate that the operator computes."""
         return self._aggregate
 
     def settle_state(self) -> None:

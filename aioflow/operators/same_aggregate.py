@@ -1,5 +1,5 @@
-"""State of one aggregate is never read as that of another: what an operator folds stands in its
-operator state, and is compared.
+"""Prevents state of one aggregate from being read as state of another. An operator records its
+aggregate in operator state and compares it at a restore.
 
 An accumulator does not say whose it is: the int of a count would go on as a sum, silently. What the
 functions of users make of their accumulators is their business; that they are functions of users is

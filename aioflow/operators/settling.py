@@ -1,5 +1,5 @@
-"""What is held in front of the state backends goes into them by turns: a snapshot of much lets
-the rest of the loop go on.
+"""Flushes data held in front of the state backends in slices, so that the loop keeps running during
+a large snapshot.
 """
 
 from __future__ import annotations

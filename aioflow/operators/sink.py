@@ -1,5 +1,5 @@
-"""What a sink is, and the operator that writes to it. Two phases: prepare at the barrier, commit
-when the checkpoint is complete.
+"""The interface of a sink, and the operator that writes to it. Two phases: prepare at the barrier,
+commit when the checkpoint is complete.
 
     barrier n        flush, prepare(n): the committables of n go into operator state, beside those
                      not confirmed yet
@@ -131,15 +131,15 @@ class SinkOperator(Operator):
 
     @property
     def sink_reads_columns(self) -> bool:
-        """Whether the sink says that its writers have use for columns; known before there is
-        one.
+        """Whether the sink declares that its writers read columns. This is known before a
+        writer exists.
         """
         return bool(getattr(self._sink, "reads_columns", False))
 
     @property
     def commits(self) -> bool:
-        """Whether what is prepared and not committed yet is state of this operator; known before
-        there is a committer.
+        """Whether uncommitted prepared data is state of this operator. This is known before a
+        committer exists.
         """
         committer = self._sink.committer
         return takes_argument(committer) or committer() is not None

@@ -1,6 +1,4 @@
-"""Where slices and windows begin and end, what is due next, and what is late: plain arithmetic
-over int ms.
-"""
+"""The bounds of slices and windows, the next due time, and lateness: arithmetic over int ms."""
 
 from __future__ import annotations
 

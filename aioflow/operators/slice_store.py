@@ -1,5 +1,5 @@
-"""The slices of one operator: what each holds, as rows in the table or on columns in front of it,
-and how a window is made of them.
+"""The slices of one operator, as rows in the table or as columns in front of it, and how windows
+are merged from them.
 
 State is one table, slice start -> key -> accumulator. `starts` are those of the slices that hold
 something, in order. Batches of columns are added to arrays, which go into the table before rows
@@ -48,7 +48,7 @@ _ABSENT = object()
 
 
 class SliceStore:
-    """What the windows of `grid` hold."""
+    """The contents of the windows of `grid`."""
 
     __slots__ = (
         "_aggregate",
@@ -75,7 +75,7 @@ class SliceStore:
 
     @property
     def on_columns(self) -> bool:
-        """Whether columns hold something."""
+        """Whether the columns hold any data."""
         return self._columns is not None and bool(self._columns.starts)
 
     def settle(self) -> Iterator[None]:
@@ -197,8 +197,8 @@ class SliceStore:
         return [peek(start) for start in starts[begin:stop]]
 
     def cover(self, end: int) -> Generator[None, None, list[Mapping[Any, Any]]]:
-        """What the window that ends at `end` is merged from, in order of time: its slices, or
-        runs of them if they are many.
+        """Returns the parts of the window that ends at `end`, in order of time: its slices, or runs
+        of slices if they are many.
         """
         grid, starts = self._grid, self.starts
         yield from self.settle()

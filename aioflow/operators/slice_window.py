@@ -88,7 +88,7 @@ class SliceWindowOperator(AddingWindowOperator):
 
     @property
     def grid(self) -> SliceGrid:
-        """Where its slices and windows begin and end."""
+        """The bounds of its slices and windows."""
         return self._grid
 
     def initialize_state(self) -> None:

@@ -1,5 +1,5 @@
-"""What a source is: splits found on the coordinator, readers in the subtasks. After Flink's
-FLIP-27, made for asyncio.
+"""The interface of a source: the coordinator finds splits, and readers in the subtasks read them.
+After Flink's FLIP-27, made for asyncio.
 
 The engine asks `poll_batch` on its hot path: it is synchronous and never blocks. A reader that has
 nothing returns None and is asked again after `wait()` completed. A reader that is through with all
@@ -51,7 +51,7 @@ class Split:
 
 
 class SourceContext(Protocol):
-    """What a reader may use of its subtask."""
+    """The parts of a subtask that its reader may use."""
 
     @property
     def runtime(self) -> RuntimeContext: ...
@@ -59,13 +59,13 @@ class SourceContext(Protocol):
     def host(self) -> Host: ...
     @property
     def replays(self) -> bool:
-        """Whether a reader of the same source may be opened again at an earlier position: then
-        nothing accepted may be forgotten.
+        """Whether a reader of the same source may be reopened at an earlier position. Then it must
+        keep everything it accepted.
         """
 
     @property
     def checkpointing(self) -> bool:
-        """Whether checkpoints are taken: only then `checkpoint_completed` is ever called."""
+        """Whether the job takes checkpoints: only then is `checkpoint_completed` ever called."""
 
     async def resource(self, resource: Resource) -> Any:
         """The worker's instance of `resource`, opened by the first task that asks."""
@@ -117,13 +117,14 @@ class SourceReader(Protocol[T_co]):
 
     @property
     def finished(self) -> bool:
-        """Whether all splits given so far were read to their end; false again with the next `open`.
+        """Whether all splits opened so far were read to their end; false again after the next
+        `open`.
 
         A reader of an unbounded source may leave it out, unless it has `stop`.
         """
 
     def position(self, split_id: str, /) -> Any:
-        """Where to go on in the split of this id after the last record that `poll_batch`
+        """Returns the position of the split of this id behind the last record that `poll_batch`
         returned.
         """
 
@@ -148,7 +149,7 @@ class Source(Protocol[T_co]):
 
     @property
     def bounded(self) -> bool:
-        """Whether it ends by itself."""
+        """Whether the source ends by itself."""
 
     async def discover(self) -> list[Split]:
         """The splits there are now. Runs on the coordinator; again every `discover_every` (an
@@ -164,7 +165,7 @@ class Source(Protocol[T_co]):
 
 
 async def discover_splits(source: Source[Any], host: Host) -> list[Split]:
-    """What `source.discover` finds; it may want the host."""
+    """Returns the splits of `source.discover`, which may take the host."""
     found = call_with(source.discover, host)
     what = f"discover() of {type(source).__name__}"
     if not inspect.isawaitable(found):

@@ -46,7 +46,7 @@ __all__ = ["StatelessKind", "StatelessOperator", "StatelessStep"]
 
 
 class StatelessKind(Enum):
-    """What a step does with one element; the value is the method of the function classes."""
+    """The kind of a step; the value names the method of its function class."""
 
     MAP = "map"
     FILTER = "filter"
@@ -353,8 +353,8 @@ def _generate(
 
 
 def is_async(function: Any, method: str) -> bool:
-    """Whether calling `function` (or its `method`, for a function class) gives an awaitable; of
-    flat_map also an async generator.
+    """Returns whether a call of `function` (or of its `method`, for a function class) returns an
+    awaitable or, for flat_map, an async generator.
     """
     is_class = isinstance(function, Function) or (
         isinstance(function, type) and issubclass(function, Function)

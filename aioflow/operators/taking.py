@@ -1,5 +1,5 @@
-"""What an aggregate takes of an element, where that is one thing or nothing: it may travel in the
-place of the element.
+"""Projects elements to the one value, or to nothing, that an aggregate reads: this travels instead
+of the element.
 
 A sum of one field that is dealt out over processes would else have every record written, read and
 made again for that field. The sender calls the function that the aggregate would have called, and

@@ -1,4 +1,4 @@
-"""Whether timestamps are milliseconds, as they should be, or a time of today in another unit.
+"""Checks whether timestamps are milliseconds, as they should be, or a present time in another unit.
 
 Seconds taken for milliseconds are in January 1970, and all of a day falls into one window of a
 minute and a half: nothing fails. So the first timestamp of each source is looked at, and no other.

@@ -1,5 +1,5 @@
-"""When a window fires: the triggers that come with the engine, and the base of those that users
-write. After Flink's.
+"""Triggers, which decide when a window fires: the built-in ones, and the base class for
+user-defined ones. After Flink's.
 
 A trigger is immutable and shared by all keys and windows. What it must remember is kept in
 partitioned state, per key and window, reached through its context; so it is part of every
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class TriggerContext(Protocol):
-    """What a trigger may ask for; bound to one key and one window, valid during the call."""
+    """The context of a trigger, bound to one key and one window, and valid during the call."""
 
     @property
     def current_watermark(self) -> int | None: ...
@@ -92,7 +92,7 @@ class Trigger(Generic[T]):
 
     @property
     def can_merge(self) -> bool:
-        """Whether `on_merge` is defined, so that the trigger may stand on session windows."""
+        """Whether the trigger defines `on_merge`, which session windows need."""
         return type(self).on_merge is not Trigger.on_merge
 
 
@@ -442,19 +442,21 @@ _ON_WATERMARK = _OnWatermark()
 
 
 def fires_by_clock_alone(trigger: Trigger[Any]) -> bool:
-    """Whether `trigger` is one of those here that no watermark makes fire."""
+    """Returns whether `trigger` is a built-in one that never fires by a watermark."""
     while isinstance(trigger, _Purging):
         trigger = trigger.inner
     return isinstance(trigger, (_AtProcessingTime, _ProcessingTimeout, _ContinuousProcessingTime))
 
 
 def default_trigger(is_event_time: bool) -> Trigger[Any]:
-    """What fires a time window when no trigger is given: the watermark, or the clock, passing
-    its end.
+    """Returns the default trigger of a time window: it fires when the watermark, or the clock,
+    passes the end.
     """
     return _ON_WATERMARK if is_event_time else _AtProcessingTime()
 
 
 def global_trigger(at_end: bool) -> Trigger[Any]:
-    """What fires a global window when no trigger is given: nothing, or the end of event time."""
+    """Returns the default trigger of a global window: it never fires, or fires at the end of event
+    time.
+    """
     return _ON_WATERMARK if at_end else _Never()

@@ -1,5 +1,5 @@
-"""A user function of any accepted form as one plain callable: functions, expressions, function
-classes, injected resources.
+"""Turns a user function of any accepted form into one plain callable: functions, expressions,
+function classes, injected resources.
 
 Forms: a callable; an expression (compiled to a callable); an instance of a `Function` class, whose
 method is called and whose `open` and `close` are driven by the operator. Parameters whose default
@@ -42,7 +42,7 @@ class UserFunction:
 
     @property
     def function(self) -> Any:
-        """What the user gave."""
+        """The function as the user passed it."""
         return self._function
 
     def _plain(self) -> Callable[..., Any]:
@@ -101,7 +101,7 @@ class UserFunction:
 
 
 def has_operator_state(function: Any) -> bool:
-    """Whether `function`, an object or the class of one, is a CheckpointedFunction."""
+    """Returns whether `function`, an instance or a class, is a CheckpointedFunction."""
     return issubclass(
         function if isinstance(function, type) else type(function), CheckpointedFunction
     )

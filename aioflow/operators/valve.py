@@ -123,7 +123,7 @@ class StatusWatermarkValve:
         return outputs
 
     def input_finished(self, channel: int) -> list[Watermark | WatermarkStatus]:
-        """What follows from the end of a channel that was drained: it counts as MAX."""
+        """Returns the consequences of the end of a drained channel: it counts as MAX."""
         outputs: list[Watermark | WatermarkStatus] = []
         self._append(outputs, self.input_watermark(channel, MAX_WATERMARK))
         if not self.idle:
@@ -177,7 +177,7 @@ class StatusWatermarkValve:
         self._held[channel] = time.watermark if time.aligned else MAX_WATERMARK
 
     def restored(self) -> list[Watermark | WatermarkStatus]:
-        """What follows from all that was restored."""
+        """Returns the consequences of the restored state."""
         outputs: list[Watermark | WatermarkStatus] = []
         if not self._settle_idle(outputs):
             self._append(outputs, self._advance())

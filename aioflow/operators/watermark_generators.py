@@ -54,7 +54,7 @@ class WatermarkGenerator(Protocol):
         """
 
     def restore(self, watermark: int) -> None:
-        """Goes on from `watermark`, which the records before this one had reached."""
+        """Continues from `watermark`, which the earlier records had reached."""
 
 
 class _Stamping:

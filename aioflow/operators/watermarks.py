@@ -1,4 +1,4 @@
-"""Where event time comes from: watermark strategies, and the operator that assigns timestamps and
+"""The origin of event time: watermark strategies, and the operator that assigns timestamps and
 watermarks in mid-stream.
 
 A strategy is pure data. `create()` makes the generator of one subtask or split, which is fed
@@ -70,7 +70,7 @@ class WatermarkKind(Enum):
 @explained_methods
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkStrategy(Generic[T]):
-    """How timestamps and watermarks of a stream are made. Use the constructors; `timestamp` gives
+    """Creates the timestamps and watermarks of a stream. Use the constructors; `timestamp` gives
     int ms since the epoch.
 
     `timestamp` is a function of the element, an expression, or None to keep the timestamps that the
@@ -266,7 +266,7 @@ class IdlenessTimer:
             self._since_ms = None
 
     def check(self, now_ms: int) -> bool:
-        """Whether the stream becomes idle now."""
+        """Returns whether the stream becomes idle now."""
         if (
             self.idle
             or self._since_ms is None
@@ -278,8 +278,8 @@ class IdlenessTimer:
 
 
 class TimestampsAndWatermarksOperator(Operator):
-    """Gives records timestamps and watermarks in mid-stream. Watermarks from upstream end here, but
-    for the end of the input.
+    """Assigns timestamps and watermarks in mid-stream. Drops watermarks from upstream, except the
+    one at the end of the input.
 
     The watermark reached is part of the checkpoint, so that a record that was late is late again
     after a restore.
@@ -296,7 +296,7 @@ class TimestampsAndWatermarksOperator(Operator):
 
     @property
     def strategy(self) -> WatermarkStrategy[Any]:
-        """How it makes them."""
+        """The strategy of the operator."""
         return self._strategy
 
     def initialize_state(self) -> None:

@@ -1,5 +1,5 @@
-"""From what a user wrote to the operator that runs it: a batch at a time where that gives the same
-answer, windows one by one otherwise.
+"""Chooses the operator for a window specification: one that works by batch if the results are the
+same, else one that works window by window.
 
 `explain()` shows the reason. Everything that can be known to be wrong is a GraphError here, when
 the flow is built.
@@ -106,7 +106,7 @@ class ReduceAggregate(FoldingAggregate):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSpec:
-    """What a user said about a window.
+    """The user's specification of a window.
 
     Either `aggregate` (for reduce: a `ReduceAggregate`) or `process` is given.
     """

@@ -1,5 +1,5 @@
-"""Windows as data: what a window is, which windows an element belongs to, and which elements it
-keeps when it fires.
+"""Windows as data: windows, assigners, and evictors, which choose the elements that a firing window
+keeps.
 
 Assigners and evictors, after Flink's `api.windowing`; triggers have a module of their own. Nothing
 here touches a stream: the operators of `window` and `slice_window` drive these objects. Every
@@ -91,8 +91,8 @@ GLOBAL = GlobalWindow()
 
 
 def window_fn_results(made: Any) -> Iterable[Any]:
-    """What a plain `window_fn(key, window, value)` gave, as elements: one value, or all that a
-    generator function yields.
+    """Returns the results of a plain `window_fn(key, window, value)` as elements: one value, or all
+    values of a generator function.
     """
     return made if type(made) is GeneratorType else (made,)
 
@@ -107,7 +107,7 @@ class WindowAssigner(Protocol):
     def is_event_time(self) -> bool: ...
     @property
     def is_merging(self) -> bool:
-        """Whether windows that touch become one (sessions)."""
+        """Whether windows that touch are merged (sessions)."""
 
     def assign(self, value: Any, timestamp: int) -> Sequence[Window]: ...
     def default_trigger(self) -> Trigger[Any]: ...
