@@ -1,5 +1,5 @@
-"""Elements as bytes, for edges between processes: a batch with its times, keys and watermarks, and
-each event that travels in band.
+"""Encodes elements as bytes for edges between processes: a batch with its times, keys and
+watermarks, and each event in band.
 
 The values are the business of `core.serializers`; here is what surrounds them. The invariant: what
 is decoded equals what was encoded, type for type, in every column. Keys that *are* the values

@@ -207,7 +207,7 @@ class ColumnBatch(Column):
 
     @property
     def has_positions(self) -> bool:
-        """Whether rows are tuples, whose fields are read by position."""
+        """Whether rows are tuples, with fields read by position."""
         return 0 in self.columns
 
     def take(self, indices: np.ndarray) -> ColumnBatch:

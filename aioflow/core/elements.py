@@ -1,4 +1,4 @@
-"""What flows between operators: batches of records, and the events that travel in band with them.
+"""The elements between operators: batches of records, and the events that travel in band with them.
 
 A `RecordBatch` is the unit of everything hot: queueing, credit, pool permits, and one step of an
 operator. It is parallel lists. Invariants that every producer keeps and every consumer may rely on:

@@ -1,5 +1,4 @@
-"""Entries that a channel has sent once and need not send again: a text goes over it once, from then
-on its code does.
+"""Dictionary encoding of a channel: it sends a text once, and only the text's code from then on.
 
 A channel is one producer and one consumer, and what it sends arrives once and in order, also over a
 connection that comes later. Each end has its tables. A table takes over the list that the columns
@@ -70,17 +69,17 @@ class EntryTables:
 
     @property
     def are_used(self) -> bool:
-        """Whether anything has been placed since the last `commit` or `forget`."""
+        """Whether entries were placed since the last `commit` or `forget`."""
         return bool(self._open)
 
     def commit(self) -> None:
-        """What was placed is on its way."""
+        """Records that the placed entries were sent."""
         for number, count in self._open.items():
             self._sent[number] = count
         self._open.clear()
 
     def forget(self) -> None:
-        """What was placed does not leave: a value beside it could not be encoded."""
+        """Discards the placed entries, because another value of the batch could not be encoded."""
         self._open.clear()
 
     def filled(self, number: int, base: int, new: list[Any]) -> list[Any]:

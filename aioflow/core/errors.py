@@ -231,5 +231,5 @@ def message_of(error: BaseException) -> str:
 
 
 def has_place(error: BaseException) -> bool:
-    """Whether a note of the engine says where `error` was raised."""
+    """Returns whether a note of the engine says where `error` was raised."""
     return any(line.startswith("aioflow: ") for line in getattr(error, "__notes__", ()))

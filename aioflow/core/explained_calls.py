@@ -1,4 +1,4 @@
-"""What a public function says when it is called with arguments that it does not take.
+"""Error messages of public functions for arguments that they do not take.
 
 Python names the argument and stops there: "got an unexpected keyword argument 'discover'". A
 decorated function also says what it takes, and which name was probably meant. A call that fits

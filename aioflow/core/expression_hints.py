@@ -1,4 +1,4 @@
-"""What an error about an expression says to write instead. Loaded when there is one."""
+"""Hints for errors about expressions: what to write instead. Loaded at the first error."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def no_values(e: Expr[Any], values: Sequence[Any]) -> str:
 
 
 def always_none(e: Expr[Any], operator: str) -> str:
-    """What `e == None` and `e != None` come to."""
+    """Returns the warning about `e == None` and `e != None`."""
     shown = _operand(e)
     wanted = f"{shown}.is_null()" if operator == "==" else f"~{shown}.is_null()"
     return (

@@ -57,7 +57,7 @@ class StrNamespace(_Namespace):
         return Call("str.len", self._operand)
 
     def contains(self, text: Any) -> Expr[Any]:
-        """Whether `text` (plain text, no pattern) occurs."""
+        """Returns whether `text` (plain text, no pattern) occurs."""
         return Call("str.contains", self._operand, (as_expression(text),))
 
     def starts_with(self, text: Any) -> Expr[Any]:

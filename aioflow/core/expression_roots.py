@@ -1,4 +1,4 @@
-"""Where expressions begin: `col` names a field, `left` and `right` one of a pair's, `lit` is a
+"""The roots of expressions: `col` names a field, `left` and `right` one of a pair's, `lit` is a
 constant, `when` asks.
 """
 

@@ -150,8 +150,8 @@ def _map(one: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
 
 
 def shadowed(*expressions: ex.Expr[Any]) -> bool:
-    """Whether reading a column by attribute from a row of the wrong kind could give a method
-    instead of failing.
+    """Returns whether reading a column by attribute could return a method of a row of the wrong
+    kind.
     """
     return any(name in _SHADOWED for name in column_names(*expressions))
 

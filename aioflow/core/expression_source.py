@@ -1,5 +1,5 @@
-"""Writes an expression as the source of one Python expression over a row: what all generated loops
-are made of.
+"""Writes an expression as the source of one Python expression over a row. All generated loops
+consist of these.
 
 None is handled by guards: the operations of a tree that give None for None share one test of
 everything that they read, `None if (v0 := row['a']) is None or (v1 := row['b']) is None else v0 *
@@ -34,7 +34,7 @@ __all__ = ["Emitter", "RowKind"]
 
 
 class RowKind(Enum):
-    """How the fields of a row are read."""
+    """The way to read the fields of a row."""
 
     MAPPING = "mapping"
     ATTRIBUTES = "attributes"

@@ -1,5 +1,5 @@
-"""An expression as the source text that builds it: what `repr` shows, with no more parentheses
-than it needs.
+"""Renders an expression as the source text that builds it, for `repr`, with no more parentheses
+than necessary.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Questions about expressions: what is in a tree, whether two are the same, which fields it
-reads, whether it can only give a bool.
+"""Queries on expressions: the nodes of a tree, equality of two trees, the fields that a tree reads,
+whether it always gives a bool.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def column_names(*expressions: Expr[Any]) -> tuple[str | int, ...]:
 
 
 def is_boolean(expression: Expr[Any]) -> bool:
-    """Whether it can only give True, False or None. A bare column may hold anything."""
+    """Returns whether the expression can only give True, False or None. A bare column may hold
+    anything.
+    """
     match expression:
         case Binary(_operator=operator):
             return operator in COMPARISONS or operator in LOGICAL

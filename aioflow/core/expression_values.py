@@ -1,5 +1,5 @@
-"""What one operation of an expression means on one value that is not None: the helpers that
-compiled expressions call.
+"""The helpers that compiled expressions call: each applies one operation to one value that is not
+None.
 
 Operations that Python spells alike (`+`, `<`, `str.lower`) are not here; generated code uses them
 directly. Every function is pure.

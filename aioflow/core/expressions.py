@@ -69,8 +69,8 @@ CAST_TARGETS = (bool, int, float, str)
 
 
 class Part:
-    """What is not yet an expression: `col` without a name, a namespace without its method, a
-    `when` without its `then`.
+    """An incomplete expression: `col` without a name, a namespace without its method, a `when`
+    without its `then`.
     """
 
     __slots__ = ()
@@ -479,7 +479,7 @@ class When(Part):
 
 
 def is_expression(x: object) -> TypeGuard[Expr[Any]]:
-    """Whether `x` is an expression. Decided by its type, never by looking into a function."""
+    """Returns whether `x` is an expression, by its type alone."""
     return isinstance(x, Expr)
 
 

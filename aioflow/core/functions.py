@@ -1,4 +1,4 @@
-"""What users implement, and the contexts that they are handed: the vocabulary between user code and
+"""The interfaces that users implement, and their contexts: the vocabulary between user code and
 operators.
 
 Functions are classes with optional hooks; plain callables are accepted wherever one method would
@@ -131,9 +131,7 @@ class Pair(NamedTuple, Generic[T, U]):
 
 
 class TriggerResult(Flag):
-    """What a trigger wants done with its window: FIRE emits the result, PURGE drops the
-    contents.
-    """
+    """The decision of a trigger on its window: FIRE emits the result, PURGE drops the contents."""
 
     CONTINUE = 0
     FIRE = 1
@@ -155,7 +153,7 @@ class TimerService(Protocol):
 
 
 class RuntimeContext(Protocol):
-    """What a function may know about the subtask that it runs in; valid from `open` on."""
+    """The context of a function in its subtask; valid from `open` on."""
 
     @property
     def task_name(self) -> str: ...
@@ -171,8 +169,8 @@ class RuntimeContext(Protocol):
     def metrics(self) -> MetricGroup: ...
     @property
     def is_restored(self) -> bool:
-        """Whether the operator begins with the state of a checkpoint, also where this subtask's
-        share of it is empty.
+        """Whether the operator starts with the state of a checkpoint, even if this subtask's share
+        of it is empty.
         """
 
     @property

@@ -199,7 +199,7 @@ class FileSystem(Protocol):
         ...
 
     async def exists(self, path: str) -> bool:
-        """Tell whether a file or directory has this path."""
+        """Returns whether a file or directory has this path."""
         ...
 
     async def mkdirs(self, path: str, *, private: bool = False) -> None:
@@ -308,7 +308,7 @@ class Processes(Protocol):
         ...
 
     def has_ended(self, process: ProcessIdentity) -> bool:
-        """Tell whether a process is known to run no more.
+        """Returns whether a process is known to have ended.
 
         False: the process runs, or its state is unknown here.
         """
@@ -377,7 +377,7 @@ class Host(Protocol):
         ...
 
     def buggify(self, point: str, probability: float) -> bool:
-        """Tell whether to take the rare branch at `point`: by the seed in a simulation, never on
+        """Returns whether to take the rare branch at `point`: by the seed in a simulation, never on
         a real machine.
         """
         ...

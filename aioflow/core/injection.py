@@ -1,5 +1,5 @@
-"""Resources as data: which ones a function asks for by its defaults. Who opens and closes them is
-the worker's business.
+"""Resources as data: finds the resources that a function requests by its defaults. The worker opens
+and closes them.
 
 @resource
 async def http():
@@ -71,7 +71,7 @@ def resource(factory: Callable[..., Any]) -> Resource:
 
 
 def use(what: Resource) -> Any:
-    """As the default of a parameter: the engine passes the opened resource."""
+    """Marks a parameter, as its default: the engine passes the opened resource."""
     if not isinstance(what, Resource):
         raise TypeError(
             f"use() takes what @resource decorated, got {type(what).__name__}: {what!r}"

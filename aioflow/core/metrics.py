@@ -58,7 +58,7 @@ class Gauge:
         self._failed = False
 
     def value(self) -> Number:
-        """What `fn` says, or NaN if it raises (logged once): a broken gauge must not hide the
+        """The result of `fn`, or NaN if it raises (logged once): a broken gauge must not hide the
         other metrics.
         """
         try:
@@ -103,7 +103,7 @@ class Gauges:
 
 
 class Meter:
-    """How often something happens a second, over the last `window_s`.
+    """A rate of events per second, over the last `window_s`.
 
     The window is sampled at each read. If the last read is older than the window, the rate is the
     one since that read.
@@ -174,7 +174,7 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """Of all values ever; NaN without."""
+        """The mean of all values so far; NaN without values."""
         return self.sum / self.count if self.count else math.nan
 
 
@@ -253,7 +253,7 @@ class MetricGroup:
         return values
 
     def own_values(self) -> dict[str, Number]:
-        """As `snapshot`, without what is in groups."""
+        """Returns the same as `snapshot`, without subgroups."""
         values: dict[str, Number] = {}
         self._collect_own("", values)
         return values

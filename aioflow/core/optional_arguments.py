@@ -1,5 +1,5 @@
-"""Arguments that a protocol offers and an implementation may do without: `committer()` or
-`committer(ctx)`, both are right.
+"""Optional arguments of a protocol, which an implementation may omit: `committer()` and
+`committer(ctx)` are both valid.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _POSITIONAL = (
 
 
 def takes_argument(function: Callable[..., Any]) -> bool:
-    """Whether `function` can be called with one positional argument.
+    """Returns whether `function` can be called with one positional argument.
 
     What has no readable signature takes none.
     """

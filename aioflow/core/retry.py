@@ -1,4 +1,4 @@
-"""How often, how soon and after which errors an async call is tried again.
+"""Retry policies of async calls: number of tries, waits, and the errors to retry.
 
 Pure data; `timeout=` bounds all tries together.
 """

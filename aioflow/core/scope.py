@@ -1,4 +1,4 @@
-"""Where user code runs, for logs: job, operator, subtask and key as a context variable.
+"""The place of running user code, for logs: job, operator, subtask and key as a context variable.
 
 A task sets one `Scope` when it starts; the coroutines and tasks that it starts inherit it. The
 chain points it at the operator whose user code runs next. A reader gets the key from that
@@ -55,7 +55,7 @@ class Scope:
 
     @property
     def subtask(self) -> str | None:
-        """Which of how many, as "2/4"."""
+        """The subtask and the parallelism, as in "2/4"."""
         if self.operator_context is None:
             return None
         runtime = self.operator_context.runtime
@@ -83,7 +83,7 @@ _CURRENT: ContextVar[Scope | None] = ContextVar("aioflow_scope", default=None)
 
 
 def current_scope() -> Scope | None:
-    """Where the calling code runs; None outside of a flow."""
+    """Returns the place of the calling code; None outside of a flow."""
     return _CURRENT.get()
 
 

@@ -1,5 +1,5 @@
-"""Batches of values as bytes, on the msgpack wire format: what comes out equals what went in, type
-for type.
+"""Encodes batches of values in the msgpack wire format. Decoding restores equal values of the same
+types.
 
 msgpack by itself flattens tuples to lists and subclasses to their bases. So each batch is looked at
 once, by the exact types of its values, and written in the cheapest of five shapes that keeps them:

@@ -1,4 +1,4 @@
-"""Whether a user's function can be called as the engine will call it, told where the flow is built.
+"""Checks, when the flow is built, whether a user's function accepts the engine's arguments.
 
 Only what Python would refuse at the first element is refused here. A signature that cannot be read,
 or that a decorator has put before another one, refuses nothing: `functools.wraps` shows the

@@ -30,7 +30,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class StateDescriptor:
-    """What all descriptors share. `ttl` is a duration ("1d", timedelta) or None for ever.
+    """The common base of all descriptors. `ttl` is a duration ("1d", timedelta) or None for ever.
 
     Without slots: a frozen dataclass with slots cannot be made as `ValueStateDescriptor[int]("n")`.
     """

@@ -1,5 +1,5 @@
-"""What user code holds of keyed state: one object for each state, bound to the key of the element
-that is being processed.
+"""The state objects of user code: one for each keyed state, bound to the key of the current
+element.
 
 Declared by a descriptor and handed out by the runtime context in `open`, to be kept. What a look-up
 gives is `T | OrNone`: nothing may be stored for the key.

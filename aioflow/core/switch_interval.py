@@ -1,4 +1,4 @@
-"""How soon a thread that waits for the interpreter is given it, while a loop keeps it busy.
+"""Limits how long a thread waits for the interpreter beside a busy loop.
 
 A thread that has waited for the switch interval asks the holder to let go, and then gets its turn
 for certain. The count restarts each time that the holder lets go by itself, which a loop does

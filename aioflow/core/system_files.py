@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """What `FileSystem.stat` tells about a path."""
+    """The result of `FileSystem.stat` for a path."""
 
     size: int
     modified_ms: int

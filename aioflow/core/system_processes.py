@@ -1,4 +1,4 @@
-"""Processes of the machine: those that this one starts, and which one it is itself.
+"""Processes of the machine: starts child processes, and identifies this process.
 
 Part of `SystemHost`.
 """
@@ -29,7 +29,9 @@ from, once.
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Which process of all that ever ran, as another one on the same machine can find out."""
+    """Identifies a process among all that ever ran. Other processes on the same machine can read
+    it.
+    """
 
     host: str
     """Name of the machine, for people."""

@@ -1,5 +1,5 @@
-"""Durations as users write them: a `timedelta`, or a text such as "100ms" "5s" "1.5s" "1m" "2h"
-"1d".
+"""Parses durations as users write them: a `timedelta`, or a text such as "100ms" "5s" "1.5s" "1m"
+"2h" "1d".
 
 A bare number is refused, because its unit is unknown; a parameter that takes a number says its
 unit in its name (`timestamp_ms`). Durations may be negative (the lower bound of an interval join);

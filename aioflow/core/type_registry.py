@@ -1,5 +1,5 @@
-"""Which classes of the user may travel, under which name, and how their fields are taken apart and
-put together.
+"""The registry of user classes that may travel: their names, and how to encode and rebuild their
+fields.
 
 A class travels as `module:qualname`, or as the name it was registered with. The reader never
 imports: it looks among the registered types, then in the modules that are loaded already, and takes
@@ -59,7 +59,7 @@ _BUILTINS = (bool, int, float, str, bytes, bytearray, tuple, list, dict, set, fr
 
 
 class Kind(enum.Enum):
-    """How instances of a class are taken apart."""
+    """The way to take instances of a class apart."""
 
     DATACLASS = "dataclass"
     NAMED_TUPLE = "NamedTuple"
@@ -70,7 +70,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TypePlan:
-    """How the instances of one class are encoded.
+    """The encoding of the instances of one class.
 
     `fields` is empty for Enums and for custom types.
     """
@@ -349,7 +349,7 @@ def register_type(
 
 
 def is_record_type(cls: type[Any]) -> bool:
-    """Whether instances of `cls` travel without being registered with functions of their own."""
+    """Returns whether instances of `cls` travel without registered encoding functions."""
     return _kind_of(cls) is not None
 
 

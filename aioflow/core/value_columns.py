@@ -1,5 +1,5 @@
-"""Values that are built alike, such as accumulators, as columns: what stands at each place of all
-of them, beside how they are built.
+"""Stores values of one structure, such as accumulators, as columns: one column for each place, and
+the structure once.
 
 Nested lists and tuples of one length each, around immutable values. `[1,
 ("a",)]` and `[2, ("b",)]` are the columns `1 2` and `"a" "b"`, built as `[LIST, LEAF, [TUPLE,
