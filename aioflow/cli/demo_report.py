@@ -12,7 +12,7 @@ __all__ = ["next_lines", "report_lines"]
 
 
 def report_lines(report: Report, *, seconds: float, workers: int = 0) -> Iterator[str]:
-    """What a year of flights says.
+    """Yields the report on a year of flights.
 
     `seconds` is how long the job took, `workers` over how many processes.
     """

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def what_comes(java: Java | None, extras: Sequence[str]) -> list[str]:
-    """What is about to happen, and how to be without.
+    """Describes what is about to happen, and how to skip it.
 
     `java`: None if it is about to be installed. `extras`: what is installed.
     """

@@ -26,7 +26,7 @@ def mermaid(graph: JobGraph) -> str:
 
 
 def edge_label(edge: JobEdge) -> str:
-    """How records choose among subtasks, and the side output if it is one."""
+    """Returns the partitioning of an edge, and its side output if it has one."""
     strategy = edge.partitioning.strategy.value
     return strategy if edge.side is None else f"{edge.side.name}: {strategy}"
 

@@ -143,7 +143,7 @@ def _secret_in(directory: str) -> Path:
 
 
 def remote_cluster(arguments: argparse.Namespace) -> RemoteCluster:
-    """What `--at` and `--secret-file` name."""
+    """Returns the cluster that `--at` and `--secret-file` name."""
     address = (
         str(arguments.at) if arguments.at.data is None else Path(arguments.at.data)
     )  # Its lease knows the next leader too.

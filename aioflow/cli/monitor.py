@@ -1,4 +1,4 @@
-"""The options about the monitoring endpoint, of every command that can serve one."""
+"""The options of the monitoring endpoint, for every command that can serve one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def _address(text: str) -> str:
 
 
 def monitor_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What was given, as options of a run. Raises UsageError for what would let anybody in."""
+    """Returns the given options as options of a run. Raises UsageError for options that would allow
+    access to anyone.
+    """
     if arguments.monitor is None:
         if (
             arguments.monitor_token_file is not None

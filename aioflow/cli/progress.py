@@ -1,5 +1,5 @@
-"""What a running job looks like: one row a task, made of the metrics that the tasks keep, as a
-table or as one line.
+"""Renders a running job from the metrics of its tasks: as a table with one row for each task, or as
+one line.
 
 Nothing here prints, and nothing reads a clock: who shows it gives the time that has passed.
 """

@@ -1,5 +1,5 @@
-"""Runs a flow in this process and shows how it goes: a live table on a terminal, now and then a
-line elsewhere.
+"""Runs a flow in this process and shows its progress: a live table on a terminal, a line every few
+seconds elsewhere.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Live(Watcher):
 
 
 def watcher_for(stream: TextIO) -> Watcher:
-    """What suits `stream`."""
+    """Returns the watcher that suits `stream`."""
     return Live(stream) if is_live(stream) else Lines(stream)
 
 

@@ -1,4 +1,4 @@
-"""The options of every command that talks to a cluster about TLS, and the host that they make."""
+"""The TLS options of every command that talks to a cluster, and the host that they configure."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ STYLE = """
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where a task stands, or where an exchange passes through a layer (`vertex` None)."""
+    """The place of a task, or of an exchange that passes through a layer (`vertex` None)."""
 
     vertex: JobVertex | None
     layer: int

@@ -26,12 +26,12 @@ SIZE_DEFAULT = (100, 40)
 
 
 def is_live(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether lines can be redrawn in place on `stream`."""
+    """Returns whether lines can be redrawn in place on `stream`."""
     return stream.isatty() and environ.get("TERM", "") != "dumb"
 
 
 def uses_color(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether `stream` shows colours, and the user wants them: see no-color.org."""
+    """Returns whether `stream` shows colours and the user wants them: see no-color.org."""
     return is_live(stream, environ) and not environ.get("NO_COLOR")
 
 

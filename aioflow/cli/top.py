@@ -1,5 +1,4 @@
-"""`aioflow top`: what the jobs of a process do, asked of its monitoring endpoint and shown in a
-terminal.
+"""`aioflow top`: shows the jobs of a process in a terminal, read from its monitoring endpoint.
 
 Asks what any dashboard of Flink asks: `/overview`, `/jobs/overview`, and of each job under way its
 detail, checkpoints, exceptions and metrics.

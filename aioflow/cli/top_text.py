@@ -1,5 +1,4 @@
-"""What `aioflow top` shows: jobs and their tasks at a glance, made of the answers of a monitoring
-endpoint.
+"""The text of `aioflow top`: jobs and their tasks, from the answers of a monitoring endpoint.
 
 Nothing here prints, asks or reads a clock; times are the endpoint's own. Names come from afar, so
 what would steer a terminal is left out.

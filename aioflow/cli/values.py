@@ -1,4 +1,4 @@
-"""What options take: numbers, ports, lengths of time, addresses.
+"""Parsers of option values: numbers, ports, durations, addresses.
 
 Each says what it expected instead of what it got.
 """
@@ -26,7 +26,7 @@ def positive(text: str) -> int:
 
 
 def port(text: str) -> int:
-    """Where to listen; 0 is any free one."""
+    """Parses the port to listen on; 0 is any free port."""
     return _number(text, 0, PORT_MAX)
 
 
