@@ -1,5 +1,5 @@
-"""What users and the project itself test flows with: one operator under the hand of a test, whole
-flows under a seed, pytest fixtures.
+"""Test tools for users and for the project: a harness for one operator, simulation of whole flows
+by seed, pytest fixtures.
 
 Names are loaded when they are first used, so that importing this package costs nothing.
 """

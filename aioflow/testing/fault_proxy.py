@@ -1,5 +1,5 @@
-"""A TCP proxy that misbehaves on demand: put it between a client and a real server to see what
-their connection survives.
+"""A TCP proxy with faults on demand: put it between a client and a real server to test their
+connection.
 
     async with FaultProxy(host, "127.0.0.1", server_port) as proxy:
         connect_to(proxy.port)
@@ -69,13 +69,13 @@ class FaultProxy:
 
     @property
     def port(self) -> int:
-        """Where clients connect to, on 127.0.0.1."""
+        """The port for clients, on 127.0.0.1."""
         assert self._listener is not None, "the proxy listens inside of `async with`"
         return self._listener.port
 
     @property
     def connections(self) -> int:
-        """How many are open now."""
+        """The number of open connections."""
         return len(self._links)
 
     def reset(self) -> None:

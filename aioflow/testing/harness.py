@@ -1,5 +1,5 @@
-"""Runs the operators of a stream, or one function, under the hand of a test: synchronously, in a
-time that the test moves.
+"""Runs the operators of a stream, or one function, under the control of a test: synchronously, with
+a clock that the test advances.
 
     h = OperatorHarness(Alert(), key=lambda r: r.sensor)
     h.push(Reading("a", 95), ts=1_000)
@@ -267,8 +267,8 @@ class OperatorHarness:
         ]
 
     def state(self, name: str, key: Any, window: Any = None) -> Any:
-        """What keyed state `name` holds for `key`, in `window` (a window or (start, end)); its
-        default, or None, if nothing.
+        """Returns keyed state `name` of `key`, in `window` (a window or (start, end)); without a
+        value, its default or None.
         """
         backends = [
             context.keyed_state

@@ -1,4 +1,4 @@
-"""What a harness runs: the operators of a stream's chain, or the one that runs a function, with
+"""The plan of a harness: the operators of a stream's chain, or the operator of one function, with
 the key functions before them.
 """
 

@@ -55,7 +55,7 @@ REFUSED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRun:
-    """What a simulated run came to."""
+    """The result of a simulated run."""
 
     outputs: tuple[list[Any], ...]
     """The elements of each stream of `collect`, in order of arrival."""

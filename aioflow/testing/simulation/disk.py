@@ -1,4 +1,4 @@
-"""A simulated disk: what it keeps when the power fails is only what was made to last.
+"""A simulated disk: only synced data is certain to survive a loss of power.
 
 All machines see one disk, as they would a shared store. An operation happens at some moment of its
 time, and on a real machine in a thread: cancelling its caller does not stop a running operation.
@@ -261,7 +261,7 @@ class SimDisk:
         return FileStat(len(file.data), file.modified_ms, False)
 
     def exists(self, path: str) -> bool:
-        """Tell whether a file or directory has this path."""
+        """Returns whether a file or directory has this path."""
         return path in self._names or path in self._dirs
 
     def power_loss(self, machine: SimMachine) -> None:

@@ -1,4 +1,4 @@
-"""How a simulated run ends that does not end by itself."""
+"""Errors that end a simulated run which does not end by itself."""
 
 from __future__ import annotations
 

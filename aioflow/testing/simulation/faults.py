@@ -1,4 +1,4 @@
-"""Which faults a run suffers, how often, and the driver that inflicts them.
+"""The faults of a run, their rates, and the driver that injects them.
 
 Invariant: everything here is drawn from the `fault` stream of the seed, so that a change in the
 code under test does not change the faults it meets, up to the moment when it takes another path.
@@ -33,7 +33,7 @@ The capacity in trouble is the number of bytes in use plus less than the number 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How often each fault strikes: a mean number per virtual second, 0 for never."""
+    """The rate of each fault: a mean number per virtual second, 0 for never."""
 
     kill: float = 0.0
     """A process is killed and started again after a while."""

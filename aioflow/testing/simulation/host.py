@@ -1,5 +1,5 @@
-"""The simulated counterpart of `SystemHost`, and the hand that starts, kills and cuts off simulated
-processes.
+"""The simulated counterpart of `SystemHost`, and the controls that start, kill and cut off
+simulated processes.
 
 Every simulated process gets a `SimulatedHost` of its own; all of one run share a `Simulation`.
 
@@ -121,7 +121,7 @@ class Simulation:
         return started
 
     def is_alive(self, name: str) -> bool:
-        """Tell whether a process runs or is paused."""
+        """Returns whether a process runs or is paused."""
         process = self.loop.processes.get(name)
         return process is not None and process.alive
 
@@ -246,7 +246,7 @@ def _settle(future: asyncio.Future[int], code: int) -> None:
 
 
 class SimulatedHost:
-    """What one simulated process sees of the world; a `Host`."""
+    """The `Host` of one simulated process."""
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""Closes what a run that is over has left suspended: nothing of it may reach the next run."""
+"""Closes the coroutines and generators that a finished run left suspended.
+
+They cannot affect the next run.
+"""
 
 from __future__ import annotations
 

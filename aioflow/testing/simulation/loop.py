@@ -60,7 +60,7 @@ _TURN = struct.Struct("<IId")
 
 
 class Switchboard(Protocol):
-    """What the loop hands connections and servers to."""
+    """The interface to which the loop passes connections and servers."""
 
     async def connect(
         self, process: SimProcess, factory: Callable[[], Any], host: str, port: int

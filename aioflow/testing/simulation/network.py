@@ -159,7 +159,7 @@ class SimNetwork:
                 self.heal(name, other)
 
     def is_cut(self, a: str, b: str) -> bool:
-        """Tell whether packets between two machines are held back, in either direction."""
+        """Returns whether packets between two machines are held back, in either direction."""
         return (a, b) in self._cut or (b, a) in self._cut
 
     def slow(self, a: str, b: str, factor: float) -> None:
@@ -204,7 +204,7 @@ class SimNetwork:
         return self.rng.uniform(*usual) * self._slow.get(_link(a.name, b.name), 1.0)
 
     def passes(self, a: SimProcess, b: SimProcess) -> bool:
-        """Tell whether a packet sent now would arrive."""
+        """Returns whether a packet sent now would arrive."""
         return self._is_open(a.machine, b.machine) and (a.name, b.name) not in self._parted
 
     def _is_open(self, a: SimMachine, b: SimMachine) -> bool:

@@ -1,5 +1,4 @@
-"""Simulated machines and processes: whose callbacks they are, and which of their lives they belong
-to.
+"""Simulated machines and processes. Each callback belongs to one process and to one of its lives.
 
 Invariant: a callback runs only in the life of the process that made it. Killing a process begins a
 new generation, so that all callbacks, timers and messages of the old one are void. A task's
@@ -19,7 +18,7 @@ __all__ = ["OWNER", "Life", "Orphan", "SimHandle", "SimMachine", "SimProcess"]
 
 
 class Orphan(Protocol):
-    """What the kernel cleans up when a process dies: its connections and listeners."""
+    """An object that the kernel cleans up when a process dies: a connection or a listener."""
 
     def process_died(self, power: bool) -> None:
         """Let the other side know, unless the whole machine lost power and cannot."""

@@ -1,4 +1,4 @@
-"""Runs a program under one seed and tells what came of it."""
+"""Runs a program under one seed and returns the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimResult(Generic[T]):
-    """What a simulated run came to."""
+    """The result of a simulated run."""
 
     value: T
     """What `main` returned."""

@@ -44,9 +44,7 @@ _FIN = "fin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkOptions:
-    """How the network behaves when nothing is wrong with it, and how patient it is when
-    something is.
-    """
+    """The behaviour of the network without faults, and its timeouts under faults."""
 
     latency_s: tuple[float, float] = (1e-4, 2e-3)
     """One way between two machines; drawn for each packet."""
@@ -67,17 +65,17 @@ class NetworkOptions:
 
 
 class OpenPort(Protocol):
-    """What an accepted connection asks of the port that it came to."""
+    """The interface of a port for the connections that it accepted."""
 
     factory: Callable[[], asyncio.BaseProtocol]
 
     def is_serving(self) -> bool:
-        """Tell whether the port is still bound."""
+        """Returns whether the port is still bound."""
         ...
 
 
 class Links(Protocol):
-    """What a transport asks of the network."""
+    """The interface of the network for a transport."""
 
     loop: SimLoop
     options: NetworkOptions
@@ -88,7 +86,7 @@ class Links(Protocol):
         ...
 
     def passes(self, a: SimProcess, b: SimProcess) -> bool:
-        """Tell whether a packet sent now would arrive."""
+        """Returns whether a packet sent now would arrive."""
         ...
 
     def opened(self, transport: SimTransport) -> None:
@@ -388,7 +386,7 @@ class SimTransport(asyncio.Transport):
             self._forget()
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
-        """Tell `protocol` that its connection stands, then let it read."""
+        """Tells `protocol` that it is connected, then lets it read."""
         self._protocol = protocol
         protocol.connection_made(self)
         if self._gone:  # It was broken before its process looked.
@@ -397,7 +395,7 @@ class SimTransport(asyncio.Transport):
 
     @property
     def is_over(self) -> bool:
-        """Whether the kernel has forgotten this end."""
+        """Whether the kernel has dropped this end."""
         return self._gone
 
     def break_off(self, error: OSError) -> None:
