@@ -20,7 +20,7 @@ from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "aioflow"
-MODULE_LINES_MAX = 760
+MODULE_LINES_MAX = 800
 """A module past this holds two ideas. The median is nearer to 250."""
 
 COMPOSITION_ROOTS = ("__init__.py", "__main__.py", "cli", "testing")

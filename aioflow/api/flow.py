@@ -335,11 +335,11 @@ def _with_own_sources(graph: StreamGraph) -> StreamGraph:
 
 def _own_source(source: Source[Any]) -> Source[Any]:
     """`source` for one place and one run, if it remembers what it found."""
-    anew = getattr(getattr(source, "finder", None), "anew", None)
-    if anew is None:
+    fresh = getattr(getattr(source, "finder", None), "fresh", None)
+    if fresh is None:
         return source
     own: Any = copy.copy(source)
-    own.finder = anew()
+    own.finder = fresh()
     return own  # type: ignore[no-any-return]
 
 

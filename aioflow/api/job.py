@@ -207,7 +207,7 @@ class Job:
     def _functions_cut_off(self) -> list[JobVertex]:
         """Source functions that have not ended, and that the next run does not read on.
 
-        Nobody knows whether a function ever ends. So its source counts as endless and is stopped.
+        A function may end or not. So its source counts as endless and is stopped.
         """
         executions = self._cluster.job_master.executions.executions
         resumed = self._options.checkpoints is not None

@@ -67,7 +67,7 @@ class Signals:
 
     A job that is still starting is stopped as soon as it has started: nothing of it is lost, and
     workers end in order. `on_stop` is called once, at the first signal: stopping may take a while,
-    and whoever sent the signal should know that it was heard.
+    and the sender of the signal should see that it arrived.
     """
 
     def __init__(self, on_stop: Callable[[], None] | None = None) -> None:

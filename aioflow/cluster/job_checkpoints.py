@@ -42,7 +42,7 @@ from aioflow.checkpoint.urls import flow_url, join_url
 from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
 from aioflow.cluster.checkpoint_shape import checkpointed_vertices
 from aioflow.cluster.fencing import StaleLeader
-from aioflow.cluster.restoring import RestorePoint, begin_anew, found_checkpoint, restore_point
+from aioflow.cluster.restoring import RestorePoint, found_checkpoint, restore_point, start_over
 from aioflow.core.aio import CANCEL_GRACE_S, cancel_and_wait, end_task, wait_all
 from aioflow.core.errors import CheckpointError, JobNotRunning, RestoreError
 from aioflow.graph.deployment import ExecutionState
@@ -177,7 +177,7 @@ class JobCheckpoints:
             self._host, self.store, settings, self._job_id if recovered else None
         )
         if found is None and settings.restore is None and not recovered:
-            await begin_anew(self.store, first_id - 1)
+            await start_over(self.store, first_id - 1)
         await sweep(
             self.store,
             self._host,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobGraph
     from aioflow.operators.source import Source
 
-__all__ = ["GivenSavepoint", "RestorePoint", "begin_anew", "found_checkpoint", "restore_point"]
+__all__ = ["GivenSavepoint", "RestorePoint", "start_over", "found_checkpoint", "restore_point"]
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ async def _read(
         raise RestoreError(f"{error}{hint}") from error
 
 
-async def begin_anew(store: FlowStore, number: int) -> None:
+async def start_over(store: FlowStore, number: int) -> None:
     """Abandons the checkpoints up to `number`: later runs do not go back to them.
 
     Raises CheckpointError.

@@ -3,7 +3,7 @@
 It decides and does nothing itself.
 
     FREE --ResourceManager asks for a job--> ALLOCATED --JobMaster accepts, or deploys--> ACTIVE
-    ALLOCATED --rejected, or nobody took it in time--> FREE
+    ALLOCATED --rejected, or not taken in time--> FREE
     ACTIVE --JobMaster lost: its tasks are failed--> ALLOCATED, kept for the next JobMaster for a
            while
     ALLOCATED, ACTIVE --freed--> FREE, or RELEASING while tasks are still inside

@@ -187,7 +187,7 @@ class FoundFiles:
 
     # What a checkpoint knows.
 
-    def anew(self) -> Self:
+    def fresh(self) -> Self:
         """A copy for another place or another run. The two do not share what they have found or
         restored.
         """

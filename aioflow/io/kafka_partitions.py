@@ -37,7 +37,7 @@ class KafkaPartitions:
         self._begun: set[str] = set()
         """Topics that had partitions at an earlier look."""
 
-    def anew(self) -> Self:
+    def fresh(self) -> Self:
         """A new instance for another place or another run."""
         return type(self)()
 

@@ -12,13 +12,13 @@ of this sink (flow and uid), restored from checkpoint r, tells them apart by the
 
     since < r     prepared up to r: it is among the committables of r, this subtask's or another's,
                   or was committed
-    since >= r    begun after r: nobody will ever commit it, its records are written again;
+    since >= r    begun after r: it will never be committed, and its records are written again;
                   deleted before the writer begins
-    newer         of a later attempt of this job: left alone; whoever sees it is the one that
-                  should be gone
+    newer         of a later attempt of this job: left alone; the attempt that sees it is the
+                  one that should be gone
     none          of a run without checkpoints. No lease keeps a second one of its flow from
-                  running beside it, so what another run left is deleted only when nobody has
-                  written to it for so long that nobody can be about to
+                  running beside it. So the file of another run is deleted only when it was not
+                  written to for so long that no writer can be left
 
 Invariants: a visible part is complete and never changes. Committing and aborting again do nothing.
 No name is used twice, so a late copy of a request finds nothing to act on. Several sinks, of one

@@ -139,7 +139,7 @@ class Source(Protocol[T_co]):
     Optional attribute `finder`, where ids alone do not tell what is known: `finder.forget()` is
     called when a job begins, and after each restore `finder.recognise(former, found)` with the
     splits of the checkpoint and those that were found so far. It gives the ids of `former` as
-    `discover` spells them now, and what is not yet part of them among `found`. `finder.anew()`
+    `discover` spells them now, and what is not yet part of them among `found`. `finder.fresh()`
     gives another one for a source that is read in two places of a flow, or by two runs at once.
 
     Optional attribute `per_run`, true where the program gives each run its elements. That such a

@@ -2,7 +2,7 @@
 in a thread and a job group of its own.
 
     asked for --Spark starts the task, it registers--> there
-              --the job fails, or nobody comes in time--> reported as failed
+              --the job fails, or none comes in time--> reported as failed
     there     --it is sent home, it dies, it is given up--> its job has ended
 
 The ResourceManager alone decides which worker is started again, and when. Spark does not retry

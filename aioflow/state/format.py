@@ -6,7 +6,7 @@
     HEADER   first and once: max_parallelism, first and last key group, the tables (name, kind,
              timed), event time of the timer services
     DROPS    a table, namespaces: all that earlier files say of them is void. Before the entries,
-             which may fill them anew
+             which may fill them again
     PUTS     a table, first and last key group of the entries, namespaces, keys, values: three
              columns of equal length
     REMOVES  likewise without values: keys that earlier files hold and that are gone

@@ -5,8 +5,8 @@ SubtaskCheckpointCoordinatorImpl):
 
     0  aborted before it began: only a CancelCheckpointMarker goes downstream
     1  prepare, head to tail; what operators emit for it is worked off first
-    2  flush the output and send the barrier on, before any state is looked at: whoever waits for it
-       downstream waits no longer than needed
+    2  flush the output and send the barrier on, before any state is looked at: the consumers
+       wait for it no longer than needed
     3  the views of all state, tail to head, and the positions of the source; nothing else of the
        task runs meanwhile
     4  write the views in a child of the task, while records go on

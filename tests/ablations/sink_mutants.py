@@ -161,7 +161,7 @@ SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "a source that is read in two places remembers its files once for both",
         "aioflow/api/flow.py",
-        "    own.finder = anew()\n",
+        "    own.finder = fresh()\n",
         "",
         (
             "tests/io/"
