@@ -210,7 +210,7 @@ async def test_a_job_is_followed_under_the_next_leader_if_its_jobmanager_falls_s
 
         first.answers["wait"], second.answers["wait"] = falls_silent, refuses
         async with (
-            asyncio.timeout(60),
+            asyncio.timeout(20),
             submission.ClusterClient(
                 SystemHost(), cluster([first, second]).where, SECRET
             ) as client,
