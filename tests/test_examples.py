@@ -34,12 +34,12 @@ def run(name: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_every_example_has_a_docstring_a_main_and_fewer_than_120_lines() -> None:
+def test_every_example_has_a_docstring_a_main_and_fewer_than_180_lines() -> None:
     for path in PROGRAMS:
         text = path.read_text()
         assert text.startswith('"""'), path.name
         assert '\nif __name__ == "__main__":\n' in text, path.name
-        assert text.count("\n") < 120, path.name
+        assert text.count("\n") < 180, path.name
 
 
 def test_no_example_imports_what_is_not_public() -> None:
