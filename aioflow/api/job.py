@@ -442,10 +442,10 @@ class Job:
         rows`.
 
         A slow reader never slows the job down. When `buffer` rows wait, `overflow` drops the oldest
-        or the newest (counted in `rows.dropped`), or ends the subscription with an error. Rows are
-        delivered at most once over a restart. Sources of columns read only the fields that the flow
-        uses. So this raises GraphError for such a stream, unless `run(subscribe=[stream])`
-        announced the subscription.
+        or the newest (counted in `rows.dropped`), or ends the subscription with an error. After a
+        restart it may repeat the rows since the last checkpoint. Sources of columns read only the
+        fields that the flow uses. So this raises GraphError for such a stream, unless
+        `run(subscribe=[stream])` announced the subscription.
         """
         self._check_loop("subscribe()")
         key = self._tapped(stream)
