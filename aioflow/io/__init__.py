@@ -97,8 +97,9 @@ def __getattr__(name: str) -> Any:
         from aioflow.core.errors import did_you_mean
 
         hint = did_you_mean(name, __all__, "af.io.{}(...)")
+        connectors = ", ".join(one for one in _MODULES if one.islower())
         raise AttributeError(
-            f"aioflow.io has no connector {name!r}, expected one of {', '.join(_MODULES)}{hint}"
+            f"aioflow.io has no connector {name!r}, expected one of {connectors}{hint}"
         )
     return getattr(
         importlib.import_module(module if "." in module else f"aioflow.io.{module}"), name

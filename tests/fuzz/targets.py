@@ -608,10 +608,13 @@ def _with_digests(value: Any, rng: Random) -> Any:
     return value
 
 
+def _key_of(content: bytes) -> bytes | None:
+    """The key that a store would need to read it."""
+    return KEY if content[_HEAD_BYTES + 1 : _HEAD_BYTES + 2] == b"\x20" else None
+
+
 def read_metadata(content: bytes) -> None:
-    has_mac = content[_HEAD_BYTES + 1 : _HEAD_BYTES + 2] == b"\x20"
-    for key in (None, KEY) if has_mac else (None,):
-        encode_metadata(decode_metadata(content, WHERE, key))
+    encode_metadata(decode_metadata(content, WHERE, _key_of(content)))
 
 
 @contextmanager
@@ -621,15 +624,16 @@ def savepoints() -> Iterator[Run]:
     store = MemoryObjects(host, "fuzz")
 
     async def run(content: bytes) -> None:
+        key = _key_of(content)
         if any(
             file.content is None and "://" in file.name
-            for file in _files_of(decode_metadata(content, WHERE))
+            for file in _files_of(decode_metadata(content, WHERE, key))
         ):
             return  # It would be looked for where the name says: on this disk, or in the network.
         place = f"checkpoints/1/{METADATA}"
         await store.create(place, whole(content))
         try:
-            async with Savepoint("memory://fuzz/checkpoints/1", host=host) as savepoint:
+            async with Savepoint("memory://fuzz/checkpoints/1", key=key, host=host) as savepoint:
                 await _use(savepoint)
         finally:
             await store.delete(await store.names())
@@ -673,7 +677,7 @@ async def _use(savepoint: Savepoint) -> None:
         if place % 2:
             edit.rename_operator(operator.uid, f"renamed {place}")
     url = await edit.write("memory://fuzz/made")
-    async with Savepoint(url, host=savepoint.host):
+    async with Savepoint(url, key=savepoint.key, host=savepoint.host):
         pass
 
 
