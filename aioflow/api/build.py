@@ -60,7 +60,9 @@ class Upstream:
         return self.node_id if self.side is None else (self.node_id, self.side.name)
 
     def partitioned(self, strategy: ShipStrategy, function: Any = None, **more: Any) -> Upstream:
-        """The same stream, dealt out differently; `more` of the `Partitioning`."""
+        """Returns the same stream with another partitioning. `more` are further fields of
+        `Partitioning`.
+        """
         return Upstream(self.node_id, self.side, Partitioning(strategy, function, **more))
 
 

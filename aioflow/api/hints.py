@@ -76,8 +76,9 @@ def keys_hint(given: Any, method: str) -> str:
 
 
 def aggregates_hint(given: Mapping[str, Any]) -> str | None:
-    """What to write if aggregates were named where one is taken; None if not all of `given` are
-    some.
+    """Returns a hint for aggregates that were passed by name where one aggregate is expected.
+
+    Returns None unless all values of `given` are aggregates.
     """
     if not all(
         issubclass(one if isinstance(one, type) else type(one), AggregateFunction)

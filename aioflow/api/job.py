@@ -377,8 +377,10 @@ class Job:
         return await self._cluster.job_master.checkpoint()
 
     async def _inputs_read(self) -> None:
-        """What was put before is on its way to the operators, in front of a barrier that begins
-        now.
+        """Waits until the push sources have read all elements that were put before this call.
+
+        A barrier that begins afterwards follows these elements. Logs a warning if the wait exceeds
+        the job's timeout.
         """
         inlets = [
             (node.name, node.source.inlet)

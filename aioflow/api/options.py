@@ -48,7 +48,10 @@ class Runner(Protocol):
         options: TaskOptions,
         checkpoints: CheckpointSettings | None,
     ) -> Any:
-        """The run of one job. Any: it has the face of `LocalCluster`, each its own part of it."""
+        """Returns an object that runs one job and has the interface of `LocalCluster`.
+
+        The return type is Any because each runner implements another part of this interface.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,9 @@ __all__ = ["add_sink"]
 def add_sink(
     graph: StreamGraph, streams: list[Upstream], sink: Any, options: OperatorOptions
 ) -> None:
-    """Write what comes of `streams` to `sink`.
+    """Adds an operator to `graph` that writes the elements of `streams` to `sink`.
 
-    Raises GraphError for what is none, or must not be written to from there.
+    Raises GraphError if `sink` is not a sink, or if a source of `streams` refuses this sink.
     """
     if not callable(sink) and (remedy := sink_hint(sink)):
         raise GraphError(

@@ -125,10 +125,10 @@ class FlowLease:
             )
 
     async def confirm(self) -> None:
-        """As `check`, but a holder that is merely late is not refused: it learns whether another
-        has the lease, and renews it if not.
+        """Raises CheckpointError unless the lease is held, after trying to renew a late lease.
 
-        Called after an action, it also shows that another job cannot have begun without seeing it.
+        A late lease is renewed unless another job has it. A call after an action also shows that no
+        other job can have begun without seeing this action.
         """
         if self._lease is not None:
             while not self._lease.is_valid and await self._keeper.renew_late(self._lease):

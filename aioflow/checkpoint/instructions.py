@@ -81,7 +81,10 @@ class CoordinatorOptions:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Send `barrier` to these attempts; an attempt that cannot be reached declines it."""
+    """The instruction to send `barrier` to `attempts`.
+
+    An attempt that cannot be reached counts as one that declined the checkpoint.
+    """
 
     barrier: CheckpointBarrier
     attempts: tuple[ExecutionAttemptId, ...]

@@ -379,12 +379,15 @@ class FlowStore:
     # Finding.
 
     async def newest(self, *, fall_back: bool = False) -> CompletedCheckpoint | None:
-        """The completed checkpoint or savepoint with the largest number that was not left behind.
-        None: there is none, or its job is over.
+        """Returns the newest completed checkpoint or savepoint that is not abandoned.
 
-        One that cannot be read raises RestoreError. With `fall_back` it is skipped for an older
-        one, with a warning: data that sinks committed since then would be committed again. A
-        savepoint that did not end its job committed nothing, so it may be gone.
+        Returns None if there is none, or if its job is over. A job that goes back to an older
+        checkpoint abandons the newer ones (`leave_behind`).
+
+        Raises RestoreError if the checkpoint cannot be read. With `fall_back`, an older checkpoint
+        is returned instead, with a warning: sinks would then commit again what they committed
+        since. A missing savepoint is skipped if it did not end its job, because it committed
+        nothing.
         """
         finished = await self.finished()
         savepoints = await self._numbers("taken")
@@ -436,7 +439,10 @@ class FlowStore:
         )
 
     async def finished(self) -> int:
-        """The number up to which there is nothing to resume; 0: no job was ever finished."""
+        """Returns the number up to which no checkpoint is resumed, because its job has finished.
+
+        Returns 0 if no job has finished.
+        """
         return max(await self._numbers("finished"), default=0)
 
     async def checkpoints(self) -> list[int]:

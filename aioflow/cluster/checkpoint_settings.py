@@ -12,7 +12,10 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
-    """Times are in ms. URLs are complete: a local directory is `file:///...`."""
+    """The checkpoint settings of one job.
+
+    Times are in ms. URLs are complete: a local directory is `file:///...`.
+    """
 
     store: str | None
     """URL of the store, which holds many flows.

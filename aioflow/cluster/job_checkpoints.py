@@ -367,7 +367,10 @@ class JobCheckpoints:
             )
 
     async def _keep_end(self, coordinator: CheckpointCoordinator) -> None:
-        """Should this fail, the next run only does not know that it has nothing to do."""
+        """Records in the store that the job ended by itself with its latest checkpoint.
+
+        A failure is only logged: the next run then does not know that it has nothing to do.
+        """
         last = coordinator.latest
         try:
             if last is not None and last.location == join_url(

@@ -152,7 +152,7 @@ def default_max_parallelism(parallelism: int) -> int:
 def subtask_for_group(group: int, parallelism: int, max_parallelism: int) -> int:
     """Returns the index of the subtask that owns key group `group`.
 
-    Unchecked: it is called once a distinct key.
+    The arguments are not checked, because the function is called for each distinct key.
     """
     return group * parallelism // max_parallelism
 

@@ -156,7 +156,10 @@ def rename_new(source: str, target: str) -> bool:
 
 
 def create_file(path: str, data: bytes, aside: str, within: str) -> bool:
-    """Make a file, whole and durable, by way of `aside`; False if something has its name."""
+    """Creates the file `path` atomically and durably. Returns False if the name exists already.
+
+    The data is written to the file `aside` first, which is then renamed.
+    """
     directory = os.path.dirname(path)
     check_inside(directory, within)
     if os.path.exists(path):
@@ -194,7 +197,7 @@ def remove_files(paths: Sequence[str], within: str) -> None:
 
 
 def check_inside(path: str, within: str) -> None:
-    """Refuse a path that symbolic links lead out of a directory."""
+    """Raises PermissionError if symbolic links lead `path` out of the directory `within`."""
     real, root = os.path.realpath(path), os.path.realpath(within)
     if real != root and not real.startswith(root.rstrip("/") + "/"):
         raise PermissionError(

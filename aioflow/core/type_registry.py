@@ -185,10 +185,10 @@ class TypeRegistry:
         return plan
 
     def assembler(self, name: str, fields: Sequence[str]) -> Assembler:
-        """Returns what puts instances of the class `name` together from values of `fields`. Never
-        imports.
+        """Returns the function that makes instances of class `name` from the values of `fields`.
 
-        Raises LookupError if no such class is loaded, or a field without a default is missing.
+        Never imports a module. Raises LookupError if no such class is loaded, or if a field without
+        a default is missing.
         """
         cls = self._resolve(name)
         if cls is None:

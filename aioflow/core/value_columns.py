@@ -60,8 +60,9 @@ def lay_out(
 
 
 def put_together(layout: Any, columns: Iterator[Sequence[Any]]) -> list[Any]:
-    """Returns the values that are built as `layout` says, out of the next of `columns`. Raises
-    ValueError, TypeError or StopIteration where these do not fit each other.
+    """Builds values as `layout` describes from the next columns of `columns`.
+
+    Raises ValueError, TypeError or StopIteration if the layout and the columns do not match.
     """
     if layout == LEAF:
         return list(next(columns))

@@ -64,7 +64,10 @@ def checked_text(value: Any, name: str, place: str) -> str:
 
 
 def checked_encoding(value: Any, place: str) -> str:
-    """The name of a text encoding whose lines end with the same single byte as in ASCII."""
+    """Returns the text encoding `value`, or raises GraphError if its line end is not a single byte.
+
+    The byte must be the same as in ASCII.
+    """
     try:
         # utf-8-sig puts a mark in front of a text, so only the end is compared.
         if "\r\n".encode(value).endswith(b"\r\n") and b"\r\n".decode(value) == "\r\n":

@@ -95,7 +95,10 @@ class FollowReader(FileReader):
             await asyncio.sleep(self._every_s)
 
     async def _note_missing(self) -> None:
-        """Warn once of what is waited for: its name may be mistyped."""
+        """Logs a warning once if the path that the reader waits for does not exist.
+
+        The name of the path may be mistyped.
+        """
         needed = fixed_part(self._path)
         if not await self._host.fs.exists(needed):
             self._is_missed = True

@@ -19,7 +19,9 @@ __all__ = ["lent"]
 
 @asynccontextmanager
 async def lent(host: Host | None) -> AsyncIterator[Host]:
-    """Yields `host`, which stays open, or the machine itself for the length of the block."""
+    """Yields `host` and leaves it open, or without one a new `SystemHost` that is closed
+    afterwards.
+    """
     if host is not None:
         yield host
         return

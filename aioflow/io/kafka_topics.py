@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class KafkaRecord(NamedTuple):
-    """What `kafka(..., records=True)` gives."""
+    """An element of `kafka(..., records=True)`."""
 
     value: Any
     key: bytes | None
@@ -98,23 +98,26 @@ def kafka(
     backoff: Duration = "100ms",
     on_error: OnError = "fail",
 ) -> KafkaTopics[Any]:
-    """The records of one topic or several, from the brokers at "host:port".
+    """Reads the records of one or several topics from the brokers at "host:port", or writes to a
+    topic.
 
-    Each element is the content of the value: "json" (or a `type` of it), "text" or "bytes", by
-    `format`. A record without a value gives None. With `records` it is a `KafkaRecord` with that
-    content, its key, headers and place.
-    `start`: "earliest" or "latest"; what a checkpoint holds goes before. `until="latest"`: end with
-    the last record that exists when the job begins. `group`: a consumer group for which the offsets
-    of completed checkpoints are committed, for monitoring; a job that starts without a checkpoint
-    begins there. `discover_every`: look for new partitions, which are read from their
-    beginning. `options`: what else aiokafka's consumers and producers both take, as
-    `security_protocol`, `sasl_mechanism`, `sasl_plain_username`, `sasl_plain_password`,
-    `ssl_context`, `request_timeout_ms`.
+    Each element is the value of a record, decoded by `format`: "json" (also as a `type`), "text" or
+    "bytes". A record without a value becomes None. With `records`, each element is a `KafkaRecord`
+    of this value and the record's key, timestamp, headers, topic, partition and offset.
 
-    As a sink, into one topic: what `format` takes, each with the `key(record)` that decides its
-    partition. At least once. With `transactions` and checkpoints, exactly once for readers of
-    committed records. Each checkpoint carries the records written since the last one. They are
-    produced in one transaction when it is complete.
+    `start`: "earliest" or "latest"; the offsets in a restored checkpoint take precedence.
+    `until="latest"`: the source ends with the last record that exists when the job begins. `group`:
+    a consumer group to which the offsets of completed checkpoints are committed, for monitoring; a
+    job that starts without a checkpoint begins at the offsets of the group. `discover_every`: the
+    interval of looking for new partitions, which are read from their beginning. `options`: further
+    arguments that both consumers and producers of aiokafka accept, such as `security_protocol`,
+    `sasl_mechanism`, `sasl_plain_username`, `sasl_plain_password`, `ssl_context` and
+    `request_timeout_ms`.
+
+    A sink writes to one topic the values that `format` accepts. `key(record)` decides the partition
+    of a record. Delivery is at least once. With `transactions` and checkpoints, delivery is exactly
+    once for readers of committed records: each checkpoint carries the records written since the
+    last one, and they are produced in one transaction when the checkpoint is complete.
     """
     brokers, topics = one_or_more_places(bootstrap), one_or_more(topic)
     place = f"kafka({bootstrap!r}, {', '.join(map(repr, topics))})"

@@ -469,7 +469,11 @@ class _TableReader(BufferedReader):
 def _page(
     connection: sqlite3.Connection, config: SqliteTable[Any], last: Any, end: Any
 ) -> tuple[list[str], list[Row]]:
-    """A page and one row more, by which the next page is known to have no row with the same key."""
+    """Returns the column names and the rows of the next page, and the first row of the page after
+    it.
+
+    This extra row shows whether two rows at the border of the pages have the same key.
+    """
     key, table = quoted(config.key, "the key"), quoted(config.table, "the table")
     columns = (
         "*"

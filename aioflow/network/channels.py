@@ -88,10 +88,10 @@ class LocalInputChannel:
         return []
 
     def hurry(self, checkpoint_id: int) -> None:
-        """Does nothing: no element waits on this side, and the producer does it."""
+        """Does nothing: all elements wait at the producer, which lets the barrier overtake them."""
 
     def tell_announced(self, on_announced: Callable[[CheckpointBarrier], None]) -> None:
-        """Does nothing: no element waits on this side."""
+        """Does nothing: no element waits at the receiver."""
 
     @property
     def queued_batches(self) -> int:

@@ -1,12 +1,14 @@
-"""Connections of an HTTP server: bounded in number, in time and in memory, with any clients.
+"""Limits the connections of an HTTP server in number, time and memory, even with hostile clients.
 
-The server speaks HTTP; this module stands between it and its transports. A connection is *working*
-while a request is answered, *stalled* while its client does not read what was written, else
-*quiet*. A client that does not send a whole request within `SILENCE_S`, or reads nothing of an
-answer for so long, is cut off. When all places are taken, or clients leave too much unread, one
-connection has to go. It belongs to the address with the most connections, and has been stalled
-longest, or else quiet longest. A well-behaved client works for milliseconds, so that no number of
-other clients keeps it out.
+The HTTP server parses and answers requests. This module stands between the server and its
+transports. A connection is *working* while a request is answered, *stalled* while its client does
+not read the answer, and otherwise *quiet*. A connection is aborted if its client neither sends a
+whole request nor reads a part of an answer within `SILENCE_S`.
+
+If there are too many connections, or too many unread bytes, one connection is aborted. It belongs
+to the address with the most connections: of these, it has been stalled longest, or else quiet
+longest. A well-behaved client needs its connection for milliseconds only, so other clients cannot
+keep it out.
 """
 
 from __future__ import annotations
@@ -53,10 +55,11 @@ FULL = (
 
 
 class Door:
-    """Makes the protocol of each connection. `subject` names the server in warnings.
+    """The protocol factory of an HTTP server. It wraps each protocol to limit the connections.
 
-    `open` and `close` enclose its use; the server logs to `complaints`, and says by `answering`
-    when a connection is at work.
+    `open` is called before the first connection and `close` after the last. The server logs to
+    `complaints`, and enters `answering` while it answers a request. `subject` names the server in
+    warnings.
     """
 
     def __init__(self, connections_max: int, subject: str) -> None:

@@ -93,21 +93,22 @@ class InputChannel(Protocol):
         ...
 
     def hurry(self, checkpoint_id: int) -> None:
-        """Lets the barrier of this checkpoint, if it waits on this side, overtake earlier
-        elements.
+        """Lets the barrier of this checkpoint overtake earlier elements, if it waits at the
+        receiver.
         """
         ...
 
     def tell_announced(self, on_announced: Callable[[CheckpointBarrier], None]) -> None:
-        """Sets a callback for a barrier that may later overtake, and waits on this side.
+        """Sets the callback for checkpoint barriers that wait at the receiver and may overtake data
+        later.
 
-        Called at once if one waits already.
+        If such a barrier waits already, the callback is called at once.
         """
         ...
 
     @property
     def queued_batches(self) -> int:
-        """Number of batches that wait on this side."""
+        """Number of batches that wait at the receiver."""
         ...
 
     @property

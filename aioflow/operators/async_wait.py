@@ -1,13 +1,14 @@
 """Concurrent calls: `map`, `filter` and `flat_map` with coroutines, or with blocking functions in
 threads.
 
-After Flink's AsyncWaitOperator, but `process_batch` never waits: `room` is what the queue still
-takes, the rest of a batch stays in the chain. Each element's call is a task of its own in the
-task's group; all calls that have completed when the mail runs go on as one batch.
+After Flink's AsyncWaitOperator, but `process_batch` never waits: `room` is the number of elements
+that the queue still accepts, and the rest of a batch stays in the chain. The call for each element
+is a task of its own in the task group of the stream task. When the mail runs, the results of all
+completed calls are emitted as one batch.
 
-Invariants: the queue holds at most `concurrency` elements; the watermark that goes on is never
-above the one that was in force for the oldest element in it; elements that did not go on yet are in
-every checkpoint, and are called again after a restore.
+Invariants: the queue holds at most `concurrency` elements. The emitted watermark is never above the
+watermark that was current when the oldest element of the queue arrived. Every checkpoint contains
+the elements whose results were not emitted yet; they are called again after a restore.
 """
 
 from __future__ import annotations

@@ -111,7 +111,10 @@ class LoopWriter:
         return self._emitter.constant(value)
 
     def value(self, selector: Selector) -> str:
-        """Source of what `selector` takes of the element; to be used once."""
+        """Returns source text for the value that `selector` extracts from the element.
+
+        The text may be used only once in the loop.
+        """
         self.reads_value = True
         if selector is None:
             return "value"
@@ -120,14 +123,19 @@ class LoopWriter:
         return self._guarded(selector, self._emitter.value, compile_row)
 
     def condition(self, selector: Selector) -> str:
-        """Source that is truthy where `selector` is true of the element; to be used once."""
+        """Returns source text that is truthy if `selector` is true for the element.
+
+        The text may be used only once in the loop.
+        """
         if not is_expression(selector):
             return self.value(selector)
         self.reads_value = True
         return self._guarded(selector, self._emitter.condition, compile_predicate)
 
     def _called(self, selector: Selector) -> str:
-        """What a function takes of the element: its body where that can stand here, else a call."""
+        """Returns source text for the result of a function: its inlined body if possible, else a
+        call.
+        """
         function = self.constant(selector)
         body = body_of(selector)
         if body is None:

@@ -62,11 +62,11 @@ def taken_by(aggregate: object) -> tuple[Callable[[Any], Any], ...] | None:
 
 
 def of_taken(aggregate: FoldingAggregate) -> FoldingAggregate:
-    """The same aggregate, with the same accumulators, over what it takes of elements.
+    """Returns a copy of `aggregate` that reads extracted values instead of elements.
 
-    What was in flight in an unaligned checkpoint may meet changed code. It counts as the code did
-    that took it, like all else that was before the barrier: a `where=` that was added since would
-    have to see elements.
+    The accumulators stay the same. The in-flight data of an unaligned checkpoint may meet changed
+    code after a restore. It was extracted before the barrier, so it counts as the former code
+    counted. A `where=` that was added since does not apply, because it would need the elements.
     """
     made = copy(aggregate)
     if isinstance(made, Agg):

@@ -214,7 +214,7 @@ class PunctuatedGenerator(_Stamping):
 
 
 class SilentGenerator(_Stamping):
-    """Timestamps only."""
+    """Assigns timestamps and generates no watermarks."""
 
     __slots__ = ()
 
@@ -256,7 +256,10 @@ class IngestionGenerator:
 
 
 def _refuse(timestamp: object, expression: Any) -> NoReturn:
-    """`expression`: what gave it, None for a function."""
+    """Raises TypeError for `timestamp`, which is not an int; the message names a remedy.
+
+    `expression` is the expression that returned the timestamp, None if a function returned it.
+    """
     if timestamp is None:
         remedy = "does every record have the field?"
     elif hasattr(timestamp, "timestamp") and expression is not None:

@@ -1,19 +1,19 @@
-"""`on=af.Spark(...)`: a bounded flow as a job of Spark, behind the same handle as any other run.
+"""Runs a bounded flow as a Spark job: `on=af.Spark(...)`, with the same handle as any other run.
 
     await flow.execute(on=af.Spark("local[4]"))
     rows = await counts.collect(on=af.Spark("spark://host:7077"))
 
 The flow runs on Spark's executors, in stages with Spark's shuffles between them. The engine's own
 operators run it with their state, timers and windows, so the results are those of the engine
-(`translate`, `runner_blocks`). Operators that belong to this program (`collect`, functions as
-sinks, sinks that print) run here after the Spark job. Sinks commit at the very end: nothing of a
-failed job becomes visible.
+(`translate`, `runner_blocks`). Operators that belong to the program (`collect`, functions as sinks,
+sinks that print) run in the program after the Spark job. Sinks commit at the very end, so a failed
+job makes no output visible.
 
-There are no checkpoints: Spark runs a lost task again. A job cannot be stopped half way: a stop
-cancels it.
+The job takes no checkpoints, because Spark repeats a lost task. A job cannot be stopped with its
+state: a stop cancels it.
 
-With `streaming="experimental"` a flow over streaming queries is a query itself (`stream_run`),
-which goes on until it is stopped.
+With `streaming="experimental"`, a flow over streaming queries becomes a streaming query itself
+(`stream_run`), which runs until it is stopped.
 """
 
 from __future__ import annotations

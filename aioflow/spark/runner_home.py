@@ -49,8 +49,11 @@ class HomeStage:
         ] = asyncio.Queue()
 
     def give(self, rows: Sequence[BlockRow], commits: int | None = None) -> asyncio.Future[None]:
-        """Take those of `rows` that come to this stage. The future is done when they are through,
-        and with `commits` when sinks have committed them, under that number of a checkpoint."""
+        """Passes the rows that belong to the inputs of this stage to it, and returns a future.
+
+        The future is done when the rows are processed. With `commits`, it is done when the sinks
+        have committed them; `commits` is the number of the checkpoint.
+        """
         through: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._given.put_nowait(([row for row in rows if row.edge in self._edges], commits, through))
         return through
@@ -110,8 +113,10 @@ class Feeding:
         return self
 
     async def give(self, rows: Sequence[BlockRow], commits: int | None = None) -> None:
-        """Give each stage its rows, and wait until they are through; and committed, with
-        `commits` as the checkpoint.
+        """Gives each stage its rows, and waits until they are processed.
+
+        With `commits`, waits until the sinks have committed them; `commits` is the number of the
+        checkpoint.
         """
         for stage, task in zip(self._home, self._tasks, strict=True):
             through = stage.give(rows, commits)
@@ -141,8 +146,9 @@ class Feeding:
 async def commit(
     host: Host, job: ShippedJob, plan: SparkPlan, node_id: int, prepared: Sequence[Any], job_id: str
 ) -> None:
-    """Make visible what the subtasks of the sink `node_id` have prepared: as after a restore of
-    the checkpoint that it was prepared for.
+    """Commits what the subtasks of the sink `node_id` have prepared.
+
+    The sink commits as after a restore of the checkpoint for which the writes were prepared.
     """
     vertex, index = plan.graph.vertex_of_node(node_id)
     alone = replace(

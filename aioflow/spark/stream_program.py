@@ -1,5 +1,6 @@
-"""What Spark runs for the partitions of a streaming query: the operators before the key, batch
-by batch of Spark, and `KeyedRow`s out.
+"""The program that Spark runs for each partition of a streaming query.
+
+It runs the operators before the key, one Spark batch at a time, and emits `KeyedRow`s.
 """
 
 from __future__ import annotations

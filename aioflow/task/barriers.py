@@ -119,9 +119,10 @@ class InputBarriers:
         self._carry_out(())
 
     def _count(self) -> None:
-        """Reports the records processed since the last call to the alignment.
+        """Reports to the alignment the number of records processed since the previous report.
 
-        So batches need no bookkeeping of their own.
+        Each event calls this method first, so the alignment does not have to be called for each
+        batch.
         """
         records_in = self._records_in()
         self._alignment.processed(records_in - self._counted)

@@ -110,19 +110,19 @@ class SubtaskRuntimeContext:
         return self._declared(ValueStateDescriptor, descriptor)
 
     def get_list_state(self, descriptor: StateDescriptor) -> Any:
-        """As `get_state`."""
+        """Returns list state of the current key. Raises the errors of `get_state`."""
         return self._declared(ListStateDescriptor, descriptor)
 
     def get_map_state(self, descriptor: StateDescriptor) -> Any:
-        """As `get_state`."""
+        """Returns map state of the current key. Raises the errors of `get_state`."""
         return self._declared(MapStateDescriptor, descriptor)
 
     def get_reducing_state(self, descriptor: StateDescriptor) -> Any:
-        """As `get_state`."""
+        """Returns reducing state of the current key. Raises the errors of `get_state`."""
         return self._declared(ReducingStateDescriptor, descriptor)
 
     def get_aggregating_state(self, descriptor: StateDescriptor) -> Any:
-        """As `get_state`."""
+        """Returns aggregating state of the current key. Raises the errors of `get_state`."""
         return self._declared(AggregatingStateDescriptor, descriptor)
 
     def _declared(self, kind: type[StateDescriptor], descriptor: object) -> Any:

@@ -83,7 +83,7 @@ class TaskOptions:
 
 
 class CheckpointResponder(Protocol):
-    """Receives the checkpoint reports of this worker: the job master, or the way to it.
+    """Receives the checkpoint reports of this worker: the job master, or its gateway in the worker.
 
     Calls never block.
     """
