@@ -86,7 +86,7 @@ class InputChannel(Protocol):
         ...
 
     def overtaken(self) -> list[bytes | Event]:
-        """Returns the elements on this side that the last priority event overtook, oldest first.
+        """Returns the elements at the receiver that the last priority event overtook, oldest first.
 
         Empty if all waiting elements are still at the producer.
         """
@@ -291,7 +291,7 @@ class InputGate:
         """Sets callbacks for priority events; each is called at once if there is one already.
 
         `on_priority` is called when a priority event may be polled. `on_announced(index, barrier)`
-        is called when a barrier that may later overtake waits in channel `index` on this side.
+        is called when a barrier that may later overtake waits in channel `index` at the receiver.
         """
         self._on_priority = on_priority
         for index, channel in enumerate(self._channels):
@@ -309,11 +309,11 @@ class InputGate:
         )
 
     def overtaken(self, index: int) -> list[bytes | Event]:
-        """Returns the elements on this side that the last priority event of a channel overtook."""
+        """Returns the elements at the receiver that a channel's last priority event overtook."""
         return self._channels[index].overtaken()
 
     def hurry(self, index: int, checkpoint_id: int) -> None:
-        """Lets a barrier that waits in channel `index` on this side overtake earlier elements."""
+        """Lets a barrier of channel `index` that waits at the receiver overtake earlier elements."""
         self._channels[index].hurry(checkpoint_id)
 
     def block(self, index: int) -> None:

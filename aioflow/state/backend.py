@@ -6,11 +6,12 @@ of such tables for the current key; built-in operators read and write the raw di
 `StateTable`. Keys that are equal in Python are one key.
 
 The mapping that `StateTable.of` returns is valid for one batch, and only for the keys that were
-named: so a backend knows what changes, can keep what an unfinished snapshot still needs, and can
-fetch all keys of a batch at once. The state objects may be kept.
+named. So the backend knows which keys change. It can keep the values that an unfinished snapshot
+still needs, and can fetch all keys of a batch at once. The state objects may be kept.
 
-A checkpoint: `begin_snapshot` between two slices, `PendingSnapshot.write` while the job goes on,
-then `checkpoint_completed` or `checkpoint_aborted`. Timers are part of it.
+A checkpoint calls `begin_snapshot` between two slices, and `PendingSnapshot.write` while the job
+continues. It ends with `checkpoint_completed` or `checkpoint_aborted`. Timers are part of the
+snapshot.
 """
 
 from __future__ import annotations
@@ -47,23 +48,24 @@ __all__ = [
 DEFAULT_BACKEND = "heap"
 
 INTERNAL_PREFIX = "aioflow."
-"""State whose name begins so is the engine's own beside the user's: part of every snapshot, and
-nothing that a reader of state sees.
+"""Prefix of the names of internal state of the engine.
+
+Every snapshot contains this state, but readers of state do not see it.
 """
 
 BACKENDS = {
     "heap": ("aioflow.state.heap", "HeapKeyedStateBackend"),
     "rocksdb": ("aioflow.state.rocksdb", "RocksDB"),
 }
-"""Name -> (module, class), imported when the backend is asked for: an extra may be dear to load,
-or absent.
+"""Name -> (module, class). The module is imported on demand: an extra may be slow to import, or
+absent.
 """
 
 
 class _NoKey:
     """Stands for "no current key".
 
-    Looking it up in any dict raises StateError: so the hot path needs no check of its own.
+    A lookup of it in any dict raises StateError, so the hot path needs no check.
     """
 
     __slots__ = ()
@@ -90,44 +92,48 @@ class StateTable(Protocol):
     def of(
         self, namespace: Any = None, keys: Sequence[Any] | None = None
     ) -> MutableMapping[Any, Any]:
-        """`key -> value` of `namespace`, created on demand. Ask again for each batch.
+        """Returns the mapping `key -> value` of `namespace`, created on demand. Call it for each
+        batch.
 
-        `keys`: those that may be changed, or whose values may be changed in place; others must not
-        be. Without them any may, and each access costs more.
+        `keys`: the only keys whose values may be changed, replaced or removed through the mapping.
+        With None, every key may be changed, and each access costs more.
         """
 
     def of_key(self, namespace: Any, key: Any) -> MutableMapping[Any, Any]:
-        """`of(namespace, [key])`, cheaper."""
+        """Returns the same as `of(namespace, [key])`, at a lower cost."""
 
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
-        """Like `of`, to read only, values included: creates nothing."""
+        """Returns a read-only mapping of `namespace`. Does not create a missing namespace.
+
+        The values must not be changed in place either.
+        """
 
     def namespaces(self) -> list[Any]:
-        """All namespaces that hold something."""
+        """Returns all namespaces that hold a key."""
 
     def removed(self, namespace: Any, key: Any) -> None:
-        """Note that `key` was deleted from the mapping that `of_key` gave. That mapping is not used
-        for it again.
+        """Notes that `key` was deleted from the mapping that `of_key` returned.
 
-        An empty namespace other than None is dropped.
+        The caller does not use that mapping for `key` again. An empty namespace other than None is
+        dropped.
         """
 
     def drop(self, namespace: Any) -> None:
-        """Removes `namespace` with all its keys; one that does not exist is no error."""
+        """Removes `namespace` with all its keys; a missing namespace is no error."""
 
 
 class PendingSnapshot(Protocol):
-    """A consistent view of one backend, to be written while the job goes on."""
+    """A consistent view of one backend, which is written while the job continues."""
 
     async def write(self, output: StateOutput) -> KeyedStateHandle | None:
-        """Writes the snapshot in slices; returns None if there is nothing to keep. Called once. It
-        always releases the view, also on an error.
+        """Writes the snapshot in slices; returns None if there is no state to write. Called once.
 
-        Raises OSError of `output`, and TypeNotSupported naming operator, state, type and remedy.
+        Always releases the view, also on an error. Raises OSError of `output`, and TypeNotSupported
+        naming operator, state, type and remedy.
         """
 
     def cancel(self) -> None:
-        """Lets go of the view. Idempotent, also after `write`."""
+        """Releases the view. Idempotent, also after `write`."""
 
 
 class KeyedStateBackend(Protocol):
@@ -141,7 +147,7 @@ class KeyedStateBackend(Protocol):
     max_parallelism: int
     key_group_range: KeyGroupRange
     codec: Codec
-    """By which values are written."""
+    """The codec that encodes values."""
     is_restored: bool
     """Whether a snapshot was restored, even if this subtask's share of it was empty."""
 
@@ -150,67 +156,70 @@ class KeyedStateBackend(Protocol):
 
     # The five kinds share no method but `clear`; the runtime context gives each its type.
     def get_state(self, descriptor: StateDescriptor, namespace: Any = None) -> Any:
-        """The state that `descriptor` declares, for the current key in `namespace`.
+        """Returns the state that `descriptor` declares, for the current key in `namespace`.
 
-        One object for each name in namespace None; one of another namespace is made for the
-        occasion. Raises StateError when the name was declared differently, or holds restored state
-        of another kind.
+        In namespace None, the same object is returned for each call with the same name; in other
+        namespaces, each call makes an object. Raises StateError if the name was declared
+        differently, or holds restored state of another kind.
         """
 
     def table(
         self, name: str, *, result: Callable[[Any], Any] | None = None, transient: bool = False
     ) -> StateTable:
-        """Raw table `name`; `result` turns a stored value into what queries show.
+        """Returns raw table `name`; `result` converts a stored value to the value that queries
+        show.
 
-        `transient`: its keys are removed one by one as often as they come, each with a call of
+        `transient`: keys are removed one by one as often as they are added, each with a call of
         `removed`.
         """
 
     def query(self, name: str, key: Any, namespace: Any = None, default: Any = ...) -> Any:
-        """Returns the value of state `name` for `key`. A key without state gives `default`; without
-        one, the descriptor's default or None.
+        """Returns the value of state `name` for `key`.
 
-        Does not touch the current key. Raises StateError: unknown name.
+        For a key without state, returns `default` if given, otherwise the descriptor's default or
+        None. Does not change the current key. Raises StateError for an unknown name.
         """
 
     def items(
         self, name: str, limit: int | None = None, namespace: Any = None
     ) -> list[tuple[Any, Any]]:
-        """Up to `limit` pairs (key, what `query` gives)."""
+        """Returns up to `limit` pairs of a key and the value that `query` returns for it."""
 
     def names(self) -> list[str]:
-        """All names that hold state, declared or restored."""
+        """Returns all names that hold state, declared or restored."""
 
     def attach_timers(self, service: InternalTimerService) -> None:
-        """Makes the timers and the event time of `service` part of every snapshot, and gives it
-        those that were restored.
+        """Makes the timers and the event time of `service` part of every snapshot.
 
-        The service calls it when it is made. Raises StateError for a second one of the same name.
+        Passes the restored timers to the service. The service calls this method when it is created.
+        Raises StateError for a second service of the same name.
         """
 
     def begin_snapshot(
         self, checkpoint_id: int, *, full: bool = False, canonical: bool = False
     ) -> PendingSnapshot:
-        """A consistent view of all state and timers as they are now. Called between two slices;
-        costs next to nothing.
+        """Returns a consistent view of all present state and timers.
 
-        `full`: nothing may refer to files of earlier checkpoints. `canonical`: for a savepoint, one
-        file in the format that every backend reads. Another snapshot may still be unfinished.
+        Called between two slices; the call itself is cheap. `full`: the snapshot may not refer to
+        files of earlier checkpoints. `canonical`: the snapshot is for a savepoint, in one file of
+        the format that every backend reads. Another snapshot may still be unfinished.
         """
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """Records that the snapshot of `begin_snapshot(checkpoint_id)` belongs to a completed
-        checkpoint: the next increment is relative to it.
+        """Records that the snapshot `checkpoint_id` belongs to a completed checkpoint.
+
+        The next increment is relative to this checkpoint.
         """
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """It is part of none, and never will be."""
+        """Records that the snapshot `checkpoint_id` belongs to no completed checkpoint, and never
+        will.
+        """
 
     async def restore_from(self, handles: Sequence[KeyedStateHandle], source: StateInput) -> None:
-        """Takes the key groups of its own range out of the state of all former subtasks. Before any
-        state is used, and once.
+        """Restores the key groups of this backend from the state of all former subtasks.
 
-        Raises RestoreError naming the file and the operator.
+        Called once, before any state is used. Raises RestoreError naming the file and the operator.
         """
 
     def close(self) -> None: ...
@@ -237,11 +246,11 @@ class OperatorStateBackend(Protocol):
 
 @runtime_checkable
 class StateBackend(Protocol):
-    """A backend object that the application brings along. May have `configure(options: Mapping) ->
-    None`, called first.
+    """A state backend that the application provides as an object.
 
-    With a true attribute `needs_host` it also gets `host=`: the machine that it runs on, None if it
-    was made without one.
+    An optional method `configure(options: Mapping) -> None` is called first. With a true attribute
+    `needs_host` the backend also gets `host=`: the machine that it runs on, or None if it was made
+    without a host.
     """
 
     def create_keyed(
@@ -260,8 +269,10 @@ def choose_backend(
     job: str | StateBackend | None = None,
     cluster: str | StateBackend | None = None,
 ) -> str | StateBackend:
-    """The application's choice wins over the job's, that over the cluster's; with none it is the
-    heap.
+    """Returns the first state backend that is set: the application's, the job's, else the
+    cluster's.
+
+    Returns the heap backend if none of them is set.
     """
     for choice in (application, job, cluster):
         if choice is not None:
@@ -270,7 +281,7 @@ def choose_backend(
 
 
 def check_backend(choice: object) -> None:
-    """Raises StateError for what is neither the name of a backend, nor a StateBackend, nor None."""
+    """Raises StateError unless `choice` is the name of a backend, a StateBackend or None."""
     known = " or ".join(sorted(BACKENDS))
     if isinstance(choice, str):
         if choice not in BACKENDS:
@@ -297,13 +308,13 @@ def create_keyed_backend(
     operator: str = "",
     host: Host | None = None,
 ) -> KeyedStateBackend:
-    """Creates the keyed backend of one subtask. `now_ms` is the processing-time clock that times to
-    live count by.
+    """Creates the keyed backend of one subtask.
 
-    `codec` encodes what users keep in state (None: the types that are registered by default);
-    errors name `operator`. `host` is the machine, for a backend that keeps files on it. `options`
-    (of the cluster) are handed to a backend that can be configured, also to one the application
-    brought. Raises StateError for an unknown name, naming the known ones.
+    `now_ms` is the processing-time clock for times to live. `codec` encodes the values that users
+    keep in state (None: the types that are registered by default). Errors name `operator`. `host`
+    is the machine, for a backend that keeps files on it. `options` are the cluster's; they are
+    passed to each backend that can be configured, also to a backend of the application. Raises
+    StateError for an unknown name, naming the known backends.
     """
     check_backend(choice)
     backend = DEFAULT_BACKEND if choice is None else choice
@@ -327,8 +338,9 @@ def create_keyed_backend(
 
 
 def require_keyed(backend: KeyedStateBackend | None, operator: str) -> KeyedStateBackend:
-    """`backend`, or StateError saying that `operator` lacks a `key_by`: raised at open, not at
-    the first element.
+    """Returns `backend`, or raises StateError, which says that `operator` lacks a `key_by`.
+
+    Operators call it when they are opened, so the error does not wait for the first element.
     """
     if backend is None:
         raise StateError(

@@ -1,9 +1,9 @@
 """Frees large amounts of state in slices, such as a fired window of a million keys.
 
-To free a key and its value takes some 50 ns, so a million of them hold the loop for 50 ms, and the
-mail of all its tasks with them. Memory comes back within as many turns of the loop as there are
-slices, in whichever dicts it is: a thousand windows that fire in one turn are as much as one that
-is a thousand times as large. Without a running loop it comes back at once: no task waits.
+Freeing a key and its value takes about 50 ns. A million of them would block the loop for 50 ms, and
+with it the mail of all its tasks. So the entries are freed slice by slice, one slice in each turn
+of the loop. A thousand windows that fire in one turn take as long as one window that is a thousand
+times as large. Without a running loop no task waits, so the memory is freed at once.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ FREED_A_TURN = 16_384
 """Entries freed in one turn of the loop: about a millisecond."""
 
 FEW = 64
-"""So few cost no more than it takes to look after them."""
+"""Maximum size of a dict that is freed at once, because queueing it would cost as much."""
 
 
 class _Grave:
-    """What waits on one loop."""
+    """The dicts that wait to be freed on one loop."""
 
     __slots__ = ("_freed", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: deque[dict[Any, Any]] = deque()
         self._freed = 0
-        """In this turn; until there was one, `_turn` is due."""
+        """Entries freed in this turn; while it is not 0, `_turn` is scheduled."""
 
     def take(self, loop: asyncio.AbstractEventLoop, entries: dict[Any, Any]) -> None:
         if not self._freed and not self._waiting:
@@ -61,7 +61,10 @@ _graves: WeakKeyDictionary[asyncio.AbstractEventLoop, _Grave] = WeakKeyDictionar
 
 
 def bury(entries: dict[Any, Any]) -> None:
-    """Empties `entries`, which must have no reader any more. The caller drops its reference."""
+    """Frees the contents of `entries`, which must have no reader any more.
+
+    The caller drops its reference.
+    """
     if len(entries) <= FEW:
         return
     try:

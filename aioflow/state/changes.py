@@ -1,32 +1,32 @@
 """Tracks the changes of state. So a snapshot begins at once, and a checkpoint is as large as the
 changes.
 
-State stays where it is, in plain dicts that are always up to date. Until the first snapshot nothing
-is noted at all: it says everything. From then on *generations* run beside the state: generation n
-is the time between two snapshots, and holds which keys of which `Space` (one namespace of one
-table) were touched in it. To begin a snapshot is to begin a generation: nothing is copied, however
-much state there is.
+State stays in plain dicts that are always up to date. Until the first snapshot no change is noted,
+because that snapshot contains everything. From then on *generations* accompany the state.
+Generation n is the time between two snapshots. It notes which keys were touched of which `Space`
+(one namespace of one table). Beginning a snapshot only begins a generation: no state is copied.
 
-The contents are written afterwards, in slices, while the job goes on. So while a snapshot is
-unfinished the first touch of a key saves what the key held (a copy if it is mutable, shared if
-not), and who reads the state *as of generation n* takes the oldest value saved since, or the
-present one if none was. Several snapshots may be unfinished at once: each begins a generation of
-its own. Nothing has to be merged back, so references to a dict of the live state stay valid.
+The contents are written afterwards, in slices, while the job continues. While a snapshot is
+unfinished, the first touch of a key saves its former value: a copy if the value is mutable,
+otherwise the value itself. A reader of the state *as of generation n* uses the oldest value saved
+since, or the present value if no value was saved. Several snapshots may be unfinished at once: each
+begins a generation of its own. No generation is merged back, so references to a dict of the live
+state stay valid.
 
-The rule that this stands on: a key is touched *before* it is changed, or before a mutable value of
-it is given to code that may change it.
+The rule behind all this: a key is touched *before* it is changed, or before its mutable value is
+passed to code that may change it.
 
-What comes and goes within one generation leaves no note, so that the notes are bounded by what was
-there at its begin and at its end:
+Keys that are added and removed within one generation leave no note. So the number of notes is
+bounded by the state at the begin and the end of the generation:
 
-- A space that is made in the generation is noted as a whole. Its keys are not noted at all, and if
-  it is dropped again nothing is left.
-- A space that `notes_births` keeps with each note whether the key was there at the first touch.
-  `forget` takes the note of a new key back.
+- A space that is created in the generation is noted as a whole. Its keys are not noted at all, and
+  if the space is dropped again, no note remains.
+- A space with `notes_births` notes for each key whether the key existed at the first touch.
+  `forget` removes the note of a new key.
 
-Most of the price is the look-up of each key that is touched. So the keys of other spaces are noted
-batch by batch, by one call of `set.update`, which takes half the time of anything that keeps their
-order; the writer of a snapshot sorts them.
+Most of the cost is the lookup of each touched key. So the keys of other spaces are noted batch by
+batch, with one call of `set.update`, which takes half the time of any structure that keeps their
+order. The writer of a snapshot sorts them.
 """
 
 from __future__ import annotations
@@ -55,25 +55,25 @@ __all__ = [
 ]
 
 RESTORED = -1
-"""The generation in which restored state was made: before all that a log counts."""
+"""The generation of restored state: below all generations of a log."""
 
 MISSING: Any = object()
-"""Nothing stored, where None could be a value."""
+"""Stands for a missing value where None could be a value."""
 
 _SHARED = ATOMS | {type(MISSING)}
-"""Exact types of what is saved as it is."""
+"""Exact types of values that are saved without a copy."""
 
 KEPT_TOGETHER = 4
 """Minimum number of values that are kept as columns.
 
-Batches of a keyed stream are small where there is little to do.
+A keyed stream with little traffic has smaller batches.
 """
 
 Keys = set[Any] | dict[Any, Any] | list[Any]
 
 
 class Space:
-    """One namespace of one table: key -> stored value, and where its changes are noted."""
+    """One namespace of one table: key -> stored value, and the notes of its changes."""
 
     __slots__ = (
         "born",
@@ -91,33 +91,33 @@ class Space:
         self.namespace = namespace
         self.entries: dict[Any, Any] = {}
         self.notes_births = notes_births
-        """Whether each note says if the key was there before.
+        """Whether each note records if the key existed before.
 
-        Otherwise keys are noted as a set, which is cheaper by the batch.
+        Otherwise keys are noted as a set, which costs less for a batch.
         """
         self.born = RESTORED
-        """Generation in which it was made."""
+        """Generation in which the space was created."""
         self.dropped: int | None = None
-        """Generation in which it was dropped."""
+        """Generation in which the space was dropped."""
         self.token: object = None
-        """Equal to the log's: `dirty` is of the present generation and may be written to
+        """Equal to the log's token: `dirty` belongs to the present generation and may be written to
         directly.
         """
         self.dirty: Any = None
-        """A set, or with `notes_births` a dict: key -> whether it was there."""
+        """A set of keys; with `notes_births` a dict: key -> whether the key existed before."""
 
     def lookup(self, keys: Sequence[Any]) -> list[Any]:
         """Returns the present value of each of `keys`, or `MISSING`."""
         return list(map(self.entries.get, keys, repeat(MISSING)))
 
     def held(self, key: Any) -> Any:
-        """Return the present value of `key`, or `MISSING`."""
+        """Returns the present value of `key`, or `MISSING`."""
         return self.entries.get(key, MISSING)
 
     def keys(self, start: int, count: int) -> list[Any]:
-        """`count` keys from the one at `start`.
+        """Returns `count` keys from index `start`.
 
-        Keys that are new come last, and one that goes moves those behind it up.
+        New keys come last; a removed key moves all later keys up.
         """
         return list(islice(self.entries, start, start + count))
 
@@ -128,9 +128,10 @@ class Space:
 
 
 class Kept:
-    """What the keys of a batch held, as columns: few of these are asked for, and then one by one.
+    """The former values of the keys of a batch, as columns.
 
-    A copy of each value would be what Python's garbage collector counts, and walks.
+    Few of these values are read later, one by one. Python's garbage collector would count and walk
+    a copy of each value.
     """
 
     __slots__ = ("_columns", "_keys", "_layout", "_rows")
@@ -142,7 +143,7 @@ class Kept:
         self._rows: dict[Any, int] | None = None
 
     def of(self, key: Any) -> Any:
-        """What `key` held."""
+        """Returns the former value of `key`."""
         if self._rows is None:
             self._rows = dict(zip(self._keys, count()))
         return pick(self._layout, iter(self._columns), self._rows[key])
@@ -158,28 +159,29 @@ class Generation:
         self.touched: dict[Space, Keys] = {}
         """Keys that were touched while no snapshot was unfinished.
 
-        They come after those in `saved`, because a snapshot begins with a generation.
+        They come after the keys in `saved`, because each generation begins with a snapshot.
         """
         self.saved: dict[Space, dict[Any, Any]] = {}
-        """Space -> key -> what it held before: what was touched while one was."""
+        """Space -> key -> former value, of keys that were touched while a snapshot was unfinished.
+        """
         self.whole: dict[Space, None] = {}
-        """Spaces of which all keys count as touched: made in this generation, or without earlier
+        """Spaces of which all keys count as touched: created in this generation, or without earlier
         notes.
         """
         self.drops: dict[tuple[str, Any], None] = {}
-        """(table, namespace) of spaces that are older than this generation and were dropped in
-        it.
-        """
+        """(table, namespace) of the spaces that were dropped in this generation and are older."""
         self.next: Generation | None = None
 
     def noted(self) -> Iterator[tuple[Space, Keys]]:
-        """All keys that were touched, but for those of `whole`. The first touches come first."""
+        """Yields all touched keys except those of `whole`, in order of the first touch."""
         yield from self.saved.items()
         yield from self.touched.items()
 
     def held(self, space: Space, key: Any) -> bool | None:
-        """Whether `key` of `space` was there when the generation began, as far as its notes say;
-        None: it was not touched.
+        """Returns whether `key` of `space` existed when the generation began, according to the
+        notes.
+
+        Returns None if the key was not touched.
         """
         saved = self.saved.get(space)
         if saved is not None and key in saved:
@@ -195,21 +197,23 @@ class ChangeLog:
 
     def __init__(self) -> None:
         self.noting = False
-        """Whether changes are noted: since the first snapshot, or since the restore of one that
-        can be built upon.
+        """Whether changes are noted: since the first snapshot, or since a restore that the next
+        checkpoint can build upon.
         """
         self.since = RESTORED
-        """Changes are noted of spaces that were made before this generation: the present one, or
+        """Changes are noted for spaces that are older than this generation: the present one, or
         none.
         """
         self.token: object = object()
-        """Changes whenever spaces have to ask again; `Space.token is log.token` is the test of
-        the hot path.
+        """Replaced whenever spaces have to look up their notes again.
+
+        The hot path tests `Space.token is log.token`.
         """
         self.current = Generation(0)
         self.on_change: Callable[[], None] = _nothing
-        """Called when a generation begins and when the last unfinished snapshot ends: what is
-        bound to dicts binds again.
+        """Called when a generation begins, and when the last unfinished snapshot ends.
+
+        Views that are bound to dicts are then bound again.
         """
         self._open = 0
         self._dropped: list[Space] = []
@@ -220,7 +224,7 @@ class ChangeLog:
         return self._open > 0
 
     def touch(self, space: Space, keys: Sequence[Any]) -> None:
-        """`keys` of `space` are about to change."""
+        """Notes that `keys` of `space` are about to change."""
         if space.born >= self.since:
             return
         if self._open:
@@ -241,7 +245,7 @@ class ChangeLog:
             dirty.update(keys)
 
     def touch_one(self, space: Space, key: Any) -> None:
-        """`touch(space, [key])`, cheaper."""
+        """Does the same as `touch(space, [key])`, at a lower cost."""
         if space.born >= self.since:
             return
         if self._open:
@@ -256,9 +260,9 @@ class ChangeLog:
             dirty[key] = space.held(key) is not MISSING
 
     def forget(self, space: Space, key: Any) -> None:
-        """Note that `key` of `space` was removed.
+        """Notes that `key` of `space` was removed.
 
-        A key that came in this generation needs no note.
+        Removes the note of a key that was added in this generation.
         """
         if space.born >= self.since:
             return
@@ -276,9 +280,7 @@ class ChangeLog:
                 touched.pop(key, None)
 
     def dirty_of(self, space: Space) -> Any:
-        """Where the changes of `space` in this generation are noted, unless a snapshot is
-        unfinished.
-        """
+        """Returns the notes of `space` in this generation, unless a snapshot is unfinished."""
         if space.token is self.token:
             return space.dirty
         touched = self.current.touched
@@ -289,20 +291,22 @@ class ChangeLog:
         return dirty
 
     def saved_of(self, space: Space) -> dict[Any, Any]:
-        """Where what the keys of `space` held is saved, while a snapshot is unfinished."""
+        """Returns the dict in which former values of `space` are saved while a snapshot is
+        unfinished.
+        """
         saved = self.current.saved.get(space)
         if saved is None:
             saved = self.current.saved[space] = {}
         return saved
 
     def born(self, space: Space) -> None:
-        """Note that `space` was made."""
+        """Notes that `space` was created."""
         space.born = self.current.number
         if self.noting:
             self.current.whole[space] = None
 
     def drop(self, space: Space) -> None:
-        """`space` is gone, with all its keys."""
+        """Notes that `space` was dropped with all its keys."""
         generation = self.current
         space.dropped = generation.number
         space.token = None
@@ -315,16 +319,16 @@ class ChangeLog:
         self._let_go(space)
 
     def _let_go(self, space: Space) -> None:
-        """No unfinished snapshot looks at dropped `space`."""
+        """Releases the dropped `space`, which no unfinished snapshot reads."""
         self.current.touched.pop(space, None)
         self.current.saved.pop(space, None)
         space.release()
 
     def begin(self, spaces: Callable[[], list[Space]]) -> Generation:
-        """Ends the present generation and gives it: a snapshot of its end is unfinished until `end`
-        is called, once.
+        """Ends the present generation and returns it.
 
-        `spaces` gives all there are, for the first one.
+        A snapshot of its end is unfinished until `end` is called, once. `spaces` returns all
+        existing spaces; only the first snapshot calls it.
         """
         ended = self.current
         if not self.noting:
@@ -345,10 +349,11 @@ class ChangeLog:
             self._turn()
 
     def spaces_at(self, ended: Generation, present: Iterable[Space]) -> list[Space]:
-        """Those of `present`, which are there now, and of the dropped ones, that were there at the
-        end of `ended`.
+        """Returns the spaces that existed at the end of `ended`, both of `present` and of the
+        dropped spaces.
 
-        Only while a snapshot of that moment is unfinished.
+        `present` are the spaces that exist now. Valid only while a snapshot of that moment is
+        unfinished.
         """
         number = ended.number
         found = [space for space in present if space.born <= number]
@@ -359,9 +364,9 @@ class ChangeLog:
         ]
 
     def build_upon_restored(self, spaces: Iterable[Space]) -> None:
-        """Begin to note changes: the restored state is in files of a checkpoint.
+        """Begins to note changes, because files of a checkpoint contain the restored state.
 
-        `spaces`: all that exist.
+        `spaces`: all existing spaces.
         """
         self.noting, self.since = True, self.current.number
         self.current.whole = dict.fromkeys(space for space in spaces if space.born != RESTORED)
@@ -374,7 +379,7 @@ class ChangeLog:
 def values_at(later: Generation | None, space: Space, keys: Sequence[Any]) -> list[Any]:
     """Returns the value of each of `keys` before generation `later` began, or `MISSING`.
 
-    Only while a snapshot of that moment is unfinished.
+    Valid only while a snapshot of that moment is unfinished.
     """
     held = space.lookup(keys)
     since: list[dict[Any, Any]] = []
@@ -415,7 +420,7 @@ def values_of(later: Generation | None, spaces: Sequence[Space], keys: Sequence[
 def missing_in(held: Sequence[Any]) -> bool:
     """Returns whether one of the values is `MISSING`.
 
-    The `in` of a list would ask the values whether they are equal.
+    The operator `in` would call the equality of the values.
     """
     return any(map(is_, held, repeat(MISSING)))
 
@@ -423,7 +428,7 @@ def missing_in(held: Sequence[Any]) -> bool:
 class Guard:
     """Stands in for the dict that a state reads from while a snapshot is unfinished.
 
-    Of one generation.
+    A guard belongs to one generation.
     """
 
     __slots__ = ("_held", "_saved")
@@ -464,7 +469,7 @@ class GuardMarks:
 
 
 def _save(saved: dict[Any, Any], keys: list[Any], held: list[Any]) -> None:
-    """Saves what `keys` held, some of which can be changed."""
+    """Saves the former values `held` of `keys`, of which some are mutable."""
     if missing_in(held):
         saved.update((key, MISSING) for key, now in zip(keys, held, strict=True) if now is MISSING)
         keys = [key for key, now in zip(keys, held, strict=True) if now is not MISSING]
@@ -488,4 +493,4 @@ def _saved(held: Any) -> Any:
 
 
 def _nothing() -> None:
-    """Stands for a callback that is not bound."""
+    """Stands for a callback that is not set."""

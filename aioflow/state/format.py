@@ -59,7 +59,7 @@ TIMERS = "timers"
 FRAME_BYTES_MAX = 1 << 30
 
 KEY_CHARS_MAX = 80
-"""Of a key in an error."""
+"""Maximum length of a key in an error message."""
 
 _HEADER, _DROPS, _PUTS, _REMOVES, _END = range(5)
 
@@ -70,19 +70,19 @@ class FileHeader:
 
     max_parallelism: int
     groups: KeyGroupRange
-    """Of the subtask that wrote the file."""
+    """The key groups of the subtask that wrote the file."""
     tables: dict[str, TableMeta]
-    """All tables by name, also those of which the file holds nothing.
+    """All tables by name, including those without rows in the file.
 
-    Frames name them by their place in it.
+    Frames identify a table by its index here.
     """
     watermarks: dict[str, int]
-    """Timer service -> the event time that it had reached."""
+    """Timer service -> the event time of the service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drops:
-    """Namespaces of a table that are gone."""
+    """Namespaces of a table that were dropped."""
 
     table: str
     namespaces: list[Any]
@@ -90,11 +90,11 @@ class Drops:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Rows of one table. `values` is None for keys that are gone."""
+    """Rows of one table. `values` is None if the keys were removed."""
 
     table: str
     groups: KeyGroupRange
-    """Where the key groups of all keys lie."""
+    """A range that contains the key groups of all keys."""
     namespaces: list[Any]
     keys: list[Any]
     values: list[Any] | None
@@ -131,14 +131,14 @@ class _End(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def groups_of(kind: str, keys: Sequence[Any], max_parallelism: int) -> list[int]:
-    """Key group of each of the `keys` of a table of `kind`. Raises KeyNotSupported."""
+    """Returns the key group of each of `keys` of a table of `kind`. Raises KeyNotSupported."""
     return key_groups([key for key, _ in keys] if kind == TIMERS else keys, max_parallelism)
 
 
 def groups_of_read(kind: str, keys: Sequence[Any], max_parallelism: int, where: str) -> list[int]:
-    """`groups_of` keys that were read.
+    """Returns the same as `groups_of`, for keys that were read from the file or state `where`.
 
-    Raises RestoreError naming `where` they were, if one of them cannot be a key.
+    Raises RestoreError, which names `where`, if a value cannot be a key.
     """
     try:
         return groups_of(kind, keys, max_parallelism)
@@ -152,7 +152,7 @@ def groups_of_read(kind: str, keys: Sequence[Any], max_parallelism: int, where: 
 
 
 def encode_header(header: FileHeader) -> bytes:
-    """The beginning of a file."""
+    """Encodes the beginning of a file."""
     tables = [(name, meta.kind, meta.timed) for name, meta in header.tables.items()]
     groups = header.groups
     return (
@@ -179,9 +179,10 @@ def encode_entries(
     codec: Codec,
     owner: str,
 ) -> bytes:
-    """One frame of rows of `groups`; `values` None: their keys are gone.
+    """Encodes rows of the key groups `groups` as one frame. With `values` None, the keys are
+    removed.
 
-    Raises TypeNotSupported naming `owner` and the remedy.
+    Raises TypeNotSupported, which names `owner` and the remedy.
     """
     return _frame(
         _Entries(
@@ -199,7 +200,7 @@ def encode_entries(
 
 
 def encode_end(frames: int) -> bytes:
-    """The end of a file of `frames` frames, the header being one."""
+    """Encodes the end of a file of `frames` frames, including the header."""
     return _frame(_End(_END, frames))
 
 
@@ -223,10 +224,10 @@ def _values(codec: Codec, keys: list[Any], values: list[Any], owner: str) -> byt
 
 
 def encode_value(codec: Codec, key: Any, value: Any, owner: str) -> bytes:
-    """The bytes of one value. Raises TypeNotSupported naming `owner`, the key, the type and the
-    remedy.
+    """Encodes one value.
 
-    Any error of the value's own code counts: another try would come to the same value.
+    Raises TypeNotSupported naming `owner`, the key, the type and the remedy. Errors of the value's
+    own code raise it too, because they would be repeated.
     """
     if type(value) is Uncopied:
         raise ValueNotSupported(
@@ -266,9 +267,9 @@ def _frame(content: msgspec.Struct) -> bytes:
 def read_frames(
     content: bytes, groups: KeyGroupRange, codec: Codec, where: str
 ) -> Iterator[FileHeader | Drops | Entries]:
-    """The header, then what the file says of the key groups of `groups`, frame by frame.
+    """Yields the header, then the frames of the key groups `groups`.
 
-    Raises RestoreError naming `where` when the file is not of this format, or not whole.
+    Raises RestoreError, which names `where`, if the file has another format or is incomplete.
     """
     reader = _Reader(content, codec, where)
     header = reader.header()
@@ -331,7 +332,7 @@ class _Reader:
         )
 
     def next(self) -> _Drops | _Entries | None:
-        """The next frame; None after the last."""
+        """Returns the next frame, or None after the last."""
         frames = self._frames
         kind, frame = self._take()
         if kind == _DROPS:
@@ -355,7 +356,7 @@ class _Reader:
             raise self.refused(str(error)) from error
 
     def in_table(self, table: str) -> str:
-        """Name of a table of this file in messages."""
+        """Returns the name of `table` of this file for messages."""
         return f"{self._where}, table {table!r}"
 
     def refused(self, why: str) -> RestoreError:
@@ -403,7 +404,7 @@ def _entries(reader: _Reader, table: str, kind: str, frame: _Entries) -> Entries
 def _only(
     entries: Entries, kind: str, groups: KeyGroupRange, max_parallelism: int, reader: _Reader
 ) -> Entries:
-    """The rows whose key is in `groups`."""
+    """Returns the rows whose key is in `groups`."""
     found = groups_of_read(kind, entries.keys, max_parallelism, reader.in_table(entries.table))
     rows = [row for row, group in enumerate(found) if groups.start <= group <= groups.end]
     return Entries(

@@ -1,8 +1,8 @@
 """Handles of written state: files by name, size and digest, and their key groups.
 
-A handle is plain data: it travels in an acknowledgement, stands in the metadata of a checkpoint,
-and is enough to read the state again. A writer gets a `StateOutput`, and a restoring task gets a
-`StateInput`. The store behind them decides where the bytes lie.
+A handle is plain data: an acknowledgement and the metadata of a checkpoint contain it. A handle
+suffices to read the state again. A writer gets a `StateOutput`, and a restoring task gets a
+`StateInput`. The store behind them decides where the bytes are kept.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, Protocol
 __all__ = ["CANONICAL", "KeyedStateHandle", "StateFile", "StateInput", "StateOutput", "whole"]
 
 CANONICAL = "canonical"
-"""The format that every backend can restore: what savepoints are written in."""
+"""Name of the format that every backend can restore; savepoints are written in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """Bytes that were written once and never change. Small ones travel in the handle itself."""
+    """Bytes that were written once and never change. The handle itself contains small files."""
 
     name: str
-    """Of the file, relative to the root of the flow's store; "" when the content is here."""
+    """Path relative to the root of the flow's store; "" if the content is here."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
     digest: bytes
-    """BLAKE2b, 16 bytes, of the content."""
+    """BLAKE2b of the content, 16 bytes."""
     content: bytes | None = None
 
 
@@ -37,26 +37,25 @@ class KeyedStateHandle:
     """
 
     format: str
-    """`CANONICAL`, or the name of the backend whose own files these are."""
+    """`CANONICAL`, or the name of the backend whose own format the files have."""
     max_parallelism: int
     first_group: int
     last_group: int
     """Inclusive."""
     files: tuple[StateFile, ...]
-    """In the order in which they apply: what a later one says about a key replaces what an
-    earlier one said.
+    """The files in the order in which they apply: a later file overrides earlier files for a key.
     """
     meta: dict[str, Any] = field(default_factory=dict)
-    """What the format needs besides: plain msgpack data."""
+    """Further data that the format needs, as plain msgpack data."""
 
 
 class StateOutput(Protocol):
     """The destination of one subtask's state in one checkpoint."""
 
     async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
-        """Write one file of `chunks`; durable when this returns.
+        """Writes `chunks` as one file, which is durable on return.
 
-        Raises OSError; then nothing of it stays visible.
+        Raises OSError; the file is then not visible.
         """
 
 
@@ -64,12 +63,12 @@ class StateInput(Protocol):
     """The source of state at a restore."""
 
     async def read(self, file: StateFile) -> bytes:
-        """The whole content.
+        """Returns the whole content of `file`.
 
-        Raises RestoreError, naming the file, when it is missing, or its size or digest differs.
+        Raises RestoreError, naming the file, if it is missing, or if its size or digest differs.
         """
 
 
 async def whole(content: bytes) -> AsyncIterator[bytes]:
-    """`content` as chunks: what is written at once."""
+    """Yields `content` as one chunk."""
     yield content

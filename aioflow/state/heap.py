@@ -1,10 +1,10 @@
 """Keyed state as Python dicts: the default backend.
 
-One dict a table and namespace, not one a key group: key groups are computed when a snapshot is
-written. The state objects hold the dict of their table, so that `value()` and `update()` are a dict
-operation or two and a few attribute loads. No state checks for a current key: `NO_KEY` cannot be
-hashed. The states themselves are in `views`, what changed since when is in `changes`, how it is
-written and read in `heap_snapshot` and `heap_restore`.
+There is one dict for each table and namespace, not for each key group: key groups are computed when
+a snapshot is written. The state objects hold the dict of their table, so `value()` and `update()`
+cost one or two dict operations and a few attribute loads. States do not check for a current key:
+`NO_KEY` cannot be hashed. `views` contains the states, `changes` tracks the changes, and
+`heap_snapshot` and `heap_restore` write and read the state.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ __all__ = ["HeapKeyedStateBackend", "HeapStateTable"]
 
 EVENT, PROCESSING = ".event", ".processing"
 TIMERS_PREFIX = f"{INTERNAL_PREFIX}timers."
-"""Names of tables of timers: this, the name of the service, and one of the two endings."""
+"""Prefix of the names of timer tables. The name of the service and one of two suffixes follow."""
 
 
 @dataclass(slots=True)
 class _Timers:
-    """The timers of one service: of one that was made, or restored ones of which none was made
-    yet.
+    """The timers of one timer service.
+
+    Restored timers wait here until their service is created; `service` is None until then.
     """
 
     event: TimerQueue
@@ -113,13 +114,13 @@ class HeapKeyedStateBackend:
         self.current_key = NO_KEY
 
     def get_state(self, descriptor: StateDescriptor, namespace: Any = None) -> Any:
-        """The state that `descriptor` declares, see `KeyedStateBackend`."""
+        """Returns the state that `descriptor` declares, see `KeyedStateBackend`."""
         return self._named.get_state(descriptor, namespace)
 
     def table(
         self, name: str, *, result: Callable[[Any], Any] | None = None, transient: bool = False
     ) -> HeapStateTable:
-        """Raw table `name`, see `KeyedStateBackend`."""
+        """Returns raw table `name`, see `KeyedStateBackend`."""
         self._raw.setdefault(name, name in self._tables)
         table = self._named.open_table(name, TableMeta(RAW))
         if transient:
@@ -142,12 +143,14 @@ class HeapKeyedStateBackend:
         return list(self._tables)
 
     def unclaimed(self) -> Mapping[str, Table]:
-        """Restored state of an operator of another kind, once this one is open."""
+        """Returns restored state that an operator of another kind wrote, once this operator is
+        open.
+        """
         return find_unclaimed(self._tables, self._named.states, self._raw)
 
     def attach_timers(self, service: InternalTimerService) -> None:
-        """Makes the timers of `service` part of every snapshot, and gives it those that were
-        restored.
+        """Makes the timers of `service` part of every snapshot, and passes the restored timers to
+        it.
         """
         timers = self._timers_of(service.name)
         if timers.service is not None:
@@ -161,9 +164,9 @@ class HeapKeyedStateBackend:
     def begin_snapshot(
         self, checkpoint_id: int, *, full: bool = False, canonical: bool = False
     ) -> HeapSnapshot:
-        """A view of the present state, see `KeyedStateBackend`.
+        """Returns a view of the present state, see `KeyedStateBackend`.
 
-        Costs the same however much state there is.
+        The cost does not depend on the amount of state.
         """
         tables = {name: table.meta for name, table in self._tables.items()}
         for timers in self._timers.values():
@@ -191,9 +194,9 @@ class HeapKeyedStateBackend:
         return snapshot
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """The next increment is relative to this checkpoint.
+        """Makes this checkpoint the base of the next increment.
 
-        A savepoint, which may be moved away, is no such base.
+        A savepoint is no such base, because it may be moved away.
         """
         snapshot = self._snapshots.get(checkpoint_id)
         for earlier in [known for known in self._snapshots if known <= checkpoint_id]:
@@ -223,7 +226,7 @@ class HeapKeyedStateBackend:
             snapshot.cancel()
 
     async def restore_from(self, handles: Sequence[KeyedStateHandle], source: StateInput) -> None:
-        """Takes its key groups out of `handles`, see `KeyedStateBackend`."""
+        """Restores the own key groups from `handles`, see `KeyedStateBackend`."""
         self.is_restored = True
         groups = self.key_group_range
         for handle in handles:

@@ -1,22 +1,22 @@
 """The files of a heap checkpoint, and the choice of the parts that the next checkpoint rewrites.
 
-A checkpoint is a list of files that apply in order. The key groups of the subtask are cut into
-*sections*, and each section has a *base*: the file in which all that it holds was written last.
-Changes of all sections go into the new file; besides, the new file becomes the
-base of the sections whose bases are the oldest, as many as weigh about what has changed. So the
-bases go round, nothing is ever written again all at once, and a file from which no section needs
-anything any more leaves the list at its front:
+A checkpoint is a list of files that apply in order. The key groups of the subtask are divided into
+*sections*. The *base* of a section is the file in which the section was last written as a whole. A
+new file contains the changes of all sections. It also becomes the base of the sections with the
+oldest bases; their number is chosen so that the rewritten rows are about as many as the changed
+rows. So all bases are rewritten in turn, and never all at once. A file that no section needs any
+more is removed from the front of the list:
 
-    file 1  all sections           gone: every section has a newer base
-    file 2  changes, sections 1-3  the oldest that is needed, for sections 1-3
+    file 1  all sections           removed: every section has a newer base
+    file 2  changes, sections 1-3  the oldest file in use, for sections 1-3
     file 3  changes, sections 4-5  and so on, to the last one
 
-Files leave at the front only. So one file records the removal of a key: the older files that put
-the key leave before it.
+Files are removed only from the front. So one file suffices to record the removal of a key: all
+older files that contain the key are removed before this file.
 
-Where little changes, bases would take for ever to go round, and files gather. So small files at the
-end of the list, when there are some of about the size of the new one, are written together with it:
-the fewer keys change, the cheaper that is.
+With few changes it would take very long to rewrite all bases, and files would accumulate. So small
+files at the end of the list are merged into the new file, if there are several of about its size.
+The fewer keys change, the cheaper this is.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from aioflow.state.heap_keys import SpokenKeys
 __all__ = ["Archive", "Choice", "Sections", "WrittenFile", "choose"]
 
 SECTIONS_MAX = 128
-"""What is written again at once, at least: this share of the subtask's keys.
+"""Maximum number of sections; a checkpoint rewrites at least one section.
 
-As many as there are key groups in all by default.
+It equals the default number of key groups.
 """
 
 ROUND = 64
-"""Number of checkpoints in which all bases are rewritten, as long as a checkpoint then writes no
-more than twice its changes.
+"""Number of checkpoints in which all bases are rewritten, provided that a checkpoint then writes at
+most twice its changes.
 """
 
 SMALL_FILES_MAX = 4
@@ -46,7 +46,9 @@ SMALL_FILES_MAX = 4
 
 SMALL_SHARE = 48
 SMALL_ROWS = 1_024
-"""What is written together for that reason: at most this share of all, or so few."""
+"""Maximum number of rows in small files that are merged, unless 1 / `SMALL_SHARE` of all rows is
+more.
+"""
 
 
 class Sections:
@@ -60,33 +62,31 @@ class Sections:
         self.count = min(SECTIONS_MAX, self._groups)
 
     def of(self, group: int) -> int:
-        """The section of key group `group`."""
+        """Returns the section of key group `group`."""
         return (group - self._start) * self.count // self._groups
 
     def group_of(self, section: int) -> int | None:
-        """The key group of `section` if it has but one."""
+        """Returns the key group of `section`, or None if the section has several."""
         return self._start + section if self.count == self._groups else None
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """One file of a checkpoint that can be built upon, and what it speaks of."""
+    """One file of a checkpoint that the next checkpoint can build upon, and its keys."""
 
     file: StateFile
     keys: dict[int, SpokenKeys]
-    """Section -> the keys that it puts, as far as anything is still taken from it for that
-    section.
-    """
+    """Section -> the keys with values in the file, if the file is still needed for the section."""
     gone: SpokenKeys
-    """Keys that it removes.
+    """Keys that the file removes.
 
-    Needed for as long as the file is: an earlier file may put them, in any section.
+    Needed as long as the file is kept: an earlier file may contain the keys, in any section.
     """
     drops: dict[tuple[str, object], None]
     rows: int
 
     def of(self, sections: frozenset[int]) -> Iterator[tuple[int, SpokenKeys]]:
-        """The keys of these, as far as it puts any."""
+        """Yields each of `sections` that has keys in the file, with these keys."""
         return ((section, self.keys[section]) for section in sections if section in self.keys)
 
 
@@ -95,16 +95,17 @@ class Archive:
     """The last completed checkpoint."""
 
     files: tuple[WrittenFile, ...] = ()
-    """In the order in which they apply."""
+    """The files in the order in which they apply."""
     bases: tuple[int, ...] = ()
-    """Section -> the place in `files` of its base."""
+    """Section -> index in `files` of its base."""
     credit: int = 0
-    """Rows that may be looked at, besides what the next checkpoint earns: less than what the
-    next section has.
+    """Number of rows that the next checkpoint may rewrite in addition to its own share.
+
+    It is less than the number of rows of the next section.
     """
 
     def after(self, choice: Choice, file: WrittenFile) -> Archive:
-        """The archive once `file` was written as `choice` says."""
+        """Returns the archive after `file` was written according to `choice`."""
         kept = []
         for old in self.files[choice.first : choice.end]:
             keys = old.keys.copy()  # Of a hundred sections a few are chosen.
@@ -137,17 +138,18 @@ class Choice:
     first: int
     end: int
     sections: frozenset[int]
-    """Of these the new file says everything."""
+    """The sections that the new file contains as a whole."""
     credit: int
 
     @property
     def is_base(self) -> bool:
-        """Nothing comes before the new file."""
+        """Whether the new file is the first of the list."""
         return self.first >= self.end
 
     def again(self, archive: Archive) -> Iterator[list[tuple[int | None, SpokenKeys]]]:
-        """The keys of which the new file speaks again, from old to new: file by file, which of
-        which section; None: of several.
+        """Yields for each old file, oldest first, the keys that the new file has to contain again.
+
+        Each item is a pair of a section and its keys; section None stands for several sections.
         """
         for place, written in enumerate(archive.files):
             whole = place >= self.end
@@ -159,14 +161,12 @@ class Choice:
             yield found
 
     def replaced(self, archive: Archive) -> Sequence[WrittenFile]:
-        """Files behind those that are kept, all of which is said by the new one."""
+        """Returns the files after the kept ones, which the new file replaces."""
         return archive.files[self.end :]
 
 
 def choose(archive: Archive, sections: int, changed: int, *, full: bool) -> Choice:
-    """Chooses how to continue `archive` after `changed` keys have changed; `full` keeps nothing of
-    it.
-    """
+    """Chooses how to continue `archive` after `changed` keys have changed; `full` keeps no file."""
     files = archive.files
     everything = Choice(0, 0, frozenset(range(sections)), 0)
     if full or not files:
@@ -190,8 +190,10 @@ def choose(archive: Archive, sections: int, changed: int, *, full: bool) -> Choi
 
 
 def _before_small(files: Sequence[WrittenFile], first: int, size: int, limit: int) -> int:
-    """Where the small files at the end begin that a new one of `size` rows takes in, at most
-    `limit` rows of them.
+    """Returns the index from which small files at the end are merged into a new file of `size`
+    rows.
+
+    At most `limit` rows are merged.
     """
     end, room = len(files), limit
     while True:

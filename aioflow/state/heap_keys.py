@@ -1,8 +1,8 @@
 """The keys of a heap snapshot, collected from the notes of changes and sorted by key group.
 
-In slices, as everything that takes long, at the `Pace` that the loop allows. What is kept long is
-kept in tuples of some hundred keys: Python's garbage collector looks at a tuple of texts or numbers
-once, and at a list of a million in each full collection.
+The work is done in slices, at the `Pace` that the loop allows. Keys that are kept long are kept in
+tuples of some hundred keys. Python's garbage collector examines a tuple of strings or numbers once,
+but a list of a million in each full collection.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ Part = tuple[Space, Sequence[Any]]
 """Keys of a space."""
 
 GroupPart = tuple[int, Space | Sequence[Space], Sequence[Any]]
-"""Keys of a space in a key group, or of as many spaces as there are keys."""
+"""Keys of one key group, with their space or with one space for each key."""
 
 KEYS_A_SLICE = 512
-"""Keys looked at before others get their turn: about 0.4 ms."""
+"""Number of keys examined between two yields: about 0.4 ms."""
 
 KEYS_LISTED = 1 << 16
-"""Keys taken at once of a dict that others change between two slices: to find the place again
-costs some ns for each key before it.
+"""Number of keys listed at once from a dict that may change between two slices.
+
+Finding the index again costs some ns for each key before it.
 """
 
 KEYS_A_TUPLE = 512
@@ -59,9 +60,11 @@ source to the sink.
 """
 
 LONG_S = 0.004
-"""A breath in which others take so long is a long one: each of its turns that of a task with more
-to do than it may do at once. At a steady rate they have to make up for one slice, and a loop that
-is half full does that in less.
+"""Minimum time of a long yield: each of its turns was that of a task with more work than it may do
+at once.
+
+At a steady rate the other tasks have to make up for one slice only, which takes a half-busy loop
+less time.
 """
 
 LONG_BREATHS = 3
@@ -77,13 +80,14 @@ The yield after each run cannot tell, because the other tasks have waited for a 
 """
 
 AGE_S = 0.25
-"""Age of a snapshot after which its slices of a full loop, and their number, grow by as much
-again.
+"""Age of a snapshot after which the slices on a busy loop, and their number, grow by their initial
+value again.
 """
 
 AGES_MAX = 2
-"""Largest number of these ages that counts: the share of a snapshot in a full loop grows from a
-third to two thirds.
+"""Maximum number of these ages that counts.
+
+The share of a snapshot in a busy loop grows from a third to two thirds.
 """
 
 HOLD_S = 0.01
@@ -91,7 +95,7 @@ HOLD_S = 0.01
 
 _FIRST = itemgetter(0)
 _SORTED = frozenset((str, bytes, int))
-"""Types whose values sort fast among themselves."""
+"""Types whose values sort fast if all have the same type."""
 
 
 async def breathe() -> None:
@@ -103,10 +107,10 @@ async def breathe() -> None:
 class Pace:
     """The amount of work of a snapshot between two yields to the loop.
 
-    On a loop with time to spare little, so that no record waits for long. On a full one all wait
-    for each other anyway, and the job pays for what it changes while a snapshot is unfinished:
-    there it does more at once, and others get one turn, not several. An older snapshot does still
-    more at once, so that it ends however busy the loop is.
+    On an idle loop the amount is small, so that no record waits long. On a busy loop all tasks wait
+    for each other anyway, and the job pays for its changes while a snapshot is unfinished. So the
+    snapshot works longer there, and yields one turn instead of several. The amount grows with the
+    age of the snapshot, so that the snapshot ends however busy the loop is.
     """
 
     __slots__ = ("_began_s", "_done", "_long_breaths", "_pause_at", "_resumed_s", "_runs_left")
@@ -117,13 +121,17 @@ class Pace:
         self._began_s: float | None = None
         self._resumed_s = 0.0
         self._long_breaths = 0
-        """One after the other: a single one may be a burst of records, or other processes of the
-        machine.
+        """Number of consecutive long yields.
+
+        A single long yield may be due to a burst of records or to other processes.
         """
         self._runs_left = 0
 
     async def looked_at(self, keys: int) -> None:
-        """Counts `keys` that were examined, or work that takes as long."""
+        """Counts `keys` as examined, and yields to the loop if a slice is full.
+
+        Other work is counted as the number of keys that takes as long.
+        """
         self._done += keys
         if self._done < self._pause_at:
             return
@@ -151,34 +159,38 @@ class Pace:
 
 
 class GatheredKeys:
-    """Keys by table and key group, as of the end of a generation. False while there are none."""
+    """Keys by table and key group, as of the end of a generation. False if empty."""
 
     def __init__(self, ended: Generation, max_parallelism: int, pace: Pace) -> None:
         self.sources = 0
-        """Counted up by who adds: one source names a key once."""
+        """Number of sources so far, incremented by the caller of `add`; a source names each key
+        once.
+        """
         self._ended = ended
         self._max_parallelism = max_parallelism
         self._tables: dict[str, Rows] = {}
         self._source_of: dict[Space, int] = {}
         self._repeated: set[Space] = set()
-        """These may have a key twice."""
+        """Spaces that may contain a key twice."""
         self._few: dict[str, list[tuple[Space, Any]]] = {}
-        """By table, keys of small spaces that are not in key groups yet."""
+        """Table -> keys of small spaces that are not assigned to key groups yet."""
         self._pace = pace
 
     def __bool__(self) -> bool:
         return bool(self._tables) or any(self._few.values())
 
     def cut(self, table: str) -> CutKeys:
-        """The keys of `table`, to be taken once."""
+        """Removes the keys of `table` and returns them."""
         few = self._few.pop(table, None)
         if few:
             self._add_few(table, few)
         return CutKeys(self._tables.pop(table, {}), self._repeated)
 
     async def add(self, space: Space, keys: Collection[Any], group: int | None = None) -> None:
-        """What was noted; `group`: of all these keys. Those of a set, which come in another order
-        in each process, are sorted: the same files everywhere.
+        """Adds noted `keys` of `space`. `group`: the key group of all of them, if known.
+
+        The keys of a set are sorted, because their order differs between processes and files should
+        not.
         """
         if space.dropped is not None and space.dropped <= self._ended.number:
             await self._pace.looked_at(1)
@@ -236,8 +248,9 @@ class GatheredKeys:
                 pairs.append(pair)
 
     async def add_whole(self, spaces: Iterable[Space]) -> None:
-        """All that each of `spaces` held at the end of the generation: what it holds now, and
-        what was touched since.
+        """Adds all keys that each of `spaces` held at the end of the generation.
+
+        These are the present keys and the keys that were touched since.
         """
         looked_at = 0
         since = self._saved_since()
@@ -292,29 +305,27 @@ class GatheredKeys:
 
 
 class CutKeys:
-    """Cuts what is to be written into frames: in order of key groups, each key once, as many as
-    are wanted.
-    """
+    """Cuts keys into frames of the wanted number of keys, in order of key groups, each key once."""
 
     def __init__(self, rows: Rows, repeated: set[Space]) -> None:
         self.parts: list[GroupPart] = []
-        """What was taken last."""
+        """The result of the last call of `take`."""
         self._rows = rows
         self._repeated = repeated
         self._groups = iter(sorted(rows))
         self._spaces: Iterator[tuple[Space | None, list[Any]]] = iter(())
         self._space: Space | None = None
-        """None: of each of `_keys`, which are pairs, its own."""
+        """The space of `_keys`. None: `_keys` are pairs of a space and a key."""
         self._keys: list[Any] = []
         self._taken: dict[Any, None] | None = None
-        """Of the space in this group, where it may have a key twice."""
+        """Keys taken so far of this space and group, if the space may contain a key twice."""
         self._at = 0
         self._group = 0
 
     def take(self, wanted: int) -> bool:
-        """Takes up to `wanted` keys; fewer, or none, where many come a second time.
+        """Puts up to `wanted` keys into `parts`; fewer, or none, if many keys are repeated.
 
-        False at the end.
+        Returns False at the end.
         """
         parts: list[GroupPart] = []
         self.parts = parts
@@ -342,7 +353,7 @@ class CutKeys:
         return True
 
     def _next(self) -> bool:
-        """Goes to the next keys, if there are any."""
+        """Advances to the next keys; returns False if there are none."""
         found = next(self._spaces, None)
         while found is None:
             group = next(self._groups, None)
@@ -359,7 +370,7 @@ class CutKeys:
 
 
 class SpokenKeys:
-    """Keys of which a file speaks, in order, in tuples."""
+    """The keys that a file contains or removes, in order, in tuples."""
 
     __slots__ = ("_count", "_few", "_parts", "_spaces")
 
@@ -368,7 +379,7 @@ class SpokenKeys:
         self._parts: list[tuple[Space | tuple[Space, ...], tuple[Any, ...]]] = []
         self._spaces: list[Space] = []
         self._few: list[Any] = []
-        """Of many spaces with few keys each: not a tuple for each."""
+        """Keys of spaces with few keys each, which share a tuple."""
 
     def __len__(self) -> int:
         return self._count
@@ -390,7 +401,7 @@ class SpokenKeys:
             self.settle()
 
     def settle(self) -> None:
-        """All are here."""
+        """Packs the remaining keys into tuples. Called after the last key."""
         if self._few:
             self._parts.append((tuple(self._spaces), tuple(self._few)))
             self._spaces, self._few = [], []
@@ -404,7 +415,7 @@ class SpokenKeys:
                 yield space, keys
 
     def tuples(self) -> list[tuple[Any, ...]]:
-        """What takes the memory."""
+        """Returns all tuples, which take most of the memory."""
         return [part for parts in self._parts for part in parts if isinstance(part, tuple)]
 
 

@@ -27,13 +27,14 @@ __all__ = ["ReadFile", "ReadState", "read_handle", "read_state_file", "restored_
 
 @dataclass(slots=True)
 class ReadFile:
-    """What one file spoke of, for who goes on from it."""
+    """The contents of one file, for an archive that continues from it."""
 
     file: StateFile
     spoken: list[tuple[Iterable[int | None], str, Sequence[Any], Sequence[Any]]] = field(
         default_factory=list
     )
-    """Frame by frame: section of each key, None where it removes them; table, namespaces, keys."""
+    """For each frame: section of each key (None if the frame removes it), table, namespaces, keys.
+    """
     drops: dict[tuple[str, Any], None] = field(default_factory=dict)
     rows: int = 0
 
@@ -43,7 +44,7 @@ class ReadState:
     """The contents of a handle for the wanted key groups."""
 
     header: FileHeader
-    """Of the newest file."""
+    """The header of the newest file."""
     tables: dict[str, dict[Any, dict[Any, Any]]]
     """Table -> namespace -> key -> stored value."""
     files: list[ReadFile]
@@ -57,8 +58,9 @@ async def read_state_file(
     codec: Codec,
     operator: str,
 ) -> AsyncIterator[FileHeader | Drops | Entries]:
-    """The frames of one file of `handle`, as `format.read_frames` gives them; others get their
-    turn after each.
+    """Yields the frames of one file of `handle`, as `format.read_frames` does.
+
+    Yields to the loop after each frame.
     """
     where = f"{f'file {file.name!r}' if file.name else 'inline state'} of operator {operator!r}"
     for frame in read_frames(await source.read(file), groups, codec, where):
@@ -81,10 +83,10 @@ async def read_handle(
     operator: str,
     sections: Sections | None = None,
 ) -> ReadState:
-    """Reads the contents of `handle` for `groups`. Raises RestoreError naming the file and the
-    operator.
+    """Reads the contents of `handle` for `groups`.
 
-    `sections`: of which keys each file spoke is noted as well, by these.
+    With `sections`, also notes the keys of each file by section. Raises RestoreError naming the
+    file and the operator.
     """
     if handle.format not in (HEAP_FORMAT, CANONICAL):
         raise RestoreError(
@@ -129,11 +131,10 @@ async def restored_archive(
     sections: Sections,
     find: Callable[[str, Any], Space | None],
 ) -> Archive:
-    """What a checkpoint after that of `handle` rests on. `find` gives the space of a namespace of a
-    table, if there is one.
+    """Returns the archive for the checkpoint that follows the checkpoint of `handle`.
 
-    Without a word on where the bases are, as of files that an earlier version wrote, all are where
-    the first file is.
+    `find` returns the space of a namespace of a table, or None. If the handle does not record the
+    bases, as in files of an earlier version, the first file counts as the base of all sections.
     """
     bases = _bases(handle.meta.get(BASES), sections.count, len(read.files))
     written: list[WrittenFile] = []

@@ -1,9 +1,10 @@
-"""Writes a snapshot of the heap in slices while the job goes on, and writes only what is necessary.
+"""Writes a snapshot of the heap in slices while the job continues, and writes only what is
+necessary.
 
-What changed since the last *completed* checkpoint goes into one new file; an aborted or lost
-checkpoint leaves its keys to the next. What else the file says again, so that those before it can
-go, is decided in `heap_archive`. A file before which there is none is a base: it says everything,
-and nothing has to be said of keys that are gone.
+The changes since the last *completed* checkpoint go into one new file; an aborted or lost
+checkpoint leaves its keys to the next. `heap_archive` decides which older contents the new file
+repeats, so that older files can be removed. A file without earlier files is a base: it contains all
+keys, and does not record the removal of keys.
 """
 
 from __future__ import annotations
@@ -35,24 +36,26 @@ from aioflow.state.retired import Retired
 __all__ = ["BASES", "HEAP_FORMAT", "HeapSnapshot", "SnapshotPlan"]
 
 HEAP_FORMAT = "heap"
-"""Of a checkpoint that may consist of several files; each is like the one of a canonical
-snapshot.
+"""Format of a checkpoint that may consist of several files.
+
+Each file has the format of a canonical snapshot.
 """
 
 BASES = "bases"
-"""In `meta` of its handle: section -> place of its base in the files.
+"""Key in `meta` of the handle: section -> index of its base in the files.
 
 Only a job that resumes from the checkpoint needs it; a reader does not.
 """
 
 ROWS_A_FRAME = 256
 BYTES_A_FRAME = 1 << 15
-"""What one frame should take, and with it one slice of encoding, up to a ms: values are counted
-on being like those before them.
+"""Intended size of a frame, and so of one slice of encoding, up to a ms.
+
+The size of values is estimated from the values before them.
 """
 
 FIRST_FRAME_ROWS = 32
-"""Rows of the first frame of a table, of whose values nothing is known yet."""
+"""Number of rows in the first frame of a table, when the size of its values is not known yet."""
 
 GENERATIONS_MAX = 8
 """Maximum number of generations without a completed checkpoint that are examined one by one."""
@@ -64,11 +67,13 @@ class SnapshotPlan:
 
     header: FileHeader
     filters: dict[str, Callable[[Any], Any]]
-    """Table with a time to live -> what is left of a stored value, or `MISSING`."""
+    """Table with a time to live -> function from a stored value to its unexpired part, or
+    `MISSING`.
+    """
     ended: Generation
-    """The snapshot is of its end."""
+    """The generation whose end the snapshot shows."""
     generations: tuple[Generation, ...]
-    """What no completed checkpoint covers, `ended` being the last."""
+    """The generations that no completed checkpoint covers, up to `ended`."""
     archive: Archive
     """The last completed checkpoint."""
     full: bool
@@ -76,13 +81,13 @@ class SnapshotPlan:
     codec: Codec
     operator: str
     result: Archive | None = None
-    """This one, once it is written."""
+    """The archive with this checkpoint, once the checkpoint is written."""
     void: tuple[SpokenKeys, ...] = ()
-    """What was spoken of in `archive` and is not in `result`."""
+    """Keys that are in `archive` and not in `result`."""
 
 
 class HeapSnapshot:
-    """A snapshot that has begun. It costs the job something until it is written or cancelled."""
+    """A snapshot that has begun. It slows the job down until it is written or cancelled."""
 
     def __init__(
         self,
@@ -92,13 +97,14 @@ class HeapSnapshot:
         merged: Callable[[tuple[Generation, ...], Generation], None],
         retired: Retired,
     ) -> None:
-        """`spaces` gives all there are; `retired` holds what former checkpoints left, to be
-        given back with this one.
+        """`spaces` returns all existing spaces.
+
+        `retired` holds obsolete objects of former checkpoints, which this snapshot frees.
         """
         self.plan = plan
         self._spaces = spaces
         self._whole: dict[Space, None] = {}
-        """Spaces that no file names."""
+        """Spaces that occur in no file."""
         self._retired = retired
         self._log = log
         self._merged = merged
@@ -106,18 +112,18 @@ class HeapSnapshot:
         self._began = False
         self._pace = Pace()
         self.rows = 0
-        """How many were written."""
+        """Number of rows written."""
 
     def cancel(self) -> None:
-        """Lets go of the view. Safe at any time, and more than once."""
+        """Releases the view. Safe at any time, and more than once."""
         if self._open:
             self._open = False
             self._log.end()
 
     async def write(self, output: StateOutput) -> KeyedStateHandle | None:
-        """Writes what has to be written.
+        """Writes the new file of this checkpoint.
 
-        None when there is nothing to keep. Once, and not after `cancel`.
+        Returns None if there is no state. Called once, and not after `cancel`.
         """
         if not self._open or self._began:
             raise StateError(
@@ -161,8 +167,9 @@ class HeapSnapshot:
         )
 
     async def _merge_generations(self) -> None:
-        """While no checkpoint completes, generations gather; what one key was touched in is one
-        of them then.
+        """Merges the generations that accumulate while no checkpoint completes into one.
+
+        Each key is then noted once.
         """
         plan = self.plan
         merged = Generation(plan.ended.number)
@@ -184,8 +191,8 @@ class HeapSnapshot:
     def _merge_notes(
         self, merged: Generation, generation: Generation, space: Space, keys: list[Any]
     ) -> None:
-        """Adds what `generation` notes of `keys` to `merged`, without those that came and went
-        meanwhile.
+        """Adds the notes of `keys` in `generation` to `merged`, except keys that were added and
+        removed since.
         """
         if not space.notes_births:
             merged.touched.setdefault(space, set()).update(keys)  # type: ignore[union-attr]
@@ -199,7 +206,7 @@ class HeapSnapshot:
                 del touched[key]
 
     async def _changed(self) -> int:
-        """How many keys and namespaces."""
+        """Returns the number of changed keys and dropped namespaces."""
         changed = 0
         for generation in self.plan.generations:
             changed += len(generation.drops)
@@ -213,7 +220,7 @@ class HeapSnapshot:
         return changed
 
     def _drops(self, choice: Choice) -> dict[tuple[str, Any], None]:
-        """Namespaces that are void in the files that are kept."""
+        """Returns the namespaces of the kept files that are obsolete."""
         plan = self.plan
         void = [written.drops for written in choice.replaced(plan.archive)] + [
             generation.drops for generation in plan.generations
@@ -221,10 +228,10 @@ class HeapSnapshot:
         return {place: None for places in void for place in places}
 
     async def _gather(self, choice: Choice, sections: Sections) -> GatheredKeys:
-        """The keys of which the new file speaks: what is said again, what has changed, and all keys
-        of what was not noted.
+        """Collects the keys for the new file: repeated keys, changed keys, and all keys of unnoted
+        spaces.
 
-        The first file names all live keys, and none that came and went.
+        The first file contains all live keys, and no removed keys.
         """
         plan = self.plan
         gathered = GatheredKeys(plan.ended, plan.header.max_parallelism, self._pace)
@@ -251,7 +258,7 @@ class HeapSnapshot:
     async def _content(
         self, gathered: GatheredKeys, choice: Choice, sections: Sections, written: WrittenFile
     ) -> AsyncIterator[bytes]:
-        """The file, frame by frame; notes in `written` of what it speaks."""
+        """Yields the file, frame by frame, and records its keys in `written`."""
         plan = self.plan
         yield encode_header(plan.header)
         frames = 1
@@ -347,8 +354,9 @@ class HeapSnapshot:
         return encoded
 
     def _is_news(self, choice: Choice, space: Space, key: Any) -> bool:
-        """Whether it has to be said that `key` is gone: a file that is kept may put it, and none
-        behind that says so.
+        """Returns whether the file has to record the removal of `key`.
+
+        This is necessary if a kept file may contain the key and no later kept file removes it.
         """
         if choice.is_base or space in self._whole:
             return False
@@ -363,5 +371,5 @@ class HeapSnapshot:
 
 
 def _is_gone(space: Space, generation: Generation) -> bool:
-    """Whether `space` was dropped by the end of `generation`."""
+    """Returns whether `space` was dropped by the end of `generation`."""
     return space.dropped is not None and space.dropped <= generation.number

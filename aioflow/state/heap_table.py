@@ -1,4 +1,4 @@
-"""Tables of the heap: a dict for each namespace, and the notes of what changes in it."""
+"""Tables of the heap: a dict for each namespace, and the notes of its changes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class HeapStateTable:
     def of(
         self, namespace: Any = None, keys: Sequence[Any] | None = None
     ) -> MutableMapping[Any, Any]:
-        """Returns the mapping of `namespace` to change its `keys`, created on demand. With `keys`
-        None any key may change, which makes each access slower.
+        """Returns the mapping of `namespace` in which `keys` may be changed; creates it on demand.
+
+        With `keys` None every key may change, which makes each access slower.
         """
         if keys is None:
             return _Tracked(self, namespace)
@@ -50,7 +51,7 @@ class HeapStateTable:
         return space.entries
 
     def of_key(self, namespace: Any, key: Any) -> dict[Any, Any]:
-        """`of(namespace, [key])`, cheaper."""
+        """Returns the same as `of(namespace, [key])`, at a lower cost."""
         space = self._spaces.get(namespace)
         if space is None:
             space = self.space(namespace)
@@ -62,7 +63,7 @@ class HeapStateTable:
         return space.entries
 
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
-        """The dict of `namespace` to read, empty if there is none."""
+        """Returns the dict of `namespace` for reading, empty if the namespace does not exist."""
         space = self._spaces.get(namespace)
         return _NOTHING if space is None else space.entries
 
@@ -78,9 +79,9 @@ class HeapStateTable:
                 self._log.on_change()  # State objects hold its dict.
 
     def removed(self, namespace: Any, key: Any) -> None:
-        """Note that `key` of `namespace` is gone.
+        """Notes that `key` of `namespace` was removed.
 
-        A namespace without keys goes too: old windows leave no dict.
+        A namespace without keys is dropped, so old windows leave no dict.
         """
         space = self._spaces[namespace]
         if namespace is None or space.entries:
@@ -89,9 +90,9 @@ class HeapStateTable:
             self.drop(namespace)
 
     def be_transient(self) -> None:
-        """Prepare for keys that are removed one by one as often as they come.
+        """Prepares for keys that are removed one by one as often as they are added.
 
-        Call it before the first change.
+        Called before the first change.
         """
         self._notes_births = True
         for space in self._spaces.values():
@@ -100,7 +101,7 @@ class HeapStateTable:
     # For views, and for the code that fills or writes out the table.
 
     def space(self, namespace: Any) -> Space:
-        """The space of `namespace`, created on demand."""
+        """Returns the space of `namespace`, created on demand."""
         space = self._spaces.get(namespace)
         if space is None:
             space = self._spaces[namespace] = Space(
@@ -116,7 +117,7 @@ class HeapStateTable:
         return self._spaces.get(namespace)
 
     def readable(self, namespace: Any) -> Any:
-        """To read from with `get` and `in`, by those who may change the mutable values that they
+        """Returns an object with `get` and `in` for readers that may change the mutable values they
         get.
         """
         space = self._spaces.get(namespace)
@@ -126,14 +127,14 @@ class HeapStateTable:
         return Guard(log, space) if log.guarded and space.born < log.since else space.entries
 
     def store(self, namespace: Any) -> dict[Any, Any]:
-        """To change, after `marks`."""
+        """Returns the dict of `namespace` for writing, after the key was noted in `marks`."""
         return self.space(namespace).entries
 
     def marks(self, namespace: Any) -> Any:
-        """Return the notes of keys that change, or None if nothing is noted.
+        """Returns the notes of changing keys, or None if no change is noted.
 
-        A caller notes each key before it changes it: unless `key in marks`, by
-        `marks[key] = whether the key is there`.
+        Before a change of a key that is not in `marks`, a caller sets `marks[key]` to whether the
+        key exists.
         """
         log = self._log
         space = self.space(namespace)
@@ -143,7 +144,7 @@ class HeapStateTable:
 
 
 class _Tracked(MutableMapping[Any, Any]):
-    """A namespace whose changes are not announced by key: it notes each access."""
+    """A namespace whose changes are not announced by key: each access is noted."""
 
     __slots__ = ("_namespace", "_table")
 

@@ -1,6 +1,6 @@
-"""The states of a backend by name: their declarations, and the view of queries on them.
+"""The named states of a backend: their declarations, and their view for queries.
 
-It is the same for every kind of table.
+The code is the same for every kind of table.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ class NamedStates(Generic[T]):
         self.tables: dict[str, T] = {}
         self.states: dict[str, views.View] = {}
         self.has_converted = False
-        """Whether restored values were given a time to live, or lost it: files of both kinds
-        cannot apply to one table.
+        """Whether restored values were given a time to live, or lost it.
+
+        Files of timed and of untimed values cannot apply to one table.
         """
         self._owner = owner
         self._make = make
 
     def get_state(self, descriptor: StateDescriptor, namespace: Any) -> Any:
-        """The state that `descriptor` declares, see `KeyedStateBackend`."""
+        """Returns the state that `descriptor` declares, see `KeyedStateBackend`."""
         state = self.states.get(descriptor.name)
         if state is None:
             state = self.states[descriptor.name] = self._declare(descriptor)
@@ -54,7 +55,7 @@ class NamedStates(Generic[T]):
         return state if namespace is None else state.in_namespace(namespace)
 
     def open_table(self, name: str, meta: TableMeta) -> T:
-        """Table `name`, made on demand."""
+        """Returns table `name`, created on demand."""
         if not name:
             raise StateError("state needs a name that is not empty")
         table = self.tables.get(name)
@@ -82,7 +83,7 @@ class NamedStates(Generic[T]):
         return None if shown is views.MISSING else shown
 
     def items(self, name: str, limit: int | None, namespace: Any) -> list[tuple[Any, Any]]:
-        """Up to `limit` pairs of key and what `query` gives."""
+        """Returns up to `limit` pairs of a key and the value that `query` returns for it."""
         table, state = self._known(name), self.states.get(name)
         shown: list[tuple[Any, Any]] = []
         for key, stored in table.peek(namespace).items():
@@ -94,7 +95,10 @@ class NamedStates(Generic[T]):
         return shown
 
     def filters(self) -> dict[str, Callable[[Any], Any]]:
-        """State with a time to live -> what is left now of a stored value, or `MISSING`."""
+        """Returns a filter for each state with a time to live, by the name of the state.
+
+        A filter returns the unexpired part of a stored value, or `MISSING`.
+        """
         return {
             name: alive
             for name, state in self.states.items()

@@ -2,11 +2,11 @@
 
     list state        elements that may go to any subtask: spread evenly when the parallelism
                       changes
-    union list state  elements that every subtask wants to see: all get all
+    union list state  elements that every subtask gets from all subtasks
     broadcast state   a map that is the same on every subtask
 
 `redistribute` is a pure function from the snapshots of the former subtasks to those of the new
-ones.
+subtasks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class OperatorListState:
-    """Elements of this subtask. None is no element."""
+    """List state: the elements of this subtask. None cannot be an element."""
 
     __slots__ = ("_elements", "name")
 
@@ -53,7 +53,7 @@ class OperatorListState:
         self._elements: list[Any] = [] if elements is None else elements
 
     def get(self) -> list[Any]:
-        """A list of the elements; changing it changes no state."""
+        """Returns a new list of the elements; changing the list does not change the state."""
         return self._elements[:]
 
     def add(self, value: Any) -> None:
@@ -63,7 +63,7 @@ class OperatorListState:
         self._elements.extend(self._checked(values))
 
     def update(self, values: Iterable[Any]) -> None:
-        """Replaces all elements; an empty list clears."""
+        """Replaces all elements; an empty list clears the state."""
         self._elements = self._checked(values)
 
     def clear(self) -> None:
@@ -79,8 +79,9 @@ class OperatorListState:
 
 
 class ReadOnlyBroadcastState:
-    """Broadcast state as the side sees it that is not broadcast: what it changed, the other
-    subtasks would not have.
+    """Broadcast state for the side that is not broadcast, which may only read it.
+
+    A change by this side would not reach the other subtasks.
     """
 
     __slots__ = ("_entries", "name")
@@ -128,8 +129,8 @@ class ReadOnlyBroadcastState:
 
 
 class BroadcastState(ReadOnlyBroadcastState):
-    """A map that every subtask keeps alike, because each applies the same broadcast elements to
-    it.
+    """A map with the same contents in every subtask, because each applies the same broadcast
+    elements.
     """
 
     __slots__ = ()
@@ -147,12 +148,12 @@ class BroadcastState(ReadOnlyBroadcastState):
         self._entries.clear()
 
     def read_only(self) -> ReadOnlyBroadcastState:
-        """The same map, without the methods that change it."""
+        """Returns the same map without the methods that change it."""
         return ReadOnlyBroadcastState(self.name, self._entries)
 
 
 class HeapOperatorStateBackend:
-    """Operator state of one subtask, by name. A name stands for one kind of state."""
+    """Operator state of one subtask, by name. A name belongs to one kind of state."""
 
     def __init__(self) -> None:
         self.is_restored = False
@@ -163,24 +164,26 @@ class HeapOperatorStateBackend:
         self._asked: dict[str, None] = {}
 
     def get_list_state(self, descriptor: StateDescriptor | str) -> OperatorListState:
-        """Elements that are spread over the subtasks when the parallelism changes."""
+        """Returns list state, whose elements are redistributed when the parallelism changes."""
         name = self._name(descriptor, self._split, "list")
         return self._split.setdefault(name, OperatorListState(name))
 
     def get_union_list_state(self, descriptor: StateDescriptor | str) -> OperatorListState:
-        """Elements of which every subtask sees those of all after a restore."""
+        """Returns union list state: after a restore, every subtask has the elements of all
+        subtasks.
+        """
         name = self._name(descriptor, self._union, "union list")
         return self._union.setdefault(name, OperatorListState(name))
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor[Any, Any] | str) -> BroadcastState:
-        """A map that is the same on every subtask."""
+        """Returns broadcast state, a map that is the same on every subtask."""
         name = self._name(descriptor, self._broadcast, "broadcast")
         return self._broadcast.setdefault(name, BroadcastState(name, {}))
 
     def snapshot(self) -> OperatorSnapshot:
-        """A consistent copy; names without elements are in it.
+        """Returns a consistent copy; it includes names without elements.
 
-        What cannot be copied is refused where it is encoded.
+        A value that cannot be copied is rejected when the snapshot is encoded.
         """
         snapshot = OperatorSnapshot()
         for lists, copies in ((self._split, snapshot.split), (self._union, snapshot.union)):
@@ -191,28 +194,28 @@ class HeapOperatorStateBackend:
         return snapshot
 
     def lend(self) -> None:
-        """A function has got this, or a context with it, and may ask for state whenever it
-        likes.
+        """Notes that a function holds this backend, or a context with it, and may request state at
+        any time.
         """
         self.is_lent = True
 
     def unclaimed(self) -> list[str]:
-        """The names of restored list states that hold elements and were not asked for.
+        """Returns the names of restored list states that hold elements and were not requested.
 
-        Broadcast state may be asked for with an element.
+        Broadcast state is not included, because it may still be requested with an element.
         """
         lists = {**self._split, **self._union}
         return [name for name, state in lists.items() if name not in self._asked and state.get()]
 
     def forget(self, name: str) -> None:
-        """Let go of what `unclaimed` tells."""
+        """Drops the restored list state `name`, which `unclaimed` returned."""
         self._split.pop(name, None)
         self._union.pop(name, None)
 
     def restore(self, snapshot: OperatorSnapshot) -> None:
-        """Takes over what `redistribute` gave this subtask.
+        """Takes over the share of this subtask that `redistribute` returned.
 
-        Before any state is asked for. The snapshot stays as it is.
+        Called before any state is requested. Does not change the snapshot.
         """
         self.is_restored = True
         for name, elements in snapshot.split.items():
@@ -243,14 +246,14 @@ class HeapOperatorStateBackend:
 
 
 def redistribute(snapshots: Sequence[OperatorSnapshot], parallelism: int) -> list[OperatorSnapshot]:
-    """The snapshots of `parallelism` new subtasks out of those of the former ones. After
-    RoundRobinOperatorStateRepartitioner.
+    """Returns the snapshots of `parallelism` new subtasks from those of the former subtasks.
 
-    List state: all elements in old order, cut into contiguous chunks whose sizes differ by one at
-    most; the larger chunks of the next name begin where those of this one ended, so that the first
-    subtasks do not get everything. With an unchanged parallelism elements stay where they were.
-    Union state goes to everybody in old order. Of broadcast state, new subtask i gets the copy of i
-    modulo the former parallelism.
+    After RoundRobinOperatorStateRepartitioner. List state: all elements in old order are cut into
+    contiguous chunks whose sizes differ by at most one. The larger chunks of the next name begin
+    where those of this name ended, so that the first subtasks do not get all of them. With an
+    unchanged parallelism elements stay where they were. Union list state: every subtask gets all
+    elements in old order. Broadcast state: new subtask i gets the copy of former subtask i modulo
+    the former parallelism.
     """
     if parallelism < 1:
         raise ValueError(f"parallelism is {parallelism}, expected at least 1")
@@ -283,9 +286,9 @@ def redistribute(snapshots: Sequence[OperatorSnapshot], parallelism: int) -> lis
 
 
 def _frozen(name: str, state: Any, uncopied: dict[str, str]) -> Any:
-    """A copy.
+    """Returns a copy of `state`.
 
-    What cannot be copied is noted, and named by `encode_operator_state`: that ends the job.
+    A value that cannot be copied is recorded; `encode_operator_state` names it and fails the job.
     """
     try:
         return frozen_copy(state)
@@ -301,7 +304,7 @@ def _names(states: Sequence[Mapping[str, T]]) -> list[str]:
 
 
 class _Encoded(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What follows the magic and the version: batches of the codec by name of the state."""
+    """The content after the magic and the version: batches of the codec by name of the state."""
 
     split: dict[str, bytes]
     union: dict[str, bytes]
@@ -309,7 +312,7 @@ class _Encoded(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) -> bytes:
-    """The bytes of `snapshot`.
+    """Encodes `snapshot`.
 
     Raises TypeNotSupported naming the operator `owner`, the state, the type and the remedy.
     """
@@ -350,7 +353,7 @@ def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) 
 def decode_operator_state(content: bytes, codec: Codec, where: str) -> OperatorSnapshot:
     """Decodes the bytes of `encode_operator_state`.
 
-    Raises RestoreError naming the operator, `where`, when these are not its bytes.
+    Raises RestoreError, which names the operator `where`, for other bytes.
     """
     start = len(MAGIC) + 1
     if content[:start] != MAGIC + bytes((VERSION,)):

@@ -1,9 +1,8 @@
-"""Frees in slices what a completed checkpoint has made obsolete. Freeing the keys of a million rows
-at once would hold the loop for a hundred milliseconds.
+"""Frees in slices the objects that a completed checkpoint has made obsolete.
 
-The keys that a file spoke of are in tuples which others may hold too: here only references to them
-go. The notes of a generation are emptied in place, so they are added here only after their last
-reader.
+Freeing the keys of a million rows at once would block the loop for a hundred milliseconds. The keys
+of a file are in tuples that other objects may refer to; only the references are dropped here. The
+notes of a generation are emptied in place, so they are added only after their last reader.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["Retired"]
 
 FREED_A_KEY = 8
-"""References freed in the time in which a snapshot looks at one key: some 0.1 us each."""
+"""Number of references freed in the time in which a snapshot examines one key: about 0.1 us each.
+"""
 
 FREED_A_SLICE = FREED_A_KEY * KEYS_A_SLICE
 
 
 class Retired:
-    """Waits for `release`."""
+    """Obsolete keys and notes that wait for `release`."""
 
     __slots__ = ("_notes", "_parts")
 
@@ -37,17 +37,17 @@ class Retired:
         self._notes: list[set[Any] | dict[Any, Any] | list[Any]] = []
 
     def add_keys(self, void: Iterable[SpokenKeys]) -> None:
-        """These are asked for no more, here."""
+        """Adds keys that are obsolete here."""
         for spoken in void:
             self._parts += spoken.tuples()
 
     def add_generations(self, generations: Iterable[Generation]) -> None:
-        """Takes over generations that have no reader any more."""
+        """Adds generations without a reader."""
         for generation in generations:
             self._notes += [keys for _, keys in generation.noted()]
 
     async def release(self, pace: Pace) -> None:
-        """Lets go of everything. May be called again while it works."""
+        """Frees all added objects. May be called again while it runs."""
         while self._parts:
             freed = 0
             while self._parts and freed < FREED_A_SLICE:

@@ -1,12 +1,11 @@
 """Keyed state in RocksDB, for state larger than memory: `state="rocksdb"`, or a `RocksDB` object
 with options.
 
-What is hot is kept in memory as Python values and never encoded for an access (`rocksdb_cache`);
-what is cold costs a read of some microseconds. Timers, and the names of namespaces (windows), stay
-in memory. A checkpoint uploads the files that are new (`rocksdb_snapshot`). The database is in a
-temporary directory of its own (`rocksdb_files`), and nothing in it outlives the process: what
-survives is the last checkpoint. It has threads of its own, which no simulation can hold still, so
-it is refused there.
+Hot keys are kept in memory as Python values, and an access does not encode them (`rocksdb_cache`).
+Reading a cold key takes some microseconds. Timers, and the names of namespaces (windows), stay in
+memory. A checkpoint uploads the new files (`rocksdb_snapshot`). The database is in a temporary
+directory of its own (`rocksdb_files`) and ends with the process; only the last checkpoint survives.
+RocksDB has threads of its own, which a simulation cannot control, so a simulation rejects it.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ __all__ = ["RocksDB", "RocksKeyedStateBackend"]
 
 EVENT, PROCESSING = ".event", ".processing"
 TIMERS_PREFIX = f"{INTERNAL_PREFIX}timers."
-"""As with the heap: a savepoint of the one is restored by the other."""
+"""The same prefix as in the heap backend: each backend restores savepoints of the other."""
 
 ROWS_A_SLICE = 256
-"""Rows restored before others get their turn: about 1 ms."""
+"""Number of rows restored between two yields to the loop: about 1 ms."""
 
 
 @dataclass(slots=True)
 class RocksDB:
-    """Options of the backend, and a `StateBackend` itself: `state=RocksDB(path="/fast/disk")`."""
+    """Options of the RocksDB backend, also a `StateBackend`: `state=RocksDB(path="/fast/disk")`."""
 
     needs_host: ClassVar[bool] = True
 
     path: str | None = None
-    """Below which each operator's subtask makes its directory.
+    """Directory below which each operator's subtask makes its own directory.
 
     None: the system's directory for temporary files.
     """
@@ -66,7 +65,7 @@ class RocksDB:
     """Maximum size of these entries in memory, roughly."""
 
     def configure(self, options: Mapping[str, Any]) -> None:
-        """Takes `rocksdb.path`, `rocksdb.cache_entries` and `rocksdb.cache_bytes` of the
+        """Reads `rocksdb.path`, `rocksdb.cache_entries` and `rocksdb.cache_bytes` from the
         cluster's options.
         """
         for name in ("path", "cache_entries", "cache_bytes"):
@@ -104,8 +103,9 @@ class RocksDB:
 
 @dataclass(slots=True)
 class _Timers:
-    """The timers of one service: of one that was made, or restored ones of which none was made
-    yet.
+    """The timers of one timer service.
+
+    Restored timers wait here until their service is created.
     """
 
     event: TimerSpace
@@ -158,13 +158,13 @@ class RocksKeyedStateBackend:
         self.current_key = NO_KEY
 
     def get_state(self, descriptor: StateDescriptor, namespace: Any = None) -> Any:
-        """The state that `descriptor` declares, see `KeyedStateBackend`."""
+        """Returns the state that `descriptor` declares, see `KeyedStateBackend`."""
         return self._named.get_state(descriptor, namespace)
 
     def table(
         self, name: str, *, result: Callable[[Any], Any] | None = None, transient: bool = False
     ) -> RocksTable:
-        """Raw table `name`, see `KeyedStateBackend`."""
+        """Returns raw table `name`, see `KeyedStateBackend`."""
         self._raw.setdefault(name, name in self._tables)
         table = self._named.open_table(name, TableMeta(RAW))
         if result is not None:
@@ -183,12 +183,14 @@ class RocksKeyedStateBackend:
         return list(self._tables)
 
     def unclaimed(self) -> Mapping[str, Table]:
-        """Restored state of an operator of another kind, once this one is open."""
+        """Returns restored state that an operator of another kind wrote, once this operator is
+        open.
+        """
         return find_unclaimed(self._tables, self._named.states, self._raw)
 
     def attach_timers(self, service: InternalTimerService) -> None:
-        """Makes the timers of `service` part of every snapshot, and gives it those that were
-        restored.
+        """Makes the timers of `service` part of every snapshot, and passes the restored timers to
+        it.
         """
         timers = self._timers_of(service.name)
         if timers.service is not None:
@@ -202,9 +204,9 @@ class RocksKeyedStateBackend:
     def begin_snapshot(
         self, checkpoint_id: int, *, full: bool = False, canonical: bool = False
     ) -> RocksSnapshot:
-        """A view of the present state, see `KeyedStateBackend`.
+        """Returns a view of the present state, see `KeyedStateBackend`.
 
-        Costs the same however much state there is.
+        The cost does not depend on the amount of state.
         """
         tables = {name: table.meta for name, table in self._tables.items()}
         for timers in self._timers.values():
@@ -229,9 +231,9 @@ class RocksKeyedStateBackend:
         return snapshot
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """The next checkpoint may refer to the files of this one.
+        """Allows the next checkpoint to refer to the files of this one.
 
-        A savepoint, which may be moved away, is no such base.
+        A savepoint is no such base, because it may be moved away.
         """
         snapshot = self._snapshots.get(checkpoint_id)
         for earlier in [known for known in self._snapshots if known <= checkpoint_id]:
@@ -240,13 +242,13 @@ class RocksKeyedStateBackend:
             self._base = snapshot.files
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Its files may be deleted: none is referred to."""
+        """Cancels the snapshot of the checkpoint: no later checkpoint refers to its files."""
         snapshot = self._snapshots.pop(checkpoint_id, None)
         if snapshot is not None:
             snapshot.cancel()
 
     async def restore_from(self, handles: Sequence[KeyedStateHandle], source: StateInput) -> None:
-        """Takes its key groups out of `handles`, see `KeyedStateBackend`."""
+        """Restores the own key groups from `handles`, see `KeyedStateBackend`."""
         self.is_restored = True
         groups = self.key_group_range
         for handle in handles:
@@ -305,7 +307,7 @@ class RocksKeyedStateBackend:
         self._named.bind()
 
     def close(self) -> None:
-        """Everything that is not in a checkpoint is gone, and so is the directory."""
+        """Closes the database and removes its directory, with all state outside of checkpoints."""
         self.current_key = NO_KEY
         linking = [snapshot.linking for snapshot in self._snapshots.values()]
         for snapshot in self._snapshots.values():
@@ -417,7 +419,7 @@ class RocksKeyedStateBackend:
 
 
 class _Restoring:
-    """What is gathered from all handles before it can be used."""
+    """Data that is collected from all handles before it can be used."""
 
     def __init__(self) -> None:
         self.watermarks: dict[str, list[int]] = {}

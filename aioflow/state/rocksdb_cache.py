@@ -1,20 +1,20 @@
 """The hot part of state in memory, as decoded Python values: a write-back cache over RocksDB.
 
-Of each space some keys are in memory (`Space.entries`). Those that were named as changing since the
-last snapshot began are its *dirty* ones: what memory says of them counts, and that a dirty key has
-no entry means that it is gone. What memory does not know is read from the database, unless the
-space is *complete*, as it is until something of it was evicted: then there is nothing else.
+Some keys of each space are in memory (`Space.entries`). The keys that were named as changing since
+the last snapshot began are *dirty*: for them memory is authoritative, and a dirty key without an
+entry was removed. Keys that memory does not know are read from the database, unless the space is
+*complete*: until its first eviction, a space has all its keys in memory.
 
-Over its limit the cache lets go of the oldest entries that were not named lately, dirty ones after
-writing them, in one batch.
+Above its limit the cache evicts the oldest entries that were not named lately. It writes the dirty
+ones first, in one batch.
 
-A dirty key is *fresh* if the database holds no row of it, and no snapshot is yet to write one. When
-a fresh key goes, nothing has to be written: what comes and goes between two snapshots costs neither
-of them anything.
+A dirty key is *fresh* if the database holds no row of it and no unfinished snapshot will write one.
+When a fresh key is removed, no row has to be written. So a key that is added and removed between
+two snapshots costs neither of them anything.
 
 A snapshot takes the dirty keys over: they are *frozen* for it until they are written. A frozen key
-is encoded before its value is changed, or handed out as a mutable value. While a snapshot is
-captured, nothing newer may reach the database, so no dirty key is evicted.
+is encoded before its value is changed, or before a mutable value is returned. While a snapshot is
+captured, no newer value may reach the database, so no dirty key is evicted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aioflow.state.rocksdb_rows import RowCodec, group_in, plain_key, prefix
 __all__ = ["Cache", "CacheLimits", "Capture", "Entries", "Space"]
 
 EVICTED_MAX = 1_024
-"""Entries written out in one go: some 5 ms."""
+"""Maximum number of entries evicted at once: some 5 ms."""
 
 NAMED_LATELY = 1_024
 """Maximum number of keys that may be named between an operator's naming of a key and its last
@@ -43,10 +43,10 @@ ROWS_FEW = 64
 
 ENTRY_BYTES = 200
 VALUE_FACTOR = 4
-"""What an entry takes in memory, roughly: this, and some times its encoded size."""
+"""Assumed size of an entry in memory: a fixed size, plus this factor times its encoded size."""
 
 _PLAIN = frozenset((str, bytes, int))
-"""Exact types of keys whose spelling their canonical bytes tell."""
+"""Exact types of keys whose canonical bytes determine the spelling."""
 
 
 S = TypeVar("S", bound="Space")
@@ -68,13 +68,13 @@ class Capture(Protocol):
     frozen: dict[Space, dict[Any, Any]]
 
     def save(self, space: Space, key: Any, value: Any) -> None:
-        """Takes over what frozen `key` holds, which is about to change."""
+        """Saves the value of the frozen `key`, which is about to change."""
 
 
 class Entries(dict[Any, Any]):
-    """Key -> value of what is in memory: a dict for the keys that were named.
+    """Key -> value of the entries in memory, as a dict for the keys that were named.
 
-    Empty, and iterated, as all of the space is.
+    Emptiness and iteration consider the whole space.
     """
 
     __slots__ = ("space",)
@@ -109,23 +109,22 @@ class Space:
         self.entries.space = self
         self.complete = True
         self.stored = False
-        """Whether there may be rows of it."""
+        """Whether the database may contain rows of the space."""
         self.groups: int | None = 0
-        """Bit set of the key groups in which there may be rows; None if unknown."""
+        """Bit set of the key groups that may have rows; None if unknown."""
         self.few: dict[bytes, None] | None = {}
-        """All rows that there may be; None if they are more than a few, or unknown."""
+        """All rows that may exist; None if there are too many, or if they are unknown."""
         self.passed = b""
-        """Rows below it, if any, belong to removed keys: searches for remaining rows begin here."""
+        """Start of searches for remaining rows: all lower rows belong to removed keys."""
         self.dropped = False
         self.dirty: dict[Any, int] = {}
-        """Key -> when it was named last, if `token` is the cache's; otherwise it counts as
-        empty.
+        """Key -> epoch of its last naming, if `token` is the cache's; otherwise it counts as empty.
         """
         self.fresh: set[Any] = set()
         """Keys of `dirty` that RocksDB did not hold when they were named first."""
         self.token: object = None
         self.spelled: dict[Any, Any] = {}
-        """Of the keys in memory that have several spellings: how each was first spelled."""
+        """Key -> its first spelling, for keys in memory that have several spellings."""
 
     @property
     def owner(self) -> str:
@@ -136,7 +135,7 @@ class Space:
         return self.entries.get(key, MISSING)
 
     def named(self) -> dict[Any, int]:
-        """The dirty keys, to add to."""
+        """Returns the dirty keys, to which the caller may add keys."""
         cache = self.cache
         if self.token is not cache.token:
             self.token, self.dirty, self.fresh = cache.token, {}, set()
@@ -144,9 +143,9 @@ class Space:
         return self.dirty
 
     def forget(self, key: Any) -> None:
-        """Note that `key`, which was named, is gone.
+        """Notes that `key`, which was named, was removed.
 
-        A fresh key need not be written. It is named again before it comes back.
+        A fresh key need not be written. It is named again before it returns.
         """
         if self.token is self.cache.token and key in self.fresh:
             self.fresh.discard(key)
@@ -155,7 +154,7 @@ class Space:
             self.cache.held -= 1
 
     def touch(self, keys: Iterable[Any]) -> None:
-        """`keys` are about to change; what they hold is in memory then."""
+        """Notes that `keys` are about to change, and loads their values into memory."""
         cache = self.cache
         if cache.held >= cache.ask_at:
             cache.make_room()
@@ -166,7 +165,7 @@ class Space:
         dirty.update(named)
 
     def touch_one(self, key: Any) -> None:
-        """`touch((key,))`, cheaper."""
+        """Does the same as `touch((key,))`, at a lower cost."""
         cache = self.cache
         if cache.held >= cache.ask_at:
             cache.make_room()
@@ -198,7 +197,10 @@ class Space:
         return any(key in capture.frozen.get(self, ()) for capture in self.cache.captures)
 
     def rows(self) -> Iterator[tuple[Any, Any]]:
-        """All keys and values, of memory first. What changes meanwhile may be in it or not."""
+        """Yields all keys and values, first those in memory.
+
+        Concurrent changes may be included or not.
+        """
         memory = list(self.entries.items())
         if self.complete:
             yield from memory
@@ -213,7 +215,10 @@ class Space:
                 yield key, value
 
     def holds_more(self) -> bool:
-        """Whether a key is left of which memory, where there is none, does not know."""
+        """Returns whether the database holds a key that memory does not know.
+
+        Called when no entry is in memory.
+        """
         for row, content in self.cache.stored_from(self, self.passed):
             self.passed = row
             if not self.is_known(self.cache.codec.key(self, row, content)):
@@ -264,9 +269,7 @@ class Space:
 
 
 class Cache:
-    """All spaces of one backend, and the database behind them, which is opened when something is
-    first written.
-    """
+    """All spaces of one backend, and their database, which is opened at the first write."""
 
     def __init__(
         self,
@@ -284,16 +287,18 @@ class Cache:
         self.dirty: dict[Space, dict[Any, int]] = {}
         """Space -> its dirty keys."""
         self.token: object = object()
-        """Of the present `dirty`."""
+        """Identifies the present `dirty`."""
         self.captures: list[Capture] = []
         self.held = 0
         """Number of entries and dirty keys in memory at the last count, adjusted by each change
         since.
         """
         self.ask_at = limits.entries
-        """Value of `held` from which on `make_room` is called."""
+        """Value of `held` from which `make_room` is called."""
         self.epoch = 0
-        """Grows with what is named; what was named in this or the last one stays in memory."""
+        """Advances with the number of named keys; keys named in this epoch or the last stay in
+        memory.
+        """
         self._named = 0
         self._limits = limits
         self._open = open_database
@@ -302,7 +307,7 @@ class Cache:
         self._measured: list[int] = [0, 0]  # Rows that were encoded, and their bytes.
 
     def opened(self) -> Database:
-        """The database, opened if it is not yet."""
+        """Returns the database, which is opened on demand."""
         if self.database is None:
             self.database = self._open()
         return self.database
@@ -314,9 +319,9 @@ class Cache:
         return space
 
     def adopt(self, number: int, space: Space) -> None:
-        """`space` goes on as `number`, of which there are rows.
+        """Gives `space` the number `number`, for which the database has rows.
 
-        Another one that was given it here, and has none yet, gets a new one.
+        Another space that has this number here, and no rows yet, gets a new number.
         """
         if self.spaces.get(space.number) is space:
             del self.spaces[space.number]
@@ -336,7 +341,7 @@ class Cache:
         self.spaces[number] = space
 
     def drop(self, space: Space) -> None:
-        """`space` is gone. Its rows go when no capture needs them."""
+        """Drops `space`. Its rows are removed when no capture needs them."""
         space.dropped = True
         self.spaces.pop(space.number, None)
         self.dirty.pop(space, None)
@@ -346,26 +351,26 @@ class Cache:
             self.bury()
 
     def bury(self) -> None:
-        """Removes the rows of what was dropped, unless a capture still needs them."""
+        """Removes the rows of dropped spaces, unless a capture still needs them."""
         if self._doomed and not self.captures:
             doomed, self._doomed = self._doomed, []
             self.remove(doomed)
 
     def doom(self, spaces: Iterable[Space]) -> None:
-        """The rows of `spaces` are to be removed."""
+        """Schedules the removal of the rows of `spaces`."""
         self._doomed.extend(spaces)
 
     def take_doomed(self) -> list[Space]:
-        """Takes the spaces dropped so far; the caller removes them."""
+        """Returns the spaces dropped so far; the caller removes their rows."""
         doomed, self._doomed = self._doomed, []
         return doomed
 
     def remove(self, doomed: Iterable[Space]) -> None:
-        """Removes the rows of `doomed`: if they are few one by one, else a range for each key group
-        in which there are any.
+        """Removes the rows of `doomed`: a few rows one by one, many rows as a range for each key
+        group.
 
-        A range that was deleted makes all reads dearer until RocksDB has written its memory out,
-        and each session would leave one.
+        A deleted range makes all reads slower until RocksDB has flushed its memory, so the many
+        short sessions must not leave one each.
         """
         batch = WriteBatch(raw_mode=True)
         for space in doomed:
@@ -401,8 +406,9 @@ class Cache:
         return max(1, min(self._limits.entries, self._limits.bytes // entry))
 
     def make_room(self) -> None:
-        """Lets go of some entries if there are too many, of all spaces in proportion; where
-        these are very many, of the oldest first.
+        """Evicts some entries if there are too many, of all spaces in proportion.
+
+        With very many spaces, entries of the oldest spaces are evicted first.
         """
         sizes = [
             (space, max(len(space.entries), len(space.dirty)))
@@ -426,7 +432,7 @@ class Cache:
         self.ask_at = max(limit, held + spare // 2 + 1)
 
     def put(self, batch: WriteBatch, space: Space, key: Any, value: Any) -> None:
-        """Adds to `batch` what `key` holds, `MISSING` for nothing."""
+        """Adds the value of `key` to `batch`; `MISSING` removes the row."""
         row = self.codec.row(space, key)
         self.put_row(
             batch,
@@ -462,12 +468,12 @@ class Cache:
         batch.put(row, content)
 
     def stored_rows(self, space: Space) -> Iterator[tuple[Any, Any]]:
-        """Keys and values of `space` in the database."""
+        """Yields keys and values of `space` in the database."""
         for row, content in self.stored_from(space, b""):
             yield self.codec.entry(space, row, content)
 
     def stored_from(self, space: Space, first: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows of `space` in the database that are not below `first`."""
+        """Yields the rows of `space` in the database from `first` on."""
         if self.database is None or not space.stored:
             return
         for group in self.groups:
@@ -498,9 +504,9 @@ class Cache:
             measured[1] //= 2
 
     def _evict(self, space: Space, count: int, batch: WriteBatch) -> int:
-        """Lets go of up to `count` keys.
+        """Evicts up to `count` keys.
 
-        Those that may not go become the newest, so that they are not met again soon.
+        Keys that may not be evicted become the newest, so that they are not examined again soon.
         """
         entries, dirty, free = space.entries, space.named(), not self.captures
         lately, gone = self.epoch - 1, 0

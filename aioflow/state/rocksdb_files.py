@@ -1,8 +1,9 @@
-"""The directory of one RocksDB, and how it is opened: once something is written to it.
+"""The directory of one RocksDB, and how it is opened at the first write.
 
-Each backend has a directory of its own, which no other user may enter; it holds the database and,
-while one is written, a checkpoint. All of it goes when the backend is closed. Its name tells which
-process made it: what a killed process left goes when another opens one.
+Each backend has a directory of its own, which no other user may enter. It holds the database and,
+while one is written, a checkpoint. The directory is removed when the backend is closed. Its name
+identifies the process that made it. The directories of killed processes are removed when another
+process opens one.
 """
 
 from __future__ import annotations
@@ -49,23 +50,25 @@ CONFIG = "rocksdict-config"
 BLOCK_CACHE_BYTES = 32 << 20
 WRITE_BUFFER_BYTES = 32 << 20
 BLOOM_BITS = 10
-"""A key that is not there costs 0.7 us, not a read."""
+"""Bits of the Bloom filter for each key: looking up a missing key takes 0.7 us instead of a read.
+"""
 
 MANIFEST_BYTES_MAX = 64 << 10
-"""The manifest is part of every checkpoint, and says each change of files since it was begun."""
+"""Maximum size of the manifest, which is part of every checkpoint and records each change of files.
+"""
 
 RUNS_MAX = 6
-"""Files of changes before some are merged.
+"""Number of files of changes from which some are merged.
 
-With merging by size a row is rewritten about log4(all / changed) times, not each time.
+With merging by size a row is rewritten about log4(all / changed) times instead of each time.
 """
 
 AMPLIFICATION_PERCENT = 200
-"""So much may lie over the oldest file before all is merged into one."""
+"""Maximum size of newer files, in percent of the oldest file, before all are merged into one."""
 
 
 class Directory:
-    """A directory of this process below `base`. Made at the first use."""
+    """A directory of this process below `base`, which is created at the first use."""
 
     def __init__(self, base: str | None, processes: Processes) -> None:
         self._base = base or tempfile.gettempdir()
@@ -77,16 +80,16 @@ class Directory:
         return os.path.join(self._made(), "db")
 
     def other(self, number: int) -> str:
-        """Where a database of another subtask is put."""
+        """Returns the path for the database of another subtask."""
         return os.path.join(self._made(), f"other-{number}")
 
     def checkpoint(self) -> str:
-        """A path that nothing has yet."""
+        """Returns an unused path."""
         self._checkpoints += 1
         return os.path.join(self._made(), f"checkpoint-{self._checkpoints}")
 
     def remove(self) -> None:
-        """With all that is in it. Idempotent."""
+        """Removes the directory with its contents. Idempotent."""
         if self._path is not None:
             shutil.rmtree(self._path, ignore_errors=True)
             self._path = None
@@ -120,7 +123,7 @@ class Directory:
 class Database:
     """An open RocksDB.
 
-    Nothing in it outlives the process but by its checkpoints, so there is no log of writes.
+    Only its checkpoints outlive the process, so there is no write-ahead log.
     """
 
     def __init__(self, path: str) -> None:
@@ -142,18 +145,17 @@ class Database:
         self._db.write(batch, self._write)
 
     def rows(self, start: bytes, stop: bytes) -> Rows:
-        """Rows from `start` up to, and without, `stop`, as they are at the first one."""
+        """Yields rows from `start` up to, and without, `stop`, as they are when the first row is
+        read.
+        """
         return _until(cast("Rows", self._db.items(from_key=start)), stop)
 
     def view(self) -> View:
-        """All rows as they are now."""
+        """Returns a view of all present rows."""
         return View(self._db.iter())
 
     def checkpoint(self, path: str) -> None:
-        """Makes a directory of hard links to all files, after writing out what is in memory.
-
-        Blocks.
-        """
+        """Makes a directory of hard links to all files, after flushing the memory. Blocks."""
         self._db.flush()
         rocksdict.Checkpoint(self._db).create_checkpoint(path)
 
@@ -162,18 +164,19 @@ class Database:
 
 
 class View:
-    """Rows of the moment in which `iterator` was made. Let go of it: it keeps what was deleted
-    since.
+    """The rows at the moment in which `iterator` was made.
 
-    Not a snapshot of rocksdict: what that iterates over are the rows of now (0.3.29).
+    Drop it soon, because it keeps rows that were deleted since. A snapshot of rocksdict would not
+    do: its iterators show the present rows (0.3.29).
     """
 
     def __init__(self, iterator: rocksdict.RdictIter) -> None:
         self._iterator = iterator
 
     def rows(self, start: bytes, stop: bytes) -> Rows:
-        """Rows from `start` up to, and without, `stop`: to be read to their end before others
-        are asked for.
+        """Yields rows from `start` up to, and without, `stop`.
+
+        Must be exhausted before the next call.
         """
         iterator = self._iterator
         iterator.seek(start)
@@ -183,14 +186,14 @@ class View:
 
 
 def read_part(path: str, offset: int, length: int) -> bytes:
-    """`length` bytes from `offset`, fewer at the end. Blocks."""
+    """Returns `length` bytes from `offset`, fewer at the end. Blocks."""
     with Path(path).open("rb") as file:
         file.seek(offset)
         return file.read(length)
 
 
 def write_files(path: str, files: Sequence[tuple[str, bytes]]) -> None:
-    """Files by name, in a directory that is made for them. Blocks."""
+    """Writes `files` by name into the directory `path`, which is created. Blocks."""
     os.makedirs(path, exist_ok=True)
     for name, content in files:
         Path(path, name).write_bytes(content)
@@ -209,7 +212,7 @@ def list_files(path: str) -> tuple[list[str], dict[str, bytes]]:
 
 
 def remove_files(path: str) -> None:
-    """A directory with all that is in it."""
+    """Removes a directory with its contents."""
     shutil.rmtree(path, ignore_errors=True)
 
 

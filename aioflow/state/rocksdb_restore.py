@@ -1,4 +1,4 @@
-"""Brings the files of a checkpoint back into a directory, and reads what is in them."""
+"""Downloads the files of a checkpoint into a directory, and reads their rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ __all__ = ["StoredState", "download"]
 async def download(
     handle: KeyedStateHandle, path: str, source: StateInput, host: Host, operator: str
 ) -> tuple[Bundle, dict[str, StateFile]]:
-    """Puts the files of `handle` into the directory `path`, one at a time; gives what they are.
+    """Downloads the files of `handle` into the directory `path`, one at a time, and returns their
+    list.
 
     Raises RestoreError.
     """
@@ -54,7 +55,7 @@ async def download(
 
 
 class StoredState:
-    """A database that was brought back."""
+    """A downloaded database."""
 
     def __init__(
         self,
@@ -90,14 +91,14 @@ class StoredState:
             raise RestoreError(f"cannot restore state of operator {operator!r}: {error}") from error
 
     def entries(self, groups: KeyGroupRange) -> Iterator[tuple[StoredSpace, Any, Any]]:
-        """Space, key and value of all that is in `groups`."""
+        """Yields space, key and value of all rows in `groups`."""
         for row, content in self.database.rows(prefix(groups.start), prefix(groups.end + 1)):
             space = self.spaces.get(space_of(row))
             if space is not None:
                 yield (space, *self._rows.entry(space, row, content))
 
     def entries_of(self, space: StoredSpace, groups: KeyGroupRange) -> Iterator[tuple[Any, Any]]:
-        """Key and value of all of `space` that is in `groups`."""
+        """Yields key and value of all rows of `space` in `groups`."""
         for group in groups:
             for row, content in self.database.rows(
                 prefix(group, space.number), prefix(group, space.number + 1)

@@ -4,12 +4,12 @@
                all big endian, so that rows are in order of key groups
     content  = flags (1 byte)
                | the key as it was first spelled, with its length, if its canonical bytes do not
-                 tell
+                 determine the spelling
                | value
 
-A *space* is one namespace of one table, by a number that is never used again: so what is dropped is
-out of reach at once, and removed when there is time. Which number stands for what is in rows of its
-own, behind all key groups. A timer is an entry as well, its canonical key being (timestamp, key,
+A *space* is one namespace of one table, identified by a number that is never reused. So a dropped
+space is unreachable at once, and its rows can be removed later. Separate rows behind all key groups
+map each number to its space. A timer is an entry as well; its canonical key is (timestamp, key,
 namespace).
 """
 
@@ -42,14 +42,14 @@ __all__ = [
 PREFIX_BYTES = 8
 SPACE_BITS = 48
 SPACES = 0xFFFF
-"""The "key group" of the rows that say what each space is: above all key groups."""
+"""The "key group" of the rows that describe the spaces: above all key groups."""
 
 TIME_BYTES = 16
 TIME_BIAS = 1 << 127
-"""Makes the order of bytes the order of timestamps."""
+"""Added to timestamps, so that the order of bytes is the order of timestamps."""
 
 END = b"\xff" * (PREFIX_BYTES + 1)
-"""Above all rows."""
+"""A bound above all rows."""
 
 SPELLED, CODED = 1, 2
 """Flags: the key is in the content; the value is a batch of the codec rather than a bare scalar."""
@@ -58,7 +58,7 @@ _PLAIN_KEYS = frozenset((str, int, bytes))
 _PLAIN_VALUES = frozenset((str, int, float, bool, bytes))
 
 _DAMAGE = (ProtocolError, msgspec.MsgspecError, ValueError, LookupError, TypeError)
-"""What comes of a row that was not written here."""
+"""Errors that a damaged row may raise when it is decoded."""
 
 
 class Spaced(Protocol):
@@ -78,12 +78,12 @@ class Spaced(Protocol):
 
     @property
     def owner(self) -> str:
-        """The name for errors: operator and state."""
+        """The name of the space in errors: operator and state."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSpace:
-    """A space as the database has it."""
+    """A space as it is stored in the database."""
 
     number: int
     table: str
@@ -93,7 +93,7 @@ class StoredSpace:
 
 
 class RowCodec:
-    """Rows of one operator's subtask."""
+    """Encodes and decodes the rows of one operator's subtask."""
 
     __slots__ = ("_codec", "_max_parallelism")
 
@@ -102,7 +102,7 @@ class RowCodec:
         self._max_parallelism = max_parallelism
 
     def row(self, space: Spaced, key: Any) -> bytes:
-        """The row of `key`. Raises KeyNotSupported."""
+        """Returns the row of `key`. Raises KeyNotSupported."""
         if space.is_timers:
             timestamp, inner, namespace = key
             canonical = canonical_key(inner)
@@ -142,7 +142,7 @@ class RowCodec:
         )
 
     def entry(self, space: Spaced, row: bytes, content: bytes) -> tuple[Any, Any]:
-        """Key and value of a row. Raises StateError: it is damaged."""
+        """Decodes the key and value of a row. Raises StateError if the row is damaged."""
         try:
             key, at = self._key(row, content)
             if space.is_timers:
@@ -159,21 +159,21 @@ class RowCodec:
         return key, value
 
     def key(self, space: Spaced, row: bytes, content: bytes) -> Any:
-        """Key of a row that is of no timer. Raises StateError: it is damaged."""
+        """Decodes the key of a row that holds no timer. Raises StateError if the row is damaged."""
         try:
             return self._key(row, content)[0]
         except _DAMAGE as error:
             raise _unreadable(space, error) from error
 
     def _key(self, row: bytes, content: bytes) -> tuple[Any, int]:
-        """A key, of a timer without its time, and where the value begins."""
+        """Returns the key of a row (without the time of a timer) and the offset of the value."""
         if content[0] & SPELLED:
             at = 5 + int.from_bytes(content[1:5], "big")
             return self._codec.decode(content[5:at]), at
         return plain_key(row[PREFIX_BYTES:]), 1
 
     def space_row(self, number: int) -> bytes:
-        """The row that says what space `number` is."""
+        """Returns the row that describes space `number`."""
         return prefix(SPACES, number)
 
     def space_content(self, table: str, namespace: Any, owner: str) -> bytes:
@@ -182,9 +182,10 @@ class RowCodec:
     def spaces(
         self, rows: Iterable[tuple[bytes, bytes]], operator: str, timers: frozenset[str]
     ) -> dict[int, StoredSpace]:
-        """The spaces that `rows`, those of `space_row`, tell of; `timers` are the tables of timers.
+        """Decodes the spaces that `rows`, made by `space_row`, describe; `timers` are the tables of
+        timers.
 
-        Raises StateError: it is damaged.
+        Raises StateError if a row is damaged.
         """
         found: dict[int, StoredSpace] = {}
         for row, content in rows:
@@ -216,8 +217,9 @@ def _unreadable(space: Spaced, error: Exception) -> StateError:
 
 
 def prefix(group: int, space: int = 0) -> bytes:
-    """What all rows of a space in a key group begin with; with space 0, which there is not, what
-    is below all rows of the group.
+    """Returns the common prefix of all rows of `space` in `group`.
+
+    No space has number 0; its prefix is below all rows of the group.
     """
     return (group << SPACE_BITS | space).to_bytes(PREFIX_BYTES, "big")
 

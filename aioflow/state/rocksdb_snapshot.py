@@ -1,15 +1,15 @@
-"""Snapshots of RocksDB: the dirty part of the cache is written to it in slices, and then its files
-are linked, not copied.
+"""Snapshots of RocksDB: the dirty part of the cache is written to the database in slices, and then
+the files of the database are linked, not copied.
 
-To begin one is to take the dirty keys over, however many. While a snapshot is *captured*, the job
-goes on in memory, and nothing newer reaches the database. Captures come one after the other, in the
-order in which the snapshots began; writing a later one brings the earlier ones forward. The
-last step, the checkpoint of RocksDB itself, is made in a thread.
+Beginning a snapshot only takes the dirty keys over, however many. While a snapshot is *captured*,
+the job continues in memory, and no newer value reaches the database. Captures follow one another in
+the order in which the snapshots began; writing a later snapshot advances the earlier ones. The last
+step, the checkpoint of RocksDB itself, runs in a thread.
 
-Files of the database never change: each is uploaded once, and what the next checkpoint has in
-common with the last *completed* one it refers to. The small files (the manifest, and what the
-tables are) go into one, the last. A canonical snapshot is written row by row out of a view of the
-database.
+Files of the database never change, so each is uploaded once. The next checkpoint refers to the
+files that it shares with the last *completed* one. The small files (the manifest, and the
+descriptions of the tables) are combined in one file, the last. A canonical snapshot is written row
+by row from a view of the database.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ __all__ = [
 ]
 
 ROCKSDB_FORMAT = "rocksdb"
-"""Of a checkpoint that is made of the files of a database: in order of their numbers, and last a
+"""Format of a checkpoint of the files of a database: in order of their numbers, and last a
 `Bundle`.
 """
 
 VERSION = 1
 
 ROWS_A_SLICE = 256
-"""Rows written before others get their turn: about 1 ms."""
+"""Number of rows written between two yields to the loop: about 1 ms."""
 
 READ_BYTES = 1 << 18
 FRAME_ROWS = 512
 FRAME_BYTES = 1 << 16
 
 POLL_S = 0.001
-"""How often a writer looks whether the thread that makes the checkpoint is done."""
+"""Interval at which a writer checks whether the thread has made the checkpoint."""
 
 
 class Bundle(msgspec.Struct, forbid_unknown_fields=True):
@@ -82,12 +82,12 @@ class Bundle(msgspec.Struct, forbid_unknown_fields=True):
     first: int
     last: int
     tables: list[tuple[str, str, bool]]
-    """Name, kind, timed."""
+    """Name, kind and whether values are timed, for each table."""
     watermarks: dict[str, int]
     files: list[str]
     """Names of the handle's other files, in their order."""
     small: dict[str, bytes]
-    """Files by name."""
+    """Small files: name -> content."""
 
 
 class _Phase(Enum):
@@ -105,10 +105,12 @@ class SnapshotPlan:
 
     header: FileHeader
     filters: dict[str, Callable[[Any], Any]]
-    """Table with a time to live -> what is left of a stored value, or `MISSING`."""
+    """Table with a time to live -> function from a stored value to its unexpired part, or
+    `MISSING`.
+    """
     base: dict[str, StateFile]
-    """Files of the last completed checkpoint, by their names in the database; those that may be
-    referred to.
+    """Files of the last completed checkpoint that may be referred to, by their names in the
+    database.
     """
     canonical: bool
     codec: Codec
@@ -140,11 +142,11 @@ class RocksSnapshot:
 
     @property
     def linking(self) -> asyncio.Future[None] | None:
-        """The thread that is at work on the database, if there is one."""
+        """The running work of the thread on the database, if any."""
         return self._linking
 
     def save(self, space: Space, key: Any, value: Any) -> None:
-        """Takes over what frozen `key` holds, which is about to change."""
+        """Saves the value of the frozen `key`, which is about to change."""
         value = self._left(space, value)
         content = (
             None
@@ -154,9 +156,10 @@ class RocksSnapshot:
         self._saved.append((space, self._cache.codec.row(space, key), content))
 
     def cancel(self) -> None:
-        """Lets go of the view.
+        """Releases the view.
 
-        What was not written to the database is dirty again. Safe at any time, and more than once.
+        Keys that were not written to the database become dirty again. Safe at any time, and more
+        than once.
         """
         phase, self._phase = self._phase, _Phase.ENDED
         if phase is _Phase.WRITING:
@@ -166,9 +169,9 @@ class RocksSnapshot:
             self._release()
 
     async def write(self, output: StateOutput) -> KeyedStateHandle | None:
-        """Captures the state, and writes what the store does not have.
+        """Captures the state, and uploads the files that the store does not have.
 
-        None when there is no state. Once, and not after `cancel`.
+        Returns None if there is no state. Called once, and not after `cancel`.
         """
         if self._phase is _Phase.ENDED or self._began:
             raise StateError(
@@ -197,7 +200,7 @@ class RocksSnapshot:
             self.cancel()
 
     def advance(self) -> float:
-        """Takes one step towards being captured; gives the time to wait before the next."""
+        """Takes one step of the capture, and returns the time to wait before the next step."""
         if self._phase is not _Phase.WRITING:
             return POLL_S
         try:
@@ -240,7 +243,7 @@ class RocksSnapshot:
     # Capturing.
 
     def _write_slice(self) -> bool:
-        """Writes some rows; whether there were any."""
+        """Writes some rows, and returns whether there were any."""
         cache, batch = self._cache, WriteBatch(raw_mode=True)
         rows = len(self._saved)
         for space, row, content in self._saved:
@@ -291,7 +294,7 @@ class RocksSnapshot:
         cache.bury()
 
     def _give_back(self) -> None:
-        """What this snapshot was to write is left to the next one."""
+        """Passes the unwritten rows of this snapshot to the next one, or makes them dirty again."""
         captures = self._cache.captures
         place = captures.index(self)
         later = captures[place + 1] if place + 1 < len(captures) else None
@@ -359,7 +362,7 @@ class RocksSnapshot:
         )
 
     async def _rows(self) -> AsyncIterator[bytes]:
-        """The canonical file, frame by frame."""
+        """Yields the canonical file, frame by frame."""
         plan, cache, view = self.plan, self._cache, self._view
         assert view is not None, "captured"
         yield encode_header(plan.header)
@@ -397,7 +400,7 @@ class RocksSnapshot:
 
 
 class _Frame:
-    """Rows of one table that make a frame of a canonical file."""
+    """Rows of one table for one frame of a canonical file."""
 
     __slots__ = ("first", "keys", "last", "namespaces", "size", "values")
 
@@ -434,12 +437,12 @@ class _Frame:
 
 
 def timers_of(tables: Mapping[str, TableMeta]) -> frozenset[str]:
-    """The tables that hold timers."""
+    """Returns the names of the tables that hold timers."""
     return frozenset(name for name, meta in tables.items() if meta.kind == TIMERS)
 
 
 def decode_bundle(content: bytes) -> Bundle:
-    """Raises ValueError: it is none."""
+    """Decodes a bundle. Raises ValueError for other content."""
     bundle = _decode_bundle(content)
     if bundle.version != VERSION:
         raise ValueError(f"its format is of version {bundle.version}, this program reads {VERSION}")

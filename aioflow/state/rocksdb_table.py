@@ -1,4 +1,4 @@
-"""Tables over the cache of RocksDB, which operators and states read and write."""
+"""Tables over the RocksDB cache, which operators and states read and write."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RocksTable:
         self.result: Callable[[Any], Any] | None = None
         self.index: Any = None
         self.checked: set[type] = set(ATOMS)
-        """Types of values of which one is known to be encodable."""
+        """Types of which one value is known to be encodable."""
         self._cache = cache
         self._codec = codec
         self._on_change = on_change
@@ -50,7 +50,10 @@ class RocksTable:
     def of(
         self, namespace: Any = None, keys: Sequence[Any] | None = None
     ) -> MutableMapping[Any, Any]:
-        """The entries of `keys` in memory, to change; None: whichever, each access by itself."""
+        """Returns the entries of `namespace`, with `keys` in memory for changes.
+
+        With None every key may change, and is loaded when it is accessed.
+        """
         if keys is None:
             return _Tracked(self, namespace)
         space = self._spaces.get(namespace)
@@ -60,7 +63,7 @@ class RocksTable:
         return space.entries
 
     def of_key(self, namespace: Any, key: Any) -> Entries:
-        """`of(namespace, [key])`, cheaper."""
+        """Returns the same as `of(namespace, [key])`, at a lower cost."""
         space = self._spaces.get(namespace)
         if space is None:
             space = self.space(namespace)
@@ -68,7 +71,7 @@ class RocksTable:
         return space.entries
 
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
-        """`namespace` to read, empty if there is none."""
+        """Returns `namespace` for reading, empty if it does not exist."""
         space = self._spaces.get(namespace)
         return _NOTHING if space is None else _Peek(space)
 
@@ -84,15 +87,16 @@ class RocksTable:
                 self._on_change()  # State objects are bound to its space.
 
     def removed(self, namespace: Any, key: Any) -> None:
-        """Note that `key` of `namespace` is gone. A namespace without keys goes too."""
+        """Notes that `key` of `namespace` was removed. A namespace without keys is dropped."""
         space = self._spaces[namespace]
         space.forget(key)
         if namespace is not None and not space.entries:
             self.drop(namespace)
 
     def check(self, key: Any, value: Any) -> None:
-        """Raises TypeNotSupported naming operator, state, key, type and remedy if `value`, the
-        first of its type, cannot be encoded.
+        """Raises TypeNotSupported if `value`, the first of its type, cannot be encoded.
+
+        The error names operator, state, key, type and remedy.
         """
         encode_value(self._codec, key, value, self._spaces[None].owner)
         self.checked.add(type(value))
@@ -100,7 +104,7 @@ class RocksTable:
     # For views, and for the code that fills the table.
 
     def space(self, namespace: Any) -> Space:
-        """The space of `namespace`, made on demand."""
+        """Returns the space of `namespace`, created on demand."""
         space = self._spaces.get(namespace)
         if space is None:
             space = self._spaces[namespace] = self._cache.new_space(self.name, namespace, Space)
@@ -110,18 +114,18 @@ class RocksTable:
         return self._spaces.get(namespace)
 
     def readable(self, namespace: Any) -> Any:
-        """To read from with `get` and `in`, by those who may change the mutable values that they
+        """Returns an object with `get` and `in` for readers that may change the mutable values they
         get.
         """
         space = self._spaces.get(namespace)
         return _NOTHING if space is None else _Reader(space)
 
     def store(self, namespace: Any) -> Any:
-        """To change, after `marks`."""
+        """Returns the entries of `namespace` for writing, after the key was noted in `marks`."""
         return _Store(self, self.space(namespace).entries)
 
     def marks(self, namespace: Any) -> Any:
-        """Return the notes of keys that change. `key in marks` notes `key`, before it changes."""
+        """Returns the notes of changing keys. `key in marks` notes `key`, before it changes."""
         return _Marks(self.space(namespace))
 
 
@@ -184,7 +188,7 @@ class _Store:
 
 
 class _Peek(Mapping[Any, Any]):
-    """A space to read. Values that are read one by one are in memory then."""
+    """A space for reading. Reading a single value loads it into memory."""
 
     __slots__ = ("_space",)
 
@@ -218,7 +222,7 @@ class _Peek(Mapping[Any, Any]):
 
 
 class _Items(ItemsView[Any, Any]):
-    """Walks the rows once, instead of looking each key up."""
+    """Iterates over the rows once, instead of looking each key up."""
 
     _mapping: _Peek
 
@@ -227,7 +231,7 @@ class _Items(ItemsView[Any, Any]):
 
 
 class _Tracked(MutableMapping[Any, Any]):
-    """A namespace whose changes are not announced by key: it notes each access."""
+    """A namespace whose changes are not announced by key: each access is noted."""
 
     __slots__ = ("_namespace", "_table")
 

@@ -1,8 +1,9 @@
-"""Timers beside RocksDB: in memory, as with the heap, and rows of the database in a checkpoint.
+"""Timers of the RocksDB backend: in memory, as in the heap backend, and rows of the database in a
+checkpoint.
 
-They stay in the queues, since what fires next must be known without a read, and a timer is small.
-What a checkpoint costs is in proportion to the timers that were set, deleted or fired since the
-last: these become rows, and so part of the files that are new.
+Timers stay in the queues, because the next timer must be known without a read, and timers are
+small. The cost of a checkpoint is proportional to the timers that were set, deleted or fired since
+the last: these become rows of the new files.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ class TimerSpace(Space):
 
 
 class _Log:
-    """What a queue takes for its log of changes: each one makes a timer dirty."""
+    """The log of changes of a queue: each change makes a timer dirty."""
 
     __slots__ = ("_space",)
 
     since = 0
-    """All buckets are as old as restored ones: each timer is noted."""
+    """All buckets count as old as restored ones, so that each timer is noted."""
 
     def __init__(self, space: TimerSpace) -> None:
         self._space = space
 
     def born(self, bucket: Any) -> None:
-        """Its timers are noted all the same."""
+        """Does nothing: the timers of a new bucket are noted one by one."""
 
     def touch_one(self, bucket: Any, timer: tuple[Any, Any]) -> None:
         self._space.touch_one((bucket.namespace, *timer))
@@ -54,11 +55,11 @@ class _Log:
         self._space.forget((bucket.namespace, *timer))
 
     def drop(self, bucket: Any) -> None:
-        """All of its timers were touched before they went."""
+        """Does nothing: all timers of the bucket were touched before they were removed."""
 
 
 def open_queue(cache: Cache, name: str) -> TimerSpace:
-    """A queue and its space."""
+    """Returns a queue and its space."""
     space = cache.new_space(name, None, TimerSpace)
     # It uses no more of a ChangeLog than this.
     space.queue = TimerQueue(_Log(space), name)  # type: ignore[arg-type]

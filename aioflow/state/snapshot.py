@@ -1,8 +1,8 @@
 """The parts of a snapshot: declarations of tables, operator state as plain data, and immutable
 copies.
 
-`frozen_copy` copies the values that the job could still change, and shares the rest. So a snapshot
-can be encoded later.
+`frozen_copy` copies the values that the job could still change, and shares the others. So a
+snapshot can be encoded later.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ ATOMS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TableMeta:
-    """The declaration of one table, as far as data depends on it."""
+    """The part of the declaration of a table on which stored data depends."""
 
     kind: str
-    """value, list, map, reducing or aggregating; `table` for raw storage of a built-in operator."""
+    """Value, list, map, reducing or aggregating; `table` for raw storage of a built-in operator."""
     timed: bool = False
     """Whether values are stored with the time of their last write, because the state has a time
     to live.
@@ -44,18 +44,19 @@ class OperatorSnapshot:
     split: dict[str, list[Any]] = field(default_factory=dict)
     """List state: its elements are spread over the subtasks when the parallelism changes."""
     union: dict[str, list[Any]] = field(default_factory=dict)
-    """Union list state: every subtask gets the elements of all."""
+    """Union list state: every subtask gets the elements of all subtasks."""
     broadcast: dict[str, dict[Any, Any]] = field(default_factory=dict)
     """Broadcast state: the same on every subtask."""
     uncopied: dict[str, str] = field(default_factory=dict)
-    """Names of those that could not be copied, and why: what is here in their place may change,
-    and is not to be written.
+    """Names of states that could not be copied -> the reason.
+
+    Their values in this snapshot may change, and are not to be written.
     """
 
 
 def check_max_parallelism(found: int, expected: int, what: str) -> None:
-    """Raises RestoreError when `what` was written with another number of key groups than this
-    job has.
+    """Raises RestoreError if `what` was written with another number of key groups than this job
+    has.
     """
     if found != expected:
         raise RestoreError(
@@ -66,11 +67,10 @@ def check_max_parallelism(found: int, expected: int, what: str) -> None:
 
 
 class Uncopied:
-    """Stands in a snapshot for a value that could not be copied. Encoding it is refused, by name,
-    with `reason`.
+    """Stands in a snapshot for a value that could not be copied.
 
-    It is no dataclass, because a dataclass can be encoded: it would be written in place of the
-    value.
+    Encoding it is rejected with its name and `reason`. It is no dataclass, because a dataclass
+    could be encoded in place of the value.
     """
 
     __slots__ = ("reason",)

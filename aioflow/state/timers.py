@@ -1,20 +1,19 @@
-"""Timers of keys: by event time and by processing time, exactly once each, in a fixed order, part
-of every checkpoint.
+"""Timers of keys by event time and by processing time: each fires exactly once, in a fixed order,
+and is part of every checkpoint.
 
-A timer is (timestamp, key, namespace); registering it twice is registering it once. Timers fire in
-order of their timestamps, equal timestamps in order of registration. A timer that is registered
-while others fire, and is due, fires in the same advance.
+A timer is (timestamp, key, namespace); a second registration of the same timer has no effect.
+Timers fire in order of their timestamps, equal timestamps in order of registration. A timer that is
+registered while others fire, and is due, fires in the same advance.
 
 Event time is continuous: while a timer fires, `current_watermark` is that timer's timestamp,
-however far the watermark jumps. So what a timer sees, and what it registers, does not depend on
-where batches were cut.
+however far the watermark jumps. So the event time that a timer observes, and the timers that it
+registers, do not depend on the borders of batches.
 
-Timers of one timestamp share a bucket, a dict in order of registration, and the heap orders
-distinct timestamps only: the thousand keys of a window cost one heap entry, keys are never
-compared, and a deletion is a dict deletion. A bucket that has begun to fire is iterated in place:
-its dict must not change size, so deletions mark and late registrations go to a second dict beside
-it. To a snapshot a bucket is a namespace of a table: a timestamp that is over is one namespace
-less.
+Timers of one timestamp share a bucket, a dict in order of registration; the heap orders only
+distinct timestamps. So the thousand keys of a window cost one heap entry, keys are never compared,
+and a deletion is a dict deletion. A bucket that has begun to fire is iterated in place. Its dict
+must not change size, so deletions mark entries and late registrations go to a second dict. For a
+snapshot a bucket is a namespace of a table, which is dropped when its timestamp has fired.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from aioflow.state.snapshot import TableMeta
 __all__ = ["NO_TIMER", "Cancelable", "InternalTimerService", "TimerQueue"]
 
 NO_TIMER = MAX_WATERMARK + 1
-"""Above every timestamp: `next_event_time` when there is no timer, so that the fast path is one
+"""Value of `next_event_time` without a timer: above every timestamp, so that the fast path is one
 comparison.
 """
 
 FIRED_PER_MAIL = 1024
-"""Processing-time timers fired in one mail.
+"""Number of processing-time timers fired in one mail.
 
-The rest follows in the next, so that other mail gets its turn.
+Further due timers fire in the next mail, so that other mail runs in between.
 """
 
 Timer = tuple[Any, Any]
@@ -60,15 +59,14 @@ class TimerBackend(Protocol):
     current_key: Any
 
     def attach_timers(self, service: InternalTimerService) -> None:
-        """Makes the timers and the event time of `service` part of every snapshot, and gives it
-        those that were restored.
+        """Makes the timers and the event time of `service` part of every snapshot.
+
+        Passes the restored timers to the service.
         """
 
 
 class Bucket(Space):
-    """The timers of one timestamp: (key, namespace) -> place in the order of registration, 0 for
-    one that has fired.
-    """
+    """The timers of one timestamp: (key, namespace) -> order of registration, 0 once fired."""
 
     __slots__ = ("firing", "late", "pending")
 
@@ -76,7 +74,7 @@ class Bucket(Space):
         super().__init__(table, timestamp, notes_births=True)
         self.firing: Iterator[tuple[Timer, int]] | None = None
         self.pending = 0
-        """How many of those that are being iterated have not fired."""
+        """Number of timers under iteration that have not fired."""
         self.late: dict[Timer, int] | None = None
 
     def lookup(self, keys: Sequence[Timer]) -> list[Any]:
@@ -100,8 +98,8 @@ class Bucket(Space):
 class TimerQueue:
     """Timers of one time domain.
 
-    Millions are fine; register, delete and pop cost a few dict operations and a share of a heap
-    one.
+    Suited to millions of timers: register, delete and pop cost a few dict operations and a share of
+    a heap operation.
     """
 
     __slots__ = ("_buckets", "_heap", "_log", "meta", "name", "next_time", "order", "popped")
@@ -110,9 +108,9 @@ class TimerQueue:
         self.name = name
         self.meta = TableMeta(TIMERS)
         self.order = 0
-        """Of the timer that was registered last."""
+        """Registration number of the last timer."""
         self.popped = 0
-        """How many timers were taken because they were due."""
+        """Number of timers that were popped because they were due."""
         self._log = ChangeLog() if log is None else log
         self._heap: list[int] = []
         self._buckets: dict[int, Bucket] = {}
@@ -144,7 +142,7 @@ class TimerQueue:
         return True
 
     def delete(self, timestamp: int, key: Any, namespace: Any) -> None:
-        """Removes a timer; one that does not exist is no error."""
+        """Removes a timer; a missing timer is no error."""
         bucket = self._buckets.get(timestamp)
         if bucket is None:
             return
@@ -166,7 +164,9 @@ class TimerQueue:
                 self._drop(bucket)
 
     def pop(self, limit: int) -> tuple[int, Any, Any] | None:
-        """Takes the first timer with timestamp <= `limit`: (timestamp, key, namespace), or None."""
+        """Removes and returns the first timer (timestamp, key, namespace) up to `limit`, or returns
+        None.
+        """
         while self.next_time <= limit:
             timestamp = self.next_time
             bucket = self._buckets[timestamp]
@@ -182,10 +182,10 @@ class TimerQueue:
         return None
 
     def take_all(self) -> Iterator[tuple[int, Any, Any]]:
-        """Takes the timers that there are now, one by one, in the order in which they would fire.
-        What is added meanwhile stays.
+        """Removes and yields the present timers, one by one, in firing order.
 
-        Each is in the queue until it is its turn, so one that is deleted before does not come.
+        Timers that are added meanwhile stay. Each timer stays in the queue until it is yielded, so
+        a timer that is deleted before is not yielded.
         """
         newest = self.order
         for timestamp in sorted(self._buckets):
@@ -200,7 +200,7 @@ class TimerQueue:
                     yield timestamp, *timer
 
     def items(self) -> Iterator[tuple[int, Any, Any]]:
-        """All timers; those of one timestamp in the order in which they will fire."""
+        """Yields all timers; those of one timestamp in firing order."""
         for timestamp, bucket in self._buckets.items():
             for (key, namespace), order in bucket.entries.items():
                 if order:
@@ -209,17 +209,14 @@ class TimerQueue:
                 yield timestamp, key, namespace
 
     def spaces(self) -> list[Space]:
-        """The buckets, for a snapshot."""
+        """Returns the buckets, for a snapshot."""
         return list(self._buckets.values())
 
     def find(self, timestamp: int) -> Bucket | None:
         return self._buckets.get(timestamp)
 
     def adopt(self, timestamp: int, entries: dict[Timer, int]) -> Bucket:
-        """Takes over restored timers of `timestamp`, in the order in which they will fire.
-
-        It notes no change.
-        """
+        """Adds restored timers of `timestamp`, in firing order, without noting a change."""
         bucket = self._bucket(timestamp)
         bucket.entries = entries
         self.order = max(self.order, *entries.values())
@@ -268,10 +265,10 @@ class TimerQueue:
 class InternalTimerService:
     """The timers of one operator's subtask. After Flink's InternalTimerServiceImpl.
 
-    `on_event_time` and `on_processing_time` are called with (timestamp, key, namespace) and the
-    backend's current key set. `register_physical(timestamp_ms, callback)` asks for
-    `callback(timestamp_ms)` as mail once the wall clock has passed it; only one is ever registered,
-    for the earliest processing-time timer.
+    `on_event_time` and `on_processing_time` are called with (timestamp, key, namespace), and with
+    the backend's current key set. `register_physical(timestamp_ms, callback)` schedules
+    `callback(timestamp_ms)` as mail after the wall clock has passed the timestamp. At most one
+    physical timer is registered, for the earliest processing-time timer.
     """
 
     def __init__(
@@ -286,9 +283,7 @@ class InternalTimerService:
         self.current_watermark = MIN_WATERMARK
         """The watermark reached; while an event-time timer fires, at least its timestamp."""
         self.on_processing_done: Callable[[], None] | None = None
-        """Called after a run of processing-time timers: the place to emit what they gave, as one
-        batch.
-        """
+        """Called after a run of processing-time timers, to emit their output as one batch."""
         self._backend = backend
         self._on_event_time = on_event_time
         self._on_processing_time = on_processing_time
@@ -301,7 +296,7 @@ class InternalTimerService:
 
     @property
     def next_event_time(self) -> int:
-        """Timestamp of the first event-time timer, `NO_TIMER` when there is none."""
+        """Timestamp of the first event-time timer, `NO_TIMER` if there is none."""
         return self._event.next_time
 
     @property
@@ -330,12 +325,11 @@ class InternalTimerService:
         self._processing.delete(timestamp, key, namespace)
 
     def pop_due(self, watermark: int) -> tuple[int, Any, Any] | None:
-        """Takes the first event-time timer due at `watermark`, as (timestamp, key, namespace), and
-        moves event time to it.
+        """Pops the first event-time timer due at `watermark`, and advances event time to it.
 
-        The current key is set to the timer's. None when all have fired: event time is then
-        `watermark`. A watermark below the current one counts as the current one. For operators that
-        run timers themselves; the callback is not called.
+        Returns (timestamp, key, namespace) and sets the current key. Returns None when all have
+        fired: event time is then `watermark`. A watermark below the current one counts as the
+        current one. For operators that run timers themselves; the callback is not called.
         """
         if watermark < self.current_watermark:
             watermark = self.current_watermark
@@ -352,20 +346,20 @@ class InternalTimerService:
         return timer
 
     def take_waiting(self) -> Iterator[tuple[int, Any, Any]]:
-        """Takes the processing-time timers that there are now, in order, one at a time: no clock
-        will reach them any more.
+        """Removes and yields the present processing-time timers in order, because no clock will
+        reach them.
 
-        The current key is set to the timer's; the callback is not called. What is registered
-        meanwhile is kept and does not come.
+        Sets the current key to that of the timer; does not call the callback. Timers that are
+        registered meanwhile are kept and not yielded.
         """
         for timer in self._processing.take_all():
             self._backend.current_key = timer[1]
             yield timer
 
     def advance_watermark(self, watermark: int, max_timers: int = NO_TIMER) -> bool:
-        """Fires what is due at `watermark`, at most `max_timers`.
+        """Fires the timers that are due at `watermark`, at most `max_timers`.
 
-        Whether all of it has fired; if not, call again to go on.
+        Returns whether all of them have fired; if not, call again to continue.
         """
         on_event_time, pop_due = self._on_event_time, self.pop_due
         fired = 0
@@ -386,27 +380,25 @@ class InternalTimerService:
         return True
 
     def event_time_timers(self) -> list[tuple[int, Any, Any]]:
-        """All event-time timers as (timestamp, key, namespace) in the order in which they will
-        fire.
-        """
+        """Returns all event-time timers as (timestamp, key, namespace) in firing order."""
         return sorted(self._event.items(), key=_timestamp)
 
     def processing_time_timers(self) -> list[tuple[int, Any, Any]]:
         return sorted(self._processing.items(), key=_timestamp)
 
     def attach(self, event: TimerQueue, processing: TimerQueue, watermark: int) -> None:
-        """Goes on with these timers, at event time `watermark`: what was late stays late.
+        """Takes over these timers and the event time `watermark`, so that late records stay late.
 
         After a drain, the watermark stands at the end of time. The service then resets it, because
         otherwise every later record would be late. The backend calls this for each new service.
-        Processing-time timers that are overdue fire with the first mail.
+        Overdue processing-time timers fire with the first mail.
         """
         self._event, self._processing = event, processing
         self.current_watermark = MIN_WATERMARK if watermark == MAX_WATERMARK else watermark
         self._schedule()
 
     def close(self) -> None:
-        """Cancels the physical timer; nothing fires any more."""
+        """Cancels the physical timer; no timer fires any more."""
         if self._physical is not None:
             self._physical.cancel()
             self._physical = None

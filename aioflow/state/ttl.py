@@ -1,11 +1,12 @@
-"""Times to live: keyed state whose values end some time after they were last written.
+"""Times to live: keyed state whose values expire some time after they were last written.
 
-Values are stored as `(written_ms, value)`; elements of a list and entries of a map each carry their
-own time. A write refreshes, a read never does. What is as old as the time to live is never
-returned. It is removed when it is met, and a few entries at each write; a snapshot leaves it out.
+Values are stored as `(written_ms, value)`; elements of a list and entries of a map have their own
+times. A write refreshes the time, a read never does. Expired values are never returned. An expired
+value is removed when it is accessed; each write also removes a few others, and a snapshot leaves
+expired values out.
 
-The few entries are found by `ExpiryIndex`, which keeps what was written in coarse slices of time,
-so that each removal finds something to remove and nothing ever scans the table.
+`ExpiryIndex` finds the values to remove at a write. It groups writes into coarse slices of time, so
+that each removal finds expired values and no table is ever scanned.
 """
 
 from __future__ import annotations
@@ -32,13 +33,12 @@ from aioflow.state.views import (
 __all__ = ["VIEWS", "ExpiryIndex", "convert"]
 
 REMOVED_PER_WRITE = 4
-"""More than the one entry a write can add, so that the backlog shrinks; few enough not to be
-felt.
+"""Number of values removed at each write: above the one value that a write can add, so that the
+backlog shrinks, and small enough not to be noticed.
 """
 
 SLICES = 8
-"""Into how many slices a time to live is cut: an entry is removed at most 1/8 of its time after
-its end.
+"""Number of slices of a time to live: a value is removed at most 1/8 of its time after it expires.
 """
 
 
@@ -55,7 +55,7 @@ class ExpiryIndex:
         self._oldest_end: int | None = None
 
     def note(self, namespace: Any, key: Any, written_ms: int) -> None:
-        """Something of `key` was written at `written_ms`."""
+        """Notes that a part of `key` was written at `written_ms`."""
         number = written_ms // self._width
         entries = self._slices.get(number)
         if entries is None:
@@ -64,8 +64,10 @@ class ExpiryIndex:
         entries[namespace, key] = None
 
     def take_ended(self, now_ms: int, limit: int) -> list[tuple[Any, Any]]:
-        """Up to `limit` of (namespace, key) all of whose writes of one slice have ended; each is
-        given once.
+        """Removes and returns up to `limit` (namespace, key) whose writes in one slice have all
+        expired.
+
+        Each pair is returned once.
         """
         if self._oldest_end is None or now_ms < self._oldest_end:
             return []
@@ -105,11 +107,11 @@ class TimedView(View):
         self._index: ExpiryIndex = index
 
     def alive(self, stored: Any, now_ms: int) -> Any:
-        """`stored` if nothing of it has ended, a copy of what has not, or `MISSING`."""
+        """Returns `stored` if no part has expired, a copy of the unexpired parts, or `MISSING`."""
         return MISSING if now_ms - stored[0] >= self._ttl_ms else stored
 
     def times(self, stored: Any) -> Iterable[int]:
-        """When the parts of `stored` were written."""
+        """Yields the write times of the parts of `stored`."""
         return (stored[0],)
 
     def still_alive(self) -> Callable[[Any], Any]:
@@ -359,9 +361,7 @@ register_namespaced(
 
 
 def convert(table: Table, kind: str, now_ms: int | None) -> None:
-    """Gives the values of an untimed table the time `now_ms`, or takes the times off a timed one
-    if it is None.
-    """
+    """Adds the time `now_ms` to the values of an untimed table, or with None removes all times."""
     table.index = None
     for namespace in table.namespaces():
         for key, stored in list(table.peek(namespace).items()):

@@ -1,9 +1,8 @@
-"""Finds restored keyed state that the operator of its uid does not use: another kind of operator
-wrote it.
+"""Finds restored keyed state that the operator of its uid does not use, because an operator of
+another kind wrote it.
 
-Built-in operators ask for their raw tables when they are opened. Functions may ask for their states
-at any time. So an unclaimed state is no proof that it is orphaned, as long as its operator may
-still claim it.
+Built-in operators request their raw tables when they are opened. Functions may request their states
+at any time. So unclaimed state counts as orphaned only if its operator cannot claim it later.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class Table(Protocol):
 def find_unclaimed(
     tables: Mapping[str, Table], declared: Collection[str], raw: Mapping[str, bool]
 ) -> dict[str, Table]:
-    """By name, once the operator is open.
+    """Returns the unclaimed tables by name, once the operator is open.
 
-    `raw`: the raw tables that it has asked for, and whether they were there already.
+    `raw`: the raw tables that the operator has requested, and whether each was restored.
     """
     own = [was_there for name, was_there in raw.items() if not name.startswith(INTERNAL_PREFIX)]
     if any(own):

@@ -2,11 +2,11 @@
 
 A view reads through `_entries` and writes through `_store`, after it has noted in `_dirty` that the
 key changes. In namespace None the first two are the dict of the table, so that `value()` is one
-dict look-up, except while a snapshot is unfinished: then `_entries` and `_dirty` are a guard
-(`changes`). In any other namespace they are looked up at each access, because namespaces come and
-go: reading never creates one, and clearing the last key drops it.
+dict lookup. While a snapshot is unfinished, `_entries` and `_dirty` are a guard (`changes`). In any
+other namespace they are looked up at each access, because namespaces are created and dropped:
+reading never creates a namespace, and clearing the last key drops it.
 
-Stored values are owned by the view: a list or map goes out as a copy, so a change counts only when
+Views own the stored values: a list or map is returned as a copy, so a change takes effect only when
 it is written back.
 """
 
@@ -41,14 +41,14 @@ class Owner(Protocol):
 
     @property
     def now_ms(self) -> Callable[[], int]:
-        """The processing-time clock that times to live count by."""
+        """The processing-time clock for times to live."""
 
 
 class Table(Protocol):
     """The table methods that a view needs."""
 
     index: Any
-    """Kept for the views with a time to live; None until there is one."""
+    """Index of the views with a time to live; None until there is one."""
 
     def of_key(self, namespace: Any, key: Any) -> dict[Any, Any]: ...
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]: ...
@@ -60,9 +60,7 @@ class Table(Protocol):
 
 
 class View:
-    """The common base of the five kinds: their table, and the backend whose current key they
-    follow.
-    """
+    """The common base of the five kinds: a table, and the backend that sets the current key."""
 
     __slots__ = ("_backend", "_dirty", "_entries", "_namespace", "_store", "_table", "descriptor")
 
@@ -82,8 +80,9 @@ class View:
         self.prepare()
 
     def bind(self) -> None:
-        """Takes the table's present dicts of namespace None; called again whenever they are
-        replaced.
+        """Binds the view to the table's present dicts of namespace None.
+
+        Called again whenever these are replaced.
         """
         table = self._table
         self._entries, self._store, self._dirty = (
@@ -93,14 +92,14 @@ class View:
         )
 
     def prepare(self) -> None:
-        """Reads what it needs of the descriptor."""
+        """Reads the attributes of the descriptor that the view needs."""
 
     def in_namespace(self, namespace: Any) -> View:
-        """The same state in another namespace."""
+        """Returns the same state in another namespace."""
         return _NAMESPACED[type(self)](self._backend, self._table, self.descriptor, namespace)
 
     def clear(self) -> None:
-        """Removes what the current key has."""
+        """Removes the state of the current key."""
         key = self._backend.current_key
         if (
             key in self._entries
@@ -111,7 +110,7 @@ class View:
             self._table.removed(self._namespace, key)
 
     def show(self, stored: Any) -> Any:
-        """Returns the query result for a stored value, or `MISSING` for none."""
+        """Returns the query result for a stored value, or `MISSING` if there is none."""
         return stored
 
     def show_missing(self) -> Any:
@@ -119,8 +118,9 @@ class View:
         return MISSING
 
     def still_alive(self) -> Callable[[Any], Any] | None:
-        """What gives the part of a stored value that has not outlived its time by now, or
-        `MISSING`. Without a time to live None.
+        """Returns a function from a stored value to its unexpired part, or `MISSING`.
+
+        Returns None without a time to live.
         """
         return None
 
@@ -150,8 +150,8 @@ class ValueView(View):
 
 
 class ValueViewCopyingDefault(ValueView):
-    """`ValueState` with a mutable default: each key gets its own, or one key's change would show
-    under all.
+    """`ValueState` with a mutable default: each key gets its own copy, so that changes are not
+    shared.
     """
 
     __slots__ = ()
@@ -208,7 +208,7 @@ class ListView(View):
         return stored[:]
 
     def checked(self, values: Iterable[Any]) -> list[Any]:
-        """A list of `values`, refused as a whole if one is None."""
+        """Returns a list of `values`, or raises if one of them is None."""
         if values is None:
             raise self.none_refused()
         new = list(values)
@@ -331,7 +331,7 @@ class AggregatingView(AppendingView):
 
 
 class InNamespace:
-    """Mixed in before a view: looks its dict up at each access."""
+    """Mixed in before a view: looks the dict of the namespace up at each access."""
 
     __slots__ = ()
 
