@@ -313,7 +313,7 @@ class InputGate:
         return self._channels[index].overtaken()
 
     def hurry(self, index: int, checkpoint_id: int) -> None:
-        """Lets a barrier of channel `index` that waits at the receiver overtake earlier elements."""
+        """Lets a barrier of channel `index` at the receiver overtake earlier elements."""
         self._channels[index].hurry(checkpoint_id)
 
     def block(self, index: int) -> None:

@@ -1,4 +1,4 @@
 """Operators: pure Python over batches.
 
-They never see the mailbox, a channel or a checkpoint's coordinator.
+They never access the mailbox, a channel or the checkpoint coordinator.
 """

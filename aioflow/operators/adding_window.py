@@ -1,8 +1,8 @@
-"""The common base of windows that add a record once, on arrival, instead of once to each window
-that it belongs to.
+"""The common base of windows that add a record once, on arrival, instead of once to each of its
+windows.
 
-They have an aggregate and no other function that needs the elements: `slice_window` and
-`session_window` say how each adds and fires.
+They have an aggregate and no other function that needs the elements. `slice_window` and
+`session_window` define how records are added and when windows fire.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ __all__ = ["AddingWindowOperator"]
 
 
 class AddingWindowOperator(Operator):
-    """Owns the aggregate, the window function, the output and what is late; subclasses own the
-    state.
+    """Owns the aggregate, the window function, the output and the late records.
+
+    Subclasses own the state.
     """
 
     _state: KeyedStateBackend
@@ -78,7 +79,9 @@ class AddingWindowOperator(Operator):
         return self._out.resume(max_records)
 
     def _fold_by(self, batch: RecordBatch) -> None:
-        """What follows is of `batch`: whole elements, or what the aggregate takes of them."""
+        """Chooses the aggregate for `batch`, which holds whole elements or values extracted from
+        them.
+        """
         if batch.taken and self._of_taken is None:
             self._of_taken = of_taken(self._aggregate)
         self._folding = (
@@ -86,7 +89,7 @@ class AddingWindowOperator(Operator):
         )
 
     def _unfit(self, batch: RecordBatch) -> StateError:
-        """The error for records without timestamps or keys."""
+        """Returns the error for records without timestamps or keys."""
         return StateError(
             f"window {self.ctx.name!r}: a batch without "
             f"{'keys' if batch.timestamps else 'timestamps'}; event-time "
@@ -101,8 +104,10 @@ class AddingWindowOperator(Operator):
         keys: Sequence[Any],
         results: Sequence[Any],
     ) -> None:
-        """Emit what the window function, by `call`, makes of each key's result, at the last
-        instant of `window`.
+        """Emits the output of the window function for each key's result, at the last instant of
+        `window`.
+
+        `call` calls the window function.
         """
         add, time = self._out.add, window.max_timestamp
         key = None
@@ -119,7 +124,7 @@ class AddingWindowOperator(Operator):
             raise
 
     def _drop_late(self, value: Any, timestamp: int, watermark: int) -> None:
-        """A record that is late for all its windows."""
+        """Drops a record that is late for all its windows."""
         self._late_dropped.inc(1)
         if (
             self._late_tag is not None and self._folding is self._aggregate

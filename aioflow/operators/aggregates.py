@@ -2,15 +2,16 @@
 and `agg` of several.
 
 Each takes `fn`, a function or expression of the element (None: the element itself), and `where`,
-which elements count. Rules that all share, so that any split of the input merges to the same
-result:
+which selects the elements that count. All share these rules, so that any split of the input merges
+to the same result:
 
-* None is no value: `sum min max mean distinct top min_by max_by` pass over an element for which
-  `fn` gives None; `collect first last` keep it, `count` counts elements;
-* NaN is greater than every number (as in Spark), so `max` of it is NaN and `min` avoids it; as one
-  value of `distinct`;
+* None does not count as a value: `sum min max mean distinct top min_by max_by` skip an element for
+  which `fn` returns None; `collect first last` keep it, `count` counts elements;
+* NaN is greater than every number (as in Spark), so `max` of it is NaN and `min` avoids it; all
+  NaNs are one value of `distinct`;
 * among equals the first to arrive wins;
-* nothing at all gives 0 for `count sum distinct`, [] for `collect top`, None for the others.
+* without elements the result is 0 for `count sum distinct`, [] for `collect top`, None for the
+  others.
 
 Sums of floats are plain additions in order of arrival.
 """
@@ -71,7 +72,7 @@ T = TypeVar("T")
 
 
 def agg(*unnamed: Never, **named: Any) -> AggregateFunction[Any, Any, dict[str, Any]]:
-    """Several aggregates at once: a dict of their results, in the given order.
+    """Computes several aggregates at once: a dict of their results, in the given order.
 
     `agg(n=count(), total=sum(col.cents))`.
     """
@@ -103,19 +104,19 @@ def count(*of: Never, where: Selector = None) -> AggregateFunction[Any, Any, int
 
 @explained
 def sum(fn: Selector = None, *, where: Selector = None) -> Sum:
-    """The sum of numbers, 0 of none."""
+    """Computes the sum of numbers, 0 without elements."""
     return Sum(fn, where)
 
 
 @explained
 def min(fn: Selector = None, *, where: Selector = None) -> Min:
-    """The least `fn(x)`."""
+    """Computes the least `fn(x)`."""
     return Min(fn, where)
 
 
 @explained
 def max(fn: Selector = None, *, where: Selector = None) -> Max:
-    """The greatest `fn(x)`."""
+    """Computes the greatest `fn(x)`."""
     return Max(fn, where)
 
 
@@ -123,7 +124,7 @@ def max(fn: Selector = None, *, where: Selector = None) -> Max:
 def mean(
     fn: Selector = None, *, where: Selector = None
 ) -> AggregateFunction[Any, Any, float | OrNone]:
-    """The arithmetic mean; None of nothing."""
+    """Computes the arithmetic mean, None without elements."""
     return Mean(fn, where)
 
 
@@ -131,7 +132,7 @@ def mean(
 def collect(
     fn: Selector = None, *, where: Selector = None
 ) -> AggregateFunction[Any, Any, list[Any]]:
-    """The list of `fn(x)`, in order of arrival."""
+    """Collects the list of `fn(x)`, in order of arrival."""
     return Collect(fn, where)
 
 
@@ -139,46 +140,47 @@ def collect(
 def top(
     n: int, by: Selector = None, *, where: Selector = None
 ) -> AggregateFunction[Any, Any, list[Any]]:
-    """The list of the `n` elements of greatest `by(x)`, best first, ties by arrival."""
+    """Keeps the `n` elements with the greatest `by(x)`: a list, best first, ties by arrival."""
     return Top(n, by, where)
 
 
 @explained
 def min_by(fn: Selector, *, where: Selector = None) -> MinBy:
-    """The first element of least `fn(x)`."""
+    """Keeps the first element with the least `fn(x)`."""
     return MinBy(fn, where)
 
 
 @explained
 def max_by(fn: Selector, *, where: Selector = None) -> MaxBy:
-    """The first element of greatest `fn(x)`."""
+    """Keeps the first element with the greatest `fn(x)`."""
     return MaxBy(fn, where)
 
 
 @explained
 def first(fn: Selector = None, *, where: Selector = None) -> First:
-    """`fn(x)` of the element that came first."""
+    """Keeps `fn(x)` of the first element to arrive."""
     return First(fn, where)
 
 
 @explained
 def last(fn: Selector = None, *, where: Selector = None) -> Last:
-    """`fn(x)` of the element that came last."""
+    """Keeps `fn(x)` of the last element to arrive."""
     return Last(fn, where)
 
 
 @explained
 def distinct(fn: Selector = None, *, where: Selector = None) -> AggregateFunction[Any, Any, int]:
-    """Counts the different values of `fn(x)` exactly. They must be hashable, and all are kept in
-    state.
+    """Counts the different values of `fn(x)` exactly.
+
+    The values must be hashable, and the state keeps all of them.
     """
     return Distinct(fn, where)
 
 
 def resolve_aggregate(x: Any) -> FoldingAggregate:
-    """`x`, an `AggregateFunction` or the class of one, with `fold`, `running` and `mergeable`.
+    """Returns the aggregate `x`, or an instance of the class `x`, as a `FoldingAggregate`.
 
-    Raises GraphError.
+    Raises GraphError if `x` is neither an `AggregateFunction` nor the class of one.
     """
     if isinstance(x, FoldingAggregate):
         return x
@@ -209,8 +211,9 @@ def resolve_aggregate(x: Any) -> FoldingAggregate:
 
 
 def explain_failure(aggregate: object, error: BaseException, value: Any) -> None:
-    """Add to `error`, which adding the element `value` raised, what the aggregate knows of it:
-    that a field is text, say.
+    """Adds the aggregate's explanation to `error`, which adding the element `value` raised.
+
+    An example is that a field is text.
     """
     from aioflow.core.expression_hints import note_text
 
@@ -237,7 +240,7 @@ class BuiltIn(FoldingAggregate):
                 self._write(writer, slot)
 
     def _write(self, writer: LoopWriter, slot: str) -> None:
-        """Lines for an element that counts."""
+        """Writes the lines that add an element for which `where` is true."""
         raise AssertionError(f"{type(self).__name__} does not say how to add")
 
     def __repr__(self) -> str:
@@ -482,7 +485,7 @@ class Last(BuiltIn):
 class Distinct(BuiltIn):
     """Accumulator: set of the values.
 
-    None, which is no value, stands for NaN, which does not equal itself.
+    In the set, None stands for NaN: None does not count as a value, and NaN does not equal itself.
     """
 
     name = "distinct"
@@ -544,12 +547,12 @@ class Agg(FoldingAggregate):
 
 
 def _greater(a: Any, b: Any) -> bool:
-    """Whether `a` is greater than `b`, NaN being greater than every number."""
+    """Returns whether `a` is greater than `b`; NaN is greater than every number."""
     return bool(a > b or (a != a and b == b))
 
 
 def _insert(best: list[tuple[Any, Any]], n: int, pair: tuple[Any, Any]) -> None:
-    """Put (score, element) behind all that are at least as good; keep `n`."""
+    """Inserts (score, element) behind all pairs that are at least as good, and keeps `n` pairs."""
     score = pair[0]
     low, high = 0, len(best)
     while low < high:

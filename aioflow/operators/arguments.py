@@ -1,6 +1,6 @@
-"""Checks of what users give to windows, triggers and joins: durations and time domains.
+"""Checks the arguments of windows, triggers and joins: durations and time domains.
 
-Wrong ones are build errors.
+Invalid arguments raise GraphError while the flow is built.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TIMES = ("event", "processing")
 
 
 def positive_ms(duration: Duration, function: str, argument: str) -> int:
-    """`duration` in ms, above 0. Raises GraphError naming `function` and `argument`."""
+    """Returns `duration` in ms, above 0. Raises GraphError naming `function` and `argument`."""
     ms = _ms(duration, function, argument)
     if ms <= 0:
         raise GraphError(f"{function}: {argument} is {duration!r}, expected more than 0 ms")
@@ -22,7 +22,7 @@ def positive_ms(duration: Duration, function: str, argument: str) -> int:
 
 
 def signed_ms(duration: Duration | int, function: str, argument: str) -> int:
-    """`duration` in ms, of any sign; an int is ms."""
+    """Returns `duration` in ms, of any sign; an int is a number of ms."""
     return duration if type(duration) is int else _ms(duration, function, argument)
 
 
@@ -35,7 +35,7 @@ def _ms(duration: Duration | int, function: str, argument: str) -> int:
 
 
 def is_event_time(time: str, function: str) -> bool:
-    """Whether `time` is "event" rather than "processing"."""
+    """Returns whether `time` is "event" rather than "processing"."""
     if time not in TIMES:
         hint = did_you_mean(time, TIMES)
         raise GraphError(f"{function}: time is {time!r}, expected 'event' or 'processing'{hint}")

@@ -1,13 +1,13 @@
-"""Process functions whose methods are `async def`: one element at a time, and nothing else of the
-subtask while it awaits.
+"""Process functions whose methods are `async def`: one element at a time, while all other work of
+the subtask waits.
 
-The element is taken, and a mail is written whose action is the coroutine: the mailbox awaits it
-before it runs any other mail or takes more input. So no other element, timer, query or checkpoint
-sees the state half-way and the current key stays what it is, while control mail (fail, cancel)
-still gets through. It heads its chain: what follows runs when the element is done.
+The operator accepts the element and enqueues a mail whose action is the coroutine. The mailbox
+awaits it before it runs any other mail or accepts more input. So no other element, timer, query or
+checkpoint sees the state half-way, and the current key stays the same. Control mail (fail, cancel)
+still gets through. The operator heads its chain: later operators run when the element is done.
 
-What was taken and has not begun when a checkpoint is taken goes into the checkpoint, by its key,
-and is processed first after a restore.
+Elements that were accepted and not begun go into the checkpoint, by key, and are processed first
+after a restore.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 PENDING = f"{INTERNAL_PREFIX}async-process-input"
-"""Name of the state of elements that were taken and not begun.
+"""Name of the state of elements that were accepted and not begun.
 
 Each is (input, value, timestamp, watermark in force, number of subtasks). Earlier versions left out
 the last two.
@@ -68,8 +68,9 @@ METHODS = (
 
 
 def is_async_process(function: Any) -> bool:
-    """Whether `function` (a plain one, or a process function as class or object) has an `async
-    def` method, generators included.
+    """Returns whether `function` has an `async def` method or async generator.
+
+    `function` may be a plain function, or a process function as class or object.
     """
     is_class = isinstance(function, Function) or (
         isinstance(function, type) and issubclass(function, Function)
@@ -86,7 +87,10 @@ def is_async_process(function: Any) -> bool:
 
 
 class AsyncProcessOperator(ProcessOperator):
-    """One input. Methods may be `async def`, async generators, or plain, in any mixture."""
+    """Process function with one input.
+
+    Its methods may be `async def`, async generators, or plain, in any mixture.
+    """
 
     def __init__(self, function: Any, *, keyed: bool = False) -> None:
         super().__init__(function)
@@ -128,7 +132,7 @@ class AsyncProcessOperator(ProcessOperator):
         return empty_batch()
 
     def finish(self) -> RecordBatch:
-        """As for plain functions, by mail: `busy` until it is done."""
+        """Begins the end of the function by mail; `busy` is true until it is done."""
         self._context.timer_service.begin_end()
         self._ending = True
         self._begin(0, empty_batch())
@@ -178,9 +182,9 @@ class AsyncProcessOperator(ProcessOperator):
         self.ctx.execute(self._step, "async process")
 
     async def _step(self) -> None:
-        """Mail: process what was taken.
+        """Mail: processes the accepted elements.
 
-        A long drain of timers goes on in a mail of its own, so that others get their turn.
+        A long drain of timers continues in a mail of its own, so that other mail runs in between.
         """
         rows, before = Rows(), self._mark
         try:
@@ -249,9 +253,9 @@ class AsyncProcessOperator(ProcessOperator):
         return not self._ending or await self._end(rows, deadline)
 
     async def _fire_until(self, watermark: int, rows: Rows, deadline: int) -> bool:
-        """Fire event-time timers up to `watermark`.
+        """Fires event-time timers up to `watermark`.
 
-        False when the slice is spent before: some may be left.
+        Returns False if the slice ends before that: some timers may remain.
         """
         timers, context = self._timers, self._context
         service = context.timer_service
@@ -304,9 +308,9 @@ class AsyncProcessOperator(ProcessOperator):
             self.ctx.execute(self._fire_processing, "async timers")
 
     async def _fire_processing(self) -> None:
-        """Mail: fire those that the clock has passed.
+        """Mail: fires the processing-time timers that the clock has passed.
 
-        What is more than a slice goes on in the next one.
+        Timers beyond one slice fire in the next mail.
         """
         rows, before, keyed = Rows(), self._mark, self._keyed
         assert keyed is not None
@@ -334,9 +338,9 @@ class AsyncProcessOperator(ProcessOperator):
             self.availability.set_available()
 
     async def _end(self, rows: Rows, deadline: int) -> bool:
-        """Fire what waits for processing time, then the function's `finish`.
+        """Fires waiting processing-time timers, then calls the function's `finish`.
 
-        False when the slice is spent before.
+        Returns False if the slice ends before that.
         """
         service = self._context.timer_service
         while (timer := service.pop_ending()) is not None:
@@ -356,7 +360,7 @@ class AsyncProcessOperator(ProcessOperator):
         return True
 
     def _take_over_restored(self) -> None:
-        """Elements that a checkpoint found taken and not begun come before any other."""
+        """Puts restored elements, which were accepted and not begun, before all other elements."""
         unkeyed = self.ctx.operator_state.get_list_state(PENDING_UNKEYED)
         elements = [(None, *element) for element in unkeyed.get()]
         unkeyed.clear()
@@ -388,21 +392,21 @@ class AsyncProcessOperator(ProcessOperator):
 
 
 class AsyncCoProcessOperator(AsyncProcessOperator):
-    """Two inputs."""
+    """Process function with two inputs."""
 
     sides = CoProcessOperator.sides
 
 
 class AsyncBroadcastProcessOperator(AsyncProcessOperator):
-    """Elements, and a broadcast stream."""
+    """Process function of elements and a broadcast stream."""
 
     sides = BroadcastProcessOperator.sides
 
 
 async def _collect(result: Any, rows: Rows, stamp: int | None, mark: int, what: str) -> None:
-    """Wait for what a method returned, and keep its elements.
+    """Awaits the return value of a method, and keeps its elements.
 
-    An async generator that is left early is closed in order.
+    An async generator that is left early is closed properly.
     """
     if inspect.isawaitable(result):
         result = await result

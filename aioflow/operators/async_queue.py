@@ -1,8 +1,8 @@
 """Queues of elements with pending results, which decide the order in which results are emitted.
 
-Ordered: in the order of input. Unordered: in the order of completion, but only among elements that
-saw the same watermark, an epoch: no element overtakes a watermark, and no watermark an element
-before it. After Flink's StreamElementQueue. No I/O, no clock.
+Ordered: in the order of input. Unordered: in the order of completion, but only within an epoch, the
+elements that arrived at the same watermark. No element overtakes a watermark, and no watermark
+overtakes an element before it. After Flink's StreamElementQueue. No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["CompletionQueue", "Entry", "OrderedQueue", "UnorderedQueue"]
 
 
 class Entry:
-    """One element.
+    """One element and its pending result.
 
     `mark` is the watermark in force before it; `results` or `error` is set before it is completed.
     """
@@ -33,30 +33,31 @@ class Entry:
 
 
 class CompletionQueue(Protocol):
-    """The common interface of both queues. An entry counts until it is taken."""
+    """The common interface of both queues. An entry counts until `take` returns it."""
 
     def __len__(self) -> int: ...
     def add(self, entry: Entry) -> None:
-        """The next element of the input."""
+        """Adds the next element of the input."""
 
     def complete(self, entry: Entry) -> bool:
-        """`entry` is done. Whether `take` has something now."""
+        """Marks `entry` as completed, and returns whether `take` has entries to return."""
 
     def take(self) -> list[Entry]:
-        """All that may go on now, in the order in which it must."""
+        """Removes and returns all entries that may be emitted now, in the required order."""
 
     def entries(self) -> Iterable[Entry]:
-        """All that was not taken, in the order of input."""
+        """Returns all entries in the queue, in the order of input."""
 
     @property
     def oldest_mark(self) -> int:
-        """The watermark that may go on while the queue is not empty: the one in force for the
-        oldest element.
+        """The watermark that was in force for the oldest element.
+
+        It may be emitted while the queue is not empty.
         """
 
 
 class OrderedQueue:
-    """Results in the order of input."""
+    """Emits results in the order of input."""
 
     __slots__ = ("_entries",)
 
@@ -100,7 +101,7 @@ class _Epoch:
 
 
 class UnorderedQueue:
-    """Results in the order of completion, within the epoch at the head."""
+    """Emits results in the order of completion, within the epoch at the head."""
 
     __slots__ = ("_entries", "_epochs")
 

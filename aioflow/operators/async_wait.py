@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 __all__ = ["ASYNC_CONCURRENCY", "BLOCKING_CONCURRENCY", "AsyncWaitOperator", "GuardedRowsOperator"]
 
 ASYNC_CONCURRENCY = 64
-"""Calls in flight where the user named no number."""
+"""Default number of calls in flight."""
 
 BLOCKING_CONCURRENCY = 8
-"""The same for blocking functions: each takes a thread."""
+"""Default number of calls in flight for blocking functions: each occupies a thread."""
 
 IN_FLIGHT: ListStateDescriptor[Any] = ListStateDescriptor("async-in-flight")
-"""Operator state of the elements whose results were not sent yet.
+"""Operator state of the elements whose results were not emitted yet.
 
 Each is (value, timestamp, watermark in force, number of subtasks). Earlier versions left out the
 last two.
@@ -56,12 +56,12 @@ last two.
 
 
 class AsyncWaitOperator(Operator):
-    """One coroutine function (or, with `blocking`, one plain function in a thread) for each
+    """Calls one coroutine function (or, with `blocking`, one plain function in a thread) for each
     element.
 
-    `timeout_s` bounds all tries of one element together; then `on_timeout(element)` gives the
-    result, or TimeoutError is raised. An error goes to the side output `on_error` as `Failed`, or
-    fails the task.
+    `timeout_s` limits all tries of one element together. After the timeout `on_timeout(element)`
+    returns the result; without it TimeoutError is raised. An error goes to the side output
+    `on_error` as `Failed`, or fails the task.
     """
 
     def __init__(
@@ -150,9 +150,7 @@ class AsyncWaitOperator(Operator):
         return RecordBatch([], None, None, None, self._reached())
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        """The checkpoint holds the inputs of what is in flight: their results come behind the
-        barrier.
-        """
+        """Writes the inputs of the calls in flight to state: their results follow the barrier."""
         parallelism = self.ctx.runtime.parallelism
         in_flight = [
             (entry.value, entry.timestamp, entry.mark, parallelism)
@@ -168,7 +166,7 @@ class AsyncWaitOperator(Operator):
     # calls
 
     def _prepare(self, call: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
-        """One try as something to await."""
+        """Returns a function that makes one try of `call` as an awaitable."""
         if self._blocking:
             blocking = self.ctx.blocking
             if self._kind is StatelessKind.FLAT_MAP:
@@ -197,7 +195,7 @@ class AsyncWaitOperator(Operator):
             self._start(self._waiting.popleft())
 
     async def _run(self, entry: Entry) -> None:
-        """The task of one element.
+        """Runs all tries for one element, as a task of its own.
 
         Raises the cancellation of the engine, SystemExit and KeyboardInterrupt.
         """
@@ -280,7 +278,7 @@ class AsyncWaitOperator(Operator):
     # mail
 
     def _deliver(self) -> None:
-        """Mail: everything that may go on now goes on, as one batch."""
+        """Mail: emits all results that may be emitted now, as one batch."""
         self._mail_is_out = False
         values: list[Any] = []
         stamps: list[Any] = []
@@ -323,7 +321,7 @@ class AsyncWaitOperator(Operator):
         )
 
     def _reached(self) -> int:
-        """The watermark that may go on now; MIN_WATERMARK when it is no news."""
+        """Returns the watermark that may be emitted now; MIN_WATERMARK if it was emitted before."""
         reached = self._queue.oldest_mark if self.busy else self._watermark
         if reached <= self._sent:
             return MIN_WATERMARK
@@ -341,11 +339,10 @@ class AsyncWaitOperator(Operator):
 
 
 class GuardedRowsOperator(Operator):
-    """`on_error=` for a plain function: an element that fails goes to the side output, with what it
-    would have given; the rest goes on.
+    """Implements `on_error=` for a plain function: a failing element goes to the side output.
 
-    Directly after `key_by` a function class has keyed state here, too; what a call wrote before it
-    failed stays.
+    The results of the failing call are dropped; other elements continue. Directly after `key_by` a
+    function class has keyed state here, too; state that a call wrote before it failed stays.
     """
 
     slow_remedy = CHEAPER_ASYNC_OR_BLOCKING
@@ -418,7 +415,7 @@ class GuardedRowsOperator(Operator):
 
 
 def failed(entry: Entry, operator: str) -> Failed[Any]:
-    """What the side output gets of an element whose call failed."""
+    """Returns the element of the side output for an element whose call failed."""
     assert entry.error is not None, "its call has failed"
     return Failed(
         entry.value, message_of(entry.error), type(entry.error).__name__, operator, entry.timestamp
@@ -426,8 +423,9 @@ def failed(entry: Entry, operator: str) -> Failed[Any]:
 
 
 def _collecting(call: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    """A flat_map function whose results are taken all at once: none goes on when a later one
-    fails.
+    """Returns a flat_map function that collects all results of `call` first.
+
+    So no result is emitted if a later one fails.
     """
 
     def collect(value: Any) -> list[Any]:

@@ -1,9 +1,9 @@
-"""Operators that limit numbers of elements: `map_batches` gathers elements for one call, and
+"""Operators that limit numbers of elements: `map_batches` collects elements for one call, and
 `throttle` limits their rate.
 
-Both bound what they hold: a gathered batch by its size and by the wait of its first element, a
-throttle by holding nothing at all (the chain keeps what there is no room for). Both hold the
-watermark back with the elements that it belongs behind.
+Both limit the elements that they hold. A collected batch is limited by its size and by the wait of
+its first element. A throttle holds no elements: the chain keeps the elements that it has no room
+for. Both hold the watermark back with the elements before it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["MapBatchesOperator", "ThrottleOperator"]
 
 GATHERED: ListStateDescriptor[Any] = ListStateDescriptor("map-batches-gathered")
-"""Operator state of the elements whose results were not sent yet.
+"""Operator state of the elements whose results were not emitted yet.
 
 Each is (value, timestamp, watermark in force, number of subtasks). Earlier versions left out the
 last two.
@@ -69,12 +69,13 @@ class _Gathered:
 
 
 class MapBatchesOperator(Operator):
-    """Calls `function` with a list of up to `max_size` elements; it gives one result for each, in
+    """Calls `function` with lists of up to `max_size` elements; it returns one result for each, in
     order.
 
-    The first element of a list waits for at most `max_wait` (None: a list is what came at once). A
-    plain function runs inline, with `blocking` in a thread, an `async def` is awaited; of the
-    latter two one call is under way while the next list is gathered.
+    The first element of a list waits for at most `max_wait` (None: only elements that arrive
+    together form a list). A plain function runs inline, or with `blocking` in a thread; an `async
+    def` is awaited. A call in a thread or a coroutine runs while the next list is collected; there
+    is at most one such call.
     """
 
     slow_remedy = CHEAPER_ASYNC_OR_BLOCKING
@@ -171,7 +172,7 @@ class MapBatchesOperator(Operator):
         return self._go_on()
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        """The checkpoint holds the inputs: their results come behind the barrier."""
+        """Writes the inputs to state: their results follow the barrier."""
         held = [part for part in (self._in_flight, self._gathered) if part is not None]
         former = repeat(self.ctx.runtime.parallelism)
         elements = [
@@ -187,8 +188,9 @@ class MapBatchesOperator(Operator):
         await self._user.close()
 
     def _go_on(self) -> RecordBatch:
-        """Call for all lists that are full or due, as far as that is possible now; what inline
-        calls gave.
+        """Calls the function for all lists that are full or due, as far as possible now.
+
+        Returns the results of inline calls.
         """
         gathered, rows, before = self._gathered, Rows(), self._sent
         while (
@@ -217,7 +219,7 @@ class MapBatchesOperator(Operator):
         return rows.batch(before, self._reached())
 
     def _on_wait_over(self, timestamp_ms: int) -> None:
-        """Mail: the first element has waited long enough."""
+        """Mail: the wait of the first element is over."""
         self._timer = None
         self._is_due = True
         self._emit(self._go_on())
@@ -232,7 +234,7 @@ class MapBatchesOperator(Operator):
             timer.cancel()
 
     def _reached(self) -> int:
-        """The watermark that may go on now; MIN_WATERMARK when it is no news."""
+        """Returns the watermark that may be emitted now; MIN_WATERMARK if it was emitted before."""
         oldest = self._in_flight if self._in_flight is not None else self._gathered
         reached = oldest.marks[0] if oldest.marks else self._watermark
         if reached <= self._sent:
@@ -278,7 +280,7 @@ class MapBatchesOperator(Operator):
         )  # A generator runs here, too.
 
     def _deliver(self, part: _Gathered, results: list[Any]) -> None:
-        """Mail: the call under way has ended."""
+        """Mail: emits the results of the call, which has ended."""
         rows, before = Rows(), self._sent
         self._keep(rows, part, results)
         self._in_flight = None
@@ -314,8 +316,9 @@ class MapBatchesOperator(Operator):
 
 
 class ThrottleOperator(Operator):
-    """Lets at most `n` elements pass in any stretch of time of length `per`, by each subtask;
-    holds nothing itself.
+    """Lets at most `n` elements pass in any period of length `per`, in each subtask.
+
+    It holds no elements itself.
     """
 
     def __init__(self, n: int, per: Duration = "1s") -> None:
@@ -361,6 +364,6 @@ class ThrottleOperator(Operator):
         return self.ctx.host.clock.monotonic() * 1000
 
     def _on_time(self, timestamp_ms: int) -> None:
-        """Mail: there may be room. The chain checks, and waits again if there is none."""
+        """Mail: there may be room again. The chain checks, and waits again if there is none."""
         self._timer = None
         self.availability.set_available()

@@ -1,13 +1,13 @@
 """Tumbling and sliding windows of processing time, in the slices of `slice_window`: a batch is one
 fold, with any keys.
 
-What event time is there, the clock is here: all records of a batch come at one instant, and nothing
-is ever late. One timer of the operator stands for all keys; it fires every window that has ended.
-Results have the time `end - 1`, and the watermark that the records brought is in force for them.
+The clock takes the place of event time: all records of a batch arrive at one instant, and no record
+is ever late. One timer of the operator serves all keys; it fires every window that has ended.
+Results have the time `end - 1`, and the watermark of the records is in force for them.
 
-The clock may be behind after a restore, on another machine or because it had been wrong. A window
-that has fired stays closed, and none is to wait for a time that may be years away. So the
-operator's own time continues where it was, at the pace of the clock.
+After a restore the clock may be behind, because the machine is another or its clock had been wrong.
+A window that has fired stays closed, and no window may wait for a time that may be years away. So
+the operator's own time continues where it was, at the pace of the clock.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ logger = logging.getLogger(__name__)
 
 
 class ClockWindowOperator(SliceWindowOperator):
-    """Emits `WindowResult(key, start, end, result)` once the clock has reached `end`, or what
-    `window_fn` makes of it.
+    """Emits `WindowResult(key, start, end, result)`, or the output of `window_fn` for it.
+
+    A window fires once the clock has reached `end`.
     """
 
     _timer: ProcessingTimeTimer | None = None
     _event_time = MIN_WATERMARK
     """The watermark of the input."""
     _lead = 0
-    """Lead of its time over the clock, in ms."""
+    """Lead of the operator's time over the clock, in ms."""
     _due = MIN_WATERMARK
-    """The instant up to which the timer has said that windows end."""
+    """The instant for which the timer last fired; windows that end up to it are due."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -67,9 +68,9 @@ class ClockWindowOperator(SliceWindowOperator):
         return empty_batch(self._out.watermark)
 
     def finish(self) -> RecordBatch:
-        """Windows whose end no clock will reach any more fire now, in their order.
+        """Fires the windows whose end no clock will reach, in their order.
 
-        What does not fit at once is pending.
+        Results beyond the first piece are pending.
         """
         return self._out.start(self._advance(MAX_WATERMARK), self._event_time)
 
@@ -79,7 +80,7 @@ class ClockWindowOperator(SliceWindowOperator):
         await super().close()
 
     def _now(self) -> int:
-        """Time of the operator.
+        """Returns the time of the operator.
 
         It lies in no window that has fired, even if the clock was put back a little.
         """
@@ -87,7 +88,7 @@ class ClockWindowOperator(SliceWindowOperator):
         return max([now, self._watermark + 1, *(reached + 1 for _, reached in self._ahead)])
 
     def _continue(self) -> None:
-        """After a restore: not before the time that was reached."""
+        """Continues after a restore at the time that was reached, or later."""
         starts = self._slices.starts
         reached = [self._watermark + 1, *(reached + 1 for _, reached in self._ahead), *starts[-1:]]
         self._lead = max(0, max(reached) - self.ctx.processing_time())
@@ -101,7 +102,7 @@ class ClockWindowOperator(SliceWindowOperator):
             )
 
     def _schedule(self) -> None:
-        """Register the timer for the first window that holds something."""
+        """Registers the timer for the first window that is not empty."""
         self._timer = None
         starts = self._slices.starts
         if starts:

@@ -1,6 +1,6 @@
 """The aggregates that run on columns: `count sum mean min max` of expressions, and `agg` of these.
 
-Loads no numpy before it has to.
+Imports numpy only on demand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KINDS: dict[type, str] = {Count: "count", Sum: "sum", Mean: "mean", Min: "min",
 
 
 def why_rows(aggregate: FoldingAggregate) -> str | None:
-    """Why it has to see rows, as `explain()` says it; None if columns will do."""
+    """Returns why `aggregate` needs rows, as shown by `explain()`; None if it can use columns."""
     for part in _parts(aggregate):
         if type(part) not in _KINDS:
             return (
@@ -41,7 +41,7 @@ def why_rows(aggregate: FoldingAggregate) -> str | None:
 
 
 def plan_columns(aggregate: FoldingAggregate) -> Plan:
-    """The same aggregate on columns; `why_rows` has given None."""
+    """Returns `aggregate` as a plan on columns. `why_rows` must have returned None for it."""
     from aioflow.columns.plans import LeafKind, LeafSpec, Plan
 
     leaves = []
@@ -59,7 +59,7 @@ def plan_columns(aggregate: FoldingAggregate) -> Plan:
 
 
 def fields_read(aggregate: FoldingAggregate) -> tuple[str | int, ...]:
-    """The fields of an element that it reads; `why_rows` has given None."""
+    """Returns the fields of an element that `aggregate` reads, for which `why_rows` returned None."""
     parts = [part for part in _parts(aggregate) if isinstance(part, BuiltIn)]
     return column_names(
         *(one for part in parts for one in (part.fn, part.where) if is_expression(one))

@@ -1,7 +1,7 @@
-"""The reasons why a step turns columns into rows, and what to write instead: for `explain()`, and
-for the choice of a source's output.
+"""The reasons why a step turns columns into rows, and the advice how to avoid it: for `explain()`,
+and for the choice of a source's output.
 
-A reason is one clause, with the advice behind a colon. None says that columns stay columns.
+A reason is one clause, followed by a colon and the advice. None says that columns stay columns.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _BY_EXPRESSION = (WatermarkKind.BOUNDED, WatermarkKind.NONE)
 
 
 def why_rows(operator: Operator, *, keyed_by_function: bool = False) -> str | None:
-    """Why an operator that is given columns makes rows of them."""
+    """Returns why `operator` turns columns into rows, or None if it does not."""
     if isinstance(operator, StatelessOperator):
         return _of_steps(operator)
     if isinstance(operator, TimestampsAndWatermarksOperator):
@@ -91,7 +91,7 @@ def _of_steps(operator: StatelessOperator) -> str | None:
 
 
 def why_rows_for_times(strategy: WatermarkStrategy[Any] | None) -> str | None:
-    """Why timestamps and watermarks take rows."""
+    """Returns why timestamps and watermarks need rows, or None if they do not."""
     if strategy is None:
         return None
     if strategy.kind not in _BY_EXPRESSION:

@@ -1,14 +1,14 @@
 """The bulk form of an aggregate: one generated loop that adds a batch of records to the
 accumulators of their keys.
 
-A running or windowed aggregate spends its time in "find the accumulator of this key, change it".
-Here that is one Python loop: parts of an `agg` change the slots of one list, expressions stand in
-the loop as source, and so do functions that only take a field or the like (`operators.inlining`);
-others are called from it. A record costs what its functions cost and some 60 ns.
+A running or windowed aggregate spends its time on finding and changing the accumulator of each key.
+Here one Python loop does this. The parts of an `agg` change the slots of one list. Expressions are
+inlined in the loop as source, and so are simple functions, such as field access
+(`operators.inlining`); other functions are called. A record costs its functions and some 60 ns.
 
-Accumulators are plain values that the codec carries. Ownership: `add` and `fold` may change the
-accumulator that is in the table; `merge(a, b)` may change `a`, never `b`; results never share what
-an accumulator holds.
+Accumulators are plain values that the codec can encode. Ownership: `add` and `fold` may change the
+accumulator in the table; `merge(a, b)` may change `a`, never `b`; results share no mutable part of
+an accumulator.
 """
 
 from __future__ import annotations
@@ -44,15 +44,13 @@ __all__ = [
 ]
 
 Selector = Callable[[Any], Any] | Expr[Any] | None
-"""What an aggregate takes of an element: a function, an expression, or None for the element
-itself.
-"""
+"""Extracts a value from an element: a function, an expression, or None for the element itself."""
 
 _ABSENT: Any = object()
 
 
 def as_selector(x: Any, aggregate: str, argument: str) -> Selector:
-    """`x` if it is a function, an expression or None.
+    """Returns `x` if it is a function, an expression or None.
 
     Raises GraphError naming `aggregate` and `argument`.
     """
@@ -107,7 +105,7 @@ class LoopWriter:
         self._depth -= 1
 
     def constant(self, value: Any) -> str:
-        """The name of a global that holds `value`."""
+        """Returns the name of a global that holds `value`."""
         return self._emitter.constant(value)
 
     def value(self, selector: Selector) -> str:
@@ -148,7 +146,7 @@ class LoopWriter:
         return result
 
     def _new_name(self) -> str:
-        """A name that nothing else has."""
+        """Returns an unused name."""
         name = self.constant(None)
         del self.names[name]
         return name
@@ -159,8 +157,8 @@ class LoopWriter:
         emit: Callable[[Expr[Any]], str],
         slow: Callable[[Expr[Any]], Callable[[Any], Any]],
     ) -> str:
-        """An expression in the loop, and what to do with a row of another kind or without the
-        field.
+        """Writes the evaluation of an expression, with a fallback for other kinds of rows or
+        missing fields.
         """
         function = self.constant(slow(e))
         if self._kind is RowKind.ATTRIBUTES and shadowed(e):
@@ -184,11 +182,11 @@ class _Program:
 
 
 class FoldingAggregate(AggregateFunction[Any, Any, Any]):
-    """Base of the aggregates that write their own loop. Subclasses say how, as source.
+    """Base of the aggregates that write their own loop. Subclasses provide it as source.
 
-    `initial` is the source of a new accumulator; `in_place` says that it is a container, which is
-    changed, not replaced; `regroups` that parts in one order merge to the same result in any
-    grouping, which rounding rules out for sums.
+    `initial` is the source of a new accumulator. `in_place`: the accumulator is a container, which
+    is changed, not replaced. `regroups`: parts in one order merge to the same result in any
+    grouping; sums do not, because of rounding.
     """
 
     initial = "None"
@@ -197,32 +195,33 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
     regroups = False
 
     def write_initial(self, writer: LoopWriter) -> str:
-        """Source of a new accumulator."""
+        """Returns the source of a new accumulator."""
         return self.initial
 
     def write_add(self, writer: LoopWriter, slot: str) -> None:
-        """Lines that add the element to the accumulator in the variable or item `slot`."""
+        """Writes lines that add the element to the accumulator in the variable or item `slot`."""
         raise AssertionError(f"{type(self).__name__} does not say how to add")
 
     def write_result(self, writer: LoopWriter, slot: str) -> str:
-        """Source of the result of the accumulator in `slot`, sharing nothing with it that can
-        change.
+        """Returns the source of the result of the accumulator in `slot`.
+
+        The result shares no mutable part with the accumulator.
         """
         return slot
 
     def write_merge(self, a: str, b: str) -> str | None:
-        """Source of a new accumulator: those in `a` and `b` merged, and neither changed. None:
-        `merge` has to be called.
+        """Returns the source of a new accumulator, merged from `a` and `b`, which do not change.
 
-        `a` and `b` may stand in it more than once.
+        Returns None if `merge` has to be called. The source may contain `a` and `b` more than once.
         """
         return None
 
     def fold(
         self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]
     ) -> None:
-        """Add `values[i]` to the accumulator of `keys[i]` in `table`, in order; keys that are
-        new get one.
+        """Adds `values[i]` to the accumulator of `keys[i]` in `table`, in order.
+
+        New keys get a new accumulator.
         """
         if values:
             self._program(values[0], table).fold(table, keys, values)
@@ -230,8 +229,10 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
     def running(
         self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]
     ) -> list[tuple[Any, Any]]:
-        """Like `fold`; gives `(keys[i], its result right after values[i])`: to pair them in a
-        pass of its own would take a third more.
+        """Does the same as `fold`, and returns `(keys[i], its result right after values[i])` for
+        each i.
+
+        Making the pairs in a separate pass would take a third longer.
         """
         if not values:
             return []
@@ -244,15 +245,16 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         return self._program(value, _PLAIN).add(value, accumulator)
 
     def adder(self, value: Any) -> Callable[[Any, Any], Any]:
-        """`add` for elements like `value`: which kind of row they are is looked at once."""
+        """Returns `add` for elements like `value`, whose kind of row is determined once."""
         return self._program(value, _PLAIN).add
 
     @property
     def merger(self) -> Callable[[dict[Any, Any], Iterable[tuple[Any, Any]]], None] | None:
-        """`merger(merged, items)` merges each (key, accumulator) of `items` into `merged`, behind
-        what it holds. It changes no accumulator.
+        """Returns `merger(merged, items)`, which merges each (key, accumulator) of `items` into
+        `merged`.
 
-        None: they have to be merged one by one.
+        The merged accumulators follow those of `merged` in order; no accumulator is changed.
+        Returns None if they have to be merged one by one.
         """
         if "merger" not in self._cache:
             merging = self.write_merge("a", "b")
@@ -263,7 +265,7 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         return made
 
     def results(self, accumulators: Iterable[Any]) -> list[Any]:
-        """`get_result` of each, in one loop."""
+        """Returns `get_result` of each accumulator, computed in one loop."""
         made: list[Any] = self._made("results")(accumulators)
         return made
 
@@ -349,9 +351,7 @@ def _make_merger(merging: str, what: str) -> Callable[..., None]:
 
 
 class UserAggregate(FoldingAggregate):
-    """An `AggregateFunction` that a user wrote, with the same bulk form: a loop that calls its
-    methods.
-    """
+    """An `AggregateFunction` of the user in the same bulk form: a loop that calls its methods."""
 
     def __init__(self, function: AggregateFunction[Any, Any, Any]) -> None:
         self.function = function
@@ -413,12 +413,13 @@ class UserAggregate(FoldingAggregate):
 
 
 _PLAIN: dict[Any, Any] = {}
-"""Stands for the table of an accumulator that is handed over by itself."""
+"""Stands for the table of an accumulator that is passed without a table."""
 
 
 def is_mergeable(function: AggregateFunction[Any, Any, Any]) -> bool:
-    """Returns whether two accumulators of `function` can be merged: its `mergeable` if it has one,
-    else whether it defines `merge`.
+    """Returns whether two accumulators of `function` can be merged.
+
+    Uses its attribute `mergeable` if it has one, else whether it defines `merge`.
     """
     said = getattr(function, "mergeable", None)
     return type(function).merge is not AggregateFunction.merge if said is None else bool(said)

@@ -1,9 +1,9 @@
 """Finds visible mistakes in a function class: a method that is never called because its name is
 misspelled, or a method that takes too few arguments.
 
-A class that derives from `af.ProcessFunction` and spells `on_timer` as Flink does is a class like
-any other: its timers would go by in silence. It is an error where the method is one that must be
-defined, and otherwise a warning: it may be a helper of the others.
+A class that derives from `af.ProcessFunction` and spells `on_timer` as Flink does is a valid class,
+but its timers would fire without effect. The mistake is an error if the method must be defined.
+Otherwise it is a warning, because the method may be a helper of the other methods.
 """
 
 from __future__ import annotations
@@ -44,21 +44,20 @@ REQUIRED: dict[type, tuple[str, ...]] = {
     AggregateFunction: ("create_accumulator", "add", "get_result"),
     Trigger: ("on_element",),
 }
-"""What a class of each kind must define: the methods that only say so themselves."""
+"""The methods that a class of each kind must define, because the base class only raises."""
 
 CHECKPOINTED: Final = ("initialize_state", "snapshot_state")
 
 NEARLY = 0.92
-"""How much of two names has to be the same, from 0 to 1: `on_timers` is nearly `on_timer`,
-`closed` is not nearly `close`.
+"""Minimum similarity of two names, from 0 to 1: `on_timers` is similar to `on_timer`, `closed` is
+not similar to `close`.
 """
 
 
 def check_function_class(function: Any) -> None:
-    """Raises GraphError for a function class, or an object of one, that cannot do what it is for,
-    and warns of what it seems to mean.
+    """Raises GraphError for a function class, or an instance of one, that cannot work.
 
-    What is no function class passes.
+    Also logs a warning for probable mistakes. Other values pass.
     """
     cls = function if isinstance(function, type) else type(function)
     contract = _contract(cls)
@@ -112,9 +111,7 @@ def check_function_class(function: Any) -> None:
 
 
 def _contract(cls: type) -> dict[str, FunctionType]:
-    """The methods that the engine calls of what derives from the classes of its own that `cls`
-    derives from.
-    """
+    """Returns the methods that the engine calls on subclasses of the engine's bases of `cls`."""
     ours = [one for one in cls.__mro__ if _is_ours(one)]
     if any(issubclass(one, Function) for one in ours):
         ours.append(CheckpointedFunction)
@@ -131,8 +128,9 @@ def _is_ours(cls: type) -> bool:
 
 
 def _meant(name: str, missing: list[str]) -> str:
-    """The one of `missing` that is spelled like `name` but for underscores and case, or with a
-    letter more or less; empty if none is.
+    """Returns the name in `missing` that `name` probably misspells, or "" if there is none.
+
+    The names may differ in underscores, in case, or by about a letter.
     """
     for one in missing:
         if _letters(one) == _letters(name):

@@ -30,7 +30,7 @@ __all__ = ["FunctionSink", "as_sink", "calling"]
 def as_sink(what: Any) -> Sink[Any]:
     """Returns the sink that `stream.sink(what)` writes to.
 
-    Raises GraphError for what is neither a Sink nor a function.
+    Raises GraphError if `what` is neither a Sink nor a function.
     """
     called = isinstance(what, type) and any("__call__" in vars(base) for base in what.__mro__)
     by_class = isinstance(what, type) and _is_function_class(what)
@@ -64,18 +64,21 @@ def as_sink(what: Any) -> Sink[Any]:
 
 
 def calling(function: Callable[[Any], Any]) -> SinkOperator:
-    """The operator of a function as a sink."""
+    """Returns the operator of a function that is used as a sink."""
     return SinkOperator(FunctionSink(function))
 
 
 def _is_function_class(given: type) -> bool:
-    """Whether instances of it are meant, not a call of it for each element."""
+    """Returns whether the class stands for its instances, rather than being called for each
+    element.
+    """
     return issubclass(given, Function) or has_operator_state(given)
 
 
 class FunctionSink:
-    """Calls `function(value)` for each element, in the process that runs the flow: it may close
-    over what the program looks at.
+    """Calls `function(value)` for each element, in the process that runs the flow.
+
+    So the function may use variables of the program.
     """
 
     stays_here = True
@@ -106,7 +109,7 @@ class FunctionSink:
 
 
 class _CallingWriter:
-    """Calls at once."""
+    """Calls the function as soon as elements are written."""
 
     def __init__(self, function: Callable[[Any], Any], ctx: OperatorContext) -> None:
         self._function = UserFunction(function, "__call__")
@@ -137,7 +140,7 @@ class _CallingWriter:
             raise
 
     async def flush(self) -> None:
-        """Nothing is buffered."""
+        """Does nothing: no element is buffered."""
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
         return []
@@ -147,8 +150,9 @@ class _CallingWriter:
 
 
 class _AwaitingWriter(_CallingWriter):
-    """Keeps the elements of a batch and awaits the function for each in `flush`; takes no more
-    meanwhile.
+    """Keeps the elements of a batch, and awaits the function for each of them in `flush`.
+
+    It accepts no more elements meanwhile.
     """
 
     def __init__(self, function: Callable[[Any], Any], ctx: OperatorContext) -> None:
@@ -157,7 +161,7 @@ class _AwaitingWriter(_CallingWriter):
 
     @property
     def full(self) -> bool:
-        """Anything that waits wants to be awaited."""
+        """Whether elements wait for `flush`."""
         return bool(self._waiting)
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:

@@ -1,17 +1,17 @@
 """Extracts the body of a small user function as source, for the loops that are generated around it.
 
-Half of what `lambda e: e.user` costs a record is the call. `body_of` gives what such a function
-computes as source over any variable, if it is one expression of operators, fields, items, constants
-and displays of its only parameter: no call, no name from elsewhere, no branch. So nothing can
-change between two records, and nothing but its own operators is run.
+Half of the cost of `lambda e: e.user` for a record is the call. `body_of` returns the body of such
+a function as source over any variable. The body must be one expression of operators, fields, items,
+constants and displays of its only parameter, without calls, other names or branches. So the result
+depends on the record alone, and only operators of its values are run.
 
-The source is read off the bytecode, and believed only if compiling it gives that very bytecode and
-those very constants again. So what this interpreter compiles otherwise than expected is called as
-before, and nothing else depends on its version.
+The source is decompiled from the bytecode. It is used only if compiling it results in exactly that
+bytecode and those constants. So a function that this interpreter compiles in an unexpected way is
+called as before, and no other code depends on the version of the interpreter.
 
-Where a debugger, a profiler or a coverage tool watches while the loop is made, nothing is inlined:
-it would not see the function. When a loop fails in an inlined body, the function is called after
-all (`failure_of`, `call_again`), so that its own frame is in the traceback.
+While a debugger, a profiler or a coverage tool is active when the loop is made, no body is inlined,
+because the tool would not see the function. When a loop fails in an inlined body, the function is
+called after all (`failure_of`, `call_again`), so that its own frame is in the traceback.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import Any
 __all__ = ["Body", "as_getter", "body_of", "call_again", "failure_of"]
 
 INSTRUCTIONS_MAX = 60
-"""Beyond, the call is a small part of what the function costs."""
+"""Maximum number of instructions; in longer functions the call is a small part of the cost."""
 
 TOOLS = 6
-"""That `sys.monitoring` may have at once."""
+"""Maximum number of simultaneous tools of `sys.monitoring`."""
 
 _VARARGS = 0x04 | 0x08  # CO_VARARGS, CO_VARKEYWORDS
 
@@ -49,9 +49,9 @@ class Body:
     """
 
     pieces: tuple[str, ...]
-    """The text between the places of the variable."""
+    """The text between the occurrences of the variable."""
     members: tuple[Body, ...] | None = None
-    """Of a tuple or list display: its elements."""
+    """The elements, if the body is a tuple or list display."""
 
     def over(self, name: str) -> str:
         return name.join(self.pieces)
@@ -77,8 +77,9 @@ def body_of(function: Any) -> Body | None:
 
 
 def as_getter(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`function`, or one in C that gives the same: for `map`, to which a function of Python is a
-    frame for each element.
+    """Returns `function`, or an equivalent function in C if there is one.
+
+    With `map`, a Python function costs a frame for each element.
     """
     body = body_of(function)
     if body is None or type(function) is not FunctionType:
@@ -89,8 +90,9 @@ def as_getter(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def failure_of(function: Callable[[Any], Any], value: Any, error: Exception) -> Exception:
-    """`error`, raised by the body of `function` in a loop, as `function` itself raises it for
-    `value`; else as it is.
+    """Returns the error that `function` itself raises for `value`, or `error` if it raises none.
+
+    `error` was raised by the inlined body of `function` in a loop.
     """
     try:
         function(value)
@@ -102,8 +104,10 @@ def failure_of(function: Callable[[Any], Any], value: Any, error: Exception) -> 
 
 
 def call_again(function: Callable[[Any], Any], value: Any) -> Any:
-    """What `function` gives, or its own error, to be called where its body has failed: that
-    error is not told as another one.
+    """Calls `function` after its inlined body has failed; returns its result or raises its own
+    error.
+
+    The error is not chained to the error of the body.
     """
     try:
         return function(value)
@@ -113,9 +117,9 @@ def call_again(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _is_watched() -> bool:
-    """Whether a tool looks at what is called.
+    """Returns whether a tool observes function calls.
 
-    From Python 3.12 on it may do so by `sys.monitoring`.
+    From Python 3.12 on it may use `sys.monitoring`.
     """
     if sys.gettrace() is not None or sys.getprofile() is not None:
         return True
@@ -141,7 +145,7 @@ def _function_body(function: FunctionType) -> Body | None:
 
 
 def _read(code: CodeType) -> Body | None:
-    """The expression of straight-line bytecode; None for anything else."""
+    """Returns the expression of straight-line bytecode, or None for other bytecode."""
     stack: list[Body] = []
     for count, instruction in enumerate(dis.get_instructions(code)):
         name, given, shown = instruction.opname, instruction.argval, instruction.argrepr
@@ -207,7 +211,7 @@ def _display(members: tuple[Body, ...], opening: str) -> Body:
 
 
 def _same(code: CodeType, body: Body, parameter: str) -> bool:
-    """Whether the source of `body` compiles to what it was read off."""
+    """Returns whether the source of `body` compiles to the original `code`."""
     try:
         lambda_of = eval(
             compile(
@@ -227,7 +231,7 @@ def _same(code: CodeType, body: Body, parameter: str) -> bool:
 
 
 def _getter_body(getter: Any) -> Body | None:
-    """Of an `itemgetter` of one plain key, or an `attrgetter` of one name."""
+    """Returns the body of an `itemgetter` of one plain key, or an `attrgetter` of one name."""
     arguments = getter.__reduce__()[1]
     if len(arguments) != 1 or type(arguments[0]) not in (int, str):
         return None
@@ -238,8 +242,8 @@ def _getter_body(getter: Any) -> Body | None:
 
 
 def _is_attribute(name: str) -> bool:
-    """Whether `.name` is source for that very attribute.
+    """Returns whether the source `.name` accesses exactly the attribute `name`.
 
-    A keyword is none, and of other letters Python makes their plain forms.
+    A keyword cannot be written as an attribute, and Python normalizes some non-ASCII letters.
     """
     return name.isascii() and name.isidentifier() and not iskeyword(name)

@@ -1,11 +1,11 @@
 """Joins of two keyed streams: by window (`join`, `co_group`) and by distance in event time
 (`interval_join`).
 
-A co-group is a window over the tagged union of both inputs: an element is held as (input, value),
-in order of arrival. The window join of pairs, which may hold columns instead, has a module of its
-own, `window_join`. An interval join holds, for each key and side, the elements that may still find
-a partner, sorted by time. In both, the batches' watermarks are the operator's own, the minimum over
-its inputs, and late elements are counted, not kept.
+A co-group is a window over the tagged union of both inputs: an element is kept as (input, value),
+in order of arrival. The window join of pairs, which may keep columns instead, has a module of its
+own, `window_join`. An interval join keeps, for each key and side, the elements that may still find
+a partner, sorted by time. In both, the watermarks of the batches are those of the operator, the
+minimum over its inputs. Late elements are counted and dropped.
 """
 
 from __future__ import annotations
@@ -42,13 +42,15 @@ if TYPE_CHECKING:
 __all__ = ["PROGRESS", "CoGroupOperator", "IntervalJoinContext", "IntervalJoinOperator"]
 
 COLUMNS = f"{INTERNAL_PREFIX}join-columns"
-"""Name of the table of chunks, see `columns.join_sides`: bytes under made-up ints, which queries
-must not show as keys.
+"""Name of the table of chunks, see `columns.join_sides`.
+
+It contains bytes under generated ints, which queries must not show as keys.
 """
 
 PROGRESS = f"{INTERNAL_PREFIX}join-progress"
-"""Name of the union list state of (first key group, last key group, until, records that have
-come) of each subtask, see `window_join`.
+"""Name of the union list state for `window_join`.
+
+Each subtask writes (first key group, last key group, until, number of records received).
 """
 
 ROWS_MAX = 1_024
@@ -59,8 +61,10 @@ BUFFERS = ("interval-join-left", "interval-join-right")
 
 
 class CoGroupOperator(WindowOperator):
-    """`fn(key, lefts, rights)` gives the results of a key and window in which at least one side
-    has an element.
+    """Calls `fn(key, lefts, rights)` for each key and window in which at least one side has an
+    element.
+
+    The return value is the results of the window.
     """
 
     inputs = 2
@@ -146,9 +150,9 @@ class CoGroupOperator(WindowOperator):
         )
 
     def _take_over(self, chunks: list[Any], shares: list[tuple[KeyGroupRange, int]]) -> None:
-        """Make rows of all `chunks`.
+        """Converts all `chunks` to rows.
 
-        `shares`: key groups, and the end up to which their windows are of rows already, or have
+        `shares`: key groups, each with the end up to which its windows are rows already, or have
         fired.
         """
         self._take_as_rows(chunks, shares, MAX_WATERMARK)
@@ -158,8 +162,10 @@ class CoGroupOperator(WindowOperator):
     def _take_as_rows(
         self, chunks: list[Any], shares: list[tuple[KeyGroupRange, int]], until: int
     ) -> None:
-        """Chunks of the key groups in `shares` become rows, in windows behind what each group
-        had reached, and not behind `until`.
+        """Converts chunks of the key groups in `shares` to rows.
+
+        Only windows that end after the group's end in `shares`, and not after `until`, are
+        converted.
         """
         if not chunks:
             return
@@ -182,8 +188,9 @@ class CoGroupOperator(WindowOperator):
                 pass
 
     def _add_rows(self, rows: Iterable[Row], grid: SliceGrid, until: int) -> Iterator[None]:
-        """Add records to those of their windows, of `grid`, that end behind what each says, and
-        not behind `until`.
+        """Adds each record to those of its windows, in `grid`, that end after the end in its row.
+
+        Windows that end after `until` are left out.
         """
         state, rest = self._state, ROWS_MAX
         for _, side, start, key, value, behind in rows:
@@ -205,7 +212,7 @@ class CoGroupOperator(WindowOperator):
 
 
 class _UntaggedGap:
-    """A session gap function of the element, for tagged elements."""
+    """Applies a session gap function of elements to tagged elements."""
 
     __slots__ = ("_gap",)
 
@@ -226,12 +233,11 @@ class IntervalJoinContext(OperatorProcessContext):
 
 
 class IntervalJoinOperator(Operator):
-    """Pairs with `left + lower <= right <= left + upper` of their timestamps, bounds in ms and
-    included.
+    """Joins pairs with `left + lower <= right <= left + upper` of their timestamps.
 
-    `fn(left, right, ctx)` gives the results of one pair, at the larger of the two timestamps, when
-    the second of them comes. Partners of one element come in order of their time, then of arrival.
-    Event time only.
+    The bounds are in ms and inclusive. `fn(left, right, ctx)` returns the results of one pair, at
+    the larger of the two timestamps, when the second of them arrives. Partners of one element come
+    in order of their time, then of arrival. Event time only.
     """
 
     inputs = 2
@@ -337,8 +343,9 @@ class IntervalJoinOperator(Operator):
     def _pairs(
         self, index: int, key: Any, value: Any, time: int
     ) -> Iterator[tuple[Any, Any, int, int]]:
-        """The pairs that an element makes with what the other side holds, as (left, right, left
-        time, right time).
+        """Yields the pairs of an element with the elements of the other side.
+
+        Each is (left, right, left time, right time).
         """
         held = self._buffers[1 - index].peek(None).get(key)
         if held is None:
@@ -382,9 +389,9 @@ class IntervalJoinOperator(Operator):
         self._timers.register_event_time_timer(key, index, time + self._kept_for[index])
 
     def _advance(self, watermark: int) -> Iterator[None]:
-        """Forget what finds no partner from `watermark` on.
+        """Drops elements that find no partner from `watermark` on.
 
-        It gives no output, however much it is.
+        Emits nothing, but may take long.
         """
         pop_due, out = self._timers.pop_due, self._out
         while (timer := pop_due(watermark)) is not None:
@@ -396,10 +403,10 @@ class IntervalJoinOperator(Operator):
         self._state.clear_current_key()
 
     def _clean(self, time: int, key: Any, index: int) -> None:
-        """What was kept up to `time` on side `index` can find no partner any more.
+        """Drops the elements up to `time` on side `index`, which can find no partner any more.
 
-        It goes once it is half of what is held, which costs the same for each element however many
-        a key has; no element that comes lies near enough to meet it before.
+        They are dropped once they are half of all elements, which costs the same for each element
+        however many a key has. No new element can join with them before that.
         """
         buffer = self._buffers[index]
         table = buffer.of_key(None, key)

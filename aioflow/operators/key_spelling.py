@@ -1,10 +1,10 @@
 """Tracks the first spelling of each key: keys that are equal in Python are one key, and results
 show its first spelling.
 
-True, 1, 1.0 and Decimal(1) are one key. Where the types that were seen have one spelling for each
-value, as nearly always, there is nothing to do but to look at them: about 15 ns a record. Where
-they have several, the first of each key is remembered for as long as state holds the key. A
-checkpoint says whether there were several, so that restored keys stay as they were spelled.
+True, 1, 1.0 and Decimal(1) are one key. In nearly all streams, the types of the keys have one
+spelling for each value; checking the types costs about 15 ns a record. Otherwise the first spelling
+of each key is remembered as long as state holds the key. A checkpoint records whether keys may have
+several spellings, so that restored keys keep their spelling.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ if TYPE_CHECKING:
 __all__ = ["KeySpelling"]
 
 _ONE_SPELLING = frozenset((str, bytes, int, bool))
-"""Types whose equal values look alike, as long as int and bool do not meet."""
+"""Types whose equal values have the same spelling, unless both int and bool occur."""
 
 
 SEVERAL: ListStateDescriptor[bool] = ListStateDescriptor("several-key-spellings")
-"""Operator state: an element of each subtask whose keys may have several spellings, as all of them
-may but texts, bytes and ints."""
+"""Operator state: has an element for each subtask whose keys may have several spellings.
+
+Only str, bytes and int have one spelling.
+"""
 
 REMEMBERED_MAX = 100_000
-"""How many keys are remembered before those are forgotten that state holds no more; of twice as
-many as it held, if that is more.
+"""Number of remembered keys from which keys that are not in state are forgotten.
+
+The number is twice the number of keys that state held last, if this is more.
 """
 
 
@@ -45,7 +48,7 @@ class KeySpelling:
         self._remembered_max = REMEMBERED_MAX
 
     def restore(self, ctx: OperatorContext) -> None:
-        """Begin with the keys that keyed state of `ctx` holds. Without it there are none."""
+        """Begins with the keys in the keyed state of `ctx`, if there is one."""
         self._several = ctx.operator_state.get_union_list_state(SEVERAL)
         if self._several.get():
             self._types.add(object)
@@ -53,11 +56,13 @@ class KeySpelling:
             self._types.update((str, bytes, int))
 
     def snapshot_state(self) -> None:
-        """Let the checkpoint say whether keys may have several spellings. After `restore`."""
+        """Records in the checkpoint whether keys may have several spellings. Called after
+        `restore`.
+        """
         self._several.update([True] if self._first is not None or bool in self._types else [])
 
     def is_one(self, keys: Iterable[Any]) -> bool:
-        """Whether `keys`, like all before them, are shown as they are."""
+        """Returns whether `keys`, and all keys before them, are shown unchanged."""
         types = self._types
         types.update(map(type, keys))
         return (
@@ -65,9 +70,9 @@ class KeySpelling:
         )
 
     def shown(self, keys: list[Any], known: Iterable[Any]) -> list[Any]:
-        """`keys`, each as it was first spelled.
+        """Returns `keys`, each in its first spelling.
 
-        `known` gives the keys of all batches before this one, as state holds them.
+        `known` yields the keys of all earlier batches, as state holds them.
         """
         first = self._first
         if first is None:
@@ -91,7 +96,7 @@ class KeySpelling:
         return [spell(key, key) for key in keys]
 
     def _remember(self, known: Iterable[Any]) -> dict[Any, Any]:
-        """Begin with `known`, which are spelled as they were shown."""
+        """Begins with `known`, whose spelling is the one shown."""
         first = self._first = {key: key for key in known}
         self._remembered_max = max(REMEMBERED_MAX, 2 * len(first))
         return first

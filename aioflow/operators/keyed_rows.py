@@ -1,7 +1,7 @@
 """map, filter and flat_map directly after `key_by`, whose function class uses keyed state.
 
-One step, never fused: the current key is set before each record, so a stateless loop would gain
-nothing. What goes out is keyed no more.
+The operator is one step and never fused: the current key is set before each record, so a stateless
+loop would gain nothing. The output is not keyed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks whether the keys of the two sides of a join can be equal at all.
 
-Numbers that are text on one side meet nothing, and a join of which nothing comes looks like one
-that has nothing to join. So the first key of each side is looked at, and no other. It is a warning
-and no error: the next keys may be of other types.
+If keys are numbers on one side and text on the other, the join silently has no results. So the
+first key of each side is checked, and no other. The check logs a warning and raises no error,
+because later keys may have other types.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS: dict[type, str] = {
     timedelta: "a timedelta",
     UUID: "a UUID",
 }
-"""Types of which no key equals one of another kind.
+"""Types whose values never equal values of a type of another kind.
 
 For other types, such as those of a program, this is unknown.
 """
@@ -38,7 +38,7 @@ For other types, such as those of a program, this is unknown.
 class KeysMet:
     """The first key of each side of one subtask.
 
-    `is_open` until both are known: ask before each batch.
+    `is_open` is true until both are known; check it before each batch.
     """
 
     __slots__ = ("_first", "is_open")
@@ -48,7 +48,7 @@ class KeysMet:
         self._first: list[tuple[Any, ...]] = [(), ()]
 
     def see(self, side: int, keys: Sequence[Any] | None, operator: str) -> None:
-        """These keys have come on one side."""
+        """Notes the first of the keys that arrived on one side."""
         if keys is None or not len(keys) or self._first[side]:
             return
         self._first[side] = (keys[0],)
@@ -71,7 +71,7 @@ class KeysMet:
 
 
 def _difference(left: Any, right: Any) -> tuple[str, str] | None:
-    """Returns the names of both kinds if they differ; None if they do not, or if it is unknown."""
+    """Returns the names of both kinds if they differ; None if they do not, or if unknown."""
     if isinstance(left, tuple) and isinstance(right, tuple):
         if len(left) != len(right):
             return f"a tuple of {len(left)}", f"one of {len(right)}"

@@ -1,28 +1,27 @@
-"""Aggregation before a keyed exchange: a batch sends one record for each key to the window, and
-that record stands for the others.
+"""Aggregation before a keyed exchange: for each key, a batch sends one record to the window instead
+of all records.
 
-The best element of a window is the best of the best elements of its batches; so with a maximum, and
-what came first or last. If a batch holds few keys, the sender folds it by the window's own
-aggregate and sends the contents of the accumulators. These are written, read and folded
-again once a key instead of once a record. It is Flink's local aggregation, without a buffer and
-without a second kind of record: what is sent is added as any other record is, and state knows
-nothing of it.
+The maximum of a window is the maximum of the maxima of its batches; this also holds for the first
+and the last element, for example. If a batch has few keys, the sender folds it with the window's
+own aggregate and sends the contents of the accumulators. So records are written, read and folded
+once for each key instead of each record. This is Flink's local aggregation, without a buffer and
+without a second kind of record: the window adds a sent record as any other record, and its state is
+the same.
 
 Invariants: the results are the same, and in the same order.
 
 * A batch is folded only if it lies in one slice and no window of that slice ends within it. So all
-  of its records are live or all are late, wherever the window is, and those that are sent may all
-  see the watermark that was in force before the first of them.
-* Keys come in the order of their first record, as does what the window gives out.
-* The aggregate gives the same wherever batches are cut. A sum does not, not even of a batch of
-  ints: behind a float of another batch each addition rounds.
-* The records left out are not visible anywhere else: with allowed lateness each late record would
-  give a result of its own, and late elements may be read. `numLateRecordsDropped` counts what was
-  sent.
-* What is best is compared by a type that is ordered from end to end (`_ORDERED`), as far as what is
-  held shows it.
-* The functions of the aggregate only compute (`inlining`). Where one fails, the records go as they
-  are, and the window names the one to blame.
+  of its records are live or all are late, at any progress of the window, and the watermark before
+  the first record may be in force for all sent records.
+* Keys are sent in the order of their first record, which is also the order of the window's results.
+* The aggregate has the same result for any borders of batches. A sum does not, not even of a batch
+  of ints: after a float of another batch each addition rounds.
+* The omitted records are not visible elsewhere: with allowed lateness each late record would emit a
+  result of its own, and late elements may be read. `numLateRecordsDropped` counts sent records.
+* The compared values have a type with a total order (`_ORDERED`), as far as the accumulators show
+  it.
+* The functions of the aggregate only compute (`inlining`). If one fails, the records are sent
+  unchanged, and the window names the record that fails.
 """
 
 from __future__ import annotations
@@ -43,25 +42,26 @@ from aioflow.operators.slice_grid import SliceGrid
 __all__ = ["LocalAggregate", "local_aggregate"]
 
 SAMPLE = 16
-"""Records of a batch that are folded first, to see how many keys it has: 4 ns a record of a
-batch of 1,024.
+"""Number of records of a batch that are folded first to estimate its number of keys: 4 ns a record
+of a batch of 1,024.
 """
 SAMPLE_KEYS_MAX = 4
-"""With more keys among those the batch goes as it is: folding it costs 90 ns a record, dealing
-out a record and what follows 150 to 400.
+"""Maximum number of keys in the sample; with more keys the batch is sent unchanged.
+
+Folding costs 90 ns a record; partitioning a record and all later work costs 150 to 400 ns.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LocalAggregate:
-    """The aggregate of the window, and its slices."""
+    """Folds batches with the aggregate and the slices of the window."""
 
     aggregate: BuiltIn
     grid: SliceGrid
 
     def fold(self, batch: RecordBatch, key_of: Callable[[Any], Any]) -> RecordBatch | None:
-        """The records, with keys, that stand for those of `batch`; None if all of them have to
-        go.
+        """Returns the records, with keys, to send instead of those of `batch`; None to send all of
+        them.
         """
         values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
         if type(values) is not list or len(values) <= SAMPLE or timestamps is None:
@@ -93,7 +93,7 @@ class LocalAggregate:
         )
 
     def _add(self, held: dict[Any, Any], values: list[Any], key_of: Callable[[Any], Any]) -> bool:
-        """Whether the functions of the application take all of `values`."""
+        """Adds `values` to `held`; returns False if a function of the application fails."""
         try:
             self.aggregate.fold(held, list(map(key_of, values)), values)
         # Of the key it comes again for the record itself; any other is the consumer's.
@@ -123,20 +123,26 @@ def local_aggregate(aggregate: object, grid: SliceGrid) -> LocalAggregate | None
 
 
 _OF_ELEMENTS = frozenset((MinBy, MaxBy))
-"""Their accumulators hold elements, and those of the others what is taken of them."""
+"""Aggregates whose accumulators hold elements; other accumulators hold values extracted from
+elements.
+"""
 
 _OF_ONE = frozenset((First, Last))
 
 _FOLDED = frozenset((*_OF_ELEMENTS, *_OF_ONE, Min, Max))
 
 _ORDERED = frozenset((int, float, bool, str, bytes, Decimal, date, timedelta))
-"""Scores of which the best is the same wherever batches are cut: they have one order, and
-aggregates know NaN. Tuples that hold NaN, sets, and times of day of several zones have none."""
+"""Types of scores whose best value does not depend on the borders of batches.
+
+They have a total order, and aggregates handle NaN. Tuples that contain NaN, sets, and times of day
+of several zones have no total order.
+"""
 
 
 def _sent(aggregate: BuiltIn, held: list[Any]) -> list[Any] | None:
-    """What to add in the place of all that went into each accumulator; None if there is no such
-    thing.
+    """Returns for each accumulator the value to add instead of its elements.
+
+    Returns None if there is no such value.
     """
     kind = type(aggregate)
     if kind in _OF_ONE:

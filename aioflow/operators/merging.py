@@ -1,10 +1,10 @@
 """Tracks the open session windows of a key, and the namespace of each window's contents. After
 Flink's MergingWindowSet.
 
-When windows merge, the contents of the first stay where they are and the others' are moved there:
-so a window in flight has a *state window*, the one it began as, which may differ from what it has
-grown to. Open windows never overlap or touch, so they are kept in order of time: a look-up is a
-bisection, as a key may have as many open as there are elements, while the watermark waits.
+When windows merge, the contents of the first stay in place and the contents of the others are moved
+to them. So a window in flight has a *state window*, its initial window, which may differ from its
+present bounds. Open windows never overlap or touch. They are kept in order of time and found by
+bisection, because a key may have as many open windows as elements while the watermark waits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ Stored = tuple[list[int], list[int], list[tuple[int, int]]]
 
 
 class Merge(NamedTuple):
-    """Windows that became one: contents of `moved_states` must be merged into `state`, triggers
-    of `merged` into `window`.
+    """Windows that became one.
+
+    The contents of `moved_states` must be merged into `state`, and the triggers of `merged` into
+    `window`.
     """
 
     window: TimeWindow
@@ -32,8 +34,9 @@ class Merge(NamedTuple):
 
 
 class MergingWindowSet:
-    """The open windows of one key, made of what is `stored`, which it changes; None: there is
-    none.
+    """The open windows of one key.
+
+    Changes `stored`, the stored form; None: there is no open window.
     """
 
     __slots__ = ("_ends", "_starts", "_states", "changed")
@@ -48,20 +51,16 @@ class MergingWindowSet:
 
     @property
     def stored(self) -> Stored:
-        """What is to be stored when `changed`, if there is any."""
+        """Returns the value to store when `changed`; empty without open windows."""
         return self._starts, self._ends, self._states
 
     def state_window(self, window: tuple[int, int]) -> tuple[int, int] | None:
-        """The namespace of the contents of `window`; None when the window is not open (any
-        more).
-        """
+        """Returns the namespace of the contents of `window`, or None if the window is not open."""
         at = self._find(window)
         return None if at is None else self._states[at]
 
     def add(self, window: TimeWindow) -> tuple[TimeWindow, Merge | None]:
-        """The window that `window` becomes part of, and what has to be merged for that, if
-        anything.
-        """
+        """Adds `window`; returns the resulting window and the necessary merge, if any."""
         starts, ends, states = self._starts, self._ends, self._states
         start, end = window
         first, behind = bisect_left(ends, start), bisect_right(starts, end)
@@ -80,7 +79,7 @@ class MergingWindowSet:
         return grown, Merge(grown, merged, state, moved)
 
     def retire(self, window: tuple[int, int]) -> None:
-        """`window` is over."""
+        """Removes `window`, which is over."""
         at = self._find(window)
         if at is not None:
             del self._starts[at], self._ends[at], self._states[at]
@@ -104,7 +103,7 @@ class MergingWindowSet:
 
 
 def _in_order(stored: list[tuple[tuple[int, int], tuple[int, int]]]) -> Stored:
-    """Of (window, state window) in any order, as state of before has them."""
+    """Returns the sorted form of pairs (window, state window), stored unsorted by earlier versions."""
     stored = sorted(stored)
     return (
         [start for (start, _), _ in stored],

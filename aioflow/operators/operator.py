@@ -1,13 +1,13 @@
 """The contract between an operator and the chain that drives it.
 
-Operators return; the chain moves. An operator takes a batch and returns a batch, synchronously; it
-never calls the next operator and never waits. Three things may happen outside of that call, and all
-go through the `OperatorContext`:
+An operator is passed a batch and returns a batch, synchronously. It never calls the next operator
+and never waits; the chain passes batches on. Three things may happen outside of that call, and all
+of them use the `OperatorContext`:
 
-* results that come later (async calls, processing-time timers) arrive as mail and are handed to
+* later results (of async calls, or processing-time timers) arrive as mail and are passed to
   `ctx.emit`;
 * side outputs go by tag to the task's output through `ctx.side_output`;
-* an operator that cannot take more for now lowers `room()`; the chain keeps the rest of the batch
+* an operator that cannot accept more for now lowers `room()`; the chain keeps the rest of the batch
   and waits on `availability`.
 
 Life cycle (after Flink): `setup -> initialize_state -> open -> (process_batch | process_input)* ->
@@ -50,7 +50,7 @@ UNBOUNDED_ROOM = 1 << 30
 
 CHEAPER_OR_ASYNC = "make it cheaper, or async"
 CHEAPER_ASYNC_OR_BLOCKING = "make it cheaper, async, or blocking=True"
-"""`slow_remedy` where the function may be `async def`, and where it may run in a thread besides."""
+"""Part of `slow_remedy` for functions that may be `async def` or run in a thread."""
 
 
 class ProcessingTimeTimer(Protocol):
@@ -62,7 +62,7 @@ class ProcessingTimeTimer(Protocol):
 class OperatorContext(Protocol):
     """The context that a task passes to each operator of its chain.
 
-    Bound to that operator: its name, its priority in the mailbox, its state.
+    The context is bound to the operator: to its name, its mailbox priority and its state.
     """
 
     @property
@@ -71,11 +71,13 @@ class OperatorContext(Protocol):
 
     @property
     def uid(self) -> str:
-        """Under which its state is found again."""
+        """The id under which the state of the operator is restored."""
 
     @property
     def flow_name(self) -> str:
-        """Together with `uid` it stands for this operator outside of the job, over all its runs."""
+        """Name of the flow. With `uid` it identifies this operator outside of the job, over all
+        runs.
+        """
 
     @property
     def job_id(self) -> str:
@@ -83,7 +85,7 @@ class OperatorContext(Protocol):
 
     @property
     def restored_checkpoint(self) -> int | None:
-        """Number of the checkpoint or savepoint that this attempt began with, None for none."""
+        """Number of the checkpoint or savepoint that this attempt was restored from, or None."""
 
     @property
     def runtime(self) -> RuntimeContext: ...
@@ -92,7 +94,7 @@ class OperatorContext(Protocol):
 
     @property
     def keyed_state(self) -> KeyedStateBackend | None:
-        """None when the operator does not stand right after `key_by`."""
+        """The keyed state; None if the operator is not directly after `key_by`."""
 
     @property
     def operator_state(self) -> OperatorStateBackend: ...
@@ -120,7 +122,7 @@ class OperatorContext(Protocol):
         on_event_time: Callable[[int, Any, Any], None],
         on_processing_time: Callable[[int, Any, Any], None],
     ) -> InternalTimerService:
-        """Keyed timers of this operator, restored with its state.
+        """Returns keyed timers of this operator, restored with its state.
 
         Callbacks get (timestamp, key, namespace).
         """
@@ -128,53 +130,56 @@ class OperatorContext(Protocol):
     def register_processing_timer(
         self, timestamp_ms: int, callback: Callable[[int], None]
     ) -> ProcessingTimeTimer:
-        """Run `callback(timestamp_ms)` as mail of this operator once the wall clock has passed
+        """Runs `callback(timestamp_ms)` as mail of this operator once the wall clock has passed
         `timestamp_ms`.
         """
 
     def processing_time(self) -> int:
-        """The wall clock in ms."""
+        """Returns the wall clock in ms."""
 
     def emit(self, batch: RecordBatch) -> None:
-        """Send `batch` to the next operator.
+        """Sends `batch` to the next operator.
 
-        Only from mail (timers, completions), never inside `process_batch`.
+        Called only from mail (timers, completions), never inside `process_batch`.
         """
 
     def side_output(
         self, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int
     ) -> None:
-        """Send one record to the side output; `watermark` is the one in force for it."""
+        """Sends one record to the side output; `watermark` is in force for it."""
 
     def execute(self, action: Callable[..., object], description: str, *args: object) -> None:
-        """Enqueue `action(*args)` as mail of this operator."""
+        """Enqueues `action(*args)` as mail of this operator."""
 
     def emit_status(self, idle: bool) -> None:
-        """Tells downstream that this stream is idle (it does not hold the watermark back), or
-        active again.
+        """Tells downstream that this stream is idle, or active again.
+
+        An idle stream does not hold the watermark back.
         """
 
     def spawn(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[None]:
-        """Run `coroutine` in the task's group: cancelled with the task; an error of it fails the
-        task.
+        """Runs `coroutine` in the task's group.
+
+        It is cancelled with the task; an error of the coroutine fails the task.
         """
 
     async def resource(self, resource: Resource) -> Any:
-        """The worker's instance of `resource`, opened by the first task that asks."""
+        """Returns the worker's instance of `resource`, which the first task to request it opens."""
 
     def blocking(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
-        """Run `function(*args)` in the bounded thread executor."""
+        """Runs `function(*args)` in the bounded thread executor."""
 
 
 class Operator:
-    """Base of all operators. Subclasses override what they need; the defaults do nothing."""
+    """Base of all operators. Subclasses override methods as needed; the defaults do nothing."""
 
     inputs = 1
     """Number of inputs; with more than one, batches arrive through `process_input`."""
 
     reads_columns = False
-    """Whether it has use for a batch of columns; if not, it is given no more of one at a time
-    than of rows.
+    """Whether the operator uses column batches.
+
+    Otherwise a slice of a column batch is as small as one of rows.
     """
 
     calls_functions = False
@@ -186,35 +191,37 @@ class Operator:
         "keep what it calls cheap, or share its work among more subtasks in other processes "
         "(parallelism=, workers=)"
     )
-    """What to do where it holds the loop, unless its function could be one that waits."""
+    """Advice for an operator that blocks the loop, unless its function could wait elsewhere."""
 
     availability: Availability = AVAILABLE
-    """Raised when `room()` became positive again, or when `busy` ended. The chain waits on it."""
+    """Raised when `room()` becomes positive again, or when `busy` ends. The chain waits on it."""
 
     ctx: OperatorContext
 
     def setup(self, ctx: OperatorContext) -> None:
-        """First call of all: keep the context."""
+        """Keeps the context. The first call of all."""
         self.ctx = ctx
 
     def initialize_state(self) -> None:
-        """Declare or restore state that must exist before `open`."""
+        """Declares or restores state that must exist before `open`."""
 
     async def open(self) -> None:
-        """Called once, before any element; user functions are opened here."""
+        """Opens the operator and its user functions. Called once, before any element."""
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
-        """The records and the watermark that follow from `batch`. The output's watermark is never
-        above what was fully processed.
+        """Returns the output records and the watermark for `batch`.
 
-        Records of the output that were due before a given input record carry the watermark that was
-        in force for them.
+        The output's watermark is never above the progress of processing. Output records that were
+        due before a given input record carry the watermark that was in force for them.
         """
         raise TypeError(f"{type(self).__name__} takes no single input")
 
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
-        """Like `process_batch` for input `index` (0-based) of an operator with several. `batch`'s
-        watermarks are the operator's, that is, already the minimum over its inputs."""
+        """Does the same as `process_batch` for input `index` (0-based) of an operator with several
+        inputs.
+
+        The watermarks of `batch` are the operator's, that is, already the minimum over its inputs.
+        """
         if index != 0:
             raise TypeError(f"{type(self).__name__} has one input, got a batch for input {index}")
         return self.process_batch(batch)
@@ -228,7 +235,7 @@ class Operator:
     def room(self) -> int:
         """Returns the number of records that the operator accepts now.
 
-        0: the chain keeps them until `availability` is raised.
+        With 0, the chain keeps the records until `availability` is raised.
         """
         return UNBOUNDED_ROOM
 
@@ -240,44 +247,40 @@ class Operator:
         return False
 
     def resume(self, max_records: int) -> RecordBatch:
-        """Go on with what `has_pending` tells of; emit about `max_records` records at most."""
+        """Continues the work that `has_pending` reports. Emits at most about `max_records` records."""
         return empty_batch()
 
     @property
     def busy(self) -> bool:
-        """Whether results are pending that come by mail (async calls in flight).
+        """Whether results are pending that arrive by mail (async calls in flight).
 
         `finish` waits until it is False.
         """
         return False
 
     def end_input(self, index: int) -> RecordBatch:
-        """Input `index` ended normally (drain)."""
+        """Handles the normal end (drain) of input `index`."""
         return empty_batch()
 
     def finish(self) -> RecordBatch:
-        """All inputs ended normally: the last chance to emit."""
+        """Returns the last output, after all inputs ended normally."""
         return empty_batch()
 
     def input_stopped(self) -> None:
-        """The input of the task gives no more, as it has ended or as the job is stopped where it
-        is.
+        """Handles the end of the task's input: it has ended, or the job is stopped.
 
-        What still comes is in the chain already, or comes as operators end. An operator that waits
-        for more elements waits no longer: `has_pending` says so.
+        Later elements are already in the chain, or come from operators that end. An operator that
+        waits for more elements stops waiting and reports its work by `has_pending`.
         """
 
     def end_of_data(self) -> None:
-        """Nothing comes any more, be it that the input ended (after `finish`) or that the job is
-        stopped where it is.
+        """Handles the end of all data: the input ended (after `finish`), or the job is stopped.
 
-        What was taken must get to where it belongs; `busy` until it is there.
+        Accepted elements must reach their destination; `busy` is true until then.
         """
 
     def prepare_snapshot_pre_barrier(self, checkpoint_id: int) -> RecordBatch:
-        """A checkpoint is about to be taken: what is given here, and what follows from it, still
-        goes before its barrier.
-        """
+        """Returns output that precedes the barrier of the checkpoint that is about to be taken."""
         return empty_batch()
 
     def settle_state(self) -> None:
@@ -286,21 +289,21 @@ class Operator:
         """
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        """Bring what is held outside of the state backends into them: a consistent view.
+        """Moves state that is held outside of the state backends into them, as a consistent view.
 
-        User code may give something to await; the caller does, in the owner of the mailbox, where
-        nothing else runs meanwhile.
+        User code may return an awaitable. The caller awaits it in the owner of the mailbox, where
+        no other work runs meanwhile.
         """
         return None
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Checkpoint `checkpoint_id` and all before it are durable."""
+        """Handles that checkpoint `checkpoint_id` and all before it are durable."""
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Checkpoint `checkpoint_id` will not complete.
+        """Handles that checkpoint `checkpoint_id` will not complete.
 
-        What was prepared for it goes with the next one that does.
+        Data prepared for it becomes part of the next checkpoint that completes.
         """
 
     async def close(self) -> None:
-        """Release everything. Called once, also after a failure."""
+        """Releases all resources. Called once, also after a failure."""

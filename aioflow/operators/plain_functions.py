@@ -1,11 +1,11 @@
 """Checks of plain functions, which are never awaited: keys, reductions, windows and joins call them
 within a batch.
 
-An `async def` there would give coroutines in the place of values, and be noticed far from its line;
-so it is refused at it, and so is what takes other arguments. Where no resource is passed in either,
-a parameter that wants one is refused too: the function would get the declaration in its place. And
-where nothing of a function is kept in checkpoints, one that brings operator state is refused: it
-would be lost at the first restart.
+An `async def` there would return coroutines in place of values, and the error would appear far from
+its line. So it is rejected at its line, and so is a function with other parameters. Where resources
+are not injected, a parameter that declares a resource is rejected too: the function would get the
+declaration in its place. A function with operator state is rejected where checkpoints do not
+include it: the state would be lost at the first restart.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["check_called", "check_plain", "check_without_resources", "check_with
 
 
 def check_plain(function: Any, what: str, parameters: str, method: str = "__call__") -> None:
-    """Raises GraphError unless `function`, or the `method` of a function class, can be called and
-    gives its result at once.
+    """Raises GraphError unless `function`, or the `method` of a function class, is a plain function
+    of `parameters`.
 
-    `parameters` are those that it is called with, named as in "value, ctx".
+    `parameters` are the arguments of the call, named as in "value, ctx".
     """
     is_class = isinstance(function, Function) or (
         isinstance(function, type) and issubclass(function, Function)
@@ -54,8 +54,9 @@ def check_plain(function: Any, what: str, parameters: str, method: str = "__call
 
 
 def check_called(function: Any, what: str, parameters: str) -> None:
-    """Raises GraphError for what is no function of `parameters`, named as in "value, ctx", and
-    no function class either.
+    """Raises GraphError unless `function` is a function of `parameters`, or a function class.
+
+    `parameters` are named as in "value, ctx".
     """
     if not callable(function):
         raise GraphError(
@@ -69,7 +70,7 @@ def check_called(function: Any, what: str, parameters: str) -> None:
 
 
 def check_without_resources(function: Any, what: str) -> None:
-    """Raises GraphError if a parameter of `function` is to be filled by a resource."""
+    """Raises GraphError if a parameter of `function` declares a resource."""
     for parameter, resource in injected_parameters(function).items():
         raise GraphError(
             f"{what}: its parameter {parameter!r} wants the resource {resource.name!r}, and is "

@@ -1,14 +1,14 @@
 """Process functions over batches: full access to each element, its time, its key's state and
 timers.
 
-Event time is exact per record: a timer fires between the two records where the watermark passes it,
-so what a function sees and emits does not depend on where batches were cut. While timer t fires,
-the current watermark is t, however far the watermark jumps; what it emits stands behind watermark t
-- 1, so that it is not late downstream.
+Event time is exact per record: a timer fires between the two records where the watermark passes its
+timestamp. So the input and output of a function do not depend on the borders of batches. While
+timer t fires, the current watermark is t, however far the watermark jumps. The output of the timer
+follows watermark t - 1, so that it is not late downstream.
 
-A jump over a million timers is fired in slices: `has_pending` and `resume` give the loop back in
-between. The unfinished batch stays here, and the watermark that was sent on is never above what has
-fired.
+A jump over a million timers fires them in slices: `has_pending` and `resume` yield to the loop in
+between. The operator keeps the unfinished batch, and the emitted watermark is never above the fired
+timers.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ TIMERS = "user-timers"
 """Name of the timer service of user functions."""
 
 DRAIN_NS = 2_000_000
-"""How long timers may fire before the loop gets its turn: the chain's slice."""
+"""Maximum time for which timers fire before the operator yields to the loop: the chain's slice."""
 
 DRAIN_RECORDS_MAX = 1_024
-"""Records that a drain emits about at most in one batch: the chain's bound."""
+"""Approximate maximum number of records that a drain emits in one batch: the chain's limit."""
 
 NO_DEADLINE = 1 << 63
 
 
 class _Side(NamedTuple):
-    """One input: which method takes its elements, and whether they are broadcast (no key,
-    broadcast state writable).
+    """One input: the method for its elements, and whether the input is broadcast.
+
+    A broadcast input has no key, and may write broadcast state.
     """
 
     method: str
@@ -80,7 +81,10 @@ class Rows:
         self.marks.extend([mark] * missing)
 
     def batch(self, before: int, watermark: int) -> RecordBatch:
-        """All of it. `before` was in force when the input came; `watermark` is now."""
+        """Returns all rows as a batch.
+
+        `before` was in force when the input arrived; `watermark` is in force now.
+        """
         stamps, marks = self.stamps, self.marks
         return RecordBatch(
             self.values,
@@ -95,7 +99,7 @@ class ProcessOperator(Operator):
     """One input, one function: a `ProcessFunction`, or a plain (generator) function `fn(value,
     ctx)`.
 
-    Keyed state and timers are there when the input is keyed. Subclasses name their sides.
+    Keyed state and timers are available if the input is keyed. Subclasses name their sides.
     """
 
     sides: tuple[_Side, ...] = (_Side("process_element"),)
@@ -160,7 +164,7 @@ class ProcessOperator(Operator):
         return self._process_keyed(max_records)
 
     def finish(self) -> RecordBatch:
-        """Processing-time timers that wait fire now, then the function's own `finish`."""
+        """Fires waiting processing-time timers, then calls the function's own `finish`."""
         if self._timers is None:
             rows = Rows()
             self._finish_function(rows)
@@ -221,8 +225,8 @@ class ProcessOperator(Operator):
     # with a key
 
     def _process_keyed(self, max_records: int) -> RecordBatch:
-        """Go on with the batch at hand, up to its end or until timers have held the loop long
-        enough.
+        """Continues the current batch to its end, or until timers have blocked the loop for a
+        slice.
         """
         batch, context, timers, keyed = self._batch, self._context, self._timers, self._keyed
         assert batch is not None and timers is not None and keyed is not None
@@ -306,13 +310,13 @@ class ProcessOperator(Operator):
         return rows.batch(before, self._news(batch))
 
     def _news(self, batch: RecordBatch) -> int:
-        """The watermark to send on after `batch`; MIN_WATERMARK when it brought none."""
+        """Returns the watermark to emit after `batch`; MIN_WATERMARK if there is no new one."""
         return MIN_WATERMARK if batch.watermark == MIN_WATERMARK else self._mark
 
     def _fire_due(self, watermark: int, rows: Rows, deadline: int, max_records: int) -> bool:
-        """Fire event-time timers up to `watermark`.
+        """Fires event-time timers up to `watermark`.
 
-        False when the slice is spent before: some may be left.
+        Returns False if the slice ends before that: some timers may remain.
         """
         timers, context = self._timers, self._context
         assert timers is not None
@@ -355,9 +359,7 @@ class ProcessOperator(Operator):
         self._context.timestamp = None
 
     def _emit_fired(self) -> None:
-        """What processing-time timers gave goes out, with what they registered that is due
-        already.
-        """
+        """Emits the output of processing-time timers, and of the timers that they made due."""
         rows, self._fired = self._fired, Rows()
         timers, context = self._timers, self._context
         assert timers is not None and self._keyed is not None
@@ -372,9 +374,9 @@ class ProcessOperator(Operator):
     # the end
 
     def _finish_keyed(self, rows: Rows, max_records: int) -> bool:
-        """Fire what waits for processing time, then the function's `finish`.
+        """Fires waiting processing-time timers, then calls the function's `finish`.
 
-        False when the slice is spent before.
+        Returns False if the slice ends before that.
         """
         service, keyed = self._context.timer_service, self._keyed
         assert keyed is not None
@@ -420,7 +422,7 @@ class ProcessOperator(Operator):
 
 
 class KeyedProcessOperator(ProcessOperator):
-    """The same directly after `key_by`: that the input is keyed is checked at open."""
+    """A process function directly after `key_by`; `open` checks that the input is keyed."""
 
     async def open(self) -> None:
         require_keyed(self.ctx.keyed_state, self.ctx.name)
@@ -428,7 +430,7 @@ class KeyedProcessOperator(ProcessOperator):
 
 
 class CoProcessOperator(ProcessOperator):
-    """Two inputs, one `CoProcessFunction`; keyed alike or not at all."""
+    """Two inputs, one `CoProcessFunction`. Both inputs are keyed, or neither is."""
 
     sides = (_Side("process_element1"), _Side("process_element2"))
 
@@ -443,4 +445,4 @@ class BroadcastProcessOperator(ProcessOperator):
 
 
 def _no_callback(timestamp: int, key: Any, namespace: Any) -> None:
-    """Event-time timers are popped, not called back: they fire inside of `process_input`."""
+    """Does nothing: event-time timers are popped and fire inside of `process_input`."""

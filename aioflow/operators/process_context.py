@@ -1,9 +1,7 @@
-"""The contexts of process functions: one for each operator, moved from record to record, and its
-timers.
+"""The contexts of process functions: one for each operator, reused for each record, and its timers.
 
-The context is reused: it is valid during the call (for a generator, until it is exhausted), and
-says nothing afterwards. The current key is the keyed backend's, so that state, timers and
-`current_key` cannot disagree.
+The context is valid only during the call (for a generator, until it is exhausted). The current key
+is the keyed backend's, so that state, timers and `current_key` cannot disagree.
 """
 
 from __future__ import annotations
@@ -28,8 +26,9 @@ __all__ = ["KeyedTimers", "OperatorProcessContext", "no_tag", "note_no_time"]
 
 
 def note_no_time(error: BaseException, ctx: OperatorContext) -> None:
-    """Add to `error` of a function that `ctx.timestamp` is None, if the place that raised it
-    reads one and there is no event time.
+    """Adds to the `error` of a function that `ctx.timestamp` is None without event time.
+
+    The note is added only if the line that raised the error reads a timestamp.
     """
     if ctx.has_event_time or not isinstance(error, TypeError) or "NoneType" not in str(error):
         return
@@ -47,7 +46,7 @@ def note_no_time(error: BaseException, ctx: OperatorContext) -> None:
 class OperatorProcessContext:
     """The `ProcessContext` of one operator.
 
-    The operator sets the slots without underscore before each call.
+    The operator sets the attributes without underscore before each call.
     """
 
     __slots__ = (
@@ -74,12 +73,11 @@ class OperatorProcessContext:
         self._broadcast: dict[str, Any] = {}
         self._metadata: Mapping[str, Any] | None = None
         self.timestamp: int | None = None
-        """Of the element, or of the timer that fires; None without event time."""
+        """Timestamp of the element, or of the timer that fires; None without event time."""
         self.watermark = MIN_WATERMARK
         self.mark: int | None = None
-        """While a timer fires: the watermark that what it emits stands behind.
-
-        None otherwise: that is `watermark` then.
+        """While a timer fires, the watermark before its output. Otherwise None: `watermark`
+        applies.
         """
         self.broadcast_writable = False
 
@@ -87,7 +85,7 @@ class OperatorProcessContext:
     def current_key(self) -> Any:
         """The key of the element or timer.
 
-        StateError on a stream that is not keyed, and on a broadcast element.
+        Raises StateError on a stream that is not keyed, and on a broadcast element.
         """
         if self._keyed is None:
             raise StateError(
@@ -104,7 +102,7 @@ class OperatorProcessContext:
 
     @property
     def current_watermark(self) -> int | None:
-        """None before the first watermark, MAX_WATERMARK at the end of the input."""
+        """The watermark: None before the first watermark, MAX_WATERMARK at the end of the input."""
         watermark = self.watermark
         return None if watermark == MIN_WATERMARK else watermark
 
@@ -114,7 +112,8 @@ class OperatorProcessContext:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """The place of this subtask: `operator`, `uid`, `subtask_index`, `parallelism`, `attempt`.
+        """Information on this subtask: `operator`, `uid`, `subtask_index`, `parallelism`,
+        `attempt`.
 
         Read-only.
         """
@@ -132,7 +131,7 @@ class OperatorProcessContext:
         return self._metadata
 
     def output(self, tag: OutputTag[Any], value: Any) -> None:
-        """One element for the side output `tag`, at the time of this call."""
+        """Emits one element to the side output `tag`, at the time of this call."""
         if not isinstance(tag, OutputTag):
             raise no_tag(tag)
         self._ctx.side_output(
@@ -140,8 +139,9 @@ class OperatorProcessContext:
         )
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor[Any, Any]) -> Any:
-        """The broadcast state that `descriptor` declares; read-only unless a broadcast element
-        is being processed.
+        """Returns the broadcast state that `descriptor` declares.
+
+        It is read-only unless a broadcast element is being processed.
         """
         if self.broadcast_writable:
             return self._ctx.operator_state.get_broadcast_state(descriptor)
@@ -156,8 +156,8 @@ class OperatorProcessContext:
 class KeyedTimers:
     """The `TimerService` of the current key.
 
-    `next_due` is never above the timestamp of the first event-time timer; after a deletion it may
-    be below it, then the operator finds nothing due and lifts it. So the hot path asks one
+    `next_due` is never above the timestamp of the first event-time timer. After a deletion it may
+    be below; then the operator finds no due timer and raises `next_due`. So the hot path reads one
     attribute.
     """
 
@@ -183,13 +183,14 @@ class KeyedTimers:
 
     @property
     def current_processing_time(self) -> int:
-        """The wall clock in ms."""
+        """Returns the wall clock in ms."""
         return self._ctx.processing_time()
 
     def register_event_time_timer(self, timestamp: int) -> None:
-        """`on_timer` is called once the watermark reaches `timestamp` (ms), for the current key.
+        """Registers a call of `on_timer` for the current key, once the watermark reaches
+        `timestamp` (ms).
 
-        Registering twice is once.
+        A second registration has no effect.
         """
         timers, key = self._of_key()
         if not self._ctx.has_event_time:
@@ -205,34 +206,35 @@ class KeyedTimers:
             self.next_due = timestamp
 
     def delete_event_time_timer(self, timestamp: int) -> None:
-        """One that does not exist is no error."""
+        """Deletes a timer; a missing timer is no error."""
         timers, key = self._of_key()
         timers.delete_event_time_timer(key, None, _checked(timestamp))
 
     def register_processing_time_timer(self, timestamp: int) -> None:
-        """`on_timer` is called once the wall clock has passed `timestamp` (ms).
+        """Registers a call of `on_timer` for the current key, once the clock has passed `timestamp`
+        (ms).
 
-        After the end of the input it never is.
+        Has no effect after the end of the input.
         """
         timers, key = self._of_key()
         if self._ending is None:
             timers.register_processing_time_timer(key, None, _checked(timestamp))
 
     def delete_processing_time_timer(self, timestamp: int) -> None:
-        """One that does not exist is no error."""
+        """Deletes a timer; a missing timer is no error."""
         timers, key = self._of_key()
         timers.delete_processing_time_timer(key, None, _checked(timestamp))
 
     def begin_end(self) -> None:
-        """The input has ended: what is pending in processing time is given by `pop_ending`.
+        """Begins the end of the input: `pop_ending` returns the pending processing-time timers.
 
-        No new one is accepted.
+        No new processing-time timer is accepted.
         """
         self._ending = iter(()) if self._timers is None else self._timers.take_waiting()
 
     def pop_ending(self) -> tuple[int, Any] | None:
-        """The next (timestamp, key) that fires because the input has ended; sets the current
-        key.
+        """Returns the next (timestamp, key) that fires because the input has ended, and sets the
+        current key.
         """
         assert self._ending is not None, "begin_end() comes first"
         timer = next(self._ending, None)
@@ -254,7 +256,7 @@ class KeyedTimers:
 
 
 def no_tag(given: object) -> TypeError:
-    """The error for a side output that is named by something else."""
+    """Returns the error for a side output that is not named by a tag."""
     return TypeError(
         f"output() takes a tag, got {type(given).__name__}: {given!r}; expected "
         f"af.OutputTag({str(given)!r})"

@@ -1,8 +1,8 @@
 """Checks the results of user functions that may emit any number of elements.
 
-None, a generator, or any other iterable but those that are almost always one element: text, bytes,
-a dict, a NamedTuple. Python would take them apart, and the mistake would surface far from here, as
-single characters.
+A function may return None, a generator, or any other iterable, except types that almost always are
+one element: text, bytes, a dict, a NamedTuple. Python would iterate over them, and the mistake
+would surface far from here, as single characters.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from aioflow.operators.userfunction import describe_record
 __all__ = ["PLAIN_RESULTS", "FirstResult", "elements_of", "refuse_awaitable"]
 
 PLAIN_RESULTS = frozenset((GeneratorType, list))
-"""Exact types that need no look by `elements_of`."""
+"""Exact types that `elements_of` need not check."""
 
 _ONE_ELEMENT = (str, bytes, bytearray, memoryview, Mapping)
 
 
 def elements_of(result: Any, what: str) -> Iterable[Any]:
-    """`result` as the elements to emit.
+    """Returns `result` as the elements to emit.
 
-    `what` names the function in the TypeError for anything that is not some elements.
+    Raises TypeError, which names the function `what`, if the result is no valid collection of
+    elements.
     """
     if type(result) in PLAIN_RESULTS:
         return result  # type: ignore[no-any-return]
@@ -49,9 +50,7 @@ def elements_of(result: Any, what: str) -> Iterable[Any]:
 
 
 def refuse_awaitable(result: Any, what: str) -> None:
-    """Raises TypeError if `result` is something to await, which a function that is called like a
-    plain one must not give.
-    """
+    """Raises TypeError if `result` is awaitable: a plain function must not return an awaitable."""
     if inspect.isawaitable(result) or inspect.isasyncgen(result):
         if inspect.iscoroutine(result):
             result.close()  # Else it is also reported as never awaited.
@@ -63,11 +62,10 @@ def refuse_awaitable(result: Any, what: str) -> None:
 
 
 class FirstResult:
-    """A function whose first result is looked at; `seen` tells that the function may be called
-    directly from then on.
+    """A function whose first result is checked; after `seen` the function may be called directly.
 
-    Looking at each result would cost as much as a small function does, and a function that gives
-    one coroutine or one expression gives only those.
+    Checking each result would cost as much as a small function, and a function that returns one
+    coroutine or one expression always does.
     """
 
     __slots__ = ("_what", "call", "seen")

@@ -1,15 +1,15 @@
 """Work whose output exceeds one slice: it runs in pieces, and each piece is a batch with its
 watermarks.
 
-Windows and joins may owe a million results at one instant of event time. They write their work as
-an iterator that yields, between two records or two timers, whenever `full` says so; the chain asks
-for the next piece once it has moved this one on. What may be due in numbers and give nothing, like
-windows whose function gives no result, says `tried`: it counts like a result, or a million of them
-would hold the loop. How many a piece takes follows from what they have cost: a function of a window
-may take a microsecond, or a millisecond.
+Windows and joins may have to emit a million results at one instant of event time. They write their
+work as an iterator that yields, between two records or two timers, whenever `full` is true. The
+chain requests the next piece after it has passed this piece on. Work without results, such as
+windows whose function returns nothing, calls `tried`: it counts like a result, because a million of
+them would block the loop. The size of a piece follows from the measured cost: a window function may
+take a microsecond, or a millisecond.
 
-The watermark in the output never falls, and stands at the last result's while work is left: what
-follows may still be due.
+The watermark in the output never falls. While work is left it stays at that of the last result,
+because the next results may still be due.
 """
 
 from __future__ import annotations
@@ -26,21 +26,19 @@ if TYPE_CHECKING:
 __all__ = ["RESULTS_FIRST", "RESULTS_MAX", "ResumableOutput"]
 
 RESULTS_MAX = 1_024
-"""Results that the first piece of some work holds about at most."""
+"""Approximate maximum number of results in the first piece of some work."""
 
 RESULTS_FIRST = 32
-"""Results of the very first piece: what one of them costs is known only behind it."""
+"""Number of results in the very first piece, whose cost is not known yet."""
 
 PIECE_NS = 2_000_000
-"""How long a piece is to take at most: the chain's slice."""
+"""Maximum time for a piece: the chain's slice."""
 
 _DONE = object()
 
 
 class ResumableOutput:
-    """Results of one operator on their way out, and the work that is still to be done for the
-    last batch.
-    """
+    """The unsent results of one operator, and the remaining work for the last batch."""
 
     __slots__ = (
         "_affordable", "_final", "_limit", "_perf_ns", "_timed", "_timestamps", "_tried", "_values",
@@ -59,7 +57,7 @@ class ResumableOutput:
         self._work: Iterator[None] | None = None
         self._final = MIN_WATERMARK
         self.watermark = MIN_WATERMARK
-        """In force at the end of what was emitted so far."""
+        """The watermark at the end of the emitted results."""
 
     @property
     def pending(self) -> bool:
@@ -67,7 +65,7 @@ class ResumableOutput:
 
     @property
     def room(self) -> int:
-        """Results that this piece still takes, 0 or less when it is full."""
+        """Number of results that this piece still accepts, 0 or less when it is full."""
         return self._limit - len(self._values)
 
     @property
@@ -84,13 +82,15 @@ class ResumableOutput:
         self._tried += count
 
     def start(self, work: Iterator[None], final: int) -> RecordBatch:
-        """Begin `work`, after which watermark `final` is in force; gives its first piece."""
+        """Begins `work`, after which watermark `final` is in force; returns its first piece."""
         self._work = work
         self._final = final
         return self.resume(RESULTS_MAX)
 
     def resume(self, max_records: int) -> RecordBatch:
-        """The next piece, of `max_records` results at most, or about as many as can be afforded."""
+        """Returns the next piece: at most `max_records` results, and about as many as the time
+        allows.
+        """
         self._limit = min(max_records, self._affordable)
         work = self._work
         if work is not None:
@@ -103,19 +103,19 @@ class ResumableOutput:
         return self.take()
 
     def _measure(self, spent_ns: int) -> None:
-        """A full piece took so long."""
+        """Adapts the size of pieces to the time that a full piece took."""
         if spent_ns > 2 * PIECE_NS:
             self._affordable = max(1, max(len(self._values), self._tried) * PIECE_NS // spent_ns)
         elif spent_ns < PIECE_NS:
             self._affordable = max(self._affordable, 2 * self._limit)
 
     def passed(self, watermark: int) -> None:
-        """`watermark` was reached, and nothing is owed for it any more."""
+        """Notes that all work up to `watermark` is done."""
         if watermark > self.watermark:
             self.watermark = watermark
 
     def add(self, value: Any, timestamp: int | None, watermark: int) -> None:
-        """One result; `watermark` is in force before it, unless a higher one is already."""
+        """Adds one result; `watermark` is in force before it, unless a higher one is already."""
         if watermark > self.watermark:
             self.watermark = watermark
         if timestamp is None:
@@ -125,7 +125,7 @@ class ResumableOutput:
         self._watermarks.append(self.watermark)
 
     def add_all(self, values: Iterable[Any], count: int, timestamp: int, watermark: int) -> None:
-        """Like `add` for `count` results of the same instant."""
+        """Does the same as `add` for `count` results of the same instant."""
         if watermark > self.watermark:
             self.watermark = watermark
         self._values.extend(values)
@@ -133,9 +133,7 @@ class ResumableOutput:
         self._watermarks.extend(repeat(self.watermark, count))
 
     def add_columns(self, values: ColumnBatch, timestamp: int, watermark: int) -> None:
-        """Like `add_all` for a batch of columns, which is a piece of its own: nothing else may
-        be in it.
-        """
+        """Adds a batch of columns, as `add_all` does. It must be the only content of its piece."""
         assert not self._values, "what was added before goes first"
         if watermark > self.watermark:
             self.watermark = watermark

@@ -1,8 +1,7 @@
-"""Running results of a keyed stream: one element out for each element in, at the time of that
-element.
+"""Running results of a keyed stream: each element emits one result, at the time of that element.
 
 State is one raw table, key -> accumulator, in namespace None. The whole batch is folded in one
-call, so what a record costs is what the aggregate itself costs, and a tuple.
+call, so a record costs only its aggregation and a tuple.
 """
 
 from __future__ import annotations
@@ -38,20 +37,21 @@ _ABSENT: Any = object()
 
 
 class RunningAggregate(Protocol):
-    """The interface that the operator needs of an aggregate: the fold of a batch in one call."""
+    """The aggregate methods that the operator needs: the fold of a batch in one call."""
 
     def running(
         self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]
     ) -> list[tuple[Any, Any]]:
-        """Add `values[i]` to the accumulator of `keys[i]` in `table`; give that key and its
-        result after each.
+        """Adds `values[i]` to the accumulator of `keys[i]` in `table`.
+
+        Returns the key and its result after each value.
         """
 
     def get_result(self, accumulator: Any) -> Any: ...
 
 
 class _RunningOperator(Operator):
-    """Owns the table; subclasses fold."""
+    """Owns the table; subclasses fold batches into it."""
 
     _table: StateTable
 
@@ -64,11 +64,11 @@ class _RunningOperator(Operator):
         )
 
     def _folds(self) -> object:
-        """The aggregate; None: it reduces."""
+        """The aggregate; None for `reduce`."""
         return None
 
     def _shown(self) -> Callable[[Any], Any] | None:
-        """What queries show of a stored value."""
+        """Converts a stored value to the value that queries show."""
         return None
 
     def _keys(self, batch: RecordBatch) -> list[Any]:
@@ -114,7 +114,7 @@ class RunningAggregateOperator(_RunningOperator):
         self._spelling.snapshot_state()
 
     def _on_columns(self, batch: RecordBatch) -> RecordBatch | None:
-        """The results as columns; None if the batch has to be folded as rows."""
+        """Returns the results as columns, or None if the batch has to be folded as rows."""
         from aioflow.columns.expressions import NotOnColumns
 
         columns = self._columns
@@ -188,11 +188,11 @@ class RunningAggregateOperator(_RunningOperator):
         keys: Sequence[Any],
         values: Sequence[Any],
     ) -> None:
-        """Name the record that makes the fold fail, found by folding each alone into an empty
-        table.
+        """Adds a note that names the record for which the fold fails.
 
-        An error that needs the accumulator too does not come again so; then the batch's first and
-        last record frame it.
+        The record is found by folding each record alone into an empty table. An error that depends
+        on the accumulator does not recur then; the note names the first and last record of the
+        batch instead.
         """
         taken = aggregate is not self._aggregate
         for key, value in zip(keys, values, strict=True):
@@ -209,8 +209,8 @@ class RunningAggregateOperator(_RunningOperator):
 
 
 class RunningReduceOperator(_RunningOperator):
-    """`reduce(fn)`: emits the reduced value so far, the element itself where it is the first of
-    its key.
+    """Implements `reduce(fn)`: emits the reduced value so far; for the first element of a key, the
+    element itself.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:

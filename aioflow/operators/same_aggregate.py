@@ -1,9 +1,9 @@
 """Prevents state of one aggregate from being read as state of another. An operator records its
 aggregate in operator state and compares it at a restore.
 
-An accumulator does not say whose it is: the int of a count would go on as a sum, silently. What the
-functions of users make of their accumulators is their business; that they are functions of users is
-compared too.
+An accumulator does not identify its aggregate: the int of a count would silently continue as a sum.
+Functions of users are compared only by being functions of users; their accumulators are their own
+responsibility.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 __all__ = ["AGGREGATE", "check_same_aggregate"]
 
 AGGREGATE = f"{INTERNAL_PREFIX}aggregate"
-"""Union list state: what each subtask folded."""
+"""Union list state: the aggregate of each subtask."""
 
 REDUCE = "reduce"
 OWN = "a function of its own"
 
 
 def check_same_aggregate(ctx: OperatorContext, aggregate: object) -> None:
-    """In `initialize_state`.
+    """Raises RestoreError if the restored state belongs to another aggregate.
 
-    `aggregate` None: reduce. Raises RestoreError. State that was written before this was kept is
-    believed.
+    Called in `initialize_state`. `aggregate` None: reduce. State of an earlier version, which did
+    not record the aggregate, is accepted.
     """
     name = REDUCE if aggregate is None else _name(aggregate)
     state = ctx.operator_state.get_union_list_state(AGGREGATE)

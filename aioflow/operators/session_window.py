@@ -1,21 +1,20 @@
-"""Sessions of event time with a fixed gap and an aggregate: a record costs one look-up of its key
-while its session goes on.
+"""Sessions of event time with a fixed gap and an aggregate: a record costs one lookup of its key
+while its session continues.
 
-For the default trigger, no evictor and no lateness; every other session is
-`window.WindowOperator`'s, which gives the same.
+For the default trigger, no evictor and no lateness. All other sessions use `window.WindowOperator`,
+with the same results.
 
 State: table "sessions", key -> its open sessions. There is nearly always one: `[[start, end,
-accumulator]]`. Of several, in order of time, (their starts, a list of them): while the watermark
-waits a key may have as many as there are elements, so they are found by bisection.
+accumulator]]`. Several sessions are kept in order of time as (their starts, a list of them). While
+the watermark waits a key may have as many sessions as elements, so they are found by bisection.
 
 Invariants:
 
-* no open session of a key overlaps or touches another, and none is over: those that the watermark
-  passes fire and are forgotten;
+* no open session of a key overlaps or touches another, and none is over: a session that the
+  watermark passes fires and is dropped;
 * a key with open sessions has a timer at or before the last instant of each of them. A session that
-  grows leaves its timer where it is. When that timer is due, it is registered again for the end
-  that the session has by then. So a session costs a timer for each gap that it lasts, not one for
-  each record;
+  grows leaves its timer in place. When that timer is due, it is registered again for the session's
+  present end. So a session costs a timer for each gap that it lasts, not one for each record;
 * a session fires when the watermark in force reaches `end - 1`, and `end - 2` is in force before
   its result.
 """
@@ -57,8 +56,9 @@ _ACCUMULATOR: Callable[[Session], Any] = itemgetter(2)
 
 
 class SessionWindowOperator(AddingWindowOperator):
-    """Emits `WindowResult(key, start, end, result)` at `end - 1`, or what `window_fn(key,
-    window, result)` makes of it.
+    """Emits `WindowResult(key, start, end, result)` at `end - 1`.
+
+    With `window_fn`, emits the results of `window_fn(key, window, result)` instead.
     """
 
     _table: StateTable
@@ -104,9 +104,9 @@ class SessionWindowOperator(AddingWindowOperator):
         return empty_batch(self._out.watermark)
 
     def _run(self, batch: RecordBatch, begin: int) -> Iterator[None]:
-        """The rest of `batch` from record `begin` on, cut where something is due.
+        """Processes `batch` from record `begin` on, divided where sessions are due.
 
-        Yields whenever enough was emitted.
+        Yields whenever enough results were emitted.
         """
         timers, watermarks = self._timers, batch.watermarks
         count = len(batch.values)
@@ -121,9 +121,10 @@ class SessionWindowOperator(AddingWindowOperator):
             yield from self._advance(batch.watermark)
 
     def _add(self, batch: RecordBatch) -> int:
-        """Add records before which nothing is due.
+        """Adds records before which no session is due, and returns their number.
 
-        How many, as one of them may begin a session that is due before a later one.
+        It may be less than the rest of the batch, because a record may begin a session that is due
+        before a later record.
         """
         values, keys, watermarks = (
             list(batch.values),
@@ -175,9 +176,7 @@ class SessionWindowOperator(AddingWindowOperator):
         watermark: int,
         add: Callable[[Any, Any], Any],
     ) -> None:
-        """An element that no session takes as it is, or one of several: it gets a session of its
-        own, or some become one.
-        """
+        """Adds an element that no single session contains: begins, extends or merges sessions."""
         end, reached = start + self._gap, max(watermark, self._timers.current_watermark)
         starts, sessions = _in_order(table.get(key, []))
         first, behind = bisect_left(sessions, start, key=_END), bisect_right(starts, end)
@@ -199,7 +198,7 @@ class SessionWindowOperator(AddingWindowOperator):
     # fire
 
     def _advance(self, watermark: int) -> Iterator[None]:
-        """Fire the sessions that end up to `watermark`, in order."""
+        """Fires the sessions that end up to `watermark`, in order."""
         pop_due, out = self._timers.pop_due, self._out
         while (timer := pop_due(watermark)) is not None:
             self._fire(timer[0], timer[1])
@@ -210,7 +209,7 @@ class SessionWindowOperator(AddingWindowOperator):
         self._state.clear_current_key()
 
     def _fire(self, time: int, key: Any) -> None:
-        """A timer of `key` is due: what is over fires, what goes on gets another timer."""
+        """Handles a due timer of `key`: ended sessions fire, the others get another timer."""
         table = self._table.of_key(None, key)
         starts, sessions = _in_order(table.get(key, []))
         over = (
@@ -242,7 +241,7 @@ class SessionWindowOperator(AddingWindowOperator):
         )
 
     def _shown(self, stored: Any) -> list[tuple[int, int, Any]]:
-        """What queries show: (start, end, result so far) of each open session."""
+        """Returns (start, end, result so far) of each open session, for queries."""
         return [
             (start, end, self._aggregate.get_result(held))
             for start, end, held in _in_order(stored)[1]
@@ -253,9 +252,9 @@ class SessionWindowOperator(AddingWindowOperator):
 
 
 def _in_order(stored: Any) -> tuple[list[int], list[Session]]:
-    """Starts and sessions in order of time, of what is stored for a key.
+    """Returns starts and sessions in order of time from the stored value of a key.
 
-    State of before has several in another order, as a list.
+    State of earlier versions is a list of sessions in another order.
     """
     if type(stored) is tuple:
         return stored

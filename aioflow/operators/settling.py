@@ -15,8 +15,9 @@ _DONE = object()
 def settled_by_turns(
     settling: Iterator[None], written: Awaitable[None] | None = None
 ) -> Awaitable[None] | None:
-    """Begin `settling`, which yields while there is much to do; gives what is left of it, and
-    `written` behind that, to await.
+    """Begins `settling`, which yields while there is much to do.
+
+    Returns an awaitable for the remaining work and then for `written`.
     """
     return written if next(settling, _DONE) is _DONE else _rest(settling, written)
 

@@ -3,17 +3,17 @@ commit when the checkpoint is complete.
 
     barrier n        flush, prepare(n): the committables of n go into operator state, beside those
                      not confirmed yet
-    n is complete    commit everything prepared up to n, in order, with retries; what is committed
-                     leaves the state
-    restore of n     commit what the state of n holds, before the writer opens: n is complete, and
-                     committing again does nothing
+    n is complete    commit everything prepared up to n, in order, with retries; committed items
+                     leave the state
+    restore of n     commit the contents of the state of n, before the writer opens: n is complete,
+                     and committing again does nothing
 
 A completed checkpoint subsumes those before it: if the metadata of n was never written and n + 1 is
-complete, what was prepared for n is part of n + 1. Nothing is committed for a checkpoint that is
+complete, the data prepared for n is part of n + 1. No data is committed for a checkpoint that is
 not complete.
 
-Without checkpoints everything that was prepared is committed when the input ends (and when the
-writer rolls by itself). With them the last checkpoint does it, which the task waits for.
+Without checkpoints all prepared data is committed when the input ends (and when the writer rolls by
+itself). With checkpoints the last checkpoint commits it, and the task waits for that.
 """
 
 from __future__ import annotations
@@ -43,51 +43,50 @@ T_contra = TypeVar("T_contra", contravariant=True)
 logger = logging.getLogger(__name__)
 
 COMMIT_RETRY = Retry(8, backoff="100ms", max_backoff="5s")
-"""About 11 seconds: a database that restarts, a file server that fails over.
+"""Retries for about 11 seconds: a database may restart, a file server may fail over.
 
 Then the task fails, and its restart tries again.
 """
 
 COMMITTABLES = "committables"
-"""List state: pairs of the checkpoint that something was prepared for, and what was prepared."""
+"""List state: pairs of a checkpoint and a committable that was prepared for it."""
 
 PREPARED = "prepared"
-"""Union list state: the checkpoint itself, so that every subtask knows after a restore which one
-it was.
-"""
+"""Union list state: the number of the checkpoint, known to every subtask after a restore."""
 
 
 class SinkWriter(Protocol[T_contra]):
     """Writes the records of one subtask.
 
-    Optional: `full` (bool): set by the writer when it wants `flush` to be awaited before it takes
-    more; `async open()`; `async close()` (also after a failure); `restored(checkpoint_id)`, before
-    `open` after a restore; `reads_columns` (bool): it has use for a `ColumnBatch`, which reads like
-    a list of rows; the methods of a `CheckpointedFunction`: `initialize_state` before all of these,
-    `snapshot_state` behind `prepare`.
+    Optional: `full` (bool): set by the writer when `flush` has to be awaited before more records;
+    `async open()`; `async close()` (also after a failure); `restored(checkpoint_id)`, before `open`
+    after a restore; `reads_columns` (bool): the writer uses a `ColumnBatch`, which reads like a
+    list of rows; the methods of a `CheckpointedFunction`: `initialize_state` before all of these,
+    `snapshot_state` after `prepare`.
 
-    What was prepared up to the restored checkpoint is committed, by this subtask or by another.
-    Work that an earlier attempt of this subtask began after that checkpoint is orphaned: `open`
-    removes it, but nothing that a later attempt may have begun.
+    Data prepared up to the restored checkpoint is committed, by this subtask or by another. Work
+    that an earlier attempt of this subtask began after that checkpoint is orphaned. `open` removes
+    it, but must not remove work that a later attempt may have begun.
     """
 
     def write_batch(self, values: Sequence[T_contra], timestamps: Sequence[int] | None) -> None:
-        """Take the records. Never blocks: buffer, and set `full`."""
+        """Accepts the records. Never blocks: it buffers them and sets `full`."""
 
     async def flush(self) -> None:
-        """Bring what is buffered to the outside, as far as that is visible without a commit."""
+        """Writes the buffered records out, as far as they may be visible without a commit."""
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
-        """Everything written so far becomes committables: plain data that survive this process,
-        and so does what they stand for.
+        """Returns all records written so far as committables.
+
+        Committables are plain data; they and the data they refer to survive this process.
         """
 
 
 class Committer(Protocol):
-    """Makes prepared data visible. Both calls are idempotent, and a copy of them that comes late
-    changes nothing.
+    """Makes prepared data visible.
 
-    Optional: `async close()`.
+    Both methods are idempotent, and a delayed repetition of a call changes nothing. Optional:
+    `async close()`.
     """
 
     async def commit(self, committables: Sequence[Any]) -> None: ...
@@ -96,22 +95,21 @@ class Committer(Protocol):
 
 @runtime_checkable
 class Sink(Protocol[T_contra]):
-    """A place to write to. Pure data: it opens nothing until a job runs."""
+    """A destination of records. Pure data: it opens nothing until a job runs."""
 
     def writer(self, ctx: OperatorContext) -> SinkWriter[T_contra]: ...
     def committer(self) -> Committer | None:
-        """None when `flush` is all there is (at-least-once).
+        """Returns the committer, or None if `flush` suffices (at-least-once).
 
         A `committer(ctx)` gets the operator's context: its host, its name.
         """
 
 
 class SinkOperator(Operator):
-    """Drives one `SinkWriter` and its `Committer`. Takes no more while a flush is under way; emits
-    nothing but the watermark.
+    """Drives one `SinkWriter` and its `Committer`.
 
-    Commits run beside the records, in a helper task: a slow commit holds back neither them nor the
-    next checkpoint, only the end.
+    It accepts no records during a flush, and emits only the watermark. Commits run concurrently in
+    a helper task: a slow commit delays only the end, not the records or the next checkpoint.
     """
 
     def __init__(self, sink: Sink[Any], commit_retry: Retry = COMMIT_RETRY) -> None:
@@ -206,8 +204,9 @@ class SinkOperator(Operator):
         return RecordBatch([], None, None, None, batch.watermark)
 
     def end_of_data(self) -> None:
-        """No more records: without checkpoints what is left becomes visible now, otherwise the
-        last checkpoint takes it.
+        """Ends the records: without checkpoints the remaining data is committed now.
+
+        With checkpoints the last checkpoint commits it.
         """
         assert self._writer is not None
         if self.ctx.checkpointing and self._committer is not None:
@@ -234,9 +233,7 @@ class SinkOperator(Operator):
             self._show_state()
 
     def _show_state(self) -> None:
-        """Wake who waits for room or for the end; those who wait for the end alone go on
-        waiting.
-        """
+        """Wakes waiters for room or for the end. Those that wait only for the end keep waiting."""
         self.availability.set_available()
         if self.busy:
             self.availability.set_unavailable()
@@ -255,7 +252,7 @@ class SinkOperator(Operator):
         return self._prepare(checkpoint_id)
 
     async def _prepare(self, checkpoint_id: int) -> None:
-        """Everything up to the barrier goes out and is prepared; nothing else of this task runs
+        """Flushes and prepares everything up to the barrier; no other work of this task runs
         meanwhile.
         """
         writer = self._writer
@@ -303,7 +300,10 @@ class SinkOperator(Operator):
             self._show_state()
 
     async def _commit_confirmed(self) -> None:
-        """In order; also what is confirmed meanwhile. What fails stays prepared."""
+        """Commits the confirmed checkpoints in order, including those confirmed meanwhile.
+
+        Data whose commit fails stays prepared.
+        """
         while (first := self._first_confirmed()) is not None:
             try:
                 await self._commit(self._prepared[first])

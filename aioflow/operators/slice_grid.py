@@ -10,17 +10,17 @@ __all__ = ["SliceGrid", "last_instant"]
 
 
 def last_instant(end: int) -> int:
-    """The last instant of a window that ends at `end`.
+    """Returns the last instant of a window that ends at `end`.
 
-    The window fires there. Event time itself ends at MAX_WATERMARK.
+    The window fires at this instant. Event time itself ends at MAX_WATERMARK.
     """
     return min(end - 1, MAX_WATERMARK)
 
 
 class SliceGrid:
-    """The arithmetic of slices and windows: no state, any sign.
+    """The arithmetic of slices and windows: stateless, for times of any sign.
 
-    All of it floors, so negative times need no care.
+    All divisions floor, so negative times need no special case.
     """
 
     __slots__ = ("lateness", "offset", "size", "slide", "width")
@@ -36,23 +36,25 @@ class SliceGrid:
         return timestamp - (timestamp - self.offset) % self.width
 
     def first_end(self, slice_start: int) -> int:
-        """End of the earliest window that holds the slice."""
+        """Returns the end of the earliest window that contains the slice."""
         return self.next_end(slice_start + self.width - 2)
 
     def last_end(self, slice_start: int) -> int:
-        """End of the latest window that holds the slice."""
+        """Returns the end of the latest window that contains the slice."""
         return slice_start - (slice_start - self.offset) % self.slide + self.size
 
     def next_end(self, watermark: int) -> int:
-        """The first end of a window that the watermark has not passed: the least end with `end -
-        1 > watermark`.
+        """Returns the first end of a window that the watermark has not passed.
+
+        That is the least end with `end - 1 > watermark`.
         """
         origin = self.offset + self.size
         return watermark + 1 - (watermark + 1 - origin) % self.slide + self.slide
 
     def deadline(self, watermark: int) -> int:
-        """The next watermark at which a window fires or is forgotten, above MAX_WATERMARK behind
-        the end of time.
+        """Returns the next watermark at which a window fires or is dropped.
+
+        After the end of time it is above MAX_WATERMARK.
         """
         if watermark < MAX_WATERMARK:
             return min(self._deadline(watermark), MAX_WATERMARK)
@@ -65,8 +67,9 @@ class SliceGrid:
         return min(fires, self.next_end(watermark - self.lateness) - 1 + self.lateness)
 
     def live_from(self, watermark: int) -> int:
-        """Records from this timestamp on only add to their slice; earlier ones re-fire windows
-        or are dropped.
+        """Returns the timestamp from which records only add to their slice.
+
+        Earlier records re-fire windows or are dropped.
         """
         if self.lateness:
             # None of the windows of the slice may have fired: the slice begins at or after the last
@@ -75,5 +78,5 @@ class SliceGrid:
         return self.late_below(watermark)
 
     def late_below(self, watermark: int) -> int:
-        """Records before this timestamp are late for all their windows, lateness included."""
+        """Returns the timestamp below which records are late for all windows, lateness included."""
         return self.next_end(watermark - self.lateness) - self.size

@@ -1,10 +1,10 @@
 """Merged runs of slices: a window of many slices fires at the cost of a few.
 
-A run is 2**level slices, begun at a multiple of its length; it is the merge of its two halves, made
-when a window first needs it. So each slice is merged about once on each level, once in all, and a
-window of n slices is covered by at most 2 log2(n) runs instead of n slices. A run is a cache over
-the slices: it is in no snapshot, and a record that comes late for a slice drops the runs above it.
-They take about as much memory again as the slices.
+A run is 2**level slices that start at a multiple of its length. It is the merge of its two halves,
+made when a window first needs it. So each slice is merged about once on each level, and a window of
+n slices is covered by at most 2 log2(n) runs instead of n slices. A run is a cache over the slices:
+no snapshot contains it, and a late record for a slice drops the runs above the slice. Runs take
+about as much memory as the slices.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["SliceRuns", "merge_parts", "merge_tables"]
 
 MERGES_AT_ONCE = 1_024
-"""Keys that are merged before other work gets its turn, where each is a call."""
+"""Number of keys merged between two yields, if each merge is a call."""
 
 LOOP_MERGES_AT_ONCE = 4_096
-"""Keys that a generated loop merges before: 0.3 ms of counts, 1.6 of several aggregates
-together; a turn costs some 15 us more.
+"""Number of keys merged between two yields by a generated loop.
+
+This takes 0.3 ms for counts and 1.6 ms for several aggregates together; a yield costs some 15 us
+more.
 """
 
 COPIED_AT_ONCE = 16_384
-"""Keys that are copied before: 1 to 2 ms."""
+"""Number of keys copied between two yields: 1 to 2 ms."""
 
 Table = Mapping[Any, Any]
 
@@ -40,7 +42,7 @@ _ABSENT: Any = object()
 
 
 def merge_parts(aggregate: FoldingAggregate, copies: bool, parts: list[Any]) -> Any:
-    """The accumulators `parts`, two or more in order of time, as a new one.
+    """Merges two or more accumulators, in order of time, into a new one.
 
     With `copies`, `merge` may change either argument.
     """
@@ -54,11 +56,10 @@ def merge_parts(aggregate: FoldingAggregate, copies: bool, parts: list[Any]) -> 
 def merge_tables(
     aggregate: FoldingAggregate, copies: bool, tables: list[Table]
 ) -> Generator[None, None, Table]:
-    """`tables`, in order of time, as one: what two of them hold for a key is merged, and no
-    accumulator of theirs is changed.
+    """Merges `tables`, in order of time, into one: for each key, the accumulators are merged.
 
-    One look-up for each key of each table; key by key over all tables costs three times as much.
-    Yields while there is much to merge.
+    No accumulator of `tables` is changed. There is one lookup for each key of each table; going key
+    by key over all tables costs three times as much. Yields while there is much to merge.
     """
     merged = yield from _copied(tables[0])
     if not copies and (merger := aggregate.merger) is not None:
@@ -89,11 +90,10 @@ def merge_tables(
 
 
 def _parts(table: Table) -> Iterator[Iterable[tuple[Any, Any]]]:
-    """The items of `table`, `LOOP_MERGES_AT_ONCE` at a time; each part is to be read before the
-    next is asked for.
+    """Yields the items of `table` in parts of `LOOP_MERGES_AT_ONCE`.
 
-    Iterating over `dict.items()` directly reuses one tuple as long as no reference to it is kept:
-    merging then costs 0.6 of the time.
+    Each part must be read before the next is requested. Iterating over `dict.items()` directly
+    reuses one tuple as long as no reference to it is kept: merging then costs 0.6 of the time.
     """
     items = iter(table.items())
     if type(table) is dict:
@@ -105,7 +105,7 @@ def _parts(table: Table) -> Iterator[Iterable[tuple[Any, Any]]]:
 
 
 def _copied(table: Table) -> Generator[None, None, dict[Any, Any]]:
-    """`table` as a dict of its own. A million keys at once hold the loop for 60 ms."""
+    """Copies `table` to a new dict. A million keys at once would block the loop for 60 ms."""
     if len(table) <= COPIED_AT_ONCE:
         return dict(table)
     copy: dict[Any, Any] = {}
@@ -119,8 +119,8 @@ def _copied(table: Table) -> Generator[None, None, dict[Any, Any]]:
 class SliceRuns:
     """Covers ranges of slice numbers by runs.
 
-    `slice_of(number)` gives key -> accumulator, empty for none; `any_in(first, stop)` whether some
-    slice there holds something.
+    `slice_of(number)` returns key -> accumulator, empty without a slice; `any_in(first, stop)`
+    returns whether a slice in this range has keys.
     """
 
     __slots__ = ("_aggregate", "_any_in", "_copies", "_levels", "_merged", "_runs", "_slice_of")
@@ -139,10 +139,10 @@ class SliceRuns:
         self._runs: dict[tuple[int, int], Table] = {}
         self._levels = 0
         self._merged = 0
-        """Keys since others got their turn: hundreds of small tables are as long as a large one."""
+        """Keys merged since the last yield: hundreds of small tables take as long as one large."""
 
     def cover(self, first: int, stop: int) -> Generator[None, None, list[Table]]:
-        """The tables that hold slices [first, stop), in order.
+        """Returns the tables that cover slices [first, stop), in order.
 
         Yields while there is much to merge.
         """
@@ -159,7 +159,7 @@ class SliceRuns:
         return tables
 
     def drop(self, number: int) -> None:
-        """Slice `number` changes, or goes: so do the runs that hold it."""
+        """Drops the runs that contain slice `number`, because the slice changes or is dropped."""
         for level in range(1, self._levels + 1):
             self._runs.pop((level, number >> level), None)
 

@@ -1,10 +1,10 @@
-"""The slices of one operator, as rows in the table or as columns in front of it, and how windows
-are merged from them.
+"""The slices of one operator, as rows in the table or as columns in front of it, and the merge of
+windows from them.
 
-State is one table, slice start -> key -> accumulator. `starts` are those of the slices that hold
-something, in order. Batches of columns are added to arrays, which go into the table before rows
-change a slice, and before a snapshot or a query. A window of many slices is covered by merged runs
-of them (`slice_runs`), which a change of a slice drops.
+State is one table, slice start -> key -> accumulator. `starts` are the starts of the slices that
+are not empty, in order. Batches of columns are added to arrays. The arrays are written to the table
+before rows change a slice, and before a snapshot or a query. A window of many slices is covered by
+merged runs of slices (`slice_runs`), which a change of a slice drops.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ __all__ = ["SliceStore", "by_slice"]
 BYTE = 256
 
 RUNS_FROM = 8
-"""Number of slices of a window from which on runs of slices cover it, for every aggregate and
-state backend.
+"""Number of slices of a window from which runs of slices cover it, for every aggregate and state
+backend.
 """
 
 RUNS_FROM_IN_MEMORY = 3
-"""Slices from which on runs pay for an aggregate that may be merged in any grouping: five of 5,000
-keys each cost 0.64 as much.
+"""Number of slices from which runs pay for an aggregate that may be merged in any grouping, in
+memory.
 
-A run is in memory, where few slices on disk need not be; and what depends on the grouping, like a
-sum of floats, is the same on columns, which are merged in order of time.
+Five slices of 5,000 keys each cost 0.64 as much. Runs are in memory, but a few slices on disk need
+not be. A result that depends on the grouping, like a sum of floats, has to be the same as on
+columns, which are merged in order of time.
 """
 
 _ABSENT = object()
@@ -79,15 +80,14 @@ class SliceStore:
         return self._columns is not None and bool(self._columns.starts)
 
     def settle(self) -> Iterator[None]:
-        """Everything is in the table at the end of this, which yields while there is much to
-        write.
-        """
+        """Writes all columns to the table; yields while there is much to write."""
         if self._columns is not None:
             yield from self._columns.settle()
 
     def release(self, first: int, last: int) -> Iterator[None]:
-        """Columns give up the slices that begin from `first` to `last`, to which rows are about
-        to be added. Yields like `settle`.
+        """Writes the columns of the slices that begin from `first` to `last` to the table.
+
+        Called before rows are added to them. Yields like `settle`.
         """
         if self._columns is not None:
             yield from self._columns.release(
@@ -98,7 +98,10 @@ class SliceStore:
     # add
 
     def slice(self, start: int, keys: list[Any]) -> MutableMapping[Any, Any]:
-        """What slice `start` holds, which columns have given up, to change `keys` in it."""
+        """Returns the accumulators of slice `start`, in which `keys` may be changed.
+
+        The columns of the slice must have been released.
+        """
         self._note(start)
         # Looked up for each batch, because the backend may replace the mapping.
         return self._table.of(start, keys)
@@ -110,8 +113,9 @@ class SliceStore:
         keys: Any,
         fold: Callable[[int, list[Any], list[Any]], None],
     ) -> Iterator[None]:
-        """Add a batch of columns, slice by slice; what must be added as rows goes to
-        `fold(start, keys, values)`. Yields like `settle`.
+        """Adds a batch of columns, slice by slice. Yields like `settle`.
+
+        Slices that need rows are added by `fold(start, keys, values)`.
         """
         import numpy as np
 
@@ -156,7 +160,7 @@ class SliceStore:
         return index < len(self.starts) and self.starts[index] == start
 
     def _note(self, start: int) -> None:
-        """Slice `start` holds something, and is about to be changed."""
+        """Notes that slice `start` is not empty and is about to change."""
         if start < self._runs_to:
             self.runs.drop(self._number(start))
         starts = self.starts
@@ -167,7 +171,7 @@ class SliceStore:
                 starts.insert(index, start)
 
     def forget(self, below: int) -> None:
-        """No window needs the slices that begin before `below` any more."""
+        """Drops the slices that begin before `below`, which no window needs any more."""
         starts = self.starts
         while starts and starts[0] < below:
             start = starts.pop(0)
@@ -180,9 +184,11 @@ class SliceStore:
     # read
 
     def column_results(self, end: int) -> Iterator[ColumnBatch] | None:
-        """The results of the window that ends at `end`, in pieces, if columns have all of it.
+        """Returns the results of the window that ends at `end`, in pieces, if columns contain all
+        of it.
 
-        Runs of slices merge in another order.
+        Otherwise returns None, also if runs would cover the window, because runs merge in another
+        order.
         """
         if self._columns is None:
             return None
@@ -191,7 +197,7 @@ class SliceStore:
         return None if len(starts) >= RUNS_FROM else self._columns.results(starts, begin, end)
 
     def tables_of(self, end: int) -> list[Mapping[Any, Any]]:
-        """The slices of the window that ends at `end`, in order, once they are settled."""
+        """Returns the slices of the window that ends at `end`, in order. They must be settled."""
         starts, peek = self.starts, self._table.peek
         begin, stop = bisect_left(starts, end - self._grid.size), bisect_left(starts, end)
         return [peek(start) for start in starts[begin:stop]]
@@ -215,11 +221,11 @@ class SliceStore:
         return (yield from self.runs.cover(stop - grid.size // grid.width, stop))
 
     def merged(self, tables: list[Mapping[Any, Any]]) -> Generator[None, None, Mapping[Any, Any]]:
-        """`tables`, in order of time, as one. Yields while there is much to merge."""
+        """Merges `tables`, in order of time, into one. Yields while there is much to merge."""
         return (yield from merge_tables(self._aggregate, self._merge_copies, tables))
 
     def results(self, keys: list[Any], tables: list[Mapping[Any, Any]]) -> list[Any]:
-        """The result of each of `keys` over `tables`, which are in order of time."""
+        """Returns the result of each of `keys` over `tables`, which are in order of time."""
         aggregate = self._aggregate
         get_result = aggregate.get_result
         copies = self._merge_copies
@@ -245,8 +251,9 @@ class SliceStore:
 
 
 def by_slice(times: Any, grid: SliceGrid) -> Iterator[tuple[int, Any]]:
-    """Start of each slice that records at `times` fall into, in order, and their places; None
-    for all of them.
+    """Yields for each slice with records its start and the indices of its records in `times`.
+
+    The slices are in order; None stands for all indices.
     """
     import numpy as np
 

@@ -1,21 +1,21 @@
 """Tumbling and sliding event-time windows that add each record once: to its slice.
 
-A slice is a stretch of time of the greatest common divisor of size and slide, so every window is a
-whole number of slices. `slice_store` keeps them; a window merges its slices when it fires. For the
-default trigger, no evictor and an aggregate that can merge; `clock_window` has those of processing
-time, everything else is `window.WindowOperator`.
+A slice is a period of the greatest common divisor of size and slide, so every window is a whole
+number of slices. `slice_store` keeps the slices; a window merges its slices when it fires. For the
+default trigger, no evictor and an aggregate that can merge. `clock_window` implements the windows
+of processing time, and `window.WindowOperator` all others.
 
 Invariants:
 
-* what is due is due at fixed instants (ends of windows, and ends plus lateness), whether or not
-  anything is stored there. Between two of them (`_deadline`) no timestamp changes its class: live,
-  late but allowed, dropped. So a batch is cut there and nowhere else, and a batch that lies in one
-  slice and reaches no deadline costs one bulk fold;
+* work is due at fixed instants (ends of windows, and ends plus lateness), whether or not a slice is
+  stored there. Between two of them (`_deadline`) no timestamp changes its class: live, late but
+  allowed, dropped. So a batch is divided only there, and a batch that lies in one slice and reaches
+  no deadline costs one bulk fold;
 * a window fires when the watermark in force reaches `end - 1`, and its results have `end - 2` in
-  force before them: event time is continuous. Where more was in force already, that stays;
-* keys come out in the order of their first arrival in a slice, earlier slices first. A snapshot
-  keeps that order within each key group only: in a window that was open at a restore, keys that
-  were there before come group by group.
+  force before them: event time is continuous. A higher watermark that was in force stays;
+* keys are emitted in the order of their first arrival in a slice, earlier slices first. A snapshot
+  keeps that order within each key group only: in a window that was open at a restore, the earlier
+  keys are emitted group by group.
 """
 
 from __future__ import annotations
@@ -52,16 +52,15 @@ SLICES = "window-slices"
 """Name of the table slice start -> key -> accumulator."""
 
 PROGRESS = "window-progress"
-"""Name of the union list state of (first key group, last key group, watermark reached) of each
-subtask.
-"""
+"""Name of the union list state of (first key group, last key group, watermark) of each subtask."""
 
 _RESULTS = list[WindowResult[Any, Any]]
 
 
 class SliceWindowOperator(AddingWindowOperator):
-    """Emits `WindowResult(key, start, end, result)` at `end - 1`, or what `window_fn(key,
-    window, result)` makes of it.
+    """Emits `WindowResult(key, start, end, result)` at `end - 1`.
+
+    With `window_fn`, emits the results of `window_fn(key, window, result)` instead.
     """
 
     _progress: ListState[Any]
@@ -88,7 +87,7 @@ class SliceWindowOperator(AddingWindowOperator):
 
     @property
     def grid(self) -> SliceGrid:
-        """The bounds of its slices and windows."""
+        """The bounds of the operator's slices and windows."""
         return self._grid
 
     def initialize_state(self) -> None:
@@ -99,7 +98,7 @@ class SliceWindowOperator(AddingWindowOperator):
     def next_due(self) -> int:
         """The watermark at which the window next has work, without further input.
 
-        It is above all watermarks if the window holds nothing.
+        It is above all watermarks if the window is empty.
         """
         starts = self._slices.starts
         return (
@@ -157,9 +156,9 @@ class SliceWindowOperator(AddingWindowOperator):
         return empty_batch(self._out.watermark)
 
     def _run(self, batch: RecordBatch, least: int, latest: int) -> Iterator[None]:
-        """Records between `least` and `latest`, cut at the deadlines.
+        """Processes records between `least` and `latest`, divided at the deadlines.
 
-        Yields whenever enough was emitted.
+        Yields whenever enough results were emitted.
         """
         watermarks, begin, count = batch.watermarks, 0, len(batch.values)
         while begin < count:
@@ -193,13 +192,13 @@ class SliceWindowOperator(AddingWindowOperator):
             ]
 
     def _restore_progress(self) -> None:
-        """Go on where the former subtasks were: no window fires twice, and what was late stays
+        """Continues at the progress of the former subtasks: no window fires twice, and late stays
         late.
 
-        They had reached one watermark, as a barrier that is aligned cuts all of them at the same.
-        If not, this subtask goes on at the lowest, and `_ahead` holds the key groups that had got
-        further, until it has caught up with them. Key groups at the end of time start again without
-        a watermark, because a drained job continues after it.
+        The former subtasks had reached one watermark, because an aligned barrier cuts all of them
+        at the same watermark. Otherwise this subtask continues at the lowest, and `_ahead` holds
+        the key groups with a higher watermark until it has caught up with them. Key groups at the
+        end of time start again without a watermark, because a drained job continues after it.
         """
         own = self._state.key_group_range
         found = [
@@ -216,8 +215,8 @@ class SliceWindowOperator(AddingWindowOperator):
             self._moved_to(min(reached for _, reached in shared))
 
     def _reached(self, key: Any) -> int:
-        """The watermark that the group of `key` had reached before a restore; the present one if
-        that is not lower.
+        """Returns the watermark of the group of `key` before a restore, or the present one if it is
+        higher.
         """
         group = key_group(key, self._state.max_parallelism)
         return max(
@@ -228,7 +227,7 @@ class SliceWindowOperator(AddingWindowOperator):
     # add
 
     def _add(self, batch: RecordBatch, least: int, latest: int) -> Iterator[None]:
-        """Add records between `least` and `latest`, in whose midst nothing is due."""
+        """Adds records between `least` and `latest`, between which no work is due."""
         values, timestamps, keys, watermarks = (
             batch.values,
             batch.timestamps,
@@ -298,7 +297,7 @@ class SliceWindowOperator(AddingWindowOperator):
     def _add_late_rows(
         self, values: Any, timestamps: Any, keys: Any, watermarks: Any
     ) -> Generator[None, None, tuple[Any, Any, Any]]:
-        """Add those of a batch of columns that may be late, one by one. Gives the others."""
+        """Adds the records of a batch of columns that may be late, one by one; returns the rest."""
         import numpy as np
 
         from aioflow.columns.event_time import taken
@@ -317,8 +316,9 @@ class SliceWindowOperator(AddingWindowOperator):
         return values.take(others), taken(timestamps, others), taken(keys, others)
 
     def _add_late(self, value: Any, timestamp: int, key: Any, watermark: int) -> Iterator[None]:
-        """One record that may be late for windows: drop it if it is for all of them, else
-        re-fire those that have fired.
+        """Adds one record that may be late: re-fires its windows that have fired.
+
+        A record that is late for all its windows is dropped.
         """
         reached, late_below = watermark, self._late_below
         if self._ahead:
@@ -333,8 +333,9 @@ class SliceWindowOperator(AddingWindowOperator):
         yield from self._refire(key, start, reached, watermark)
 
     def _refire(self, key: Any, start: int, reached: int, watermark: int) -> Iterator[None]:
-        """Emit again the windows of `key` with slice `start` that had fired at `reached`, but
-        may still change.
+        """Emits the windows of `key` with slice `start` again that had fired at `reached`.
+
+        Windows beyond their lateness are left out.
         """
         grid = self._grid
         yield from self._slices.settle()
@@ -348,7 +349,7 @@ class SliceWindowOperator(AddingWindowOperator):
             end += grid.slide
 
     def _fold(self, start: int, keys: list[Any], values: list[Any]) -> None:
-        """Add records to slice `start`."""
+        """Adds records to slice `start`."""
         try:
             self._folding.fold(self._slices.slice(start, keys), keys, values)
         except Exception as error:
@@ -356,8 +357,9 @@ class SliceWindowOperator(AddingWindowOperator):
             raise
 
     def _find_culprit(self, error: Exception, keys: list[Any], values: list[Any]) -> None:
-        """Name the record that makes the fold fail, found by folding each alone; without luck,
-        the first and the last.
+        """Adds a note that names the record for which the fold fails, found by folding each alone.
+
+        If no record fails alone, the note names the first and the last.
         """
         taken = self._folding is not self._aggregate
         for key, value in zip(keys, values, strict=True):
@@ -378,9 +380,7 @@ class SliceWindowOperator(AddingWindowOperator):
     # fire
 
     def _advance(self, watermark: int) -> Iterator[None]:
-        """Fire the windows that end up to `watermark`, in order, and forget the slices that no
-        window needs any more.
-        """
+        """Fires the windows that end up to `watermark`, in order, and drops unneeded slices."""
         grid, starts = self._grid, self._slices.starts
         end = grid.next_end(self._watermark)
         while last_instant(end) <= watermark:
@@ -400,7 +400,7 @@ class SliceWindowOperator(AddingWindowOperator):
         self._slices.forget(self._late_below)
 
     def _fire(self, end: int) -> Iterator[None]:
-        """All results of the window that ends at `end`."""
+        """Emits all results of the window that ends at `end`."""
         slices, aggregate, out = self._slices, self._aggregate, self._out
         # A window function and keys that are ahead look at each result.
         pieces = slices.column_results(end) if self._window_fn is None and not self._ahead else None
@@ -471,7 +471,7 @@ class SliceWindowOperator(AddingWindowOperator):
 def _parted(
     items: Sequence[Any], timestamps: Sequence[int], instant: int
 ) -> tuple[list[Any], list[Any]]:
-    """Those of `items` before `instant`, and the others.
+    """Returns the `items` with timestamps before `instant`, and the others.
 
     Flags and `itertools.compress` take twice as long.
     """
@@ -486,7 +486,7 @@ def _parted(
 
 
 def _not_in(keys: list[Any], tables: list[Mapping[Any, Any]]) -> list[Any]:
-    """Those of `keys` that no table holds."""
+    """Returns the `keys` that no table contains."""
     found = []
     for key in keys:
         for table in tables:

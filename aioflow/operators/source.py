@@ -1,10 +1,10 @@
 """The interface of a source: the coordinator finds splits, and readers in the subtasks read them.
 After Flink's FLIP-27, made for asyncio.
 
-The engine asks `poll_batch` on its hot path: it is synchronous and never blocks. A reader that has
-nothing returns None and is asked again after `wait()` completed. A reader that is through with all
-of its splits raises nothing and returns None for ever after `finished` became True; an unbounded
-reader's `finished` stays False.
+The engine calls `poll_batch` on its hot path: it is synchronous and never blocks. A reader without
+records returns None and is polled again after `wait()` completed. When a reader has read all of its
+splits, `finished` becomes True and `poll_batch` always returns None. An unbounded reader's
+`finished` stays False.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ T_co = TypeVar("T_co", covariant=True)
 class Split:
     """A part of a source that one reader reads on its own.
 
-    `id` is unique within the source and stable over restarts. `position` is where to start, in the
-    source's own terms; None is the beginning. `payload` is what the reader must know, plain data.
+    `id` is unique within the source and stable over restarts. `position` is the start, in the
+    source's own terms; None is the beginning. `payload` is plain data that the reader needs.
     """
 
     id: str
     position: Any = None
     payload: Any = None
     watermark: int = MIN_WATERMARK
-    """Event time that was reached at `position`; the task goes on from there.
+    """Event time that was reached at `position`; the task continues from it.
 
-    Readers need not look at it.
+    Readers can ignore it.
     """
     finished: bool = False
-    """Read to its end before a restore: no reader gets it, it only stays known."""
+    """Whether the split was read to its end before a restore. It then stays known, but has no
+    reader.
+    """
 
 
 class SourceContext(Protocol):
@@ -59,92 +61,93 @@ class SourceContext(Protocol):
     def host(self) -> Host: ...
     @property
     def replays(self) -> bool:
-        """Whether a reader of the same source may be reopened at an earlier position. Then it must
-        keep everything it accepted.
+        """Whether a reader of the same source may be reopened at an earlier position.
+
+        Such a source must keep all elements it accepted.
         """
 
     @property
     def checkpointing(self) -> bool:
-        """Whether the job takes checkpoints: only then is `checkpoint_completed` ever called."""
+        """Whether the job takes checkpoints; otherwise `checkpoint_completed` is never called."""
 
     async def resource(self, resource: Resource) -> Any:
-        """The worker's instance of `resource`, opened by the first task that asks."""
+        """Returns the worker's instance of `resource`, which the first task to request it opens."""
 
     async def end(self, task: asyncio.Task[Any]) -> None:
-        """Cancel `task`, in which user code runs, and wait for its end; `cancellation_timeout`
-        bounds that.
+        """Cancels `task`, in which user code runs, and waits for its end.
+
+        `cancellation_timeout` limits the wait.
         """
 
     def side_output(self, tag: OutputTag[Any], value: Any) -> None:
-        """Send a malformed element to the side output that `on_error=` names."""
+        """Sends a malformed element to the side output that `on_error=` names."""
 
 
 class SourceReader(Protocol[T_co]):
-    """Reads the splits of one subtask. Optional attribute: `timestamps` (of the batch just polled,
+    """Reads the splits of one subtask. Optional attribute: `timestamps` (of the last batch polled,
     parallel to it, or None).
 
-    Of several splits: `current_split`, the id of the one that the batch just polled is of;
-    `finished_splits`, the ids of those that were read to their end; `one_at_a_time`, true where
-    splits are read one after the other, so that one that gives nothing is not idle.
+    With several splits: `current_split`, the id of the split of the last batch polled;
+    `finished_splits`, the ids of the splits that were read to their end; `one_at_a_time`, true if
+    splits are read one after the other, so that a split without records is not idle.
 
-    Optional: `pending_records`, how many records it knows of that were not read yet: a metric.
+    Optional: `pending_records`, the number of known records that were not read yet: a metric.
 
-    Optional: `stop()`, for a reader that has promised to deliver what it accepted: it accepts no
-    more, and is read until `finished` although the job stops.
+    Optional: `stop()`, for a reader that has promised to deliver the elements it accepted: it
+    accepts no more, and is read until `finished` although the job stops.
 
-    Optional, for a reader that holds things until a checkpoint covers them (it acknowledges
-    messages, or answers their senders): `checkpoint(checkpoint_id)`, called when the positions
-    for that checkpoint have been taken, between two polls, and
+    Optional, for a reader that holds elements until a checkpoint covers them (it acknowledges
+    messages, or answers their senders): `checkpoint(checkpoint_id)`, called between two polls, when
+    the positions for that checkpoint have been determined, and
     `checkpoint_completed(checkpoint_id)`, called once that checkpoint is durable. The second covers
-    every earlier checkpoint; it is not called for one that is aborted, and may come after later
+    every earlier checkpoint; it is not called for an aborted checkpoint, and may come after later
     calls of the first. Neither may block.
     """
 
     async def open(self, splits: Sequence[Split]) -> None:
-        """Start to read `splits` at their positions.
+        """Starts to read `splits` at their positions.
 
-        Called once, and again with more splits when some were discovered later.
+        Called once, and again with more splits if splits are discovered later.
         """
 
     def poll_batch(self, max_records: int) -> Sequence[T_co] | None:
-        """Up to `max_records` records (at least one), or None when there is nothing now.
+        """Returns up to `max_records` records (at least one), or None if there are none now.
 
-        Never blocks. A list is given away for good.
+        Never blocks. The caller owns a returned list.
         """
 
     async def wait(self) -> None:
-        """Returns once `poll_batch` may have something, or the reader finished."""
+        """Returns once `poll_batch` may have records, or the reader has finished."""
 
     @property
     def finished(self) -> bool:
-        """Whether all splits opened so far were read to their end; false again after the next
+        """Whether all splits opened so far were read to their end; False again after the next
         `open`.
 
-        A reader of an unbounded source may leave it out, unless it has `stop`.
+        A reader of an unbounded source may omit it, unless it has `stop`.
         """
 
     def position(self, split_id: str, /) -> Any:
-        """Returns the position of the split of this id behind the last record that `poll_batch`
-        returned.
-        """
+        """Returns the position of the split after the last record that `poll_batch` returned."""
 
     async def close(self) -> None:
-        """Release everything. Called once, also after a failure."""
+        """Releases all resources. Called once, also after a failure."""
 
 
 @runtime_checkable
 class Source(Protocol[T_co]):
-    """A place to read from. Pure data: it opens nothing until a job runs.
+    """An origin of records. Pure data: it opens nothing until a job runs.
 
-    Optional attribute `finder`, where ids alone do not tell what is known: `finder.forget()` is
+    Optional attribute `finder`, if ids alone do not identify known splits: `finder.forget()` is
     called when a job begins, and after each restore `finder.recognise(former, found)` with the
-    splits of the checkpoint and those that were found so far. It gives the ids of `former` as
-    `discover` spells them now, and what is not yet part of them among `found`. `finder.fresh()`
-    gives another one for a source that is read in two places of a flow, or by two runs at once.
+    splits of the checkpoint and the splits found so far. It returns the ids of `former` as
+    `discover` spells them now, and the splits of `found` that are not yet part of them.
+    `finder.fresh()` returns a new finder for a source that is read twice in a flow, or by two runs
+    at once.
 
-    Optional attribute `per_run`, true where the program gives each run its elements. That such a
+    Optional attribute `per_run`, true if the program passes elements to each run. That such a
     source ended in one run says nothing about the next. Every other source that was read to its end
-    stays so.
+    stays finished.
     """
 
     @property
@@ -152,16 +155,16 @@ class Source(Protocol[T_co]):
         """Whether the source ends by itself."""
 
     async def discover(self) -> list[Split]:
-        """The splits there are now. Runs on the coordinator; again every `discover_every` (an
-        optional attribute) if unbounded.
+        """Returns the present splits. Runs on the coordinator.
 
-        What was found before and is found again has the same id; what is not found any more is read
-        all the same. A `discover(host)` gets the coordinator's host, and must use it for all access
-        to files and the network.
+        It is repeated every `discover_every` (an optional attribute) if the source is unbounded. A
+        split that is found again has the same id; a split that is not found any more is still read.
+        A `discover(host)` gets the coordinator's host, and must use it for all access to files and
+        the network.
         """
 
     def reader(self, ctx: SourceContext) -> SourceReader[T_co]:
-        """A reader for one subtask."""
+        """Returns a reader for one subtask."""
 
 
 async def discover_splits(source: Source[Any], host: Host) -> list[Split]:

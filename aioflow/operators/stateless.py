@@ -2,7 +2,7 @@
 loop.
 
 A fused operator is a list of steps. For one step without timestamps the loop is a C-level `map`,
-`filter` or `chain`; for more, or where times must follow their records, a loop is generated once
+`filter` or `chain`. For more steps, or if times must follow their records, a loop is generated once
 and calls the user functions directly:
 
     for v0 in values:
@@ -10,13 +10,12 @@ and calls the user functions directly:
         if not f1(v1): continue
         out.extend(f2(v1))
 
-A function that is an expression of its argument and nothing else stands in the loop itself
-(`operators.inlining`).
+A function that is only an expression of its argument is inlined in the loop (`operators.inlining`).
 
-A failing user function surfaces as itself. Which record it was follows from how far the iterator
-over the input got, and which step from the line of the generated loop, so the success path pays for
-neither. The first result of each function is checked, because a returned coroutine would never be
-awaited; then the loop is generated again without the check.
+The error of a failing user function is raised unchanged. The position of the iterator over the
+input identifies the record, and the line of the generated loop identifies the step, so the success
+path costs nothing. The first result of each function is checked, because a returned coroutine would
+never be awaited; then the loop is generated again without the check.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class StatelessStep:
 
 
 class StatelessOperator(Operator):
-    """One or more stateless steps. `fuse` makes one operator of two neighbours."""
+    """One or more stateless steps. `fuse` combines neighbours into one operator."""
 
     slow_remedy = CHEAPER_ASYNC_OR_BLOCKING
 
@@ -74,23 +73,23 @@ class StatelessOperator(Operator):
         self._keeps_count = all(step.kind is StatelessKind.MAP for step in self.steps)
         self._firsts: list[FirstResult] = []
         self._bodies: list[Body | None] = []
-        """What the loop computes itself, instead of calling the function."""
+        """Bodies that the loop inlines instead of calling the function."""
         self._unseen = 0
-        """How many of the functions have given no result yet: what the loop was made for."""
+        """Number of functions without a result when the loop was generated."""
         self._column_steps = _column_steps(self.steps)
         self.reads_columns = bool(self._column_steps)
         self.column_steps = len(self._column_steps)
-        """How many of the first steps run on columns."""
+        """Number of the first steps that run on columns."""
         self.calls_functions = len(self._column_steps) < len(self.steps)
         self._on_columns: Callable[[RecordBatch], RecordBatch] | None = None
         self._rest: StatelessOperator | None = None
-        """The steps that follow those on columns."""
+        """The steps after those on columns."""
         self._plain: Callable[[Iterable[Any]], list[Any]] | None = None
         self._indexed: Callable[[Iterable[Any]], tuple[list[Any], list[int]]] | None = None
 
     @classmethod
     def fuse(cls, operators: Sequence[StatelessOperator]) -> StatelessOperator:
-        """The operators as one: same functions, same contexts, one loop.
+        """Combines the operators into one: same functions, same contexts, one loop.
 
         They must have been opened; the parts stay their owners.
         """
@@ -150,9 +149,9 @@ class StatelessOperator(Operator):
             raise better from None
 
     def _process_columns(self, batch: RecordBatch) -> RecordBatch | None:
-        """As many of the first steps as there are for columns, and the others on rows.
+        """Runs the first steps on columns as far as possible, and the others on rows.
 
-        None: it takes rows from the first step on.
+        Returns None if the first step already needs rows.
         """
         from aioflow.columns.expressions import NotOnColumns
         from aioflow.columns.steps import ColumnSteps
@@ -182,7 +181,7 @@ class StatelessOperator(Operator):
             await function.close()
 
     def _look_at_first(self) -> None:
-        """The loop for the first records."""
+        """Generates the loop for the first records, which checks results."""
         self._firsts = [
             FirstResult(
                 function.call, f"operator {context.name!r}: the function of {step.kind.value}"
@@ -203,8 +202,9 @@ class StatelessOperator(Operator):
             self._indexed = _generate(self.steps, calls, bodies, indexed=True)
 
     def _name_culprit(self, error: BaseException, values: list[Any], index: int) -> BaseException:
-        """The error with a note of whose it is; another one where it is the loop's own, about
-        what a function gave it.
+        """Returns the error with a note on the function and the record.
+
+        An error that the loop itself raised for a result is replaced.
         """
         step = 0
         frame = error.__traceback__
@@ -243,8 +243,10 @@ class StatelessOperator(Operator):
 
 
 def _column_steps(steps: Sequence[StatelessStep]) -> list[Any]:
-    """What the first steps compute on columns: the expression of a filter, the fields of a
-    select; up to the first that is neither.
+    """Returns the column form of the first steps: the expression of a filter, the fields of a
+    select.
+
+    Stops at the first other step.
     """
     found: list[Any] = []
     for step in steps:
@@ -261,9 +263,9 @@ def _column_steps(steps: Sequence[StatelessStep]) -> list[Any]:
 
 
 def _is_python(call: Any) -> bool:
-    """Whether calling it makes a frame.
+    """Returns whether calling `call` creates a frame.
 
-    What a function in C raises looks as if the loop had raised it.
+    An error of a function in C looks as if the loop had raised it.
     """
     while isinstance(call, partial):
         call = call.func
@@ -271,15 +273,13 @@ def _is_python(call: Any) -> bool:
 
 
 def describe_place(context: OperatorContext) -> str:
-    """Operator and subtask, as notes on errors spell them."""
+    """Returns operator and subtask for notes on errors."""
     runtime = context.runtime
     return f"operator {context.name!r}, subtask {runtime.subtask_index + 1}/{runtime.parallelism}"
 
 
 RAN_TO_ITS_END = 2
-"""Length of the `__reduce__` of a list iterator that was read to its end: there is no position
-in it any more.
-"""
+"""Length of the `__reduce__` of an exhausted list iterator, which has no position any more."""
 
 GENERATED = "<aioflow fused loop>"
 """File name of generated code in tracebacks."""
@@ -305,10 +305,10 @@ def _generate(
     *,
     indexed: bool,
 ) -> Callable[..., Any]:
-    """The fused loop over `steps`; with `indexed` it also returns, for each output, the index of
-    the record that it stems from.
+    """Generates the fused loop over `steps`.
 
-    Of a step with a body the loop computes that, instead of calling its function.
+    With `indexed` the loop also returns, for each output, the index of its input record. The loop
+    inlines the body of a step, if it has one, instead of calling its function.
     """
     arguments = "".join(f", f{i}=f{i}" for i in range(len(calls)))
     lines = [f"def run(values{arguments}):", "    out = []"]

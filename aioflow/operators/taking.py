@@ -1,12 +1,11 @@
-"""Projects elements to the one value, or to nothing, that an aggregate reads: this travels instead
-of the element.
+"""Projects elements to the one value, or to nothing, that an aggregate reads: this value is sent
+instead of the element.
 
-A sum of one field that is dealt out over processes would else have every record written, read and
-made again for that field. The sender calls the function that the aggregate would have called, and
-marks the batch (`RecordBatch.taken`). If the call fails, the whole records go on, and the
-aggregate fails at the record to blame, or passes over it as late. So the function
-must be one that does nothing but compute: one that could as well stand in the loop itself
-(`inlining`).
+For a sum of one field over several processes, each whole record would otherwise be written, read
+and decoded for that field. The sender calls the function that the aggregate would have called, and
+marks the batch (`RecordBatch.taken`). If the call fails, the whole records are sent, and the
+aggregate fails at that record, or drops it as late. So the function must only compute: the
+requirement is the same as for inlining it in a loop (`inlining`).
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from aioflow.operators.userfunction import describe_record
 __all__ = ["at_record", "between_records", "of_taken", "taken_by"]
 
 _TAKE_ONE = frozenset((Sum, Mean, Min, Max, First, Last, Collect, Distinct))
-"""They read what `fn` gives of an element, and nothing else of it."""
+"""Aggregates that read only the result of `fn` for an element."""
 
 
 def taken_by(aggregate: object) -> tuple[Callable[[Any], Any], ...] | None:
-    """The one function of an element by which `aggregate` reads it, none if it only counts; None:
-    it reads more than that, or is not known.
+    """Returns the one function by which `aggregate` reads an element; empty if it only counts.
 
-    With `where=` a function is not called for every element, so it is not to be called before.
+    Returns None if it reads more than that, or is unknown. With `where=` the aggregate does not
+    call the function for every element, so the sender must not call it.
     """
     found: dict[tuple[str, ...], Callable[[Any], Any]] = {}
     for part in aggregate.parts.values() if isinstance(aggregate, Agg) else [aggregate]:
@@ -77,9 +76,7 @@ def of_taken(aggregate: FoldingAggregate) -> FoldingAggregate:
 
 
 def at_record(value: Any, key: Any, *, taken: bool) -> str:
-    """For a message: which record is to blame, or what was `taken` of it, where the record
-    itself is not here.
-    """
+    """Describes the failing record for a message, or the value extracted from it."""
     of_key = f"of key {describe_record(key)}"
     return (
         f"at {describe_record(value)}, taken of a record {of_key}"
@@ -89,6 +86,6 @@ def at_record(value: Any, key: Any, *, taken: bool) -> str:
 
 
 def between_records(values: Sequence[Any], *, taken: bool) -> str:
-    """As `at_record`, where it is one of `values`."""
+    """Describes a range of records for a message; the failing record is one of `values`."""
     ends = f"{describe_record(values[0])} and {describe_record(values[-1])}"
     return f"between {ends}, taken of records" if taken else f"between records {ends}"

@@ -1,8 +1,9 @@
-"""Checks whether timestamps are milliseconds, as they should be, or a present time in another unit.
+"""Checks whether timestamps are milliseconds, as they should be, or present times in another unit.
 
-Seconds taken for milliseconds are in January 1970, and all of a day falls into one window of a
-minute and a half: nothing fails. So the first timestamp of each source is looked at, and no other.
-No clock is read: "today" is some decades wide, and as milliseconds far from all of them.
+Seconds taken for milliseconds are in January 1970, and a whole day falls into one window of a
+minute and a half, without an error. So the first timestamp of each source is checked, and no other.
+No clock is read: the range of present times is some decades wide, and far from the same numbers in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ UNITS = (
     ("microseconds", 1_000_000, "// 1000"),
     ("nanoseconds", 1_000_000_000, "// 1_000_000"),
 )
-"""Name, how many are one second, and what makes milliseconds of them."""
+"""Name of the unit, units per second, and the conversion to milliseconds as text."""
 
 
 def warn_of_unit(timestamp: int) -> None:
-    """Log a warning if `timestamp`, the first of the operator whose scope this is, is probably
-    of another unit.
+    """Logs a warning if `timestamp` probably has another unit.
+
+    It is the first timestamp of the operator of the current scope.
     """
     for unit, per_second, remedy in UNITS:
         if timestamp // per_second in TODAY_S:

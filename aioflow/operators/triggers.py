@@ -1,9 +1,9 @@
 """Triggers, which decide when a window fires: the built-in ones, and the base class for
 user-defined ones. After Flink's.
 
-A trigger is immutable and shared by all keys and windows. What it must remember is kept in
-partitioned state, per key and window, reached through its context; so it is part of every
-checkpoint and goes away with the window.
+A trigger is immutable and shared by all keys and windows. It keeps its data in partitioned state,
+per key and window, through its context. So the data is part of every checkpoint and is dropped with
+the window.
 """
 
 from __future__ import annotations
@@ -48,47 +48,47 @@ class TriggerContext(Protocol):
     def delete_event_time_timer(self, timestamp: int) -> None: ...
     def delete_processing_time_timer(self, timestamp: int) -> None: ...
     def get_partitioned_state(self, descriptor: StateDescriptor) -> Any:
-        """State of this key and window, of the kind that `descriptor` declares."""
+        """Returns state of this key and window, of the kind that `descriptor` declares."""
 
     def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
-        """In `on_merge`: fold the state of the windows that went away into the state of the one
-        that stays.
+        """Merges the state of the merged windows into the state of the resulting window. For
+        `on_merge`.
         """
 
 
 class Trigger(Generic[T]):
     """Decides when a window fires.
 
-    Subclasses keep no data in themselves: state goes through the context.
+    Instances keep no data themselves: state is kept through the context.
     """
 
     def on_element(
         self, value: T, timestamp: int | None, window: Any, ctx: TriggerContext
     ) -> TriggerResult:
-        """`value` was added to `window`."""
+        """Decides after `value` was added to `window`."""
         raise TypeError(
             f"{type(self).__name__} must define on_element(self, value, timestamp, window, ctx)"
         )
 
     def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        """An event-time timer of this trigger is due."""
+        """Decides when an event-time timer of this trigger is due."""
         return TriggerResult.CONTINUE
 
     def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
-        """A processing-time timer of this trigger is due."""
+        """Decides when a processing-time timer of this trigger is due."""
         return TriggerResult.CONTINUE
 
     def on_merge(self, window: Any, ctx: TriggerContext) -> None:
-        """`window` came out of a merge: register its timers, merge the state.
+        """Registers the timers of `window`, which resulted from a merge, and merges the state.
 
-        Needed with session windows.
+        Session windows need it.
         """
         raise TypeError(
             f"{type(self).__name__} must define on_merge(self, window, ctx): session windows merge"
         )
 
     def clear(self, window: Any, ctx: TriggerContext) -> None:
-        """The window is dropped: delete timers and state that are left."""
+        """Deletes the remaining timers and state of a window that is dropped."""
 
     @property
     def can_merge(self) -> bool:
@@ -98,7 +98,7 @@ class Trigger(Generic[T]):
 
 @explained
 def on_watermark() -> Trigger[Any]:
-    """Fire when the watermark passes the window's end, then for each late element within the
+    """Fires when the watermark passes the window's end, then for each late element within the
     lateness.
     """
     return _OnWatermark()
@@ -106,9 +106,9 @@ def on_watermark() -> Trigger[Any]:
 
 @explained
 def on_count(n: int) -> Trigger[Any]:
-    """Fire at every n-th element of the window.
+    """Fires at every n-th element of the window.
 
-    The contents stay: wrap it in `purging` to drop them.
+    The contents stay; `purging` drops them.
     """
     if type(n) is not int or n <= 0:
         raise GraphError(f"on_count: n is {n!r}, expected an int above 0")
@@ -117,8 +117,9 @@ def on_count(n: int) -> Trigger[Any]:
 
 @explained
 def on_processing_time(d: Duration | None = None) -> Trigger[Any]:
-    """Fire `d` of processing time after the first element since the last firing; without `d`, at
-    the window's end.
+    """Fires `d` of processing time after the first element since the last firing.
+
+    Without `d`, fires at the window's end.
     """
     return (
         _AtProcessingTime()
@@ -129,7 +130,7 @@ def on_processing_time(d: Duration | None = None) -> Trigger[Any]:
 
 @explained
 def continuous(d: Duration, *, time: str = "event") -> Trigger[Any]:
-    """Fire every `d` of event time (or processing time), and at the window's end."""
+    """Fires every `d` of event time (or processing time), and at the window's end."""
     interval = positive_ms(d, "continuous", "duration")
     return (
         _ContinuousEventTime(interval)
@@ -140,7 +141,7 @@ def continuous(d: Duration, *, time: str = "event") -> Trigger[Any]:
 
 @explained
 def purging(t: Trigger[T]) -> Trigger[T]:
-    """Fire when `t` fires, and drop the contents each time."""
+    """Fires when `t` fires, and drops the contents each time."""
     if not isinstance(t, Trigger):
         raise GraphError(f"purging: expected a Trigger, got {t!r}")
     return _Purging(t)
@@ -148,7 +149,7 @@ def purging(t: Trigger[T]) -> Trigger[T]:
 
 @explained
 def early(d: Duration) -> Trigger[Any]:
-    """Fire every `d` of processing time before the watermark passes the end, then as
+    """Fires every `d` of processing time before the watermark passes the end, then as
     `on_watermark`.
     """
     return _Early(positive_ms(d, "early", "duration"))
@@ -267,8 +268,9 @@ class _ProcessingTimeout(Trigger[Any]):
 
 
 def _arm(ctx: TriggerContext, time: int) -> None:
-    """Register a processing-time timer at `time` unless one is running; which one runs is state
-    of the window.
+    """Registers a processing-time timer at `time` unless a timer is running.
+
+    The state of the window records the running timer.
     """
     next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
     if next_fire.get() is None:

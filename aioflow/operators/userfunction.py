@@ -28,8 +28,8 @@ RECORD_TEXT_MAX = 200
 
 
 class UserFunction:
-    """Holds a function as the user gave it and, once opened, `call`: what the operator calls for
-    each element.
+    """Holds a function of the user and, once opened, `call`: the operator calls it for each
+    element.
     """
 
     __slots__ = ("_function", "_method", "_opened", "call")
@@ -61,15 +61,15 @@ class UserFunction:
         return function  # type: ignore[no-any-return]
 
     def initialize_state(self, ctx: OperatorContext) -> None:
-        """Hand a function its operator state, if it has some. Called before `open`."""
+        """Passes operator state to a function that has some. Called before `open`."""
         if has_operator_state(self._function):
             ctx.operator_state.lend()
             self._function.initialize_state(ctx.runtime)
 
     def snapshot_state(self, ctx: OperatorContext) -> Awaitable[None] | None:
-        """A checkpoint is taken: let a function write its operator state.
+        """Lets a function write its operator state for a checkpoint.
 
-        May give something to await.
+        May return an awaitable.
         """
         return (
             self._function.snapshot_state(ctx.runtime)
@@ -78,7 +78,7 @@ class UserFunction:
         )
 
     async def open(self, ctx: OperatorContext) -> None:
-        """Open a function class, and fill in resources. Called once, before the first element."""
+        """Opens a function class, and injects resources. Called once, before the first element."""
         self.call = await with_resources(self.call, ctx)
         self._opened = True
         if isinstance(self._function, Function):
@@ -89,7 +89,7 @@ class UserFunction:
                 await result
 
     async def close(self) -> None:
-        """Close a function class that was opened, also one whose `open` raised.
+        """Closes a function class that was opened, also after its `open` raised.
 
         Later calls do nothing.
         """
@@ -108,11 +108,11 @@ def has_operator_state(function: Any) -> bool:
 
 
 def all_of(snapshots: Iterable[Callable[[], Awaitable[None] | None]]) -> Awaitable[None] | None:
-    """Lets several functions write their state, one after the other; what is to await, if one gives
-    that, goes on with those behind it.
+    """Lets several functions write their state, one after the other.
 
-    Raises the first error. A snapshot begins only after those before it have ended, so nothing is
-    left over if this is interrupted.
+    If one returns an awaitable, returns an awaitable for it and the remaining functions. Raises the
+    first error. A snapshot begins only after those before it have ended, so no snapshot is left
+    running if this is interrupted.
     """
     left = iter(snapshots)
     ongoing = next((one for snapshot in left if (one := snapshot()) is not None), None)
@@ -129,7 +129,7 @@ async def _all_of(
 
 
 async def with_resources(call: Callable[..., Any], ctx: OperatorContext) -> Callable[..., Any]:
-    """`call` with the parameters that resources fill bound to those of the worker."""
+    """Returns `call` with its resource parameters bound to the resources of the worker."""
     needed = injected_parameters(call)
     return (
         partial(call, **{name: await ctx.resource(one) for name, one in needed.items()})
@@ -139,7 +139,7 @@ async def with_resources(call: Callable[..., Any], ctx: OperatorContext) -> Call
 
 
 def describe_record(value: Any) -> str:
-    """A record for an error message: its repr, shortened; a repr that fails does not hide the
+    """Returns a record for an error message: its shortened repr; a failing repr does not hide the
     error.
     """
     try:

@@ -3,16 +3,16 @@ one operator.
 
 The combined watermark is the minimum over the active channels. It only rises, and it is never
 MAX_WATERMARK while a channel could still send records. A channel that has reached MAX is finished
-and no longer counts, until all have.
+and no longer counts, until all channels have.
 
-    StatusWatermarkValve   channels of one input; one that comes back from being idle has to catch
-                           up with the output
-    CombinedWatermark      splits of a source; may come and go
+    StatusWatermarkValve   channels of one input; a channel that becomes active after being idle has
+                           to catch up with the output
+    CombinedWatermark      splits of a source; may be added and removed
     MultiInputWatermarks   inputs of one operator, over CombinedWatermark
 
-Records carry the watermark that is in force before each of them. Only the channel that a batch came
-from moves while the batch is processed, so its list maps to the combined list by clamping it
-between the last output and what the others hold back.
+Records carry the watermark that is in force before each of them. Only the channel of a batch
+advances while the batch is processed. So its list maps to the combined list by clamping it between
+the last output and the minimum of the other channels.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ class ChannelTime(NamedTuple):
     watermark: int = MIN_WATERMARK
     idle: bool = False
     aligned: bool = True
-    """Whether the channel holds the others back: not while it is idle, nor until it has caught
-    up again.
-    """
+    """Whether the channel holds the others back: not while it is idle or catching up."""
 
 
 BEGINNING = ChannelTime()
@@ -60,9 +58,9 @@ class StatusWatermarkValve:
     """Minimum over the aligned, active channels of one input. After Flink's StatusWatermarkValve
     (its current form).
 
-    A channel is aligned while it takes part in the minimum: not idle, and not below the last output
-    (which it may be when it comes back from being idle). The valve is idle when all its channels
-    are idle or finished, and at least one is not finished.
+    A channel is aligned while it takes part in the minimum: it is not idle, and not below the last
+    output (where it may be after being idle). The valve is idle when all its channels are idle or
+    finished, and at least one is not finished.
     """
 
     __slots__ = ("_aligned", "_held", "_idle", "_watermarks", "idle", "watermark")
@@ -82,9 +80,9 @@ class StatusWatermarkValve:
         self._held = [MIN_WATERMARK] * n_channels
 
     def input_watermark(self, channel: int, watermark: int) -> int | None:
-        """The new combined watermark if it rises.
+        """Returns the new combined watermark if it rises.
 
-        Ignored: a regression, and anything but MAX on an idle channel.
+        Ignores a regression, and any watermark except MAX on an idle channel.
         """
         if watermark == MAX_WATERMARK:
             self._watermarks[channel] = MAX_WATERMARK
@@ -99,9 +97,9 @@ class StatusWatermarkValve:
         return self._advance()
 
     def input_status(self, channel: int, idle: bool) -> list[Watermark | WatermarkStatus]:
-        """What follows from a channel's status, in order.
+        """Returns the consequences of a channel's status, in order.
 
-        A status that the channel has already has no effect.
+        An unchanged status has no effect.
         """
         if self._idle[channel] == idle or self._watermarks[channel] == MAX_WATERMARK:
             return []
@@ -131,8 +129,9 @@ class StatusWatermarkValve:
         return outputs
 
     def input_batch(self, channel: int, batch: RecordBatch) -> RecordBatch:
-        """`batch` with the combined watermarks in place of its channel's; the same object when
-        they do not differ.
+        """Returns `batch` with the combined watermarks in place of its channel's.
+
+        Returns the same object if they do not differ.
         """
         watermarks, last, final = batch.watermarks, self.watermark, batch.watermark
         held = self._held
@@ -164,15 +163,15 @@ class StatusWatermarkValve:
         return batch.with_watermarks(clamped(watermarks, last, limit), combined)
 
     def state_of(self, channel: int) -> ChannelTime:
-        """Return the watermark of `channel`, and whether it takes part in the minimum."""
+        """Returns the watermark of `channel`, and whether it takes part in the minimum."""
         return ChannelTime(self._watermarks[channel], self._idle[channel], self._aligned[channel])
 
     def resume(self, watermark: int) -> None:
-        """The last output was `watermark`; before anything comes in, and before `restore`."""
+        """Sets the last output to `watermark`. Called before any input, and before `restore`."""
         self.watermark = watermark
 
     def restore(self, channel: int, time: ChannelTime) -> None:
-        """`channel` continues where it stood; before anything comes in. Then call `restored`."""
+        """Restores the state of `channel`. Called before any input, and followed by `restored`."""
         self._watermarks[channel], self._idle[channel], self._aligned[channel] = time
         self._held[channel] = time.watermark if time.aligned else MAX_WATERMARK
 
@@ -216,20 +215,18 @@ class StatusWatermarkValve:
 
 
 def mark_after_restore(kept: Sequence[int], parallelism: int) -> int:
-    """The watermark that a restored element sees again. `kept`: that watermark, and the number of
-    former subtasks; may be empty.
+    """Returns the watermark that is in force for a restored element.
 
-    If the parallelism has changed, elements of several former subtasks may meet. The watermark of
-    one must not make elements of another late.
+    `kept`: the former watermark, and the number of former subtasks; may be empty. If the
+    parallelism has changed, elements of several former subtasks may meet. The watermark of one
+    subtask must not make elements of another late.
     """
     mark, former = kept or (MIN_WATERMARK, 1)
     return mark if former in (1, parallelism) else MIN_WATERMARK
 
 
 def clamped(watermarks: list[int], low: int, high: int) -> list[int] | None:
-    """A list that never decreases, clamped to [low, high]; None when that leaves nothing but
-    `low`.
-    """
+    """Returns a non-decreasing list clamped to [low, high]; None if all values would be `low`."""
     if type(watermarks) is not list:
         from aioflow.columns import event_time
 
@@ -252,8 +249,8 @@ class CombinedWatermark:
     """Minimum over the parts that are neither idle nor finished. After Flink's
     CombinedWatermarkStatus.
 
-    Parts come and go. Without parts nothing changes; when all are idle, the whole is idle and keeps
-    its watermark.
+    Parts are added and removed. Without parts the watermark does not change; when all are idle, the
+    whole is idle and keeps its watermark.
     """
 
     __slots__ = ("_parts", "idle", "watermark")
@@ -267,24 +264,24 @@ class CombinedWatermark:
         return len(self._parts)
 
     def add(self, part: Hashable) -> None:
-        """A new part, active, at MIN: it holds the watermark where it is until it has caught up."""
+        """Adds a new, active part at MIN: it holds the watermark back until it has caught up."""
         if part in self._parts:
             raise ValueError(f"{part!r} takes part in this watermark already")
         self._parts[part] = _Part()
         self._update()
 
     def remove(self, part: Hashable) -> int | None:
-        """Takes a part out.
+        """Removes a part, and returns the new combined watermark if it rises.
 
-        The new combined watermark if that makes it rise. An unknown part is no error.
+        An unknown part is no error.
         """
         self._parts.pop(part, None)
         return self._update()
 
     def set_watermark(self, part: Hashable, watermark: int) -> int | None:
-        """The new combined watermark if it rises.
+        """Sets the watermark of a part, and returns the new combined watermark if it rises.
 
-        Makes the part active, also with a lower value, which is otherwise ignored.
+        Makes the part active, even with a lower value, which is otherwise ignored.
         """
         found = self._parts[part]
         found.idle = False
@@ -293,7 +290,7 @@ class CombinedWatermark:
         return self._update()
 
     def set_idle(self, part: Hashable, idle: bool) -> int | None:
-        """The new combined watermark if it rises."""
+        """Sets whether a part is idle, and returns the new combined watermark if it rises."""
         self._parts[part].idle = idle
         return self._update()
 
@@ -301,8 +298,9 @@ class CombinedWatermark:
         return self._parts[part].idle
 
     def combine(self, part: Hashable, batch: RecordBatch) -> RecordBatch:
-        """`batch` of `part`, with the combined watermarks in place of its own; its watermark
-        makes the part active.
+        """Returns `batch` of `part` with the combined watermarks in place of its own.
+
+        The watermark of the batch makes the part active.
         """
         last, limit = self.watermark, MAX_WATERMARK
         found = self._parts[part]
@@ -347,9 +345,9 @@ class CombinedWatermark:
 
 
 class MultiInputWatermarks:
-    """Event time of an operator with several inputs: the minimum over those that are not idle.
+    """Event time of an operator with several inputs: the minimum over the inputs that are not idle.
 
-    Each input's own channels are combined by a `StatusWatermarkValve` before.
+    A `StatusWatermarkValve` combines the channels of each input before.
     """
 
     __slots__ = ("_combined",)
@@ -368,20 +366,20 @@ class MultiInputWatermarks:
         return self._combined.idle
 
     def input_batch(self, index: int, batch: RecordBatch) -> RecordBatch:
-        """`batch` of input `index` with the operator's watermarks in place of its input's.
+        """Returns `batch` of input `index` with the operator's watermarks in place of its input's.
 
-        Records alone do not end idleness: the input's valve says when it is active again.
+        Records alone do not end idleness: the input's valve reports when it is active again.
         """
         if self._combined.is_idle(index) and batch.watermark != MAX_WATERMARK:
             return batch.with_watermarks(None, self._combined.watermark)
         return self._combined.combine(index, batch)
 
     def input_watermark(self, index: int, watermark: int) -> int | None:
-        """The operator's new watermark if it rises."""
+        """Returns the operator's new watermark if it rises."""
         return self._combined.set_watermark(index, watermark)
 
     def input_status(self, index: int, idle: bool) -> list[Watermark | WatermarkStatus]:
-        """What follows from the status of input `index`, in order."""
+        """Returns the consequences of the status of input `index`, in order."""
         was_idle = self._combined.idle
         watermark = self._combined.set_idle(index, idle)
         outputs: list[Watermark | WatermarkStatus] = []

@@ -1,7 +1,7 @@
 """The generators behind the watermark strategies: timestamps in, watermarks out, a batch at a time.
 
-What a generator needs it carries from batch to batch, so where batches are cut makes no difference.
-A watermark never falls.
+A generator carries its state from batch to batch, so the borders of batches make no difference. A
+watermark never falls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Extractor = Callable[[Any], Any]
-"""Element -> what ought to be its timestamp."""
+"""Element -> its unchecked timestamp."""
 
 
 class WatermarkGenerator(Protocol):
@@ -37,20 +37,18 @@ class WatermarkGenerator(Protocol):
     current: int
     """The watermark after the last record."""
     failed_at: int | None
-    """After an `apply` that raised: the index of the record that was to blame, None if it was
-    none of them.
-    """
+    """After an `apply` that raised: the index of the failing record, None if no record failed."""
 
     def apply(
         self, values: list[Any], timestamps: list[int] | None
     ) -> tuple[list[int] | None, list[int] | None, int]:
-        """Takes the next records and the timestamps that they have. Gives
+        """Processes the next records, whose timestamps may be given. Returns
 
         * their timestamps, None without event time;
-        * the watermark in force before each record, None when it does not move among them;
+        * the watermark in force before each record, None if it is the same for all;
         * the watermark after the last one.
 
-        Raises TypeError or ValueError for what is no timestamp, naming what it got.
+        Raises TypeError or ValueError, which names the value, for an invalid timestamp.
         """
 
     def restore(self, watermark: int) -> None:
@@ -58,7 +56,7 @@ class WatermarkGenerator(Protocol):
 
 
 class _Stamping:
-    """What the generators share that read timestamps out of the records."""
+    """The common base of the generators that extract timestamps from the records."""
 
     __slots__ = ("_extract", "_getter", "_on_columns", "current", "failed_at")
 
@@ -70,8 +68,8 @@ class _Stamping:
         self._on_columns: Callable[[Any], NumberColumn | None] | None = None
 
     def _column_times(self, values: Any, timestamps: Any) -> NumberColumn | None:
-        """The timestamps of a batch of columns, as a column; None where they have to be looked
-        at one by one.
+        """Returns the timestamps of a column batch as a column; None if each has to be checked by
+        itself.
         """
         if self._extract is None:
             return timestamps if isinstance(timestamps, NumberColumn) else None
@@ -85,7 +83,7 @@ class _Stamping:
         return self._on_columns(values)
 
     def _times(self, values: list[Any], timestamps: list[int] | None) -> list[int]:
-        """The timestamps of `values`, checked.
+        """Returns the checked timestamps of `values`.
 
         Two passes in C over the types cost less than meeting a float in a checkpoint.
         """
@@ -125,7 +123,7 @@ class _Stamping:
 
 
 class BoundedGenerator(_Stamping):
-    """Running maximum - delay - 1."""
+    """Generates the watermark: running maximum - delay - 1."""
 
     __slots__ = ("_highest", "_lag")
 
@@ -171,7 +169,7 @@ class BoundedGenerator(_Stamping):
 
 
 class PunctuatedGenerator(_Stamping):
-    """Asks a function of the application after each record."""
+    """Calls a function of the application after each record for the watermark."""
 
     __slots__ = ("_on_event", "_what")
 
@@ -226,11 +224,13 @@ class SilentGenerator(_Stamping):
         return self._times(values, None), None, MIN_WATERMARK
 
     def restore(self, watermark: int) -> None:
-        """Has nothing to go on from."""
+        """Does nothing: there are no watermarks to continue."""
 
 
 class IngestionGenerator:
-    """Stamps records when they arrive. A clock that is set back does not take event time back."""
+    """Assigns the time of arrival as timestamp. Event time does not fall when the clock is set
+    back.
+    """
 
     __slots__ = ("_now_ms", "current", "failed_at")
 
@@ -284,7 +284,9 @@ def _spell(value: object) -> str:
 
 
 def timestamp_extractor(timestamp: Any) -> Extractor | None:
-    """`timestamp`, a function of the element or an expression, as a function; None stays None."""
+    """Returns `timestamp`, a function of the element or an expression, as a function; None stays
+    None.
+    """
     if timestamp is None or inspect.isroutine(timestamp):
         return timestamp
     # Imported here: a program without expressions does not load them.
@@ -305,7 +307,7 @@ def timestamp_extractor(timestamp: Any) -> Extractor | None:
 
 
 def with_timestamp(fn: Callable[..., int | None]) -> Callable[[Any, int], int | None]:
-    """`fn` as a function of (value, timestamp), whichever of the two it takes."""
+    """Returns `fn`, which may take one or two arguments, as a function of (value, timestamp)."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except ValueError:  # Some builtins tell nothing about themselves; those that do take the value.
@@ -321,8 +323,9 @@ def with_timestamp(fn: Callable[..., int | None]) -> Callable[[Any, int], int | 
 
 
 def custom_generator(generator: Any) -> Any:
-    """An object with `on_event` of this subtask's own: a copy of `generator`, or what calling it
-    gives.
+    """Returns an object with `on_event` for one subtask.
+
+    It is a copy of `generator`, or the result of calling it.
     """
     made = (
         copy.deepcopy(generator)

@@ -1,10 +1,10 @@
 """The origin of event time: watermark strategies, and the operator that assigns timestamps and
 watermarks in mid-stream.
 
-A strategy is pure data. `create()` makes the generator of one subtask or split, which is fed
-batches and gives, for each, the timestamps of the records and the watermark in force before each of
-them. The built-in generators compute it from the data alone, and carry what they need from batch to
-batch: where batches are cut makes no difference. Only idleness and ingestion time read a clock.
+A strategy is pure data. `create()` makes the generator of one subtask or split. For each batch, the
+generator returns the timestamps of the records and the watermark in force before each of them. The
+built-in generators compute it from the data alone and keep their state from batch to batch, so the
+borders of batches make no difference. Only idleness and ingestion time read a clock.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 WATERMARKS = "_watermarks"
-"""Union list state: how far each subtask was."""
+"""Union list state: the watermark of each subtask."""
 
 T = TypeVar("T")
 
@@ -70,22 +70,21 @@ class WatermarkKind(Enum):
 @explained_methods
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkStrategy(Generic[T]):
-    """Creates the timestamps and watermarks of a stream. Use the constructors; `timestamp` gives
-    int ms since the epoch.
+    """Creates the timestamps and watermarks of a stream. Use the constructors.
 
-    `timestamp` is a function of the element, an expression, or None to keep the timestamps that the
-    records have.
+    `timestamp` is a function of the element, or an expression, that returns int ms since the epoch.
+    With None the records keep their timestamps.
     """
 
     kind: WatermarkKind
     timestamp: Callable[[T], int] | Expr[Any] | None = None
     delay_ms: int = 0
-    """How far records may be out of order."""
+    """Maximum delay of out-of-order records."""
     # A function of (value, timestamp) or of the value; of `custom` the generator, or what makes it.
     function: Any = None
-    """What the application brought to decide about watermarks."""
+    """The application's function or generator for watermarks."""
     idle_after_ms: int | None = None
-    """After how long without records the stream counts as idle; None: never."""
+    """Time without records after which the stream counts as idle; None: never."""
 
     def __post_init__(self) -> None:
         timestamp_extractor(
@@ -111,7 +110,7 @@ class WatermarkStrategy(Generic[T]):
         timestamp: Callable[[T], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
     ) -> WatermarkStrategy[T]:
-        """Timestamps never decrease: no delay. A record that breaks that is late."""
+        """Timestamps never decrease: no delay. A record with a lower timestamp is late."""
         return WatermarkStrategy(
             kind=WatermarkKind.BOUNDED, timestamp=timestamp, idle_after_ms=_idle_ms(idle_after)
         )
@@ -123,8 +122,9 @@ class WatermarkStrategy(Generic[T]):
         timestamp: Callable[[T], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
     ) -> WatermarkStrategy[T]:
-        """Records are at most `delay` behind the latest before them: watermark = running maximum
-        - delay - 1.
+        """Records are at most `delay` behind the latest record before them.
+
+        The watermark is the running maximum - delay - 1.
         """
         delay_ms = to_ms(delay, "delay")
         if delay_ms < 0:
@@ -143,8 +143,9 @@ class WatermarkStrategy(Generic[T]):
         timestamp: Callable[[T], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
     ) -> WatermarkStrategy[T]:
-        """`fn(value, timestamp)`, or `fn(value)`, gives the watermark after that record, or
-        None; a lower one is ignored.
+        """`fn(value, timestamp)`, or `fn(value)`, returns the watermark after that record, or None.
+
+        A lower watermark is ignored.
         """
         return WatermarkStrategy(
             kind=WatermarkKind.PUNCTUATED,
@@ -157,12 +158,12 @@ class WatermarkStrategy(Generic[T]):
     def no_watermarks(
         *, timestamp: Callable[[T], int] | Expr[Any] | None = None
     ) -> WatermarkStrategy[T]:
-        """Timestamps, if any, but no event time before the end of the input."""
+        """Assigns timestamps, if any. Event time does not advance before the end of the input."""
         return WatermarkStrategy(kind=WatermarkKind.NONE, timestamp=timestamp)
 
     @staticmethod
     def ingestion_time() -> WatermarkStrategy[T]:
-        """The timestamp is when the record arrived here; it never decreases."""
+        """The timestamp is the time of arrival at this operator; it never decreases."""
         return WatermarkStrategy(kind=WatermarkKind.INGESTION)
 
     @staticmethod
@@ -172,10 +173,10 @@ class WatermarkStrategy(Generic[T]):
         timestamp: Callable[[T], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
     ) -> WatermarkStrategy[T]:
-        """`generator()` gives an object with `on_event(value, timestamp) -> int | None`, the
-        watermark after that record.
+        """`generator()` returns an object with `on_event(value, timestamp) -> int | None`.
 
-        An object that has `on_event` itself is copied for each subtask.
+        `on_event` returns the watermark after that record. A `generator` that has `on_event` itself
+        is copied for each subtask.
         """
         return WatermarkStrategy(
             kind=WatermarkKind.CUSTOM,
@@ -185,8 +186,10 @@ class WatermarkStrategy(Generic[T]):
         )
 
     def with_idleness(self, idle_after: Duration) -> WatermarkStrategy[T]:
-        """The same strategy; without records for `idle_after` the stream does not hold others
-        back.
+        """Returns the same strategy with idleness: after `idle_after` without records the stream is
+        idle.
+
+        An idle stream does not hold other streams back.
         """
         return replace(self, idle_after_ms=_idle_ms(idle_after))
 
@@ -196,9 +199,9 @@ class WatermarkStrategy(Generic[T]):
         return self.kind is not WatermarkKind.NONE
 
     def create(self, now_ms: Callable[[], int] | None = None) -> WatermarkGenerator:
-        """The generator of one subtask or split.
+        """Returns the generator of one subtask or split.
 
-        `now_ms`, the wall clock, is needed by ingestion time only.
+        Only ingestion time needs `now_ms`, the wall clock.
         """
         match self.kind:
             case WatermarkKind.BOUNDED:
@@ -224,10 +227,9 @@ class WatermarkStrategy(Generic[T]):
 
 
 class IdlenessTimer:
-    """Decides when a stream is idle: asked for records for `idle_after_ms`, and had none. `now_ms`
-    is any clock.
+    """Decides when a stream is idle: it was polled for `idle_after_ms` without records.
 
-    Time without a call (back pressure) does not count. After Flink's
+    `now_ms` is any clock. Time without a poll (back pressure) does not count. After Flink's
     WatermarksWithIdleness and PausableRelativeClock.
     """
 
@@ -240,18 +242,18 @@ class IdlenessTimer:
         self._since_ms: int | None = None
 
     def records(self) -> bool:
-        """Records came.
+        """Notes that records arrived.
 
-        Whether the stream was idle and is active again: say so before they are sent.
+        Returns whether the stream was idle and is active again; report this before sending them.
         """
         was_idle, self.idle = self.idle, False
         self._quiet_ms, self._since_ms = 0, None
         return was_idle
 
     def nothing(self, now_ms: int) -> int | None:
-        """It was asked and had nothing: counts from the first such call.
+        """Notes a poll without records; counts from the first such call.
 
-        Gives when to call `check`, None when idle already.
+        Returns when to call `check`, or None if the stream is idle already.
         """
         if self.idle:
             return None
@@ -278,11 +280,10 @@ class IdlenessTimer:
 
 
 class TimestampsAndWatermarksOperator(Operator):
-    """Assigns timestamps and watermarks in mid-stream. Drops watermarks from upstream, except the
-    one at the end of the input.
+    """Assigns timestamps and watermarks in mid-stream.
 
-    The watermark reached is part of the checkpoint, so that a record that was late is late again
-    after a restore.
+    Drops watermarks from upstream, except the one at the end of the input. The watermark is part of
+    the checkpoint, so that a record that was late is late again after a restore.
     """
 
     def __init__(self, strategy: WatermarkStrategy[Any]) -> None:
@@ -292,7 +293,7 @@ class TimestampsAndWatermarksOperator(Operator):
         )
         self._timer: ProcessingTimeTimer | None = None
         self._is_unseen = True
-        """Whether no timestamp has been looked at yet."""
+        """Whether no timestamp has been checked yet."""
 
     @property
     def strategy(self) -> WatermarkStrategy[Any]:

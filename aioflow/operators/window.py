@@ -1,13 +1,13 @@
-"""Windows of any assigner, trigger and evictor: one accumulator or list a key and window. After
-Flink's WindowOperator.
+"""Windows of any assigner, trigger and evictor, with one accumulator or list for each key and
+window. After Flink's WindowOperator.
 
-State: table "window-contents", window -> key -> accumulator (or list of elements); for sessions the
-table "window-sessions", key -> open windows; what triggers remember, in the namespace of the
+State: table "window-contents", window -> key -> accumulator (or list of elements). For sessions the
+table "window-sessions", key -> open windows. The state of triggers is in the namespace of the
 window. Timers have the window as their namespace.
 
-Everything that happens to an element or a timer happens before the next one, at the watermark in
-force for it: results do not depend on where batches were cut. A window's state goes when the
-watermark passes `end - 1 + lateness`.
+All work for an element or a timer is done before the next one, at the watermark in force for it. So
+results do not depend on the borders of batches. A window's state is dropped when the watermark
+passes `end - 1 + lateness`.
 """
 
 from __future__ import annotations
@@ -62,19 +62,20 @@ TIMERS = "window-timers"
 _ABSENT: Any = object()
 
 _COUNTED = frozenset((list, tuple))
-"""Exact types of results of which it is known before how many they are."""
+"""Exact types of results whose number is known in advance."""
 
 
 class WindowOperator(Operator):
-    """Elements into windows, windows into results.
+    """Assigns elements to windows, and emits the results of windows.
 
     With `aggregate` a window holds one accumulator and emits `WindowResult(key, start, end,
-    result)`, or what `window_fn` makes of it: `fn(key, window, result)` one value (a generator
-    function: any number), or a ProcessWindowFunction, handed the one result. Without, it holds its
-    elements and `process(key, ctx, elements)` gives the results.
+    result)`, or the output of `window_fn` for it. `window_fn` is `fn(key, window, result)`, which
+    returns one value (a generator function: any number), or a ProcessWindowFunction, which gets the
+    one result. Without `aggregate`, a window holds its elements, and `process(key, ctx, elements)`
+    returns the results.
 
-    Results carry the timestamp `end - 1`; of a global window, the time of the element or timer that
-    fired it.
+    Results have the timestamp `end - 1`. Results of a global window have the time of the element or
+    timer that fired it.
     """
 
     _state: KeyedStateBackend
@@ -109,14 +110,14 @@ class WindowOperator(Operator):
         self._functions = [
             function for function in (self._process, self._window_fn) if function is not None
         ]
-        """Those that live as long as this operator."""
+        """The functions that live as long as this operator."""
         if aggregate is None and process is None:
             raise TypeError("a window needs an aggregate or a process function")
         self._lateness = lateness_ms
         self._late_tag = late_tag
         self._rests: deque[Iterator[None]] = deque()
-        """What is left to do of windows that have fired: one may give more than there is room
-        for.
+        """Remaining work of windows that have fired: a window may have more results than there is
+        room for.
         """
         self._spelling = KeySpelling()
 
@@ -146,11 +147,11 @@ class WindowOperator(Operator):
             await function.open(ctx)
 
     def _check_same_kind(self) -> None:
-        """Each open session is in the table of sessions: contents without one would never fire, nor
-        those of sessions under other windows.
+        """Checks that the restored state belongs to windows of the same kind.
 
-        Slices and sessions by key keep their state in tables of other names. A task refuses those
-        as unclaimed state.
+        Each open session must be in the table of sessions: contents without a session would never
+        fire, nor would those of sessions under other windows. Slices and sessions by key keep their
+        state in tables of other names, which a task rejects as unclaimed state.
         """
         merging, held = self._assigner.is_merging, bool(self._sessions.namespaces())
         if held is merging or not (held or self._contents.namespaces()):
@@ -198,8 +199,9 @@ class WindowOperator(Operator):
         )
 
     def finish(self) -> RecordBatch:
-        """Timers of processing time that no clock will reach any more fire now, in their order,
-        each once. The rest is pending.
+        """Fires the processing-time timers that no clock will reach, in their order, each once.
+
+        Results beyond the first piece are pending.
         """
         return self._out.start(
             self._fire_all(self._timers.take_waiting(), event=False), MIN_WATERMARK
@@ -236,7 +238,7 @@ class WindowOperator(Operator):
         state.clear_current_key()
 
     def _held_keys(self) -> Iterator[Any]:
-        """All keys with contents, once for each window, read when they are asked for."""
+        """Yields all keys with contents, once for each window, read on demand."""
         for namespace in self._contents.namespaces():
             yield from self._contents.peek(namespace)
 
@@ -250,7 +252,7 @@ class WindowOperator(Operator):
     def _fire_all(
         self, due: Iterator[tuple[int, Any, tuple[int, ...]]], *, event: bool
     ) -> Iterator[None]:
-        """Let timers fire. Taking one sets the current key."""
+        """Fires the timers of `due`. Advancing the iterator sets the current key."""
         out, state = self._out, self._state
         for time, key, namespace in due:
             rest = self._on_timer(time, key, namespace, event=event)
@@ -267,7 +269,7 @@ class WindowOperator(Operator):
         yield from self._fire_all(iter([(time, key, namespace)]), event=False)
 
     def _drain(self) -> Iterator[None]:
-        """What is left to do of windows that have fired."""
+        """Does the remaining work of windows that have fired."""
         while self._rests:
             yield from self._rests.popleft()
 
@@ -330,7 +332,7 @@ class WindowOperator(Operator):
         self._register_cleanup(key, window)
 
     def _add_to_session(self, key: Any, value: Any, timestamp: int | None, window: Any) -> bool:
-        """Whether the element found a session that is not over."""
+        """Adds an element to its session. Returns False if this session is already over."""
         table = self._sessions.of_key(None, key)
         sessions = MergingWindowSet(table.get(key))
         grown, merge = sessions.add(window)
@@ -396,7 +398,7 @@ class WindowOperator(Operator):
             )
 
     def _take(self, key: Any, namespace: tuple[int, ...]) -> Any:
-        """Remove and give the contents of a window."""
+        """Removes and returns the contents of a window."""
         table = self._contents.of_key(namespace, key)
         held = table.pop(key, _ABSENT)
         self._contents.removed(namespace, key)
@@ -409,9 +411,9 @@ class WindowOperator(Operator):
         raise AssertionError("event-time timers of windows are popped, not called")
 
     def _on_processing_time(self, time: int, key: Any, namespace: tuple[int, ...]) -> None:
-        """Mail: the timer has fired.
+        """Mail: a timer has fired.
 
-        What this mail may not do any more is done as what is due in event time is, by pieces.
+        Work for which this mail has no room is done in pieces, like due event-time work.
         """
         out = self._out
         if self._rests or out.pending or out.full:
@@ -425,7 +427,7 @@ class WindowOperator(Operator):
     def _on_timer(
         self, time: int, key: Any, namespace: tuple[int, ...], *, event: bool
     ) -> Iterator[None] | None:
-        """A timer is due. Gives what is left to do, as does `_act`."""
+        """Handles a due timer. Returns the remaining work, as `_act` does."""
         window: Window = TimeWindow(*namespace) if namespace else GLOBAL
         contents = namespace
         if self._assigner.is_merging:
@@ -456,7 +458,7 @@ class WindowOperator(Operator):
         return None
 
     def _forget(self, key: Any, window: Window, namespace: tuple[int, ...]) -> None:
-        """All that is kept for the window goes."""
+        """Drops all state of a window."""
         self._take(key, namespace)
         self._trigger_ctx.window = window
         self._trigger.clear(window, self._trigger_ctx)
@@ -522,10 +524,10 @@ class WindowOperator(Operator):
         *,
         over: bool = False,
     ) -> Iterator[None] | None:
-        """Do what the trigger asked for, and forget the window if it is `over`. Gives what is left
-        to do, if there is more than room for.
+        """Does what the trigger decided, and drops the window if it is `over`.
 
-        `time` is that of the element or timer, the time of results of a global window.
+        Returns the remaining work, if there are more results than room. `time` is the time of the
+        element or timer, which is the time of results of a global window.
         """
         if result & TriggerResult.FIRE:
             held = self._contents.peek(namespace).get(key, _ABSENT)
@@ -568,9 +570,9 @@ class WindowOperator(Operator):
         *,
         over: bool,
     ) -> Iterator[None]:
-        """The rest of `results`, and what is to be done behind them.
+        """Emits the remaining `results` in pieces, and then finishes the firing.
 
-        Others may have been called in between.
+        Other windows may be processed in between.
         """
         state, done = self._state, False
         while not done:
@@ -595,7 +597,10 @@ class WindowOperator(Operator):
         )
 
     def _emit(self, results: Iterable[Any], timestamp: int | None, watermark: int) -> bool:
-        """Emit as many as there is room for, of a list or tuple all. Whether these were all."""
+        """Emits as many results as there is room for (a list or tuple as a whole).
+
+        Returns whether these were all.
+        """
         out = self._out
         add = out.add
         if type(results) in _COUNTED:
@@ -669,9 +674,9 @@ class WindowOperator(Operator):
 
 
 def _joined(first: list[Any], second: list[Any]) -> list[Any]:
-    """The elements of both, which are no lists of anybody else's.
+    """Returns the elements of both lists, which have no other owner.
 
-    The shorter one is moved: a long session may meet many short ones.
+    The shorter list is moved: a long session may meet many short ones.
     """
     if len(first) < len(second):
         second[:0] = first

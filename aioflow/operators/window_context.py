@@ -1,6 +1,4 @@
-"""The contexts of triggers, evictors and window functions: one object each, rebound for each
-call.
-"""
+"""The contexts of triggers, evictors and window functions: one object each, rebound each call."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ __all__ = ["BoundTriggerContext", "BoundWindowContext", "StateAccess"]
 
 
 class _Clocks:
-    """Watermark and wall clock, as every window context shows them."""
+    """The watermark and the wall clock, as every window context shows them."""
 
     __slots__ = ("_ctx", "_timers")
 
@@ -39,7 +37,7 @@ class _Clocks:
 
     @property
     def current_watermark(self) -> int | None:
-        """None before the first watermark."""
+        """The watermark, None before the first one."""
         watermark = self._timers.current_watermark
         return None if watermark == MIN_WATERMARK else watermark
 
@@ -49,7 +47,10 @@ class _Clocks:
 
 
 class BoundTriggerContext(_Clocks):
-    """A `TriggerContext`. The operator sets `key`, `window` and, during a merge, `merged`."""
+    """The `TriggerContext` that the operator rebinds.
+
+    The operator sets `key`, `window` and, during a merge, `merged`.
+    """
 
     __slots__ = ("_merged_states", "_state", "key", "merged", "window")
 
@@ -87,8 +88,8 @@ class BoundTriggerContext(_Clocks):
         return self._state.get_state(descriptor, self._namespace())
 
     def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
-        """Reducing and list state of the windows that merge, folded into the state of the window
-        they become.
+        """Merges reducing and list state of the merged windows into the state of the resulting
+        window.
         """
         if not isinstance(descriptor, ReducingStateDescriptor | ListStateDescriptor):
             raise StateError(
@@ -109,7 +110,7 @@ class BoundTriggerContext(_Clocks):
             self._merged_states.append(source)
 
     def end_merge(self) -> None:
-        """State of the windows that went away goes, too."""
+        """Drops the state of the windows that were merged into another."""
         for state in self._merged_states:
             state.clear()
         self._merged_states, self.merged = [], []
@@ -146,7 +147,7 @@ class StateAccess:
 
 
 class BoundWindowContext(_Clocks):
-    """A `WindowContext`, and what evictors see.
+    """A `WindowContext`, which is also the context of evictors.
 
     The operator sets `window`, `timestamp` and `watermark`.
     """
@@ -172,7 +173,7 @@ class BoundWindowContext(_Clocks):
 
     @property
     def window_state(self) -> StateAccess:
-        """State of the current key and window; clear it in `ProcessWindowFunction.clear`."""
+        """State of the current key and window. `ProcessWindowFunction.clear` has to clear it."""
         if self._merging:
             raise StateError(
                 f"window {self._ctx.name!r}: session windows merge, so they have no state of "
@@ -181,7 +182,7 @@ class BoundWindowContext(_Clocks):
         return StateAccess(self._state, tuple(self.window))
 
     def output(self, tag: OutputTag[Any], value: Any) -> None:
-        """Emit `value` to a side output, with the time of the window's results."""
+        """Emits `value` to a side output, with the time of the window's results."""
         if not isinstance(tag, OutputTag):
             raise no_tag(tag)
         self._ctx.side_output(tag, value, self.timestamp, self.watermark)

@@ -1,19 +1,19 @@
 """The join of windows: every left with every right of one key and window, as rows or on columns.
 
-As rows it is a window over the tagged union of both inputs. Pairs of windows of event time also run
-on columns: a batch is kept whole by slice (`columns.join_sides`), and all pairs of a window are
-made at once when it fires. Both may meet in one run, as one side may give rows, or a batch may have
-keys that only rows know. So every window is of one of the two:
+On rows it is a window over the tagged union of both inputs. Pairs of event-time windows also run on
+columns: a batch is kept whole by slice (`columns.join_sides`), and all pairs of a window are made
+at once when it fires. Both forms may meet in one run, because one side may send rows, or a batch
+may have keys that columns do not support. So every window is held in one of the two forms:
 
-* windows that end at or before `_until` are of rows, or are over; those behind it are of columns. A
-  record that is in windows of both is held by both;
-* before a row is taken, what columns hold of its windows is added as rows, in the order in which it
-  came, and `_until` goes behind them;
-* when a window of columns fires, `_until` goes behind it.
+* windows that end at or before `_until` are held as rows, or are over; later windows are held as
+  columns. A record whose windows are of both forms is held in both;
+* before a row is added, the columns of its windows are converted to rows, in the order in which
+  they arrived, and `_until` advances to the end of these windows;
+* when a window of columns fires, `_until` advances to its end.
 
-So results do not depend on which batches came as columns: neither their order, nor what is late.
-After a restore the highest `_until` of the former subtasks holds, and columns of key groups that
-had not got so far become rows up to there.
+So neither the order of results nor lateness depends on which batches arrived as columns. After a
+restore the highest `_until` of the former subtasks applies, and columns of key groups with a lower
+one are converted to rows up to there.
 """
 
 from __future__ import annotations
@@ -53,15 +53,16 @@ there may be thousands.
 """
 
 FAR = 100
-"""Windows ahead of the watermark from which on a row is probably of a wrong time, and is named
-in the log.
+"""Number of windows ahead of the watermark from which a row probably has a wrong time.
+
+Such a row is named in the log.
 """
 
 
 class WindowJoinOperator(CoGroupOperator):
-    """`fn(left, right)` gives one row for each pair of a key and window; lefts vary slowest.
+    """Emits `fn(left, right)` for each pair of a key and window; lefts vary slowest.
 
-    `Pair` as `fn` may run on columns.
+    With `Pair` as `fn` the join may run on columns.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class WindowJoinOperator(CoGroupOperator):
             assigner, function, trigger=trigger, evictor=evictor, lateness_ms=lateness_ms
         )
         self.why_rows = _why_rows(assigner, function, trigger, evictor, lateness_ms)
-        """What keeps it from columns, None if nothing does."""
+        """Why the join cannot run on columns, None if it can."""
         self.reads_columns = self.why_rows is None
         self._grid = _grid_of(assigner)
         self._sides: JoinSides | None = None  # Made for the first batch of columns.
@@ -129,7 +130,7 @@ class WindowJoinOperator(CoGroupOperator):
         yield from super()._run(batch)
 
     def _run_columns(self, index: int, batch: RecordBatch, codes: Any) -> Iterator[None]:
-        """Add a batch of columns, cut where windows may end between its records."""
+        """Adds a batch of columns, divided where windows may end between its records."""
         import numpy as np
 
         from aioflow.columns.pairing import Held
@@ -165,7 +166,7 @@ class WindowJoinOperator(CoGroupOperator):
             yield from self._advance(batch.watermark)
 
     def _add_columns(self, index: int, times: Any, held: Any) -> Iterator[None]:
-        """Add records that are not late, between which nothing is due."""
+        """Adds records that are not late, between which no window is due."""
         import numpy as np
 
         grid, sides = self._grid, self._sides
@@ -194,14 +195,17 @@ class WindowJoinOperator(CoGroupOperator):
             yield from sides.settle()
 
     def _columns_from(self) -> int:
-        """Up to where a record is in a window of rows: the last end that is not behind `_until`."""
+        """Returns the timestamp below which a record is in a window of rows.
+
+        A later record is only in windows that end after `_until`.
+        """
         return self._grid.next_end(self._until - 1) - self._grid.slide
 
     # ----------------------------------------------------------------------------------------------
     # rows
 
     def _leave_to_rows(self, end: int) -> Iterator[None]:
-        """All windows up to that which ends at `end` are of rows from now on."""
+        """Converts all windows up to the one that ends at `end` to rows."""
         if end <= self._until:
             return
         before, self._until = self._until, end
@@ -211,8 +215,10 @@ class WindowJoinOperator(CoGroupOperator):
             self._forget_slices()
 
     def _warn_of(self, time: int) -> None:
-        """A row at `time` comes: up to its windows nothing is of columns, which is for good if
-        that is in a year.
+        """Warns of a row at `time` far ahead of the watermark.
+
+        All windows up to those of the row are held as rows; if the row is a year ahead, columns are
+        never used again.
         """
         watermark = self._timers.current_watermark
         if self._warned or watermark == MIN_WATERMARK or time - watermark <= FAR * self._grid.size:
@@ -250,8 +256,9 @@ class WindowJoinOperator(CoGroupOperator):
             self._forget_slices()
 
     def _fire(self, sides: JoinSides, begin: int, end: int) -> Iterator[None]:
-        """All pairs of the window of columns from `begin` to `end`, in which both sides have
-        something. Yields, also if there are none.
+        """Emits all pairs of the window of columns from `begin` to `end`.
+
+        Both sides have records in it. Yields at least once, also without pairs.
         """
         from aioflow.columns.pairing import Pairing, Runs
 
@@ -277,7 +284,7 @@ class WindowJoinOperator(CoGroupOperator):
             yield
 
     def _forget_slices(self) -> None:
-        """Slices of which all windows have fired, or are of rows, go."""
+        """Drops the slices of which all windows have fired, or are held as rows."""
         assert self._sides is not None
         self._sides.forget(self._grid.next_end(self._until - 1) - self._grid.size)
 
@@ -295,9 +302,9 @@ class WindowJoinOperator(CoGroupOperator):
         return self._sides
 
     def _take_over(self, chunks: list[Any], shares: list[tuple[KeyGroupRange, int]]) -> None:
-        """Go on with what the former subtasks held.
+        """Continues with the chunks of the former subtasks.
 
-        Columns of key groups that were behind others, or of other windows, become rows.
+        Columns of key groups that were behind others, or of other windows, are converted to rows.
         """
         if not self.reads_columns:
             super()._take_over(chunks, shares)

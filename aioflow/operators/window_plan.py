@@ -1,8 +1,8 @@
 """Chooses the operator for a window specification: one that works by batch if the results are the
 same, else one that works window by window.
 
-`explain()` shows the reason. Everything that can be known to be wrong is a GraphError here, when
-the flow is built.
+`explain()` shows the reason. Every mistake that can be detected here raises GraphError, when the
+flow is built.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _BY_ARRIVAL = (Collect, First, Last, MaxBy, MinBy, Top)
-"""Results that depend on the order of arrival, which slices, being merged in order of time, do
-not keep.
+"""Aggregates whose results depend on the order of arrival.
+
+Slices do not keep this order, because they are merged in order of time.
 """
 
 _EMPTY: Any = object()
@@ -113,9 +114,9 @@ class WindowSpec:
 
     assigner: WindowAssigner
     aggregate: Any = None
-    """An aggregate, or the class of one."""
+    """An aggregate, or the class of an aggregate."""
     process: Any = None
-    """A ProcessWindowFunction, or the class of one, that sees all elements."""
+    """A ProcessWindowFunction, or the class of one, that gets all elements."""
     window_fn: Any = None
     """A ProcessWindowFunction or `fn(key, window, value)` over the one result of `aggregate`."""
     trigger: Trigger[Any] | None = None
@@ -126,21 +127,24 @@ class WindowSpec:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """`factory` makes a fresh operator for each subtask; `reason` says how it works, for
-    `explain()`.
+    """The chosen operator: `factory` makes one for each subtask.
+
+    `reason` explains the choice for `explain()`.
     """
 
     factory: Callable[[], Operator]
     reason: str
     batched: bool
-    """Whether a batch is added at once, not each of its elements window by window."""
+    """Whether a batch is added at once, rather than each element window by window."""
 
 
 def count_window(
     size: int, slide: int | None = None
 ) -> tuple[GlobalWindows, Trigger[Any], Evictor[Any] | None]:
-    """Assigner, trigger and evictor of a count window: the last `size` elements at every
-    `slide`-th, or `size` by `size`.
+    """Returns assigner, trigger and evictor of a count window.
+
+    The window is the last `size` elements at every `slide`-th, or without `slide` each `size`
+    elements.
     """
     for name, n in (("size", size), ("slide", slide)):
         if n is not None and (type(n) is not int or n <= 0):
@@ -158,7 +162,7 @@ def count_window(
 
 
 def check_window(assigner: Any, trigger: Any, evictor: Any, lateness_ms: int) -> None:
-    """Raises GraphError for what does not fit together. Also for the windows of joins."""
+    """Raises GraphError if the arguments do not fit together. Joins use it for their windows too."""
     if not hasattr(assigner, "assign"):
         hint = (
             f"; windows one after the other are window(af.tumbling({assigner!r}))"
@@ -195,7 +199,7 @@ def check_window(assigner: Any, trigger: Any, evictor: Any, lateness_ms: int) ->
 
 
 def plan_window(spec: WindowSpec) -> WindowPlan:
-    """The operator for `spec`. Raises GraphError."""
+    """Returns the plan for `spec`. Raises GraphError."""
     assigner = spec.assigner
     check_window(assigner, spec.trigger, spec.evictor, spec.lateness_ms)
     aggregate = None if spec.aggregate is None else resolve_aggregate(spec.aggregate)
@@ -240,7 +244,7 @@ def plan_window(spec: WindowSpec) -> WindowPlan:
 
 
 def _why_not_batched(spec: WindowSpec, aggregate: FoldingAggregate | None) -> str:
-    """What keeps the window from taking a batch at a time; empty if nothing does."""
+    """Returns why the window cannot add a batch at a time; empty if it can."""
     assigner = spec.assigner
     if not isinstance(assigner, TumblingWindows | SlidingWindows | SessionWindows):
         return "only tumbling, sliding and session windows take a batch at a time"
@@ -321,9 +325,7 @@ def _general(spec: WindowSpec) -> Operator:
 
 
 def _own(function: Any) -> Any:
-    """A function object of its own for one subtask, so that two of them never meet in an
-    attribute.
-    """
+    """Returns a copy of a function object for one subtask, so that subtasks share no attributes."""
     if isinstance(function, type):
         return function()
     if isinstance(function, UserAggregate):

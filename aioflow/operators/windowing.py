@@ -68,8 +68,9 @@ class TimeWindow(NamedTuple):
 
 
 class GlobalWindow(NamedTuple):
-    """The one window of a global or count window: it has no start and no end, and is over at the
-    end of event time.
+    """The one window of a global or count window.
+
+    It has no start and no end, and is over at the end of event time.
     """
 
     @property
@@ -98,7 +99,7 @@ def window_fn_results(made: Any) -> Iterable[Any]:
 
 
 class WindowAssigner(Protocol):
-    """Tells the windows of an element.
+    """Assigns an element to windows.
 
     `timestamp` is event time, or processing time for a processing-time assigner.
     """
@@ -115,9 +116,7 @@ class WindowAssigner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TumblingWindows:
-    """Windows of `size` ms side by side; one starts at `offset` (and every `size` before and
-    after).
-    """
+    """Adjacent windows of `size` ms; one starts at `offset` (and every `size` before and after)."""
 
     size: int
     offset: int = 0
@@ -200,7 +199,7 @@ class SessionWindows:
 class GlobalWindows:
     """All elements of a key in one window.
 
-    It fires never by itself, or with `at_end` when event time ends.
+    The window never fires by itself, or with `at_end` when event time ends.
     """
 
     at_end: bool = False
@@ -219,7 +218,7 @@ class GlobalWindows:
 
 @explained
 def tumbling(size: Duration, offset: Duration | int = 0, *, time: str = "event") -> TumblingWindows:
-    """Windows of `size` side by side.
+    """Adjacent windows of `size`.
 
     `offset` (a duration, or int ms, which may be negative) moves their starts; |offset| < size.
     """
@@ -271,18 +270,18 @@ def session(
 
 @explained
 def global_window(at_end: bool = False, *, time: str = "event") -> GlobalWindows:
-    """One window a key.
+    """One window for each key.
 
-    Give a trigger, or `at_end=True` for one result a key at the end of the input.
+    Needs a trigger, or `at_end=True` for one result for each key at the end of the input.
     """
     is_event_time(time, "global_window")
     return GlobalWindows(at_end)
 
 
 class TimestampedValue(NamedTuple, Generic[T]):
-    """An element as evictors see it.
+    """An element as passed to evictors.
 
-    `timestamp` is its event time, or its arrival where the stream has none.
+    `timestamp` is its event time, or its time of arrival if the stream has no event time.
     """
 
     value: T
@@ -290,7 +289,7 @@ class TimestampedValue(NamedTuple, Generic[T]):
 
 
 class EvictorContext(Protocol):
-    """The clocks, for an evictor."""
+    """The clocks that an evictor may read."""
 
     @property
     def current_watermark(self) -> int | None: ...
@@ -307,13 +306,13 @@ class Evictor(Generic[T]):
     def evict_before(
         self, elements: list[TimestampedValue[T]], window: Any, ctx: EvictorContext
     ) -> list[TimestampedValue[T]]:
-        """The elements that the window function gets, and that stay."""
+        """Returns the elements that are passed to the window function and kept."""
         return elements
 
     def evict_after(
         self, elements: list[TimestampedValue[T]], window: Any, ctx: EvictorContext
     ) -> list[TimestampedValue[T]]:
-        """The elements that stay for the next firing."""
+        """Returns the elements that are kept for the next firing."""
         return elements
 
 
@@ -342,7 +341,7 @@ class _KeepWithin(Evictor[Any]):
 
 @explained
 def keep_last(n: int) -> Evictor[Any]:
-    """Keep the last `n` elements that arrived."""
+    """Keeps the last `n` elements that arrived."""
     if type(n) is not int or n <= 0:
         raise GraphError(f"keep_last: n is {n!r}, expected an int above 0")
     return _KeepLast(n)
@@ -350,7 +349,7 @@ def keep_last(n: int) -> Evictor[Any]:
 
 @explained
 def keep_within(d: Duration) -> Evictor[Any]:
-    """Keep the elements less than `d` older than the newest one."""
+    """Keeps the elements less than `d` older than the newest one."""
     return _KeepWithin(positive_ms(d, "keep_within", "duration"))
 
 
