@@ -1,7 +1,7 @@
-"""Connectors: one function a system, loaded when it is first asked for.
+"""Connectors: one function for each system, loaded on demand.
 
-Where a system can be both read and written, the object that the function returns stands in
-`flow.source(...)` and in `.sink(...)`. Importing this package loads no connector and no client
+If a system can be both read and written, the object that the function returns can be passed to
+`flow.source(...)` and to `.sink(...)`. Importing this package loads no connector and no client
 library.
 """
 
@@ -83,11 +83,11 @@ _MODULES = {
     "websocket": "websockets",
     "RollPolicy": "parts",
 }
-"""Module of each function, and of the class of `roll=`. No module has the name of a function:
-importing it would put the module in the function's place.
+"""Module of each function, and of the class for `roll=`.
 
-One connector lives in a layer above, with the session that it needs. This package imports it only
-when a program asks for it.
+No module has the name of a function, because importing it would replace the function by the module.
+One connector is in a higher layer, with the session that it needs. This package imports it only
+when a program uses it.
 """
 
 

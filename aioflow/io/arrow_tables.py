@@ -1,5 +1,7 @@
 """Arrow as source and sink: a table in memory, or files in Arrow's IPC format (also called
-Feather), of which a sink writes parts.
+Feather).
+
+A sink writes part files.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["ArrowFiles", "ArrowTable", "arrow"]
 
 PAGE_ROWS = 131_072
-"""Rows of a table that become one batch of columns. Each batch shares one dictionary of texts."""
+"""Rows of a table in one batch of columns. All batches share one dictionary of texts."""
 
 ONLY_SPLIT = "0"
 
@@ -35,11 +37,11 @@ ONLY_SPLIT = "0"
 def arrow(
     what: Any, *, discover_every: Duration | None = None, roll: RollPolicy | None = None
 ) -> Any:
-    """Records as columns of Arrow. `what`: a pyarrow Table or RecordBatch, or a list of record
-    batches, to read. Or files in Arrow's IPC format: a file, a glob or a directory to read, a
-    directory of part files to write. Records are dicts.
+    """Reads or writes records as Arrow columns. Records are dicts.
 
-    Expressions after it work on whole arrays. Rows are made only for steps that need them.
+    `what` is a pyarrow Table or RecordBatch, or a list of record batches, to read. Or it names
+    files in Arrow's IPC format: a file, a glob or a directory to read, a directory of part files to
+    write. Expressions after it work on whole arrays. Rows are made only for steps that need them.
     `discover_every`, for files, as in `lines`. Needs the extra `[columns]`.
     """
     if isinstance(what, (str, os.PathLike)):
@@ -99,7 +101,7 @@ class ArrowTable:
 
 
 class _TableReader:
-    """Cuts the table into batches of columns. Each batch costs at most one copy."""
+    """Divides the table into batches of columns. Each batch costs at most one copy."""
 
     columnar = True
 
@@ -132,7 +134,7 @@ class _TableReader:
         return page.part(slice(start, stop))
 
     async def wait(self) -> None:
-        """There is never anything to wait for."""
+        """Returns at once: all rows are in memory."""
 
     @property
     def finished(self) -> bool:

@@ -1,8 +1,8 @@
-"""How long to wait before connecting again: twice as long each time, with jitter, so that many
-clients do not come back at once.
+"""Delays between attempts to connect: each is twice as long as the last, with jitter, so that many
+clients do not reconnect at once.
 
-A connection that is tried without an end is warned of: at the first failure, and again at growing
-intervals while it lasts.
+If a connection fails again and again, a warning is logged at the first failure, and later at
+growing intervals.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Backoff:
-    """Delays of one connection. Call `reset` when it worked."""
+    """Delays of one connection. `reset` is called after a success."""
 
     def __init__(self, rng: Rng, first: Duration = "100ms", max_s: float = MAX_BACKOFF_S) -> None:
         self._rng = rng
@@ -42,9 +42,9 @@ class Backoff:
         self._patience = None
 
     def failed(self, subject: object, error: BaseException, then: str = "connecting again") -> None:
-        """Log that `subject`, a source or a sink, does without its connection for now.
+        """Logs that `subject`, a source or a sink, has no connection for now.
 
-        `then`: what it does about it.
+        `then`: what it does next.
         """
         if self._patience is None:
             self._patience = Patience()
@@ -55,9 +55,9 @@ class Backoff:
         logger.log(level, "%r: %s, %s%s", subject, why, then, since)
 
     def ended(self, subject: object) -> None:
-        """The other side has ended the connection of `subject`.
+        """Notes that the peer has ended the connection of `subject`.
 
-        It counts as failed if it gave nothing, twice in a row.
+        The connection counts as failed if it delivered no data twice in a row.
         """
         if self.tries:
             self.failed(
@@ -65,7 +65,7 @@ class Backoff:
             )
 
     async def sleep(self) -> None:
-        """Wait between half and all of the current delay."""
+        """Waits between half and all of the current delay."""
         delay_s = min(self._first_s * 2.0 ** min(self.tries, 32), self._max_s)
         self.tries += 1
         await asyncio.sleep(delay_s * self._rng.uniform(0.5, 1.0))

@@ -1,7 +1,8 @@
-"""Reads a file in blocks of whole lines. Everything here blocks: it is called in the executor only.
+"""Reads a file in blocks of whole lines. All functions block, so they are called only in the
+executor.
 
-Invariant: a line belongs to the part in which its first byte lies, so the parts of a file hold each
-line exactly once.
+Invariant: a line belongs to the part in which its first byte lies, so the parts of a file contain
+each line exactly once.
 """
 
 from __future__ import annotations
@@ -37,28 +38,29 @@ __all__ = [
 ]
 
 BLOCK_BYTES = 128 * 1024
-"""One trip to the executor, and about one millisecond of decoding on the loop."""
+"""Size of a block: one call of the executor, and about one millisecond of decoding on the loop."""
 
 LINE_BYTES_MAX = 64 * 1024 * 1024
-"""A longer line is refused: it would be held in memory whole.
+"""Maximum length of a line, because it is held in memory as a whole.
 
-As the limit for one record on the wire.
+It is also the limit for one record on the wire.
 """
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
-"""What the compression modules raise for a file of another format, or one that ends early. Their
-OSError has no errno.
+"""Errors of the compression modules for a file of another format, or a truncated file.
+
+Their OSError has no errno.
 """
 
 
 class Block(NamedTuple):
-    """Whole lines, each with its line end; only the last line of a file may lack it."""
+    """Whole lines, each with its line end. Only the last line of a file may have no line end."""
 
     data: bytes
     offset: int
-    """Of the first byte, in the uncompressed file."""
+    """Offset of the first byte in the uncompressed file."""
     line: int | None
     """Number of lines before this block; None if they were not counted."""
     final: bool
@@ -66,21 +68,20 @@ class Block(NamedTuple):
 
 
 Mark = tuple[int, bytes]
-"""Length and digest of the last bytes that were read. They show whether a file is still the one
-that was begun.
+"""Length and digest of the last bytes that were read. They show whether the file is still the same.
 """
 
 MARK_BYTES = 1024
 
 
 def mark_of(data: bytes) -> Mark:
-    """The mark of the end of `data`."""
+    """Returns the mark of the end of `data`."""
     end = data[-MARK_BYTES:]
     return len(end), hashlib.blake2b(end, digest_size=8).digest()
 
 
 def marks_before(fs: FileSystem, path: str, offsets: Sequence[int]) -> list[Mark]:
-    """The marks of what stands before each of `offsets` in a plain file."""
+    """Returns the marks of the bytes before each of `offsets` in a plain file."""
     with fs.open_read(path) as file:
         marks = []
         for offset in offsets:
@@ -90,12 +91,12 @@ def marks_before(fs: FileSystem, path: str, offsets: Sequence[int]) -> list[Mark
 
 
 def is_compressed(path: str) -> bool:
-    """Whether the suffix names a compression that the reader decompresses."""
+    """Returns whether the suffix names a compression that the reader decompresses."""
     return path.endswith(COMPRESSED)
 
 
 def zip_members(fs: FileSystem, path: str) -> list[str]:
-    """The files in an archive, in its order.
+    """Returns the names of the files in an archive, in its order.
 
     Raises MalformedInput naming the archive if it is damaged.
     """
@@ -109,7 +110,7 @@ def zip_members(fs: FileSystem, path: str) -> list[str]:
 class BlockFile:
     """One part of a file, opened at the first `read`.
 
-    `offset` and `line` are where to go on, at a line's start.
+    Reading continues at `offset` and `line`, at a line's start.
     """
 
     def __init__(
@@ -141,10 +142,9 @@ class BlockFile:
         self._file: BinaryIO | None = None
 
     def read(self) -> Block:
-        """The next block.
+        """Returns the next block, whose data is empty only if it is the final one.
 
-        Its data is empty only if it is the final one. Raises ValueError naming a file that cannot
-        be uncompressed.
+        Raises ValueError naming a file that cannot be uncompressed.
         """
         try:
             return self._read_block()
@@ -179,8 +179,9 @@ class BlockFile:
                 return Block(data, offset, line, at_end)
 
     def head(self, length: int) -> bytes:
-        """The first `length` bytes, or fewer if the part is shorter. Closes the file; it replaces
-        `read`.
+        """Returns the first `length` bytes, or fewer if the part is shorter.
+
+        It is called instead of `read`, and closes the file.
         """
         try:
             self._open()
@@ -190,7 +191,7 @@ class BlockFile:
             self.close()
 
     def _read_lines(self) -> tuple[bytes, bool]:
-        """Whole lines from where the last call ended, and whether the file is at its end."""
+        """Returns whole lines from the end of the last call, and whether the file is at its end."""
         assert self._file is not None
         pieces, size = [self._rest], len(self._rest)
         while True:
@@ -213,7 +214,7 @@ class BlockFile:
                 )
 
     def _read_chunk(self) -> tuple[bytes, bool]:
-        """A full block, or what is left and True."""
+        """Returns a full block and False, or the rest of the file and True."""
         assert self._file is not None
         chunk = _read_full(self._file, self._block_bytes)
         return chunk, len(chunk) < self._block_bytes
@@ -277,16 +278,16 @@ class BlockFile:
         return f"{self._part.path} was {so_far}, and {what}"
 
     def close(self) -> None:
-        """Release the handles; also those of an `_open` that failed half-way."""
+        """Closes the files, also those of an `_open` that failed half-way."""
         files, self._files = self._files, []
         for file in reversed(files):
             file.close()
 
 
 def _read_full(file: BinaryIO, length: int) -> bytes:
-    """The next `length` bytes, fewer if there are no more.
+    """Returns the next `length` bytes, fewer at the end.
 
-    Decompressors give less than asked for without being at the end.
+    Decompressors may return less than requested before the end.
     """
     data = file.read(length)
     while len(data) < length and (more := file.read(length - len(data))):

@@ -28,15 +28,16 @@ other is processed.
 
 
 class BufferedReader:
-    """A reader of one split. A subclass gives `run`, which reads until the stream ends and awaits
+    """A reader of one split. A subclass defines `run`, which reads until the stream ends and awaits
     `put` for each element.
 
-    `run` is one asyncio task from beginning to end, so it may hold timeouts, task groups and
-    connections over its elements.
+    `run` is one asyncio task from beginning to end, so it may keep timeouts, task groups and
+    connections open across elements.
     """
 
     at_most_once = ""
-    """What happens to elements that no checkpoint covers when the peer cannot send them again.
+    """Text on elements that no checkpoint covers, if the peer cannot send them again.
+
     Logged once a run.
     """
 
@@ -55,23 +56,25 @@ class BufferedReader:
         self._room: asyncio.Future[None] | None = None
 
     async def run(self, split: Split) -> None:
-        """Read `split` from its position to the end of the stream.
+        """Reads `split` from its position to the end of the stream.
 
-        Its error becomes the error of `poll_batch`.
+        `poll_batch` raises its error.
         """
         raise TypeError(f"{type(self).__name__} must define run(self, split)")
 
     async def put(self, value: Any, position: Any = None) -> None:
-        """Hand over one element, then wait while the buffer is full.
+        """Adds one element to the buffer, then waits while the buffer is full.
 
-        Positions: for all elements or for none.
+        Either all elements have positions or none has.
         """
         self.add(value, position)
         while len(self._values) >= self._capacity:
             await self.room()
 
     def add(self, value: Any, position: Any = None) -> None:
-        """Hand over one element at once; the caller has checked that there is room."""
+        """Adds one element to the buffer without waiting; the caller has checked that there is
+        room.
+        """
         if position is not None:
             self._positions.append(position)
         self._values.append(value)
@@ -85,7 +88,7 @@ class BufferedReader:
         await asyncio.shield(self._room)
 
     def wake(self) -> None:
-        """End the current `wait`."""
+        """Ends the current `wait`."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -133,7 +136,7 @@ class BufferedReader:
         return batch
 
     def on_room(self) -> None:
-        """The buffer is at most half full: let the pump go on."""
+        """Lets the pump continue, because the buffer is at most half full."""
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
@@ -163,7 +166,7 @@ class BufferedReader:
 
 
 def say_at_most_once(ctx: SourceContext, what: str) -> None:
-    """Tell once a run what a restart costs with this source."""
+    """Logs once a run which elements a restart loses with this source."""
     logger.warning(
         "source of %s: %s, so after a restart elements that no checkpoint covers are lost (at "
         "most once)",

@@ -33,7 +33,7 @@ PORT_MAX = 65_535
 def checked_whole(
     value: Any, name: str, place: str, least: int = 1, most: int | None = None
 ) -> int:
-    """`value` as a whole number from `least` to `most`."""
+    """Returns `value` as a whole number from `least` to `most`."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not is_whole or value < least or (most is not None and value > most):
         expected = (
@@ -46,7 +46,7 @@ def checked_whole(
 
 
 def checked_seconds(value: Duration, name: str, place: str, *, may_be_zero: bool = False) -> float:
-    """A duration in seconds."""
+    """Returns a duration in seconds."""
     seconds = to_seconds(value, name)
     if seconds < 0 or (seconds == 0 and not may_be_zero):
         raise GraphError(
@@ -57,7 +57,7 @@ def checked_seconds(value: Duration, name: str, place: str, *, may_be_zero: bool
 
 
 def checked_text(value: Any, name: str, place: str) -> str:
-    """A text that is not empty."""
+    """Returns `value`, which must be a text that is not empty."""
     if not isinstance(value, str) or not value:
         raise GraphError(f"{place}: {name} is {value!r}, expected a text that is not empty")
     return value
@@ -79,7 +79,7 @@ def checked_encoding(value: Any, place: str) -> str:
 
 
 def checked_columns(value: Sequence[str] | None, place: str) -> list[str] | None:
-    """Names of columns, each once; None stays."""
+    """Returns the names of columns, each once, or None for None."""
     if value is None:
         return None
     given: object = value  # As given: the annotation is only a promise.
@@ -100,7 +100,7 @@ def checked_columns(value: Sequence[str] | None, place: str) -> list[str] | None
 
 
 def checked_options(value: Mapping[str, Any] | None, name: str, place: str) -> dict[str, Any]:
-    """A mapping by text. Its values may be secret and are not shown."""
+    """Returns a mapping with text keys. Errors do not show its values, which may be secret."""
     given: object = {} if value is None else value
     if not isinstance(given, Mapping):
         raise GraphError(
@@ -114,7 +114,7 @@ def checked_options(value: Mapping[str, Any] | None, name: str, place: str) -> d
 
 
 def checked_headers(value: Mapping[str, str] | None, place: str) -> dict[str, str]:
-    """Headers of HTTP. Their values may be secret and are not shown."""
+    """Returns HTTP headers. Errors do not show their values, which may be secret."""
     headers = checked_options(value, "headers", place)
     for name, content in headers.items():
         if not isinstance(content, str):
@@ -131,9 +131,9 @@ def checked_headers(value: Mapping[str, str] | None, place: str) -> dict[str, st
 
 
 def check_host_and_port(url: str, place: str, *, needs_host: bool = True) -> None:
-    """Raises GraphError for a URL whose host or port is none.
+    """Raises GraphError for a URL whose host or port is invalid or missing.
 
-    The URL is not shown: it may hold a password.
+    The error does not show the URL, which may contain a password.
     """
     try:
         parts = urlsplit(url)

@@ -1,5 +1,5 @@
-"""What all files of columns share, as a source and as a sink: how they are found, read page by
-page, and written as parts.
+"""The common part of all files of columns, as a source and as a sink: how they are found, read page
+by page, and written as parts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["ColumnFiles"]
 
 
 class ColumnFiles(ABC):
-    """A `Source` and a `Sink`.
+    """A `Source` and a `Sink` of files of columns.
 
-    The position of a split is (page, row in it); a subclass says what is a page.
+    The position of a split is (page, row in the page); a subclass defines the pages.
     """
 
     name: ClassVar[str]
@@ -42,57 +42,59 @@ class ColumnFiles(ABC):
         self._path = checked_path(path, self.name)
         self._roll = roll
         self._fields: tuple[str, ...] | None = None
-        """The fields that are needed of each row; None: all."""
+        """The fields to read of each row; None: all."""
         self.finder = FoundFiles(
             self._path, self._cut, what=repr(self), discover_every=discover_every
         )
         """Finds the files to read."""
         self.discover_every = discover_every
-        """How often the engine looks for new files; None: never again."""
+        """Interval at which the engine looks for new files; None: never."""
 
     def __repr__(self) -> str:
         return f"{self.name}({str(self._path)!r})"
 
     @abstractmethod
     async def _cut(self, host: Host, path: str, size: int) -> list[Pages]:
-        """The splits of a file. Raises ValueError for one of another format."""
+        """Returns the splits of a file. Raises ValueError for a file of another format."""
 
     @abstractmethod
     def _open(self, file: BinaryIO, path: str) -> PagedFile:
-        """Read `file`, in the executor."""
+        """Opens `file` for reading, in the executor."""
 
     @abstractmethod
     def _open_table(self, file: Any, schema: Any) -> Any:
-        """A writer of pyarrow of this format into `file`."""
+        """Returns a pyarrow writer of this format into `file`."""
 
     @property
     def bounded(self) -> bool:
         return self.discover_every is None
 
     async def discover(self, host: Host | None = None) -> list[Split]:
-        """At least one split a file.
+        """Returns at least one split for each file.
 
         Raises FileNotFoundError naming the path, ValueError for files of another format.
         """
         return await self.finder.discover(host)
 
     def refuse_sink(self, sink: object) -> None:
-        """Raises GraphError if this source would find the files of `sink`, which stands
-        downstream of it, and so read for ever.
+        """Raises GraphError if this source would find the files of `sink`, which is downstream of
+        it.
+
+        Such a source would read for ever.
         """
         refuse_sink(self, self.finder, sink)
 
     @property
     def part_files(self) -> tuple[str, str]:
-        """As a sink: the directory, and what the names of its files end in."""
+        """Returns the directory of a sink, and the suffix of its file names."""
         return str(self._path), self.name
 
     def check_sink(self) -> None:
-        """Raises GraphError if it was asked to read in a way that a sink cannot."""
+        """Raises GraphError if the sink has options that only a source can have."""
         check_sink(self, "discover_every=" if self.discover_every is not None else "")
 
     def with_fields(self, names: tuple[str, ...]) -> Self:
-        """The same source; of files that have all these columns it reads no others."""
+        """Returns the same source, which reads only these columns of files that have them all."""
         source = copy.copy(self)
         source._fields = names
         return source

@@ -1,4 +1,4 @@
-"""Part files that hold columns: what is written is gathered as batches and becomes one page, a row
+"""Part files that hold columns: records are collected as batches and written as one page, a row
 group or record batch, at each flush.
 
 A part has one schema, that of its first page. A batch whose columns do not fit that schema begins a
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ColumnPartWriter", "TableWriter"]
 
 PAGE_ROWS = 65_536
-"""The writer asks for a flush when it holds this many."""
+"""Number of rows at which the writer requests a flush."""
 
 
 class TableWriter(Protocol):
@@ -30,7 +30,7 @@ class TableWriter(Protocol):
 
     def write_table(self, table: Any) -> None: ...
     def close(self) -> None:
-        """Write the end of the file."""
+        """Writes the end of the file."""
 
 
 class ColumnPartWriter(PartWriter):
@@ -133,7 +133,7 @@ class ColumnPartWriter(PartWriter):
 
 
 class _Written:
-    """A file in memory that knows its length and keeps only what was not taken yet."""
+    """A file in memory that counts its bytes and keeps only those that were not taken yet."""
 
     closed = False
 
@@ -151,14 +151,14 @@ class _Written:
         return self.position
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: there is no other buffer."""
 
     def close(self) -> None:
-        """The next part goes on here."""
+        """Does nothing: the next part uses the same object."""
 
 
 class _Bytes:
-    """Stands where an encoder of records does: pages are made from what is held."""
+    """Stands in for an encoder of records, because pages are made from the held batches."""
 
     head = b""
 
@@ -167,9 +167,10 @@ class _Bytes:
 
 
 def _warm_up(open_table: Callable[[Any, Any], TableWriter]) -> None:
-    """Write a table that is thrown away. The first table of a process loads hundreds of modules,
-    because pyarrow looks for an installed pandas. A real table would block the loop for a second
-    during a checkpoint.
+    """Writes a table that is discarded.
+
+    The first table of a process loads hundreds of modules, because pyarrow looks for an installed
+    pandas. A real table would block the loop for a second during a checkpoint.
     """
     [table] = _tables([[{"a": 0}]])
     writer = open_table(_Written(), table.schema)
@@ -178,8 +179,9 @@ def _warm_up(open_table: Callable[[Any, Any], TableWriter]) -> None:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether columns of two types are of one kind: both numbers, both text, structs whose
-    common fields are alike.
+    """Returns whether columns of two types are of one kind.
+
+    Numbers are of one kind, and so are texts. Structs are if their common fields are.
     """
     import pyarrow as pa
 
@@ -203,8 +205,9 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _keeps(a: Any, b: Any) -> bool:
-    """Whether `b` has all the fields that structs in `a` have. A cast drops missing fields
-    silently.
+    """Returns whether `b` has all the fields that structs in `a` have.
+
+    A cast drops missing fields silently.
     """
     import pyarrow as pa
 
@@ -227,7 +230,7 @@ def _is_list(type_: Any) -> bool:
 
 
 def _tables(held: list[Sequence[Any]]) -> list[Any]:
-    """Tables of what is held, in order; neighbours of one schema are one table."""
+    """Returns the held rows as tables, in order; neighbours of one schema become one table."""
     import pyarrow as pa
 
     from aioflow.columns.arrow import to_table

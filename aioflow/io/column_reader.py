@@ -1,8 +1,8 @@
 """Reads files that hold columns, page by page: the row groups of Parquet, the record batches of
-Arrow. Gives batches of columns.
+Arrow. Emits batches of columns.
 
 The position of a split is `(page, row, mark)`. These are the page of the next row, the number of
-its rows that were handed out, and the size and end of the file. The mark shows whether the file was
+its rows that were emitted, and the size and end of the file. The mark shows whether the file was
 replaced. Earlier releases left it out. Pages are read and decoded in the executor, one page ahead.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ColumnReader", "PagedFile", "Pages", "mark_of_file", "named"]
 
 PAGES_AHEAD = 1
-"""A row group may hold a million rows."""
+"""Number of pages read ahead: a row group may have a million rows."""
 
 
 class PagedFile(Protocol):
@@ -36,13 +36,13 @@ class PagedFile(Protocol):
     @property
     def pages(self) -> int: ...
     def read_page(self, number: int) -> Any:
-        """A table or record batch of Arrow."""
+        """Returns an Arrow table or record batch."""
 
 
 @contextmanager
 def named(path: str, part: str = "") -> Iterator[None]:
-    """Raises MalformedInput naming `path` and `part` in place of pyarrow's errors for a damaged
-    file.
+    """Raises MalformedInput naming `path` and `part` in place of pyarrow's errors for damaged
+    files.
     """
     import pyarrow as pa
 
@@ -66,37 +66,42 @@ def named(path: str, part: str = "") -> Iterator[None]:
 
 
 class Pages(NamedTuple):
-    """What one split reads: pages `[start, end)` of a file; `end` None is its end."""
+    """The contents of one split: pages `[start, end)` of a file; `end` None is its end."""
 
     path: str
     start: int
     end: int | None
     mark: tuple[int, Mark] | None = None
-    """Size and end of the file when it was cut; None where it was not."""
+    """Size and end of the file when it was divided; None if it was not divided."""
     seen: tuple[int, int] | None = None
-    """Size and time of change of the file when it was found; of its first part.
+    """Size and modification time of the file when it was found; only in its first part.
 
     Earlier releases left out both.
     """
 
     @property
     def place(self) -> tuple[int, int | None, None]:
-        """Which part of its file it is."""
+        """Identifies the part within its file."""
         return self.start, self.end, None
 
     @property
     def is_whole(self) -> bool:
-        """Whether the file was not cut: it is read to the end that it has when its turn comes."""
+        """Whether the file was not divided.
+
+        It is read to the end that it has when reading begins.
+        """
         return self.start == 0 and self.mark is None and self.seen is not None
 
     @property
     def id(self) -> str:
-        """Stable over restarts, unique among the parts of a source."""
+        """The id of the part: stable over restarts, unique among the parts of a source."""
         return self.path if self.start == 0 else f"{self.path}@{self.start}"
 
 
 def mark_of_file(file: BinaryIO) -> tuple[int, Mark]:
-    """Size and end of it: footers of Parquet and Arrow tell what is in front of them."""
+    """Returns size and end of a file: the footers of Parquet and Arrow describe the rest of the
+    file.
+    """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - MARK_BYTES, 0))
     mark = size, mark_of(file.read())
@@ -105,7 +110,7 @@ def mark_of_file(file: BinaryIO) -> tuple[int, Mark]:
 
 
 class ColumnReader:
-    """Reads to the end of each split, one after the other."""
+    """Reads each split to its end, one after the other."""
 
     columnar = True
     one_at_a_time = True
@@ -118,9 +123,9 @@ class ColumnReader:
         self._splits: deque[Split] = deque()
         self._positions: dict[str, tuple[int, int]] = {}
         self._marks: dict[str, tuple[int, Mark]] = {}
-        """Size and end of the file."""
+        """Size and end of each file."""
         self._pages: deque[tuple[str, int, int, bool, ColumnBatch]] = deque()
-        """(split, page, rows of it that were handed out, whether it is the last, rows)."""
+        """(split, page, number of its rows that were emitted, whether it is the last, rows)."""
         self._ahead = ReadAhead(ctx.host, "column-reader")
         self._file: BinaryIO | None = None
         self.current_split = ""
@@ -196,7 +201,7 @@ class ColumnReader:
             file.close()
 
     def poll_batch(self, max_records: int) -> ColumnBatch | None:
-        """At most `max_records` rows of one page."""
+        """Returns at most `max_records` rows of one page."""
         while self._pages:
             split_id, number, taken, last, rows = self._pages[0]
             stop = min(taken + max_records, len(rows))

@@ -1,9 +1,10 @@
-"""Blocks of CSV as columns, with the values that the csv module and msgspec give row by row.
+"""Decodes blocks of CSV into columns, with the same values as the csv module and msgspec row by
+row.
 
-Arrow splits the lines where this is certainly right. There must be no quotes, no lone carriage
+Arrow splits the lines if this is certainly correct. There must be no quotes, no lone carriage
 returns, and as many fields in each line as the header has names. Texts that look like plain decimal
-numbers are converted as a column. msgspec converts every other distinct text once. Everything else
-goes through the row decoder, and so does every block that holds an error.
+numbers are converted as a column. msgspec converts every other distinct text once. The row decoder
+handles all other blocks, and every block that holds an error.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ __all__ = ["CsvColumnDecoder"]
 
 _INT = "^(0|-?[1-9][0-9]{0,17})$"
 _FLOAT = "^(-?(0|[1-9][0-9]{0,14})\\.[0-9]{1,17}|0|-?[1-9][0-9]{0,14})$"
-"""Spellings about which Python, msgspec and Arrow are of one mind."""
+"""Spellings of numbers that Python, msgspec and Arrow read alike."""
 
 
 class CsvColumnDecoder:
-    """A decoder of records of `type`, or of dicts of texts; `rows` decodes the same into rows."""
+    """Decodes blocks into columns of records of `type`, or of dicts of texts.
+
+    `rows` decodes the same blocks into rows.
+    """
 
     def __init__(
         self, rows: CsvDecoder, type: Any, delimiter: str, columns: list[str] | None
@@ -64,7 +68,7 @@ class CsvColumnDecoder:
         return Decoded(records)  # type: ignore[arg-type]  # They read like a list.
 
     def _columns(self, data: bytes, header: list[str]) -> ColumnBatch | None:
-        """The records of a block; None if not every line is certainly one."""
+        """Returns the records of a block, or None unless every line is certainly one record."""
         hints = (
             dict.fromkeys(self._kept or header, str) if self._type is None else hints_of(self._type)
         )
@@ -100,14 +104,14 @@ class CsvColumnDecoder:
 
 
 class _Field:
-    """Makes the column of one field of its texts."""
+    """Makes the column of one field from its texts."""
 
     def __init__(self, hint: Any) -> None:
         self._hint = hint
         self._entries = GrowingEntries()
 
     def __call__(self, texts: Any) -> Column:
-        """Raises ValidationError for a text that is none of the hint."""
+        """Returns the column. Raises ValidationError for a text that does not match the type."""
         hint = self._hint
         if hint is int and pc.all(pc.match_substring_regex(texts, _INT)).as_py():
             return from_arrow(texts.cast(pa.int64()))
@@ -123,7 +127,7 @@ class _Field:
 
 
 def _is_plain(data: bytes) -> bool:
-    """Whether each line is one record and all of `data` is text, unread columns included."""
+    """Returns whether each line is one record and all of `data` is text, also unread columns."""
     # A BOM is refused: Arrow would take one here for the file's own, which is already stripped.
     if (
         not data

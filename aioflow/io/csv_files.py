@@ -1,7 +1,7 @@
-"""Comma-separated values, quoted line ends included. A file is one split, because a reader that
+"""Comma-separated values, including quoted line ends. A file is one split, because a reader that
 starts in the middle cannot see whether a quote is open.
 
-Blocks are decoded into columns where only steps that work on columns follow the source. The records
+Blocks are decoded into columns if only steps that work on columns follow the source. The records
 are the same.
 """
 
@@ -42,17 +42,18 @@ it ends up within the last record.
 """
 
 Row = tuple[int, list[str]]
-"""Line of a row in its block, and its fields."""
+"""Line number of a row in its block, and its fields."""
 
 Broken = tuple[int, Exception]
 
 CSV_BLOCK_BYTES = 32 * 1024
-"""Less than other formats read at once: a byte of CSV takes several times as long to decode, and
-decoding blocks the loop.
+"""Block size of CSV, smaller than for other formats.
+
+A byte of CSV takes several times as long to decode, and decoding blocks the loop.
 """
 
 RECORD_BYTES_MAX = 16 * 1024 * 1024
-"""A record that is still open after this many bytes has a quote that was never closed."""
+"""Maximum size of a record: a larger one has a quote that was never closed."""
 
 
 @overload
@@ -100,7 +101,7 @@ def csv(
     on_error: OnError = "fail",
     roll: RollPolicy | None = None,
 ) -> Files[Any]:
-    """Files of separated values.
+    """Reads or writes files of separated values.
 
     Without `type` a row is a dict of texts by column name, or a list of texts if there are no
     names. With a dataclass, NamedTuple or Struct each text is converted by the annotation of its
@@ -168,12 +169,12 @@ def csv(
 
 
 def _named_twice(names: Sequence[str]) -> str | None:
-    """The first name that occurs twice."""
+    """Returns the first name that occurs twice."""
     return next((name for place, name in enumerate(names) if name in names[:place]), None)
 
 
 def is_utf8(encoding: str) -> bool:
-    """Whether it is a name of UTF-8."""
+    """Returns whether `encoding` is a name of UTF-8."""
     try:
         return codecs.lookup(encoding).name == "utf-8"
     except LookupError:
@@ -181,7 +182,7 @@ def is_utf8(encoding: str) -> bool:
 
 
 class CsvDecoder:
-    """Rows through the csv module, which alone knows where a record ends."""
+    """Decodes rows with the csv module, which alone recognises the end of a record."""
 
     def __init__(
         self,
@@ -224,7 +225,7 @@ class CsvDecoder:
         return decoded
 
     def _read_header(self, rows: list[Row], broken: list[Broken]) -> list[str]:
-        """Takes the names of the columns off `rows`.
+        """Removes the names of the columns from `rows` and returns them.
 
         Raises ValueError if the first row is broken, or no text.
         """
@@ -242,8 +243,9 @@ class CsvDecoder:
         return names
 
     def _rows(self, data: bytes) -> tuple[list[Row], list[Broken], int | None, bool]:
-        """Rows and broken rows, the line where a row begins that goes on after this block, and
-        whether all of it is text.
+        """Returns rows, broken rows, the line of an unfinished row, and whether all is text.
+
+        An unfinished row continues in the next block.
         """
         try:
             text, clean = data.decode(self._encoding), True
@@ -315,7 +317,7 @@ class CsvDecoder:
         return lambda row: {name: row[i] for name, i in picked}
 
     def _convert(self, rows: list[Row]) -> Decoded | None:
-        """All rows at once; None if one of them is malformed."""
+        """Converts all rows at once; returns None if one of them is malformed."""
         make, names = self._make, self.header
         assert make is not None
         if names is not None and any(len(row) != len(names) for _, row in rows):
@@ -355,9 +357,9 @@ class CsvDecoder:
 
 
 class CsvEncoder:
-    """Rows out of dicts, objects with fields, and lists.
+    """Encodes dicts, objects with fields, and lists as rows.
 
-    The first record decides about the header.
+    The first record decides whether there is a header.
     """
 
     def __init__(
@@ -370,11 +372,11 @@ class CsvEncoder:
 
     @property
     def head(self) -> bytes:
-        """The header, once the columns are known."""
+        """Returns the header, once the columns are known."""
         return self._lines([self._columns]) if self._header and self._columns is not None else b""
 
     def encode(self, values: Sequence[Any]) -> bytes:
-        """The bytes of `values`. Raises ValueError for a record without one of the columns."""
+        """Encodes `values`. Raises ValueError for a record without one of the columns."""
         if self._columns is None and values:
             self._columns = fields_of_value(values[0])
         columns = self._columns

@@ -1,4 +1,4 @@
-"""The sink that keeps nothing: for benchmarks, and for flows that are only subscribed to."""
+"""The sink that drops all records: for benchmarks, and for flows that are only subscribed to."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["BlackholeSink", "blackhole"]
 
 @explained
 def blackhole() -> BlackholeSink:
-    """A sink that drops every record."""
+    """Returns a sink that drops every record."""
     return BlackholeSink()
 
 
 class BlackholeSink:
-    """Takes everything and does nothing; each call costs one attribute look-up."""
+    """Accepts all records and drops them; each call costs one attribute lookup."""
 
     name = "blackhole"
     reads_columns = True
@@ -35,10 +35,10 @@ class BlackholeSink:
         return None
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
-        """Drop `values`."""
+        """Drops `values`."""
 
     async def flush(self) -> None:
-        """Nothing is buffered."""
+        """Does nothing: no record is buffered."""
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
         return []

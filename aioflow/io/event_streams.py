@@ -1,6 +1,6 @@
 """Server-sent events as a source.
 
-The position is the id of the last event, sent as `Last-Event-ID` when it connects again.
+The position is the id of the last event. It is sent as `Last-Event-ID` when the source reconnects.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class ServerSentEvent(NamedTuple):
     """One event of the stream."""
 
     data: str
-    """Its data lines, joined by line feeds."""
+    """The data lines, joined by line feeds."""
     event: str = "message"
-    """Its type."""
+    """The type of the event."""
     id: str = ""
-    """The last id that the server gave, with this event or before."""
+    """The last id that the server sent, with this event or before."""
 
 
 @explained
@@ -45,9 +45,9 @@ def sse(
     reconnect: bool = True,
     backoff: Duration = "100ms",
 ) -> SseSource:
-    """The events of the stream at `url`, as `ServerSentEvent`.
+    """Reads the events of the stream at `url`, as `ServerSentEvent`.
 
-    Exactly once over a restart if the server gives ids and honours `Last-Event-ID`. `reconnect`:
+    Exactly once over a restart if the server sends ids and honours `Last-Event-ID`. `reconnect`:
     connect again when the stream ends; otherwise the source ends. An answer of 204 always ends it.
     """
     checked_url(url, "sse", ("http", "https"))
@@ -84,7 +84,7 @@ class SseSource:
 
 
 class EventParser:
-    """The event stream format of the HTML standard, section 9.2.6, fed with bytes in any pieces."""
+    """Parses the event stream format of the HTML standard, section 9.2.6, from pieces of bytes."""
 
     def __init__(self, last_id: str = "") -> None:
         self.last_id = last_id
@@ -95,7 +95,7 @@ class EventParser:
         self._first = True
 
     def feed(self, data: bytes) -> Iterator[ServerSentEvent]:
-        """The events that `data` completes. Raises Broken for an event that is too large."""
+        """Yields the events that `data` completes. Raises Broken for an event that is too large."""
         may_end = self._rest.endswith(b"\r") or b"\n" in data or b"\r" in data
         self._rest += data
         self._size += len(data)

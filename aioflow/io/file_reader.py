@@ -5,13 +5,13 @@ The position of a split is `(offset, line, header, mark)`:
 
     offset   byte of the next line in the uncompressed file
     line     number of lines before it; None in a later part of a large file
-    header   names of the columns, where the format has them
+    header   names of the columns, if the format has them
     mark     mark of the bytes before the offset
 
 The mark shows whether the file was replaced. Earlier releases left it out.
 
 Invariant: a malformed line is reported exactly when the records before it have been polled, so it
-too counts exactly once.
+also counts exactly once.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Bad(NamedTuple):
     """A malformed line."""
 
     after: int
-    """How many good records of the block come before it."""
+    """Number of good records of the block before this line."""
     line: int
-    """Its number in the block, from 0."""
+    """Number of the line in the block, from 0."""
     value: bytes
     error: Exception
 
@@ -55,29 +55,30 @@ class Decoded:
 
     records: list[Any]
     starts: list[int] | None = None
-    """Line of each record in the block; None: record i is line i."""
+    """Line number of each record in the block; None: record i is line i."""
     bad: list[Bad] = field(default_factory=list)
     used: int | None = None
-    """Number of bytes that were decoded; the rest is the beginning of a record that goes on in the
-    next block. None: all.
+    """Number of bytes that were decoded; None: all.
+
+    The other bytes are the beginning of a record that continues in the next block.
     """
     line_ends: int | None = None
     """Number of line ends in the decoded bytes, if that is known."""
 
 
 class Decoder(Protocol):
-    """Turns the blocks of one split into records."""
+    """Decodes the blocks of one split into records."""
 
     header: list[str] | None
-    """Names of the columns, once known; None in formats without."""
+    """Names of the columns, once known; None in formats without names."""
 
     def decode(self, data: bytes, final: bool) -> Decoded:
-        """Decode whole lines. `final`: nothing follows."""
+        """Decodes whole lines. `final`: this is the last block."""
 
 
 @dataclass(slots=True)
 class _Page:
-    """A block while it is handed out."""
+    """A block whose records are being emitted."""
 
     split_id: str
     path: str
@@ -88,12 +89,12 @@ class _Page:
     header: list[str] | None
     decoded: Decoded
     mark: Mark | None
-    """Of what comes before this block."""
+    """Mark of the bytes before this block."""
     next: int = 0
     bad_next: int = 0
 
     def position(self) -> tuple[int, int | None, list[str] | None, Mark | None]:
-        """The position after the last record that was handed out."""
+        """The position after the last emitted record."""
         decoded, i = self.decoded, self.next
         if i == len(decoded.records):
             end = len(self.data) if decoded.used is None else decoded.used
@@ -115,7 +116,7 @@ class _Page:
 
 
 class FileReader:
-    """Reads to the end of each split, one after the other."""
+    """Reads each split to its end, one after the other."""
 
     one_at_a_time = True
 
@@ -128,7 +129,7 @@ class FileReader:
         block_bytes: int = BLOCK_BYTES,
         columnar: bool = False,
     ) -> None:
-        """`make_decoder(header or None)` gives a Decoder for one split; `columnar`: one of
+        """`make_decoder(header or None)` returns a Decoder for one split; with `columnar`, one of
         columns.
         """
         self.columnar = columnar
@@ -155,7 +156,7 @@ class FileReader:
         self._ahead.start(self.read_ahead)
 
     async def read_ahead(self) -> None:
-        """Read split after split; a few blocks ahead of `poll_batch`."""
+        """Reads split after split, a few blocks ahead of `poll_batch`."""
         while self._splits:
             split = self._splits[0]
             part = FilePart(*split.payload)
@@ -175,9 +176,9 @@ class FileReader:
         tail: bool,
         mark: Mark | None = None,
     ) -> None:
-        """Read one part to its end in the executor.
+        """Reads one part to its end in the executor.
 
-        `tail`: the end for now; the last line is left until it is complete.
+        `tail`: the file may grow, so an incomplete last line is left for a later read.
         """
         if split.id not in self._decoders:
             self._decoders[split.id] = self._make_decoder(
@@ -196,7 +197,7 @@ class FileReader:
         file.close()
 
     async def put(self, split_id: str, path: str, block: Block) -> None:
-        """Hand over a block, then wait while enough are there."""
+        """Adds a block, then waits while enough blocks are buffered."""
         self._blocks.append((split_id, path, block))
         await self._ahead.added(lambda: len(self._blocks) >= BLOCKS_AHEAD)
 
@@ -263,7 +264,7 @@ class FileReader:
         return records if start == 0 and end == len(records) else records[start:end]
 
     def _report_bad(self, page: _Page, bad: list[Bad], start: int, end: int) -> int:
-        """Report the malformed lines among the records up to `end`; return where to stop."""
+        """Reports the malformed lines among the records up to `end`; returns where to stop."""
         while page.bad_next < len(bad) and bad[page.bad_next].after <= end:
             one = bad[page.bad_next]
             where = (

@@ -1,4 +1,5 @@
-"""Files as source and sink: what all line-based formats share, and the plainest of them, `lines`.
+"""Files as source and sink: the common part of all line-based formats, and the simplest of them,
+`lines`.
 
 As a source: a file, a glob or a directory. As a sink: a directory of part files.
 """
@@ -43,7 +44,7 @@ the cost of numpy's calls.
 """
 
 FOLLOWED = "followed"
-"""Id of the one split of a source that follows its files."""
+"""Id of the only split of a source that follows its files."""
 
 
 @explained
@@ -58,16 +59,18 @@ def lines(
     split_bytes: int = SPLIT_BYTES,
     roll: RollPolicy | None = None,
 ) -> Files[str]:
-    """The lines of text files, without line ends.
+    """Reads or writes the lines of text files, without line ends.
 
-    `follow`: go on for ever with new files and new lines, looking once per `every`; one subtask
-    reads them all. `discover_every`: go on for ever with new files only. The source looks for them
-    at this interval and deals them out to all subtasks. Each file is read once, to the end that it
-    has then, so it must be complete when it appears. Write it under a name that begins with a dot,
-    and move it into place. Later additions and replacements are not read, and a warning says so.
-    Files above `split_bytes` are cut at line ends, for several subtasks. `on_error`: what happens
-    to a line that is not text of `encoding`. As a sink: `str(value)`, one a line, in
-    `part-<subtask>-<n>.txt`; `roll` says when a part is full.
+    `follow`: read for ever, including new files and new lines, looking once per `every`; one
+    subtask reads all of them. `discover_every`: read for ever, but only new files are added. The
+    source looks for them at this interval and assigns them to all subtasks. Each file is read once,
+    to the end that it has then, so it must be complete when it appears. Write it under a name that
+    begins with a dot, and move it into place. Later additions and replacements are not read, and a
+    warning is logged. Files above `split_bytes` are divided at line ends, for several subtasks.
+    `on_error`: what happens to a line that is not text of `encoding`.
+
+    As a sink: `str(value)`, one a line, in `part-<subtask>-<n>.txt`; `roll` decides when a part is
+    full.
     """
     checked_encoding(encoding, f"lines({str(path)!r})")
     return Files(
@@ -90,7 +93,7 @@ class Files(Generic[T]):
     """A `Source` and a `Sink` of files in one format. Made by `lines`, `jsonl` and `csv`."""
 
     columnar = False
-    """Whether readers give columns."""
+    """Whether readers emit columns."""
 
     def __init__(
         self,
@@ -113,8 +116,10 @@ class Files(Generic[T]):
         roll: RollPolicy | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        """`column_decoder`: a decoder that gives columns, if the format has one. `narrows`: it can
-        leave columns out. `no_columns`: what it has no columns for, and what has. `stands_in`: the
+        """`column_decoder`: a decoder into columns, if the format has one. `narrows`: it can leave
+        columns out.
+
+        `no_columns`: the case that has no columns, and the advice for `explain()`. `stands_in`: the
         fields of records for which `decoder` can make stand-ins, if it can.
         """
         self._path = checked_path(path, function)
@@ -146,7 +151,7 @@ class Files(Generic[T]):
         )
         """Finds the files to read."""
         self.discover_every = discover_every
-        """How often the engine looks for new files; None: never again."""
+        """Interval at which the engine looks for new files; None: never."""
         self.side_outputs: tuple[OutputTag[Any], ...] = (
             (on_error,) if isinstance(on_error, OutputTag) else ()
         )
@@ -156,8 +161,9 @@ class Files(Generic[T]):
         return f"{self._function}({str(self._path)!r})"
 
     def with_columns(self) -> Files[T] | None:
-        """The same source giving columns, with the same splits and positions. None if the format
-        has none, or if the source follows its files.
+        """Returns the same source emitting columns, with the same splits and positions.
+
+        Returns None if the format has no columns, or if the source follows its files.
         """
         if self._column_decoder is None or self._follow or find_spec("numpy") is None:
             return None
@@ -168,23 +174,26 @@ class Files(Generic[T]):
         return source
 
     def with_fields(self, names: tuple[str, ...]) -> Files[T]:
-        """The same source, which makes only these columns; itself if its decoder cannot leave any
-        out.
+        """Returns the same source, which makes only these columns.
+
+        Returns itself if its decoder cannot leave columns out.
         """
         if not self._narrows:
             return self
         return self._changed(lambda made: made.narrow(names))
 
     def with_stand_ins(self) -> tuple[Files[T], tuple[str, ...]] | None:
-        """The same source giving objects with the fields of its records, and those fields. None if
-        it cannot, or if that would gain nothing.
+        """Returns the same source emitting objects with the fields of its records, and those
+        fields.
+
+        Returns None if it cannot, or if that would gain nothing.
         """
         if self._stands_in is None or self._follow or self.columnar:
             return None
         return self._changed(lambda made: made.stand_in()), self._stands_in
 
     def _changed(self, change: Callable[[Any], None]) -> Files[T]:
-        """The same source, each of whose decoders is changed before it is used."""
+        """Returns the same source, each of whose decoders is changed before it is used."""
         source, make = copy.copy(self), self._decoder
 
         def decoder(header: list[str] | None) -> Decoder:
@@ -197,7 +206,7 @@ class Files(Generic[T]):
 
     @property
     def why_rows(self) -> str:
-        """Why `with_columns` gives None, as `explain()` says it."""
+        """Returns why `with_columns` returns None, for `explain()`."""
         if self._follow:
             return (
                 "follow=True takes lines as they are written: without it, or with "
@@ -212,9 +221,9 @@ class Files(Generic[T]):
         return not self._follow and self.discover_every is None
 
     async def discover(self, host: Host | None = None) -> list[Split]:
-        """One split a file, several for a large one.
+        """Returns one split for each file, several for a large one.
 
-        Raises FileNotFoundError naming the path, if nothing can come there later.
+        Raises FileNotFoundError naming the path, if no file exists and none can be found later.
         """
         if self._follow:
             return [Split(FOLLOWED)]
@@ -224,18 +233,20 @@ class Files(Generic[T]):
         return await cut(host, path, size, divisible=self._divisible, split_bytes=self._split_bytes)
 
     def refuse_sink(self, sink: object) -> None:
-        """Raises GraphError if this source would find the files of `sink`, which stands
-        downstream of it, and so read for ever.
+        """Raises GraphError if this source would find the files of `sink`, which is downstream of
+        it.
+
+        Such a source would read for ever.
         """
         refuse_sink(self, self.finder, sink)
 
     @property
     def part_files(self) -> tuple[str, str]:
-        """As a sink: the directory, and what the names of its files end in."""
+        """Returns the directory of a sink, and the suffix of its file names."""
         return str(self._path), self._extension
 
     def check_sink(self) -> None:
-        """Raises GraphError if it was asked to read in a way that a sink cannot."""
+        """Raises GraphError if the sink has options that only a source can have."""
         check_sink(
             self,
             "follow="
@@ -271,7 +282,7 @@ class Files(Generic[T]):
 
 
 class LinesDecoder:
-    """Text, line by line."""
+    """Decodes text, line by line."""
 
     header: list[str] | None = None
 
@@ -307,7 +318,7 @@ class LinesDecoder:
 
 
 class LinesEncoder:
-    """`str(value)` and a line end."""
+    """Encodes a value as `str(value)` and a line end."""
 
     head = b""
 
@@ -315,7 +326,7 @@ class LinesEncoder:
         self._encoding = encoding
 
     def encode(self, values: Sequence[Any]) -> bytes:
-        """The bytes of `values`."""
+        """Encodes `values`."""
         if not values:
             return b""
         text = "\n".join(map(str, values))
@@ -323,7 +334,7 @@ class LinesEncoder:
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """The lines of a block, without the line feeds."""
+    """Returns the lines of a block, without the line feeds."""
     found = data.split(b"\n")
     if not found[-1]:
         found.pop()

@@ -2,12 +2,12 @@
 is spelled like the first one.
 
 Programs write their lines in one way: the same fields in the same order, with the same spaces. Only
-the values of such lines differ, and the positions of the quotes show where the values are. So
-arrays read the whole block: no Python object is made for a number or for a text that was seen
-before. The result is exactly what msgspec reads. Each literal between two values is compared, and
-each digit is checked. A float has no more digits than one division rounds correctly. In every other
-case (escapes, letters beyond ASCII, nulls, exponents, a line that is spelled differently) `read`
-returns None, and msgspec reads the whole block.
+the values of such lines differ, and the positions of the quotes determine the positions of the
+values. So arrays read the whole block: no Python object is made for a number or for a text that
+occurred before. The result is exactly that of msgspec. Each literal between two values is compared,
+and each digit is checked. A float has no more digits than one division rounds correctly. In every
+other case (escapes, letters beyond ASCII, nulls, exponents, a line that is spelled differently)
+`read` returns None, and msgspec reads the whole block.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ _TENS = 10 ** np.arange(_WORD + 1)
 
 
 class FlatLines:
-    """Reads block after block. `hints`: what each field of a record is, str, int or float."""
+    """Reads block after block. `hints`: the type of each field of a record: str, int or float."""
 
     def __init__(self, hints: Mapping[str, Any]) -> None:
         self._hints = dict(hints)
         self._texts = {name: _Texts() for name, hint in hints.items() if hint is str}
 
     def read(self, data: bytes, made: RecordColumns) -> ColumnBatch | None:
-        """The records of `data`, whole lines, with the fields that `made` names. None if they
-        cannot be read this way.
+        """Returns the records of `data`, whole lines, with the fields that `made` names.
+
+        Returns None if they cannot be read this way.
         """
         if not data.isascii() or b"\\" in data:
             return None
@@ -80,8 +81,9 @@ class FlatLines:
         return made.of_columns({name: columns[name] for name in made.names}, len(stops))
 
     def _spelling(self, line: bytes) -> tuple[list[str], list[bytes]] | None:
-        """The names of the fields in their order, and what stands before, between and behind
-        their values, quotes included.
+        """Returns the names of the fields in order, and the literals around their values.
+
+        The literals are the bytes before, between and after the values, including quotes.
         """
         names, literals, at, begun = [], [], 1, 0
         while line.startswith(b"{"):
@@ -145,11 +147,11 @@ def _places(
     stops: np.ndarray,
     literals: list[bytes],
 ) -> list[np.ndarray] | None:
-    """Where each of `literals` begins in each line. None unless each line has all of them, in
-    order, and no other quotes.
+    """Returns the position of each of `literals` in each line.
 
-    Each line has at least the quotes of its literals, and all lines together have no more, so no
-    quote belongs to a value.
+    Returns None unless each line has all of them, in order, and no other quotes. Each line has at
+    least the quotes of its literals, and all lines together have no more, so no quote belongs to a
+    value.
     """
     are_quotes = marks == _QUOTE
     each = sum(literal.count(b'"') for literal in literals)
@@ -174,7 +176,7 @@ def _places(
 
 
 def _stands(words: np.ndarray, place: np.ndarray, literal: bytes) -> bool:
-    """Whether `literal` is at each place."""
+    """Returns whether `literal` is at each position."""
     for at in range(0, len(literal), _WORD):
         part = literal[at : at + _WORD]
         found = words[place + at]
@@ -188,7 +190,7 @@ def _stands(words: np.ndarray, place: np.ndarray, literal: bytes) -> bool:
 def _ints(
     marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray
 ) -> np.ndarray | None:
-    """The ints that stand there; None for what is none, or has zeros before it."""
+    """Returns the ints from `starts` to `stops`; None if one is no int, or has leading zeros."""
     lengths = stops - starts
     least, most = int(lengths.min()), int(lengths.max())
     if least < 1 or most > _DIGITS_MAX:
@@ -208,9 +210,9 @@ def _ints(
 
 
 def _eight(words: np.ndarray, stops: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
-    """The numbers of the up to eight digits before `stops`; None if one is no digit.
+    """Returns the numbers of the up to eight digits before `stops`; None if one is no digit.
 
-    All eight of them are added up at once.
+    All eight digits are added up at once.
     """
     shifts = ((_WORD - lengths) * 8).astype(np.uint64)
     digits: np.ndarray = words[stops - _WORD]
@@ -233,8 +235,9 @@ def _eight(words: np.ndarray, stops: np.ndarray, lengths: np.ndarray) -> np.ndar
 def _floats(
     marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray
 ) -> np.ndarray | None:
-    """The floats that stand there; None for what is none, or is not had by one division of
-    floats that are exact.
+    """Returns the floats from `starts` to `stops`.
+
+    Returns None if one is no float, or needs more than one division of exact floats.
     """
     longest = int((stops - starts).max())
     if longest > _DIGITS_MAX + 1:
@@ -259,7 +262,7 @@ def _floats(
 class _Texts:
     """The texts of one field as codes into one list.
 
-    Those of up to eight bytes are found by these bytes, as one number.
+    Texts of up to eight bytes are looked up by these bytes, as one number.
     """
 
     BITS = 17
@@ -297,7 +300,7 @@ class _Texts:
         return CodedColumn(codes, self._of)
 
     def _look_up(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The code of each key, and which of them are not known."""
+        """Returns the code of each key, and which of them are unknown."""
         (known, codes), (more, others) = self._found
         slots = _slots(keys, 0, self.BITS)
         made = codes[slots]
@@ -309,7 +312,7 @@ class _Texts:
         return made, left
 
     def _learn(self, keys: np.ndarray, codes: np.ndarray) -> None:
-        """Put each key where it finds room; one that finds none is looked up by its text each
+        """Puts each key into a free slot. A key without a free slot is looked up by its text each
         time.
         """
         for number, (known, held) in enumerate(self._found):

@@ -1,12 +1,12 @@
-"""Follows files: reads what is there, then looks for new files and new lines again and again. It
-never ends.
+"""Follows files: reads the existing lines, then looks for new files and new lines again and again.
+It never ends.
 
-A file is known by its first bytes, not by its name, because logs are rotated. The position of the
-one split: path -> (offset, line, header, digest of the file's first bytes). So a renamed file is
-read on under its new name, if the pattern finds that name. The new file under the old name is read
-from its beginning.
+A file is identified by its first bytes, not by its name, because logs are rotated. The position of
+the only split: path -> (offset, line, header, digest of the file's first bytes). So reading
+continues in a renamed file under its new name, if the pattern matches that name. The new file under
+the old name is read from its beginning.
 
-Invariant: no line is read twice, and none is skipped silently. A file that is gone or was replaced
+Invariant: no line is read twice, and none is skipped silently. A file that was removed or replaced
 before a restore is an error. The same change while the source runs is a log record, because every
 earlier line has been read.
 """
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
 __all__ = ["FollowReader"]
 
 HEAD_BYTES = 4_096
-"""Number of first bytes that identify a file; fewer while less of it has been read."""
+"""Number of first bytes that identify a file; fewer until that many have been read."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Followed:
-    """A file as far as it was read, which may be further than what was polled."""
+    """The progress in a file, which may be ahead of the polled records."""
 
     offset: int = 0
     line: int | None = 0
     seen: tuple[int, int] | None = None
-    """Size and time of change at the last look."""
+    """Size and modification time at the last look."""
     head: bytes = b""
-    """The first bytes of what was read."""
+    """The first bytes of the file, as far as they were read."""
     restored: tuple[int, bytes] | None = None
     """Length and digest of the head, until the first look has compared it."""
 
 
 class FollowReader(FileReader):
-    """Reads one split: all that `path` finds, for ever."""
+    """Reads one split: all files that `path` matches, for ever."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class FollowReader(FileReader):
         self._doubted: list[str] = []
         """Files that the last look did not find."""
         self._is_missed = False
-        """Whether it was said that there is nothing to follow."""
+        """Whether the warning that no file exists was logged."""
 
     async def open(self, splits: Sequence[Split]) -> None:
         if not splits:
@@ -151,7 +151,7 @@ class FollowReader(FileReader):
                     await self._read_growth(part, seen)
 
     async def _is_same(self, known: _Followed, part: FilePart, size: int) -> bool:
-        """Whether `part` holds what was read, and perhaps more."""
+        """Returns whether `part` begins with the content that was read."""
         if size < known.offset and not is_compressed(part.path):
             return False
         length = len(known.head) if known.restored is None else known.restored[0]
@@ -168,7 +168,7 @@ class FollowReader(FileReader):
     async def _moved(
         self, missing: list[str], candidates: list[tuple[FilePart, tuple[int, int]]]
     ) -> dict[str, str]:
-        """Under which name each of `missing` is found among `candidates`, if it is."""
+        """Returns the new names of those `missing` files that are among `candidates`."""
         moved: dict[str, str] = {}
         for id_ in missing:
             known = self._known[id_]
@@ -187,7 +187,7 @@ class FollowReader(FileReader):
         return moved
 
     def _rename(self, missing: list[str], moved: dict[str, str], others: list[str]) -> None:
-        """Files that are not where they were: renamed, replaced, or gone."""
+        """Handles files that are not under their name any more: renamed, replaced, or removed."""
         states = {id_: self._forget(id_) for id_ in missing}
         for id_, state in states.items():
             known = state[0]

@@ -1,12 +1,12 @@
 """The files of one source as splits: once, or again and again while the source runs
 (`discover_every`).
 
-A later look knows a file by its name and by the parts into which it was first cut. The parts reach
-from its first byte to the end that it has when the last part is read. So a file that grows is still
-read once, and so is a file that would be cut elsewhere today. Parts stay as they were cut over
-restarts too: `recognise` takes over the parts that a checkpoint knows.
+A later look identifies a file by its name and by the parts into which it was first divided. The
+parts reach from its first byte to the end that it has when the last part is read. So a file that
+grows is still read once, and so is a file that would be divided differently today. Parts also stay
+the same over restarts: `recognise` takes over the parts that a checkpoint contains.
 
-Invariant: the parts of a file that were ever given hold each of its bytes once.
+Invariant: the parts of a file that were ever returned contain each of its bytes once.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ if TYPE_CHECKING:
 __all__ = ["FoundFiles", "Part", "check_sink", "refuse_sink"]
 
 LOOKED_AT_ONCE = 4_096
-"""Number of names that are compared with the known ones before other tasks get a turn: about four
-milliseconds.
-"""
+"""Number of names compared with the known names between two yields: about four milliseconds."""
 
 NEW_AT_ONCE = 64
-"""The same for new names: each takes as long as sixty known ones."""
+"""Number of new names between two yields: each takes as long as sixty known names."""
 
 logger = logging.getLogger(__name__)
 
 
 class Part(Protocol):
-    """What one split reads: from `start` to `end`, or to the end of the file. The format decides
-    the unit. A named tuple.
+    """The content of one split: from `start` to `end`, or to the end of the file.
+
+    The format decides the unit. A named tuple.
     """
 
     @property
@@ -67,17 +66,17 @@ class _Known:
     """A file that was found."""
 
     seen: tuple[int, int]
-    """Its size and time of change then."""
+    """Size and modification time when the file was found."""
     parts: Sequence[Part] | None
-    """As it was cut then; None while it cannot be opened."""
+    """The parts when the file was found; None while it cannot be opened."""
     splits: list[Split] = field(default_factory=list)
-    """The parts, or what a checkpoint that cut it elsewhere leaves of them."""
+    """The parts, or their remainder if a checkpoint divided the file differently."""
     is_told: bool = False
-    """Whether it was said that it changes."""
+    """Whether the warning that the file changes was logged."""
 
 
 class FoundFiles:
-    """What `path` means, each file in parts."""
+    """The files that match `path`, each in parts."""
 
     def __init__(
         self,
@@ -88,8 +87,10 @@ class FoundFiles:
         discover_every: Duration | None,
         follow: bool = False,
     ) -> None:
-        """`cut(host, path, size)` gives the parts of a file; `what` names the source in messages.
-        `follow`: a reader finds the files, as one split without parts."""
+        """`cut(host, path, size)` returns the parts of a file; `what` names the source in messages.
+
+        `follow`: a reader finds the files, as one split without parts.
+        """
         self.path = path
         if discover_every is not None and to_seconds(discover_every, "discover_every") <= 0:
             raise GraphError(
@@ -100,18 +101,18 @@ class FoundFiles:
         self._what = what
         self._follow = follow
         self._known: dict[str, _Known] = {}
-        """By path, as it was found."""
+        """Known files by path, as it was found."""
         self._spelled: dict[str, str] = {}
-        """Which path took a spelling first."""
+        """Spelling of a path -> the first path with this spelling."""
         self._former: dict[str, list[tuple[Any, ...]]] = {}
-        """Which parts of a file a checkpoint knows, by its spelling."""
+        """Spelling of a path -> the parts of the file that a checkpoint contains."""
         self._is_missed = False
         self._is_told_of_new = False
 
     async def discover(self, host: Host | None) -> list[Split]:
-        """The splits of all that is there.
+        """Returns the splits of all existing files.
 
-        Raises FileNotFoundError naming the path if that is nothing, and nothing can come later.
+        Raises FileNotFoundError naming the path if there is no file, and none can be found later.
         """
         async with lent(host) as machine:
             if self.discover_every is not None:
@@ -173,7 +174,10 @@ class FoundFiles:
         return known
 
     async def _note_missing(self, host: Host, *, found: bool) -> None:
-        """Warn once of what is waited for: its name may be mistyped."""
+        """Logs a warning once if the path that the source waits for does not exist.
+
+        The name of the path may be mistyped.
+        """
         needed = fixed_part(self.path)
         missed, self._is_missed = self._is_missed, not found and not await host.fs.exists(needed)
         if self._is_missed and not missed:
@@ -188,15 +192,16 @@ class FoundFiles:
     # What a checkpoint knows.
 
     def fresh(self) -> Self:
-        """A copy for another place or another run. The two do not share what they have found or
-        restored.
+        """Returns a copy for another use of the source or another run.
+
+        The two do not share the files that they have found or restored.
         """
         made = copy.copy(self)
         made.forget()
         return made
 
     def forget(self) -> None:
-        """Forget the files that were found: another job begins."""
+        """Forgets the known files, because another job begins."""
         self._known, self._spelled, self._former, self._is_missed, self._is_told_of_new = (
             {},
             {},
@@ -208,9 +213,10 @@ class FoundFiles:
     def recognise(
         self, former: Sequence[Any], found: Sequence[Split]
     ) -> tuple[list[str], Sequence[Split]]:
-        """Take over how the checkpoint cut its files: `former` are its splits. Returns their ids
-        as `discover` spells them today, and the splits of `found` without the data that `former`
-        already covers.
+        """Takes over the parts of the checkpoint: `former` are its splits.
+
+        Returns their ids as `discover` spells them today, and the splits of `found` without the
+        data that `former` already covers.
         """
         ids = [split.id for split in former]
         for split in former:
@@ -240,8 +246,11 @@ class FoundFiles:
         return respelled(ids, str(self.path)), left
 
     def _tell_of_replaced(self, former: Sequence[Any], found: Sequence[Split]) -> None:
-        """Warn of files that were read to their end before the checkpoint and have changed since.
-        The reader itself checks the content of unfinished files."""
+        """Logs a warning for files that were read to their end before the checkpoint and have
+        changed since.
+
+        The reader itself checks the content of unfinished files.
+        """
         now = {
             self._respelled(split.payload[0]): seen
             for split in found
@@ -264,8 +273,9 @@ class FoundFiles:
             )  # fmt: skip
 
     def _tell_of_new(self, former: Sequence[Any], found: Sequence[Split]) -> None:
-        """Warn once of files that have come since the job began: a source that ends by itself
-        reads what there was then.
+        """Logs a warning once for files that were added since the job began.
+
+        A source that ends by itself reads only the files that existed then.
         """
         known = {self._respelled(split.payload[0]) for split in former}
         new = [
@@ -284,7 +294,7 @@ class FoundFiles:
             )  # fmt: skip
 
     def _splits(self, path: str, parts: Sequence[Part]) -> list[Split]:
-        """Of a file that would be cut into `parts` now."""
+        """Returns the splits of a file that would be divided into `parts` now."""
         former = self._former.get(self._respelled(path), [])
         places = {part.place for part in parts}
         kind: Any = type(parts[0]) if parts else None
@@ -300,15 +310,13 @@ class FoundFiles:
         ]
 
     def _respelled(self, path: str) -> str:
-        """The path in the spelling of the source, so that another spelling does not make the
-        source read a file twice.
-        """
+        """Returns the path in the spelling of the source, so that the file is not read twice."""
         (spelled,) = respelled([path], str(self.path))
         return spelled
 
 
 def _seen(parts: Sequence[Any], stat: FileStat) -> Sequence[Any]:
-    """The parts of a file; the first of them knows what the file was."""
+    """Returns the parts of a file; the first part records its size and modification time."""
     return [
         part._replace(seen=(stat.size, stat.modified_ms)) if part.start == 0 else part
         for part in parts
@@ -316,9 +324,9 @@ def _seen(parts: Sequence[Any], stat: FileStat) -> Sequence[Any]:
 
 
 def _seen_of(payload: Any) -> tuple[int, int] | None:
-    """The size and time of change of the part's file, if the part has them.
+    """Returns size and modification time of the part's file, if the part has them.
 
-    A file that is followed is no part: its reader keeps what it knows.
+    A file that is followed is no part: its reader records them itself.
     """
     if payload is None:
         return None
@@ -327,7 +335,7 @@ def _seen_of(payload: Any) -> tuple[int, int] | None:
 
 
 def _between(former: list[tuple[int, int | None]], any_part: Part) -> list[Part]:
-    """What lies between the ranges `former` of a file, and behind them."""
+    """Returns the ranges of a file between the ranges `former`, and after them."""
     left, reached = [], 0
     for start, end in former:
         if start > reached:
@@ -340,7 +348,9 @@ def _between(former: list[tuple[int, int | None]], any_part: Part) -> list[Part]
 
 def refuse_sink(source: Any, found: FoundFiles, sink: object) -> None:
     """Raises GraphError if `source` would find the part files of `sink`, which is downstream of it.
-    Such a source, which looks for files again and again, would read for ever."""
+
+    Such a source, which looks for files again and again, would read for ever.
+    """
     part_files = getattr(sink, "part_files", None)
     if source.bounded or part_files is None:
         return
@@ -358,8 +368,9 @@ def refuse_sink(source: Any, found: FoundFiles, sink: object) -> None:
 
 
 def check_sink(sink: object, reading: str) -> None:
-    """Raises GraphError if `sink` was given an option that says how to read: `reading`, empty if
-    there was none.
+    """Raises GraphError if `sink` was given an option for reading.
+
+    `reading` names the option; it is empty if there was none.
     """
     if reading:
         raise GraphError(

@@ -1,5 +1,5 @@
-"""Elements made by a function of their index, or by expressions of it, as fast as asked for or
-at a rate.
+"""Elements made by a function of their index, or by expressions of it, as fast as possible or at a
+fixed rate.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ def datagen(
     *,
     splits: int = 1,
 ) -> DatagenSource[Any]:
-    """A source of `fn(0), fn(1), ...`: `count` of them, or without end; `rate` a second in all, or
-    as fast as asked for.
+    """Generates `fn(0), fn(1), ...`: `count` elements, or without end.
 
-    `fn` may be expressions by name, of `af.col.index`. The elements are dicts then, made column by
-    column if the next steps work on columns: `datagen({"user": af.col.index % 10, "value":
-    af.col.index * 0.5})`.
+    `rate` is the number of elements a second in total; None: as fast as possible. `fn` may be a
+    dict of expressions of `af.col.index`. The elements are then dicts, made column by column if the
+    next steps work on columns: `datagen({"user": af.col.index % 10, "value": af.col.index * 0.5})`.
 
-    `splits`: number of splits that the indices are dealt to in turn, for a source with that
-    parallelism. A restart goes on with the index after the last one that counts.
+    `splits`: number of splits to which the indices are assigned in turn, for a source with that
+    parallelism. A restart continues with the index after the last one that the checkpoint covers.
     """
     return DatagenSource(fn, rate, count, splits)
 
 
 class DatagenSource(Generic[T]):
-    """Split k of n makes the indices k, k + n, k + 2n, ...; the position of a split is its next
-    index.
+    """Generates elements in splits: split k of n makes the indices k, k + n, k + 2n, ...
+
+    The position of a split is its next index.
     """
 
     name = "datagen"
     columnar = False
-    """Whether readers give columns."""
+    """Whether readers emit columns."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class DatagenSource(Generic[T]):
 
     @property
     def parallelism_max(self) -> int:
-        """The number of splits: a subtask without a split would have nothing to do."""
+        """The number of splits: a subtask without a split would be idle."""
         return self._splits
 
     @property
@@ -121,8 +121,9 @@ class DatagenSource(Generic[T]):
         return [Split(str(k), k) for k in range(self._splits)]
 
     def with_columns(self) -> DatagenSource[T] | None:
-        """The same source giving columns, with the same positions; None if a function makes its
-        elements.
+        """Returns the same source emitting columns, with the same positions.
+
+        Returns None if a function makes its elements.
         """
         if not isinstance(self._fn, Mapping) or find_spec("numpy") is None:
             return None
@@ -132,7 +133,7 @@ class DatagenSource(Generic[T]):
 
     @property
     def why_rows(self) -> str:
-        """Why `with_columns` gives None, as `explain()` says it."""
+        """Returns why `with_columns` returns None, for `explain()`."""
         if isinstance(self._fn, Mapping):
             return "numpy is not installed: pip install 'aioflow[columns]'"
         return (
@@ -224,9 +225,9 @@ class _DatagenReader:
             self.finished_splits.add(split_id)
 
     def _due(self) -> int:
-        """Number of elements that the rate allows by now, minus those made.
+        """Returns the number of elements that the rate allows by now, minus those made.
 
-        The number of its splits gives this reader's share of the rate.
+        The number of its splits determines this reader's share of the rate.
         """
         share = self._rate_here()
         elapsed = asyncio.get_running_loop().time() - self._began_s
@@ -253,4 +254,4 @@ class _DatagenReader:
         return self._next[split_id]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the reader holds no resources."""

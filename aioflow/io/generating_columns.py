@@ -16,7 +16,7 @@ __all__ = ["GeneratedColumns"]
 
 
 class GeneratedColumns:
-    """Makes the elements of some indices. It makes rows where columns cannot name the faulty
+    """Makes the elements of some indices as columns, or as rows if columns cannot name the faulty
     element.
     """
 

@@ -1,4 +1,4 @@
-"""The host for what runs outside of a task: finding splits, committing.
+"""The host for work outside of a task: finding splits, committing.
 
 The caller of a connector may lend its own host.
 """

@@ -1,4 +1,4 @@
-"""HTTP as a client: a source that asks a URL again and again, a sink that posts. aiohttp is
+"""HTTP as a client: a source that requests a URL again and again, a sink that posts. aiohttp is
 imported when a job runs.
 """
 
@@ -42,14 +42,14 @@ __all__ = [
 ]
 
 RETRIES = 5
-"""Number of failures in a row that are retried: connections refused or broken, and answers of 429
-and 5xx.
+"""Number of consecutive failures that are retried: refused or broken connections, and answers of
+429 and 5xx.
 """
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
 
 DECODINGS = ("json", "text", "bytes")
-"""What can be made of a body."""
+"""Formats into which a body can be decoded."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +68,11 @@ def http(
     retries: int = RETRIES,
     on_error: OnError = "fail",
 ) -> HttpConnector:
-    """Asks `url` at an interval; each answer is an element, or each of `items(answer)`. As a sink
-    it posts JSON to `url`.
+    """Requests `url` at an interval; each answer is an element, or each of `items(answer)`.
 
-    `decode`: "json", "text" or "bytes". `batch`: above 1 the sink posts arrays of up to this many
-    records. Failed requests are retried `retries` times, so a record may arrive twice. After that,
-    and for other answers than 2xx, the job fails.
+    As a sink it posts JSON to `url`. `decode`: "json", "text" or "bytes". `batch`: above 1 the sink
+    posts arrays of up to this many records. Failed requests are retried `retries` times, so a
+    record may arrive twice. After that, and for other answers than 2xx, the job fails.
     """
     checked_url(url, "http", ("http", "https"))
     place = f"http({redacted(url)!r})"
@@ -98,8 +97,8 @@ def http(
 
 
 def checked_url(url: str, connector: str, schemes: tuple[str, ...]) -> None:
-    """Raises GraphError naming `connector` for a URL without one of `schemes`, or without a
-    host.
+    """Raises GraphError naming `connector` for a URL without a host or with a scheme not in
+    `schemes`.
     """
     scheme, found, rest = str(url).partition("://")
     if not found or scheme.lower() not in schemes or not rest.strip("/"):
@@ -114,7 +113,7 @@ def checked_url(url: str, connector: str, schemes: tuple[str, ...]) -> None:
 
 
 class HttpConnector:
-    """A `Source` and a `Sink`. The source is at-most-once: an answer cannot be asked for again."""
+    """A `Source` and a `Sink`. The source is at-most-once: an answer cannot be requested again."""
 
     name = "http"
     bounded = False
@@ -163,9 +162,9 @@ class HttpConnector:
 async def client_session(
     headers: Mapping[str, str], timeout_s: float | None
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session that is closed when the block is left.
+    """Yields a session that is closed after the block.
 
-    `timeout_s` bounds a request as a whole; None: only its connecting.
+    `timeout_s` limits a request as a whole; None: only its connecting is limited.
     """
     import aiohttp
 
@@ -175,7 +174,7 @@ async def client_session(
 
 
 def http_error(status: int, url: str, body: bytes) -> Broken:
-    """The error for an unexpected answer of a server, with the beginning of its body."""
+    """Returns the error for an unexpected answer of a server, with the beginning of its body."""
     return Broken(
         redacted(f"{url} answered {status}, expected 2xx: {body[:200].decode(errors='replace')!r}")
     )

@@ -28,20 +28,20 @@ __all__ = ["FunctionReader"]
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 0.5
-"""How long `close` waits for a step that is under way.
+"""Maximum time that `close` waits for a running step.
 
 A step cannot be interrupted, and it may never end.
 """
 
 FINISHED = "finished"
-"""Position of a function without positions whose iterator had ended: it is not called again."""
+"""Position of an ended function without positions: the function is not called again."""
 
 
 class FunctionReader(BufferedReader):
-    """Reads what `function` returns.
+    """Reads the iterator that `function` returns.
 
-    `replayable`: it takes the position and yields `(value, position)`. `indexed`: it yields the
-    same elements each time, so the position is their count, and a restart skips those.
+    `replayable`: the function takes the position and yields `(value, position)`. `indexed`: it
+    yields the same elements each time, so the position is their count, and a restart skips those.
     """
 
     def __init__(
@@ -119,8 +119,9 @@ class FunctionReader(BufferedReader):
                 await close()
 
     def _fill(self, make: Callable[[], Any] | None, skip: int) -> bool | AsyncIterator[Any]:
-        """Called on the thread: read until the end (True), or until the buffer is full and no other
-        thread can empty it (False).
+        """Reads on the thread until the end, and returns True; or until the buffer is full.
+
+        Returns False if the buffer is full and no other thread can empty it.
         """
         if make is not None:
             made = make()

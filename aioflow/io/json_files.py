@@ -1,8 +1,8 @@
 """JSON lines: one JSON value a line, decoded into plain values or into a type. The sink encodes
-every type that msgspec knows.
+every type that msgspec supports.
 
-Blocks are decoded into columns where only expressions and other steps that work on columns follow
-the source. The records are the same.
+Blocks are decoded into columns if only expressions and other steps that work on columns follow the
+source. The records are the same.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ __all__ = ["jsonl"]
 T = TypeVar("T")
 
 FLAT_BYTES = 32_768
-"""Below this size msgspec has made the records before arrays are set up: a file that is followed
-line by line has such blocks.
+"""Minimum size of blocks that arrays decode.
+
+For smaller blocks, as of a file that is followed line by line, msgspec is faster than setting up
+the arrays.
 """
 
 
@@ -76,9 +78,9 @@ def jsonl(
     split_bytes: int = SPLIT_BYTES,
     roll: RollPolicy | None = None,
 ) -> Files[Any]:
-    """Files with one JSON value a line; blank lines are passed over.
+    """Reads or writes files with one JSON value a line; blank lines are skipped.
 
-    `type`: what a line is decoded into and checked against: a dataclass, NamedTuple,
+    `type`: the type that a line is decoded into and checked against: a dataclass, NamedTuple,
     msgspec.Struct, `dict[str, int]` and the like; plain Python values without it. `follow`,
     `every`, `discover_every`, `on_error`, `roll` as in `lines`. As a sink:
     `part-<subtask>-<n>.jsonl`; a NamedTuple becomes an object with its fields.
@@ -113,7 +115,7 @@ def jsonl(
 
 
 class JsonDecoder:
-    """Line by line through msgspec, or all lines at once where that is sure to be the same."""
+    """Decodes lines one by one with msgspec, or all at once if the result is certainly the same."""
 
     header: list[str] | None = None
 
@@ -134,9 +136,7 @@ class JsonDecoder:
             self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
 
     def stand_in(self) -> None:
-        """Give objects with the same fields in place of NamedTuples, where lines are decoded at
-        once.
-        """
+        """Makes objects with the same fields instead of NamedTuples, if lines are decoded at once."""
         if self._struct is not None:
             self._decode_lines = msgspec.json.Decoder(self._struct).decode_lines
 
@@ -179,9 +179,10 @@ ONE_A_LINE = (
 
 
 def namedtuple_lines(type: type[Any]) -> Callable[[bytes], list[Any]] | None:
-    """Decodes lines of objects into a NamedTuple through a Struct, at a quarter of the cost of one
-    dict a line. None if the result might differ. It might for a field that holds more than one
-    scalar: a decimal is read from its digits, or from a float.
+    """Returns a decoder of lines of objects into a NamedTuple through a Struct.
+
+    It takes a quarter of the time of one dict a line. Returns None if the result might differ, as
+    for a field that holds more than one scalar: a decimal is read from its digits, or from a float.
     """
     struct = struct_like(type)
     if struct is None or not are_scalars(hints_of(type).values()):
@@ -191,7 +192,7 @@ def namedtuple_lines(type: type[Any]) -> Callable[[bytes], list[Any]] | None:
 
 
 def stand_in_fields(type: Any) -> tuple[str, ...] | None:
-    """The fields of a NamedTuple for which a Struct can stand; None for what is no such type."""
+    """Returns the fields of a NamedTuple for which a Struct can stand; None for other types."""
     return (
         tuple(type._fields)
         if type is not None and is_namedtuple(type) and namedtuple_lines(type) is not None
@@ -202,9 +203,11 @@ def stand_in_fields(type: Any) -> tuple[str, ...] | None:
 def _of_one_line(
     decode_lines: Callable[[bytes], list[Any]], otherwise: Callable[[bytes], Any], line: bytes
 ) -> Any:
-    """The record that `decode_lines` makes of `line`, as it would among other lines. `decode_lines`
-    skips fields that the type does not have, even a number beyond all floats. So the record does
-    not depend on the other lines. `otherwise` accepts more forms and has better error messages.
+    """Returns the record that `decode_lines` makes of `line`, as it would among other lines.
+
+    `decode_lines` skips fields that the type does not have, even a number beyond all floats. So the
+    record does not depend on the other lines. `otherwise` accepts more forms and has better error
+    messages.
     """
     try:
         records = decode_lines(line)
@@ -214,7 +217,7 @@ def _of_one_line(
 
 
 def lines_of_objects(data: bytes) -> int | None:
-    """The number of lines, if each begins with `{` and ends with `}`; None if not."""
+    """Returns the number of lines if each begins with `{` and ends with `}`, otherwise None."""
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     borders = data.count(b"}\n{") + (data.count(b"}\r\n{") if b"\r" in data else 0)
     if (
@@ -231,11 +234,12 @@ def decode_objects(
     decode_lines: Callable[[bytes], list[Any]],
     lines_of: Callable[[bytes], int | None] = lines_of_objects,
 ) -> list[Any] | None:
-    """What `decode_lines` returns, if each line is certainly one object; otherwise None.
+    """Returns the result of `decode_lines` if each line is certainly one object, otherwise None.
 
-    `decode_lines` by itself accepts two values in a line, and one value over two lines. But
-    between `}` and `{` nothing may stand within a value. So if each line begins with `{` and ends
-    with `}`, no value crosses the end of a line. As many values as lines then mean one in each.
+    `decode_lines` by itself accepts two values in a line, and one value over two lines. But within
+    a value, the text between `}` and `{` is never empty. So if each line begins with `{` and ends
+    with `}`, no value crosses the end of a line. If there are as many values as lines, each line is
+    one value.
     """
     lines = lines_of(data)
     if lines is None:
@@ -248,13 +252,16 @@ def decode_objects(
 
 
 def _has_columns(type: Any) -> bool:
-    """Whether records of `type` can be told from its columns."""
+    """Returns whether the columns of `type` determine its records."""
     return type in (None, dict) or typing.get_origin(type) is dict or struct_like(type) is not None
 
 
 class JsonColumnDecoder:
-    """Blocks as columns. Flat lines that are spelled alike are read from their bytes, other objects
-    through records, and everything else through rows."""
+    """Decodes blocks into columns.
+
+    Flat lines that are spelled alike are read from their bytes, other objects through records, and
+    all other lines through rows.
+    """
 
     header: list[str] | None = None
 
@@ -278,7 +285,7 @@ class JsonColumnDecoder:
         self._flat = None if hints is None else FlatLines(hints)
 
     def narrow(self, names: Sequence[str]) -> None:
-        """Make no other columns than these. Lines are checked as before."""
+        """Limits the columns to `names`. Lines are checked as before."""
         self._made.narrow(names)
 
     def decode(self, data: bytes, final: bool) -> Decoded:
@@ -301,8 +308,9 @@ class JsonColumnDecoder:
 
 
 def flat_hints_of(type: Any, struct: Any) -> dict[str, Any] | None:
-    """The type of each field of `type` by name. None unless all are int, float or str, and `struct`
-    uses the same names in JSON.
+    """Returns the type of each field of `type` by name.
+
+    Returns None unless all are int, float or str, and `struct` uses the same names in JSON.
     """
     hints, config = hints_of(type), struct.__struct_config__
     if (
@@ -315,7 +323,7 @@ def flat_hints_of(type: Any, struct: Any) -> dict[str, Any] | None:
 
 
 class JsonEncoder:
-    """One JSON value a line."""
+    """Encodes one JSON value a line."""
 
     head = b""
 
@@ -323,14 +331,14 @@ class JsonEncoder:
         self._encode_lines = msgspec.json.Encoder(enc_hook=_encode_other).encode_lines
 
     def encode(self, values: Sequence[Any]) -> bytes:
-        """The bytes of `values`. Raises TypeError for a type that is no JSON, naming it."""
+        """Encodes `values`. Raises TypeError naming a type that JSON does not support."""
         return self._encode_lines(
             [value._asdict() if hasattr(value, "_asdict") else value for value in values]
         )
 
 
 def _encode_other(value: Any) -> Any:
-    """What msgspec does not know: numpy's arrays and scalars as what they hold."""
+    """Converts types that msgspec does not support: numpy's arrays and scalars to plain values."""
     tolist = getattr(value, "tolist", None)
     if tolist is not None:
         return tolist()

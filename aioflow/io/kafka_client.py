@@ -1,5 +1,5 @@
-"""Connections to Kafka, over aiokafka: clients that have one or are closed again, and what a
-consumer group has committed.
+"""Connections to Kafka, over aiokafka: connected clients, and the committed offsets of a consumer
+group.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = [
 R = TypeVar("R")
 
 CLOSE_TIMEOUT_S = 5.0
-"""How long a connection attempt may go on after it was cancelled."""
+"""Maximum time that a cancelled connection attempt may continue."""
 
 SILENT_AFTER_S = 5.0
-"""How long the reader stays silent about brokers that do not answer: aiokafka waits for 40 s."""
+"""Time without an answer of the brokers before the reader logs: aiokafka waits for 40 s."""
 
 TOPIC_TIMEOUT_S = 10.0
-"""How long the brokers may take to create a topic that is asked for."""
+"""Maximum time for the brokers to create a topic that is requested."""
 
 LIMIT = "max.message.bytes"
 
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 def client_library() -> Any:
-    """aiokafka. Raises ModuleNotFoundError naming the extra."""
+    """Returns aiokafka. Raises ModuleNotFoundError naming the extra."""
     try:
         import aiokafka
     except ImportError:
@@ -58,7 +58,7 @@ def client_library() -> Any:
 
 
 async def start_consumer(config: KafkaTopics[Any]) -> Any:
-    """A consumer with a connection. Raises GraphError for options that it does not take."""
+    """Returns a connected consumer. Raises GraphError for unknown options."""
     return await started(
         config,
         client_library().AIOKafkaConsumer,
@@ -77,9 +77,9 @@ async def started(
     own: dict[str, Any],
     takes: Callable[[str], bool] = lambda option: True,
 ) -> Any:
-    """A client of aiokafka with a connection.
+    """Returns a connected client of aiokafka.
 
-    Raises GraphError for options that it does not take, among those that it `takes`.
+    Raises GraphError for unknown options, naming those that it `takes`.
     """
     try:
         client = make(
@@ -115,10 +115,10 @@ async def started(
 
 
 async def undisturbed(connecting: Coroutine[Any, Any, R]) -> R:
-    """The result of `connecting`.
+    """Returns the result of `connecting`.
 
-    A cancellation takes effect a while later, because aiokafka leaks connections that are cancelled
-    while they are made.
+    A cancellation takes effect only afterwards, because aiokafka leaks connections that are
+    cancelled while they are made.
     """
     task = asyncio.get_running_loop().create_task(connecting)
     try:
@@ -134,7 +134,7 @@ async def undisturbed(connecting: Coroutine[Any, Any, R]) -> R:
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether no broker can be reached, or none that is ready, so that a later try may do."""
+    """Returns whether no broker can be reached, or none is ready, so that a retry may succeed."""
     from aiokafka.errors import KafkaError
 
     return isinstance(error, (OSError, TimeoutError)) or (
@@ -143,7 +143,7 @@ def is_away(error: BaseException) -> bool:
 
 
 async def start_admin(config: KafkaTopics[Any]) -> Any:
-    """An administrator with a connection. It takes fewer of the options than the others."""
+    """Returns a connected admin client, which supports fewer of the options than the others."""
     client_library()
     from aiokafka.admin import AIOKafkaAdminClient
 
@@ -154,8 +154,7 @@ async def start_admin(config: KafkaTopics[Any]) -> Any:
 async def committed_offsets(
     config: KafkaTopics[Any], group: str, partitions: Sequence[Any]
 ) -> dict[Any, Any]:
-    """The offsets that `group` has committed of `partitions`: an offset and its metadata for each
-    partition that has one.
+    """Returns the committed offset of `group`, with metadata, for each partition that has one.
 
     Raises ConnectionError when the coordinator does not answer, for example while it loads its
     state. That must not pass for "nothing committed".
@@ -180,9 +179,7 @@ async def committed_offsets(
 
 
 async def existing(config: KafkaTopics[Any], producer: Any, topic: str) -> None:
-    """Raises GraphError if the topic does not exist and the brokers do not create it when it is
-    asked for.
-    """
+    """Raises GraphError if the topic does not exist and the brokers do not create it on demand."""
     from aiokafka.errors import UnknownTopicOrPartitionError
 
     try:
@@ -204,9 +201,7 @@ async def existing(config: KafkaTopics[Any], producer: Any, topic: str) -> None:
 
 
 async def message_limit(config: KafkaTopics[Any], topic: str) -> int | None:
-    """The largest message that the brokers accept for `topic` (`max.message.bytes`); None if they
-    do not tell.
-    """
+    """Returns the maximum message size of `topic` (`max.message.bytes`), or None if unknown."""
     from aiokafka.errors import KafkaError
 
     admin = await start_admin(config)

@@ -1,9 +1,9 @@
-"""Finds the partitions of topics, and knows which of them were added after the job began: those are
-read from their beginning.
+"""Finds the partitions of topics, and tracks which of them were added after the job began: those
+are read from their beginning.
 
 `start=` and `group` apply to the partitions that existed when the job began. A partition that is
-added later holds no record that the job was meant to skip. The same is true of one that the
-checkpoint of its topic does not know.
+added later holds no record that the job was meant to skip. The same is true of a partition that is
+not in the checkpoint of its topic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["KafkaPartitions"]
 
 ASKS = 60
-"""How often a coordinator that is not ready is asked for the offsets of a group."""
+"""Number of requests for the offsets of a group to a coordinator that is not ready."""
 
 ASK_EVERY_S = 0.5
 
@@ -33,23 +33,24 @@ class KafkaPartitions:
 
     def __init__(self) -> None:
         self._begins: dict[str, int] = {}
-        """Where each known split begins."""
+        """Start position of each known split."""
         self._begun: set[str] = set()
         """Topics that had partitions at an earlier look."""
 
     def fresh(self) -> Self:
-        """A new instance for another place or another run."""
+        """Returns a new instance for another use of the source or another run."""
         return type(self)()
 
     def forget(self) -> None:
-        """Forget the partitions that were found: another job begins."""
+        """Forgets the known partitions, because another job begins."""
         self._begins, self._begun = {}, set()
 
     def recognise(
         self, former: Sequence[Any], found: Sequence[Split]
     ) -> tuple[list[str], Sequence[Split]]:
-        """The ids of `former` as they are, and `found` without them. A new partition of a topic
-        that was read before starts at its beginning.
+        """Returns the unchanged ids of `former`, and `found` without them.
+
+        A new partition of a topic that was read before starts at its beginning.
         """
         ids = [split.id for split in former]
         topics = {split.payload[0] for split in former}
@@ -60,8 +61,9 @@ class KafkaPartitions:
         ]
 
     async def discover(self, config: KafkaTopics[Any]) -> list[Split]:
-        """One split a partition. Its position says where to begin. Its payload names the partition
-        and the end, or None.
+        """Returns one split for each partition.
+
+        Its position is the first offset. Its payload names the partition and the end, or None.
         """
         consumer = await start_consumer(config)
         try:
@@ -113,8 +115,9 @@ class KafkaPartitions:
 async def _committed(
     config: KafkaTopics[Any], group: str, partitions: Sequence[Any]
 ) -> dict[Any, Any]:
-    """The offsets that `group` has committed, once its coordinator is ready. The coordinator may
-    be loading, or be created for the first group of the cluster.
+    """Returns the committed offsets of `group`, once its coordinator is ready.
+
+    The coordinator may be loading, or be created for the first group of the cluster.
     """
     for _ in range(ASKS):
         try:

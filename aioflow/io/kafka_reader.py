@@ -1,4 +1,4 @@
-"""Reads partitions of Kafka, each from its offset on."""
+"""Reads partitions of Kafka, each from its offset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE_RECORDS = 1_000
 """Number of records of one poll of the consumer."""
 
 WAIT_MS = 1_000
-"""How long one poll waits for records. Partitions that were found meanwhile join after it."""
+"""Maximum time that one poll waits for records. New partitions are added after it."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class KafkaReader(GroupReader):
         self._config = config
         self._consumer: Any = None
         self._next: dict[str, int] = {}
-        """The offset after the last record that was handed over, by split."""
+        """Split -> the offset after its last record in the buffer."""
         self._over: set[str] = set()
 
     def content_of(self, content: Any) -> bytes:
@@ -71,7 +71,7 @@ class KafkaReader(GroupReader):
             await backoff.sleep()
 
     async def _read(self, consumer: Any) -> None:
-        """Read until all partitions are at their ends."""
+        """Reads until all partitions are at their ends."""
         from aiokafka import TopicPartition
         from aiokafka.errors import OffsetOutOfRangeError
 
@@ -138,7 +138,7 @@ class KafkaReader(GroupReader):
     # The consumer group.
 
     async def _tell(self, consumer: Any) -> None:
-        """Commit the offsets of the partitions that are assigned to `consumer`."""
+        """Commits the offsets of the partitions that are assigned to `consumer`."""
         from aiokafka import TopicPartition
 
         offsets = {}
@@ -181,7 +181,7 @@ class KafkaReader(GroupReader):
 
 
 def _decoder_of(config: KafkaTopics[Any]) -> Callable[[Any], Any]:
-    """Makes an element of a record. It raises MsgspecError or UnicodeDecodeError."""
+    """Returns a decoder of records. It raises MsgspecError or UnicodeDecodeError."""
     decode = body_decoder(config.format, config.type)
 
     def value_of(record: Any) -> Any:

@@ -1,16 +1,16 @@
-"""Produces records to Kafka: as they come and at least once, or in one transaction a checkpoint.
+"""Produces records to Kafka: at once and at least once, or in one transaction for each checkpoint.
 
 A transaction begins only when the checkpoint that covers its records is complete. Until then the
-checkpoint carries the records. So no transaction stays open at the brokers, where it would hold
-back every reader and could time out before its commit. Each transaction also commits an offset for
-a group of its own, whose metadata names the last batches of this writer. A repeated commit reads
-these names and knows that the batch was committed.
+checkpoint contains the records. So no transaction stays open at the brokers, where it would block
+every reader and could time out before its commit. Each transaction also commits an offset for a
+group of its own, whose metadata names the last batches of this writer. A repeated commit reads
+these names and detects that the batch was committed.
 
 The transactional id is that of the writer (flow, uid, subtask). After a rescaling, another subtask
-uses it to commit what the former writer had prepared. A new producer under this id ends the open
-transactions of the former one, and only then reads which batches are committed. So a late attempt
-is fenced off before it can add records twice. Brokers forget the offsets of a group without members
-after a week without commits (`offsets.retention.minutes`).
+uses it to commit data that the former writer had prepared. A new producer under this id ends the
+open transactions of the former one, and only then reads which batches are committed. So a late
+attempt is fenced off before it can add records twice. Brokers forget the offsets of a group without
+members after a week without commits (`offsets.retention.minutes`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ Pair = tuple[bytes | None, bytes | None]
 """Key and value."""
 
 PIECE_RECORDS = 1_000
-"""The writer asks for a flush when it holds this many."""
+"""Number of records at which the writer requests a flush."""
 
 MAX_REQUEST_BYTES = 1_048_576
 """Maximum size of a request of aiokafka by default."""
 
 OVERHEAD_BYTES = 512
-"""Upper bound of what a record takes besides its key and value."""
+"""Upper bound of the size of a record without its key and value."""
 
 KNOWN_BATCHES = 64
 """Number of names that the metadata of an offset keeps, of its 4096 bytes. It exceeds the number of
@@ -60,10 +60,10 @@ logger = logging.getLogger(__name__)
 
 
 class Prepared(NamedTuple):
-    """A committable."""
+    """A committable: a batch for one transaction."""
 
     sink: str
-    """Flow and uid: who prepared it."""
+    """Flow and uid of the sink that prepared the batch."""
     subtask: int
     checkpoint: int
     batch: str
@@ -152,7 +152,7 @@ class KafkaWriter:
             await backoff.sleep()
 
     async def _send(self, pending: list[Pair]) -> list[Pair]:
-        """Send the pairs in order. Returns those that may not have reached the brokers."""
+        """Sends the pairs in order. Returns those that may not have reached the brokers."""
         (topic,) = self._config.topics
         sent = [await self._producer.send(topic, value=value, key=key) for key, value in pending]
         answers = await asyncio.gather(*sent, return_exceptions=True)
@@ -175,7 +175,7 @@ class KafkaWriter:
             await producer.stop()
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
-        """What was written since the last checkpoint, where it goes into a transaction."""
+        """Returns the records since the last checkpoint, if they go into a transaction."""
         await self.flush()
         carried, self._carried = self._carried, []
         if not carried:
@@ -206,10 +206,10 @@ class _Transactions:
         self._id = id_
         self._producer: Any = None
         self._committed: list[str] = []
-        """The last batches, the newest at the end."""
+        """Names of the last committed batches, the newest at the end."""
 
     async def commit(self, prepared: Prepared) -> None:
-        """Commit `prepared` once, even if another attempt commits or has committed it."""
+        """Commits `prepared` once, even if another attempt commits or has committed it."""
         from aiokafka.errors import ProducerFenced
 
         try:
@@ -261,9 +261,9 @@ class _Transactions:
 
 
 class KafkaCommitter:
-    """Produces what was prepared.
+    """Produces prepared batches.
 
-    It connects for the first committable; the operator retries what failed.
+    It connects for the first committable; the operator retries failed commits.
     """
 
     def __init__(self, config: KafkaTopics[Any]) -> None:
@@ -279,7 +279,7 @@ class KafkaCommitter:
             await self._transactions[id_].commit(prepared)
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Do nothing: the records are only in the checkpoint."""
+        """Does nothing: the records are only in the checkpoint."""
 
     async def close(self) -> None:
         transactions, self._transactions = self._transactions, {}

@@ -1,11 +1,9 @@
 """Topics of Kafka: `kafka(bootstrap, topic)` reads the records after the offsets of a checkpoint,
 and produces records.
 
-Needs the extra `aioflow[kafka]` (aiokafka). A split is a partition; each subtask assigns its
-partitions to a consumer of its own, so no group decides what it reads. Records of transactions are
-read once those are committed.
-
-How records are produced: `kafka_sink`.
+Needs the extra `aioflow[kafka]` (aiokafka). A split is a partition. Each subtask assigns its
+partitions to a consumer of its own, so no consumer group decides which partitions it reads. Records
+of transactions are read once those are committed. `kafka_sink` produces the records.
 """
 
 from __future__ import annotations
@@ -184,7 +182,7 @@ def kafka(
 class KafkaTopics(Generic[T]):
     """A `Source` and a `Sink`.
 
-    A split is a partition; its position is the offset of the record that comes next.
+    A split is a partition; its position is the offset of the next record.
     """
 
     name = "kafka"
@@ -234,8 +232,9 @@ class KafkaTopics(Generic[T]):
         return self.discover_every is not None and not self.bounded
 
     async def discover(self) -> list[Split]:
-        """One split a partition. Its position says where to begin. Its payload names the partition
-        and the end, or None.
+        """Returns one split for each partition.
+
+        Its position is the first offset. Its payload names the partition and the end, or None.
         """
         return await self.finder.discover(self)
 

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["MALFORMED", "Malformed", "OnError", "checked_on_error"]
 
 OnError = str | OutputTag[Any]
-"""What happens to a malformed element: "fail", "skip", or the side output that gets it as
-`Failed`.
-"""
+"""Handling of a malformed element: "fail", "skip", or the side output that gets it as `Failed`."""
 
 MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)
 """Errors of reading a malformed value: msgspec's errors, text of another encoding, numbers that are
@@ -28,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def checked_on_error(on_error: Any, connector: str) -> OnError:
-    """`on_error` if it is one. Raises GraphError naming `connector`."""
+    """Returns `on_error` if it is valid. Raises GraphError naming `connector`."""
     if isinstance(on_error, OutputTag) or (
         isinstance(on_error, str) and on_error in ("fail", "skip")
     ):
@@ -40,7 +38,7 @@ def checked_on_error(on_error: Any, connector: str) -> OnError:
 
 
 class Malformed:
-    """Carries out `on_error` for one reader."""
+    """Handles malformed elements of one reader according to `on_error`."""
 
     def __init__(self, ctx: SourceContext, on_error: OnError) -> None:
         self._ctx = ctx
@@ -54,7 +52,10 @@ class Malformed:
         return self._on_error == "fail"
 
     def report(self, value: bytes, message: str, error: Exception) -> None:
-        """`message` says what is wrong and where. Raises MalformedInput if the job is to fail."""
+        """Reports an element; `message` names the fault and its location.
+
+        Raises MalformedInput if the job is to fail.
+        """
         if self._on_error == "fail":
             raise MalformedInput(
                 f"{message}. To go on without such input give on_error='skip', or an OutputTag to "

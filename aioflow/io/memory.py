@@ -1,9 +1,9 @@
-"""Sources out of plain Python: lists and other re-iterables, functions that return iterators.
-`as_source` takes what users write.
+"""Sources of plain Python objects: lists and other re-iterables, functions that return iterators.
+`as_source` converts the user's argument.
 
 An iterable is replayed by index. A function of one parameter `position` that yields `(value,
-position)` is replayed from the position of the last element that counts. Any other function is
-called again after a restart, so the elements that it had in hand are lost.
+position)` is replayed from the position of the last element that the checkpoint covers. Any other
+function is called again after a restart, so the elements of its former iterator are lost.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 ONLY_SPLIT = "0"
 
 TABLES_OF = frozenset({"pandas", "polars", "pyspark", "pyarrow", "duckdb", "_duckdb"})
-"""Packages whose tables are no elements."""
+"""Packages whose tables do not iterate over records."""
 
 
 def as_source(what: Any) -> Source[Any]:
-    """The source that `flow.source(what)` reads.
+    """Returns the source that `flow.source(what)` reads.
 
-    Raises GraphError for what cannot be read again or is no source.
+    Raises GraphError for an object that cannot be read again or is no source.
     """
     if isinstance(what, type):
         raise GraphError(
@@ -89,7 +89,7 @@ def as_source(what: Any) -> Source[Any]:
 
 
 def _to_read(what: object) -> str:
-    """What reads the file, if it may be the name of one."""
+    """Returns the advice how to read a file, if the object may be the name of a file."""
     from aioflow.io.suggestions import reader_hint
 
     return (
@@ -98,8 +98,8 @@ def _to_read(what: object) -> str:
 
 
 class IterableSource(Generic[T]):
-    """The elements of a re-iterable, in order. One split; the position is the index of the next
-    element.
+    """Emits the elements of a re-iterable, in order. One split; the position is the index of the
+    next element.
 
     Lists, tuples and ranges are sliced. Sets and mappings are copied at once, because their order
     must be the same when they are read again. Any other re-iterable is iterated in the executor,
@@ -121,7 +121,7 @@ class IterableSource(Generic[T]):
 
     @property
     def name(self) -> str:
-        """What the graph shows."""
+        """The name that the graph shows."""
         return type(self._items).__name__
 
     def __repr__(self) -> str:
@@ -138,7 +138,7 @@ class IterableSource(Generic[T]):
 
 
 class _SliceReader(Generic[T]):
-    """Hands out slices of what is in memory."""
+    """Returns slices of a sequence in memory."""
 
     def __init__(self, items: Sequence[T]) -> None:
         self._items = items
@@ -160,7 +160,7 @@ class _SliceReader(Generic[T]):
         return self._items[start:end]
 
     async def wait(self) -> None:
-        """There is never anything to wait for."""
+        """Returns at once: all elements are in memory."""
 
     @property
     def finished(self) -> bool:
@@ -170,16 +170,16 @@ class _SliceReader(Generic[T]):
         return self._index
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the reader holds no resources."""
 
 
 class FunctionSource(Generic[T]):
-    """What `function` returns when it is called in the subtask: an iterator, read on a thread, or
-    an async iterator.
+    """Reads the iterator that `function` returns when it is called in the subtask.
 
-    A parameter called `position` makes it replayable: it is None at first, later what was yielded
-    beside the last element that counts. Whether the iterator ever ends is not known, so the source
-    counts as unbounded: leaving `flow.run()` stops it, with a warning. `job.wait()`,
+    A plain iterator is read on a thread; it may also be an async iterator. A parameter called
+    `position` makes the source replayable: it is None at first, later the position yielded with the
+    last element that the checkpoint covers. Whether the iterator ever ends is unknown, so the
+    source counts as unbounded: leaving `flow.run()` stops it, with a warning. `job.wait()`,
     `flow.execute()` and `af.run` read it to its end.
     """
 
@@ -190,12 +190,12 @@ class FunctionSource(Generic[T]):
         self._function = function
         self._name = getattr(function, "__qualname__", None) or type(function).__name__
         self.replayable = _takes_position(function, self._name)
-        """Whether it takes `position`, and is read on after a restart."""
+        """Whether the function takes `position`, so that reading continues after a restart."""
         self._warned = False
 
     @property
     def name(self) -> str:
-        """What the graph shows."""
+        """The name that the graph shows."""
         return "function" if "<lambda>" in self._name else self._name.rpartition(".")[2]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The body of a message as a value, and back: JSON, text or bytes."""
+"""Decodes the body of a message into a value, and encodes a value: JSON, text or bytes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = [
 _BETWEEN = re.compile(r"\s*,\s*(?=\w+://|[^@]*$)")
 
 FORMATS = ("json", "text", "bytes")
-"""What a body can be."""
+"""Formats of a body."""
 
 
 def one_or_more(given: Any) -> list[Any]:
-    """A list of what was given: several items, or one. The caller checks their type."""
+    """Returns `given` as a list of one or several items. The caller checks their type."""
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def one_or_more_places(given: Any) -> list[Any]:
-    """As `one_or_more`; a text may hold several servers between commas.
+    """Returns `given` as a list of servers; a text may hold several servers, separated by commas.
 
     A comma before a later `@` is part of a password.
     """
@@ -45,7 +45,7 @@ def one_or_more_places(given: Any) -> list[Any]:
 
 
 def checked_format(format: str, type: type[Any] | None, place: str) -> str:
-    """`format` if it is one.
+    """Returns `format` if it is valid.
 
     Raises GraphError naming `place`, also for a type that JSON cannot be decoded into.
     """
@@ -109,7 +109,7 @@ class _JsonBodies:
         return self._encode(value._asdict() if hasattr(value, "_asdict") else value)
 
     def _other(self, value: Any) -> Any:
-        """What msgspec does not know: numpy's arrays and scalars as what they hold."""
+        """Converts types that msgspec does not support: numpy's arrays and scalars."""
         tolist = getattr(value, "tolist", None)
         if tolist is not None:
             return tolist()

@@ -1,13 +1,12 @@
 """Publishes messages to JetStream once the checkpoint that covers them is complete.
 
-A stream has no transactions and no place to stage. The checkpoint itself carries what is prepared,
-so a writer holds what was written since the last one. Each message has an id: the name that its
-batch got when it began, and its number in the batch. A repeated commit publishes the same ids, and
-the server drops the ids that it has seen within the stream's window for duplicates. Each batch has
-a new name, because a job that was restored from an older savepoint reuses checkpoint numbers for
-other records.
+A stream has no transactions and cannot stage messages. The checkpoint itself contains the prepared
+messages, so a writer holds the messages since the last one. Each message has an id: the name of its
+batch, and its number in the batch. A repeated commit publishes the same ids, and the server drops
+the ids that it has seen within the stream's window for duplicates. Each batch has a new name,
+because a job that was restored from an older savepoint reuses checkpoint numbers for other records.
 
-Without checkpoints messages are published as they come (at-least-once).
+Without checkpoints messages are published at once (at-least-once).
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ if TYPE_CHECKING:
 __all__ = ["NatsCommitter", "NatsWriter", "Prepared"]
 
 PIECE_MESSAGES = 1_000
-"""The writer asks for a flush when it holds this many."""
+"""Number of messages at which the writer requests a flush."""
 
 IN_FLIGHT = 256
-"""Number of publications that wait for their answers at a time."""
+"""Maximum number of publications without an answer."""
 
 HEADER_BYTES = len("NATS/1.0\r\nNats-Msg-Id: :\r\n\r\n")
-"""Size of a message's headers besides the name of its batch and its number."""
+"""Size of a message's headers without the name of its batch and its number."""
 
 logger = logging.getLogger(__name__)
 
 
 class Prepared(NamedTuple):
-    """A committable: messages that follow each other."""
+    """A committable: consecutive messages."""
 
     batch: str
     first: int
@@ -62,7 +61,7 @@ class NatsWriter:
         self._batch = ""
         self._count = 0
         self._most = 0
-        """Bytes that the server, or the stream, takes of a message with its headers."""
+        """Maximum size of a message with its headers, as set by the server or the stream."""
         self.full = False
 
     async def open(self) -> None:
@@ -115,7 +114,7 @@ class NatsWriter:
                 await self._persistently(piece)
 
     async def _persistently(self, piece: Prepared) -> None:
-        """Try until the server answers."""
+        """Retries until the server answers."""
         backoff = Backoff(self._ctx.host.rng, self._config.backoff)
         while True:
             try:
@@ -127,7 +126,7 @@ class NatsWriter:
             await backoff.sleep()
 
     async def prepare(self, checkpoint_id: int) -> list[list[Any]]:
-        """What was written since the last checkpoint."""
+        """Returns the messages since the last checkpoint."""
         await self.flush()
         pieces, self._pieces = self._pieces, []
         self._batch, self._count = "", 0
@@ -138,9 +137,9 @@ class NatsWriter:
 
 
 class NatsCommitter:
-    """Publishes what was prepared.
+    """Publishes prepared messages.
 
-    It connects for the first committable; the operator retries what failed.
+    It connects for the first committable; the operator retries failed commits.
     """
 
     def __init__(self, config: NatsStream[Any]) -> None:
@@ -151,14 +150,14 @@ class NatsCommitter:
             await self._publisher.publish(Prepared(*committable))
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Do nothing: the messages are only in the checkpoint."""
+        """Does nothing: the messages are only in the checkpoint."""
 
     async def close(self) -> None:
         await self._publisher.close()
 
 
 class _Publisher:
-    """One connection; a new one if the last was lost."""
+    """One connection, which is replaced if it was lost."""
 
     def __init__(self, config: NatsStream[Any]) -> None:
         self._config = config
@@ -171,7 +170,7 @@ class _Publisher:
         return self._client
 
     async def publish(self, piece: Prepared) -> None:
-        """Returns when the stream has all of it."""
+        """Returns when the stream has all messages of `piece`."""
         jetstream = (await self.connected()).jetstream()
         subject = self._config.subject
         for start in range(0, len(piece.bodies), IN_FLIGHT):

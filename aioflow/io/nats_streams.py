@@ -2,8 +2,8 @@
 of a checkpoint.
 
 Needs the extra `aioflow[nats]` (nats-py). A reader fetches messages through a consumer of its own,
-which acknowledges nothing and which the server forgets. Only the checkpoint holds its position. How
-messages are written: `nats_sink`.
+which acknowledges no message and which the server deletes after a while. Only the checkpoint
+records its position. `nats_sink` writes messages.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 PAGE_MESSAGES = 500
-"""Messages of one request."""
+"""Number of messages of one request."""
 
 WAIT_S = 1.0
-"""How long a request for messages waits at the server."""
+"""Maximum time that a request for messages waits at the server."""
 
 FORGOTTEN_AFTER_S = 300.0
-"""The server forgets the consumer of a reader that made no request for this long."""
+"""Time without a request after which the server deletes the consumer of a reader."""
 
 FOREIGN_SUBJECT = 10093
-"""The server's error for a read of a subject that the stream does not take."""
+"""The server's error for reading a subject that the stream does not contain."""
 
 logger = logging.getLogger(__name__)
 
@@ -92,19 +92,19 @@ def nats(
     backoff: Duration = "100ms",
     on_error: OnError = "fail",
 ) -> NatsStream[Any]:
-    """The messages of a JetStream stream under `subject`, which may have wildcards, at
-    "nats://host:port" or several such.
+    """Reads the messages of a JetStream stream under `subject`, or publishes to `subject`.
 
-    Each is what its body holds: "json" (or a `type` of it), "text" or "bytes", by `format`.
-    `stream`: needed unless exactly one stream takes the subject. `start`: "earliest", "latest", or
-    the sequence number after which to begin; the position in a checkpoint goes before it.
-    `until="latest"`: end with the last message that exists when the job begins. `options`: what
-    else `nats.connect` takes, such as `user`, `password`, `token`, `user_credentials` and `tls`.
+    `servers` are one or several "nats://host:port"; `subject` may have wildcards. Each element is
+    the decoded body by `format`: "json" (or a `type` of it), "text" or "bytes". `stream`: needed
+    unless exactly one stream contains the subject. `start`: "earliest", "latest", or the sequence
+    number after which to begin; the position in a checkpoint takes precedence. `until="latest"`:
+    end with the last message that exists when the job begins. `options`: further arguments of
+    `nats.connect`, such as `user`, `password`, `token`, `user_credentials` and `tls`.
 
-    As a sink: publishes to `subject`, with checkpoints once they are complete. The server knows a
-    repeated publication by its `Nats-Msg-Id`. So messages are written exactly once if the
-    repetition comes within the stream's window for duplicates (two minutes by default), otherwise
-    at least once. Without checkpoints they are written at least once.
+    As a sink: publishes to `subject`; with checkpoints once they are complete. The server
+    recognises a repeated publication by its `Nats-Msg-Id`. So messages are written exactly once if
+    the repetition comes within the stream's window for duplicates (two minutes by default),
+    otherwise at least once. Without checkpoints they are written at least once.
     """
     urls = one_or_more_places(servers)
     place = f"nats(..., {subject!r})"  # Without the servers: they may hold a password.
@@ -141,10 +141,10 @@ def nats(
 
 class NatsStream(Generic[T]):
     """A `Source` and a `Sink`. One split; its position is the sequence number of the last message
-    that was read.
+    read.
 
-    Its payload: the last number to read, or None, and when the stream was made: another of the same
-    name has numbers of its own.
+    Its payload is the last number to read, or None, and the time of creation of the stream: another
+    stream of the same name has other numbers.
     """
 
     name = "nats"
@@ -181,7 +181,7 @@ class NatsStream(Generic[T]):
         return self.until is not None
 
     async def discover(self) -> list[Split]:
-        """One split: its position says where to begin."""
+        """Returns one split, whose position is the start."""
         client = await connect(self)
         try:
             info = await stream_of(client, self)
@@ -210,7 +210,7 @@ class NatsStream(Generic[T]):
 
 
 async def heeded(call: Coroutine[Any, Any, R]) -> R:
-    """The result of `call`, a coroutine of nats-py. A cancellation takes effect when it has ended.
+    """Returns the result of `call`, a coroutine of nats-py. A cancellation takes effect after it.
 
     nats-py waits with asyncio.wait_for. In Python 3.11 that loses a cancellation which arrives in
     the same turn as the result.
@@ -224,10 +224,10 @@ async def heeded(call: Coroutine[Any, Any, R]) -> R:
 
 
 async def connect(config: NatsStream[Any]) -> Any:
-    """A connection, which ends when it breaks.
+    """Returns a connection, which ends when it breaks.
 
-    Raises ModuleNotFoundError naming the extra, GraphError where the server refuses, Broken naming
-    the servers where none answers.
+    Raises ModuleNotFoundError naming the extra, GraphError if the server refuses, and Broken naming
+    the servers if none answers.
     """
     try:
         from nats import errors
@@ -285,7 +285,7 @@ async def connect(config: NatsStream[Any]) -> Any:
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether the server, or its JetStream, cannot be reached, so that a later try may do."""
+    """Returns whether the server or its JetStream cannot be reached, so a retry may succeed."""
     from nats import errors
     from nats.js.errors import APIError, ServiceUnavailableError
 
@@ -297,9 +297,10 @@ def is_away(error: BaseException) -> bool:
 
 
 async def stream_of(client: Any, config: NatsStream[Any], *, written: bool = False) -> Any:
-    """The server's information about the stream.
+    """Returns the server's information about the stream.
 
-    Raises GraphError if there is no such stream, or if it does not take what is `written`.
+    Raises GraphError if there is no such stream, or with `written`, if it does not contain the
+    subject.
     """
     from nats import errors
     from nats.js.errors import NotFoundError, ServiceUnavailableError
@@ -344,7 +345,7 @@ async def _taken(jetstream: Any, config: NatsStream[Any]) -> None:
 
 
 def _made(info: Any) -> str | None:
-    """The stream's time of creation, which identifies it together with its name."""
+    """Returns the stream's time of creation, which identifies it together with its name."""
     return None if info.created is None else str(info.created.isoformat())
 
 
@@ -353,10 +354,9 @@ class _NatsReader(StreamReader):
         super().__init__(ctx, body_decoder(config.format, config.type), config.on_error)
         self._config = config
         self._behind: int | None = None
-        """The last number that was handed over."""
+        """The sequence number of the last message in the buffer."""
         self._made: str | None = None
-        """Creation time of the stream that this number belongs to; None if the checkpoint does
-        not hold it.
+        """Creation time of the stream that this number belongs to; None if not in the checkpoint.
         """
         self._ahead = 0
 
@@ -388,7 +388,7 @@ class _NatsReader(StreamReader):
             await backoff.sleep()
 
     async def _read(self, client: Any, split: Split, end: int | None, backoff: Backoff) -> None:
-        """Read until `end`, where there is one."""
+        """Reads until `end`, if there is one."""
         from nats.js.errors import NotFoundError
 
         config = self._config
@@ -452,7 +452,7 @@ class _NatsReader(StreamReader):
                 await self._forget(jetstream, split, made.name)
 
     async def _consumer(self, jetstream: Any, split: Split) -> Any:
-        """A consumer of our own that begins where this reader is."""
+        """Returns a consumer of this reader, which begins at its position."""
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
         from nats.js.errors import BadRequestError
 
@@ -485,9 +485,7 @@ class _NatsReader(StreamReader):
             pass  # It is gone already.
 
     async def _check(self, client: Any, split: Split) -> None:
-        """Check that the stream is the one of the position, and still holds what follows the
-        position.
-        """
+        """Checks that the stream is that of the position, and still holds the next messages."""
         from nats.js.errors import NotFoundError
 
         config, behind = self._config, self._behind

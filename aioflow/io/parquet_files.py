@@ -31,12 +31,12 @@ def parquet(
     split_bytes: int = SPLIT_BYTES,
     roll: RollPolicy | None = None,
 ) -> ParquetFiles:
-    """Parquet files: a file, a glob or a directory to read, a directory of part files to write.
-    Records are dicts.
+    """Reads or writes Parquet files. Records are dicts.
 
-    Records come as columns, so that expressions after it work on whole arrays, and rows are made
-    only for what needs them. `columns`: the fields to read; None: all. Files above `split_bytes`
-    are cut between row groups. `discover_every` as in `lines`. As a sink:
+    The path is a file, a glob or a directory to read, or a directory of part files to write.
+    Records are emitted as columns, so that expressions work on whole arrays, and rows are made only
+    for steps that need them. `columns`: the fields to read; None: all. Files above `split_bytes`
+    are divided between row groups. `discover_every` as in `lines`. As a sink:
     `part-<subtask>-<n>.parquet`, a row group at each flush. Needs the extra `[columns]`.
     """
     place = f"parquet({str(path)!r})"
@@ -64,15 +64,15 @@ class ParquetFiles(ColumnFiles):
         split_bytes: int,
         roll: RollPolicy,
     ) -> None:
-        """`columns` have to be there; None: all that are."""
+        """`columns` have to exist in each file; None: all columns of the file."""
         super().__init__(path, discover_every, roll)
         self._columns = columns
         self._split_bytes = split_bytes
 
     def with_fields(self, names: tuple[str, ...]) -> Self:
-        """The same source; of files that have all these columns it reads no others.
+        """Returns the same source, which reads only these columns of files that have all of them.
 
-        This one if it does not have all of them.
+        Returns itself if its own columns do not include all of them.
         """
         return (
             self
@@ -98,7 +98,7 @@ class _ParquetFile:
     def __init__(
         self, file: BinaryIO, path: str, columns: list[str] | None, fields: tuple[str, ...] | None
     ) -> None:
-        """`columns` have to be there; `fields` are all that is needed of them, where they are."""
+        """`columns` have to exist; of them, only the existing `fields` are read."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -144,7 +144,7 @@ def _opened(file: BinaryIO, path: str) -> Any:
 
 
 def _cut(host: Host, path: str, split_bytes: int) -> list[Pages]:
-    """The splits of a file: row groups one after the other until they have `split_bytes`."""
+    """Returns the splits of a file: consecutive row groups of about `split_bytes`."""
     with host.fs.open_read(path) as file:
         mark = mark_of_file(file)
         metadata = _opened(file, path).metadata

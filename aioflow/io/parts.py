@@ -3,29 +3,29 @@
 A part is written under a hidden name,
 `.part-<subtask>-<n>.<ext>.<since>-<sink>-<job>-<attempt>-<token>`, and becomes
 `part-<subtask>-<n>.<ext>` when it is committed. With checkpoints a part is prepared at the barrier
-(synced and closed) and committed when the checkpoint is complete. Without, the writer commits its
-parts itself when they are full or old, and the rest at the end.
+(synced and closed) and committed when the checkpoint is complete. Without checkpoints, the writer
+itself commits parts that are full or old, and the rest at the end.
 
 `since` is the checkpoint after whose barrier the part was begun, so its own barrier is that of a
-later one. An attempt that is killed leaves hidden files, which no reader looks at. The next attempt
-of this sink (flow and uid), restored from checkpoint r, tells them apart by their names alone:
+later one. A killed attempt leaves hidden files, which readers ignore. The next attempt of this sink
+(flow and uid), restored from checkpoint r, tells them apart by their names alone:
 
     since < r     prepared up to r: it is among the committables of r, this subtask's or another's,
                   or was committed
     since >= r    begun after r: it will never be committed, and its records are written again;
                   deleted before the writer begins
     newer         of a later attempt of this job: left alone; the attempt that sees it is the
-                  one that should be gone
-    none          of a run without checkpoints. No lease keeps a second one of its flow from
-                  running beside it. So the file of another run is deleted only when it was not
-                  written to for so long that no writer can be left
+                  one that should have ended
+    none          of a run without checkpoints. No lease keeps a second run of its flow from
+                  running at the same time. So the file of another run is deleted only if it was
+                  not written to for so long that its writer must have ended
 
-Invariants: a visible part is complete and never changes. Committing and aborting again do nothing.
-No name is used twice, so a late copy of a request finds nothing to act on. Several sinks, of one
-flow or of many, may write to one directory. A part never replaces another: it gets the next free
-number instead. A sink never touches the hidden files of another sink. Two concurrent runs of one
-flow without checkpoints are told apart by age. With checkpoints the lease lets no second run in,
-unless the runs have different stores: then they must not share a directory.
+Invariants: a visible part is complete and never changes. Committing and aborting are idempotent. No
+name is used twice, so a late copy of a request has no effect. Several sinks, of one flow or of
+many, may write to one directory. A part never replaces another: it gets the next free number
+instead. A sink never touches the hidden files of another sink. Two concurrent runs of one flow
+without checkpoints are told apart by age. With checkpoints the lease prevents a second run, unless
+the runs have different stores: then they must not share a directory.
 """
 
 from __future__ import annotations
@@ -53,8 +53,11 @@ UNCHECKED = "none"
 """Stands for `since` in a run without checkpoints."""
 
 ABANDONED_MS = 600_000
-"""A part of a run without checkpoints is committed when it is `RollPolicy.age_ms` old. A part that
-was not written to for twice that time, and for at least this long, is abandoned."""
+"""Minimum age of an abandoned part of a run without checkpoints.
+
+Such a part is committed when it is `RollPolicy.age_ms` old. If a part was not written to for twice
+that time, and for at least this long, it is abandoned.
+"""
 
 _HIDDEN = re.compile(
     r"\.part-(\d+)-(\d+)\.[^.]+\.(\d+|none)-([0-9a-f]{8})-([0-9A-Za-z]*)-(\d+)-[0-9a-f]+"
@@ -64,7 +67,7 @@ _HIDDEN = re.compile(
 _VISIBLE = re.compile(r"(part-\d+-)(\d+)(\..+)")
 
 BUFFER_BYTES = 1024 * 1024
-"""The writer asks for a flush when it holds this much: one trip to the executor, one `write`."""
+"""Number of bytes at which the writer requests a flush: one call of the executor, one `write`."""
 
 ROLL_EXAMPLE = "roll=af.io.RollPolicy(size_bytes=64 * 1024 * 1024, age_ms=60_000)"
 
@@ -72,24 +75,24 @@ logger = logging.getLogger(__name__)
 
 
 class Encoder(Protocol):
-    """Turns records into the bytes of a file."""
+    """Encodes records into the bytes of a file."""
 
     @property
     def head(self) -> bytes:
-        """What each part begins with; asked after the first `encode`."""
+        """Returns the beginning of each part; called after the first `encode`."""
 
     def encode(self, values: Sequence[Any]) -> bytes:
-        """Whole records, one after the other."""
+        """Encodes whole records, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class RollPolicy:
-    """When a part is full. With checkpoints each checkpoint ends a part as well."""
+    """Decides when a part is full. With checkpoints each checkpoint ends a part as well."""
 
     size_bytes: int = 128 * 1024 * 1024
-    """Checked after each flush, so a part may be larger by one buffer."""
+    """Maximum size, checked after each flush, so a part may be larger by one buffer."""
     age_ms: int = 60_000
-    """Since the first record of the part, by the wall clock."""
+    """Maximum time since the first record of the part, by the wall clock."""
 
     def __post_init__(self) -> None:
         checked_whole(self.size_bytes, "size_bytes", "RollPolicy")
@@ -97,7 +100,7 @@ class RollPolicy:
 
 
 def checked_roll(roll: RollPolicy | None, place: str) -> RollPolicy:
-    """`roll`, or the default policy. Raises GraphError."""
+    """Returns `roll`, or the default policy. Raises GraphError."""
     if roll is None:
         return RollPolicy()
     if not isinstance(roll, RollPolicy):
@@ -143,12 +146,15 @@ class PartWriter:
         self.full = False
 
     def restored(self, checkpoint_id: int) -> None:
-        """Parts prepared up to `checkpoint_id` are committed, or will be by their committer."""
+        """Notes that parts prepared up to `checkpoint_id` are committed, or will be by their
+        committer.
+        """
         self._restored = self._since = checkpoint_id
 
     async def open(self) -> None:
-        """Make the directory, remove the parts that will never be committed, and continue the
-        numbers of earlier runs.
+        """Makes the directory, and removes the parts that will never be committed.
+
+        Continues the numbers of earlier runs.
         """
         await self._make_directory()
         names = await self._fs.list(self._directory)
@@ -160,7 +166,7 @@ class PartWriter:
                 await self._fs.delete(posixpath.join(self._directory, name))
 
     async def _make_directory(self) -> None:
-        """Make the directory durable: fsync the parent of each new directory, upwards."""
+        """Makes the directory durable: fsync the parent of each new directory, upwards."""
         missing = []
         path = self._directory
         while path and not await self._fs.exists(path):
@@ -206,7 +212,7 @@ class PartWriter:
         return not self._self_commit and int(match[3]) >= self._restored
 
     async def _is_abandoned(self, name: str) -> bool:
-        """Whether the writer of an orphan is gone."""
+        """Returns whether the writer of an orphan has ended."""
         match = _HIDDEN.fullmatch(name)
         assert match is not None, "an orphan has such a name"
         if match[3] != UNCHECKED or match[5] == self._job:
@@ -231,7 +237,7 @@ class PartWriter:
             self._timer = self._ctx.register_processing_timer(due, self._on_age)
 
     async def flush(self) -> None:
-        """Bring what is buffered into the hidden file."""
+        """Writes the buffer to the hidden file."""
         async with self._lock:
             await self._flush()
             if self._part is not None and self._part_bytes >= self._roll.size_bytes:
@@ -260,7 +266,7 @@ class PartWriter:
         self._part_bytes += len(data)
 
     async def _end_part(self) -> None:
-        """Close the part: it is durable afterwards, and waits to be committed."""
+        """Closes the part: it is durable afterwards, and waits to be committed."""
         if self._part is None:
             return
         part, self._part = self._part, None
@@ -286,7 +292,7 @@ class PartWriter:
             await self._end_part()
 
     async def prepare(self, checkpoint_id: int) -> list[tuple[str, str]]:
-        """Every part so far: pairs (hidden path, visible path)."""
+        """Returns every part so far: pairs (hidden path, visible path)."""
         async with self._lock:
             await self._flush()
             await self._end_part()
@@ -297,7 +303,7 @@ class PartWriter:
             return rolled
 
     async def close(self) -> None:
-        """Drop what was not prepared: it will be written again, or is not needed."""
+        """Drops records that were not prepared: they will be written again, or are not needed."""
         if self._timer is not None:
             self._timer.cancel()
         async with self._lock:
@@ -309,8 +315,8 @@ class PartWriter:
 class PartCommitter:
     """Commits or deletes prepared parts of `directory`.
 
-    Committables come from a checkpoint, which others may have written. A pair that names anything
-    but a part of this directory is refused with RestoreError before any rename or deletion.
+    Committables come from a checkpoint, which others may have written. A pair with any other path
+    than a part of this directory is rejected with RestoreError before any rename or deletion.
     """
 
     def __init__(self, directory: str, host: Host | None = None) -> None:
@@ -321,7 +327,7 @@ class PartCommitter:
         return [self._own(committable) for committable in committables]
 
     def _own(self, committable: Any) -> tuple[str, str]:
-        """The pair (hidden path, visible path)."""
+        """Checks and returns the pair (hidden path, visible path)."""
         match committable:
             case (str(hidden), str(final)):
                 places = [posixpath.split(path) for path in (hidden, final)]
@@ -347,7 +353,7 @@ class PartCommitter:
         return posixpath.abspath(directory) == posixpath.abspath(self._directory)
 
     async def commit(self, committables: Sequence[Any]) -> None:
-        """Rename each hidden file to its visible name, or the next that is free.
+        """Renames each hidden file to its visible name, or to the next free one.
 
         A part that is visible already stays as it is.
         """
@@ -378,7 +384,7 @@ class PartCommitter:
                 await host.fs.fsync_dir(directory)
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Delete the hidden files; what was committed stays."""
+        """Deletes the hidden files; committed parts stay."""
         if not committables:
             return
         parts = self._checked(committables)

@@ -1,8 +1,8 @@
-"""Which files a path means: a file, the files of a directory, or those that a glob matches; and how
-they are cut into splits.
+"""The files that a path stands for: a file, the files of a directory, or those that a glob matches;
+and how they are divided into splits.
 
-Names that begin with a dot or an underscore are no data: unfinished parts, markers. They count only
-when a pattern spells them out.
+Names that begin with a dot or an underscore are ignored: they are unfinished parts and markers.
+They count only if a pattern contains the dot or underscore.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = [
 ]
 
 SPLIT_BYTES = 64 * 1024 * 1024
-"""Files above this are cut at line ends, so that several subtasks share one."""
+"""Minimum size of files that are divided at line ends, so that several subtasks read them."""
 
 _MAGIC = re.compile(r"[*?\[]")
 
 
 def checked_path(path: str | os.PathLike[str], function: str) -> str | PurePath:
-    """`path` as `local_path` gives it: a `Path` means itself, a text may be a pattern.
+    """Returns `path` in the form of `local_path`: a `Path` means itself, a text may be a pattern.
 
     Raises GraphError naming `function`.
     """
@@ -58,9 +58,10 @@ def checked_path(path: str | os.PathLike[str], function: str) -> str | PurePath:
 
 
 class FilePart(NamedTuple):
-    """What one split reads: lines that begin in `[start, end)`; `end` None is the end of the file.
+    """The content of one split: lines that begin in `[start, end)`; `end` None is the end of the
+    file.
 
-    `member` is of a zip archive.
+    `member` names a file in a zip archive.
     """
 
     path: str
@@ -68,21 +69,21 @@ class FilePart(NamedTuple):
     end: int | None = None
     member: str | None = None
     mark: Mark | None = None
-    """Of what stood in front of `start - 1`, where reading begins, when the file was cut."""
+    """Mark of the bytes before `start - 1`, where reading begins, when the file was divided."""
     seen: tuple[int, int] | None = None
-    """Size and time of change of the file when it was found; of its first part.
+    """Size and modification time of the file when it was found; only in its first part.
 
     Earlier releases left out both.
     """
 
     @property
     def place(self) -> tuple[int, int | None, str | None]:
-        """Which part of its file it is."""
+        """Identifies the part within its file."""
         return self.start, self.end, self.member
 
     @property
     def id(self) -> str:
-        """Stable over restarts, unique among the parts of a source."""
+        """The id of the part: stable over restarts, unique among the parts of a source."""
         if self.member is not None:
             return f"{self.path}!{self.member}"
         return self.path if self.start == 0 and self.end is None else f"{self.path}@{self.start}"
@@ -91,11 +92,11 @@ class FilePart(NamedTuple):
 async def find_files(
     host: Host, path: str | PurePath, *, may_be_missing: bool = False
 ) -> dict[str, FileStat]:
-    """The files that `path` means, sorted. Raises FileNotFoundError when there are none, unless
-    `may_be_missing`.
+    """Returns the files that `path` means, sorted.
 
-    The number of calls into the executor is small for any number of files, and the loop does little
-    work. Directories with very many files are listed again and again.
+    Raises FileNotFoundError if there are none, unless `may_be_missing`. The number of calls into
+    the executor is small for any number of files, and the loop does little work. Directories with
+    very many files are listed again and again.
     """
     text = str(path)
     (itself,) = await host.fs.stats([text])
@@ -124,7 +125,7 @@ async def find_files(
 
 
 def pattern_hint(path: str | PurePath) -> str:
-    """What to write if a `Path`, which means itself, looks like a pattern."""
+    """Returns advice if a `Path`, which means itself, looks like a pattern."""
     text = str(path)
     return (
         f" (a Path is no pattern: write {text!r})"
@@ -134,9 +135,7 @@ def pattern_hint(path: str | PurePath) -> str:
 
 
 def fixed_part(path: str | PurePath) -> str:
-    """The part of `path` that must exist for anything to be found: all of it, or the directory
-    before the pattern.
-    """
+    """Returns the part of `path` that must exist: the whole, or the directory before the pattern."""
     text = str(path)
     magic = _MAGIC.search(text) if isinstance(path, str) else None
     return text if magic is None else posixpath.dirname(text[: magic.start()]) or "."
@@ -168,9 +167,9 @@ def _files_of(paths: list[str], stats: list[FileStat | None]) -> dict[str, FileS
 async def _expand(
     host: Host, base: str, parts: list[str], above: tuple[FileStat, ...] = ()
 ) -> list[str]:
-    """Paths that exist and match `parts` below `base`.
+    """Returns the existing paths that match `parts` below `base`.
 
-    `above`: the directories that `**` came through. Links may lead back to them.
+    `above`: the directories that `**` has passed through. Links may lead back to them.
     """
     if not parts:
         return [base]
@@ -203,8 +202,9 @@ async def _expand(
 
 
 def is_matched(path: list[str], pattern: list[str]) -> bool:
-    """Whether `find_files` finds a file by a pattern: both in parts, as they are between
-    slashes.
+    """Returns whether `find_files` finds a file by a pattern.
+
+    Both are given as the parts between slashes.
     """
     if not pattern or not path:
         return not pattern and not path
@@ -224,8 +224,10 @@ def is_matched(path: list[str], pattern: list[str]) -> bool:
 async def cut(
     host: Host, path: str, size: int, *, divisible: bool, split_bytes: int
 ) -> list[FilePart]:
-    """The parts of a file of `size` bytes: members of an archive, ranges of a large file if it
-    is `divisible`, else the whole.
+    """Returns the parts of a file of `size` bytes.
+
+    These are the members of an archive, ranges of a large file if it is `divisible`, else the
+    whole.
     """
     if path.endswith(".zip"):
         return [
@@ -249,10 +251,9 @@ async def cut(
 
 
 def respelled(ids: Sequence[str], path: str) -> list[str]:
-    """`ids` of parts in the spelling that goes with `path`: absolute, or from the working
-    directory, without detours.
+    """Returns `ids` of parts in the spelling of `path`: absolute or relative, and normalised.
 
-    An id whose new spelling is taken stays as it is.
+    An id whose new spelling is in use stays as it is.
     """
     spell: Callable[[str], str] = os.path.abspath if os.path.isabs(path) else os.path.relpath
     # Once a directory: this is asked of thousands of files at every look.

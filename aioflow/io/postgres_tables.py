@@ -1,9 +1,9 @@
 """Tables of PostgreSQL: `postgres(dsn, table)` reads one to its end, and writes rows exactly once
 under checkpoints.
 
-Needs the extra `aioflow[postgres]` (asyncpg). Values are those of asyncpg: what a column takes and
-gives is documented there; json and jsonb columns take and give the values themselves. Each writer,
-committer and reader has one connection.
+Needs the extra `aioflow[postgres]` (asyncpg). Its documentation lists the Python type for each
+column type; for json and jsonb columns these are the values themselves. Each writer, committer and
+reader has one connection.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ __all__ = ["PostgresTable", "postgres"]
 T = TypeVar("T")
 
 PAGE_ROWS = 1_024
-"""Rows of one read."""
+"""Number of rows of one read."""
 
 CLOSE_TIMEOUT_S = 5.0
-"""How long a connection may take to close."""
+"""Maximum time for closing a connection."""
 
 SCHEMA_LOCK = 0x61696F666C6F77
-"""Advisory lock under which the sink's tables are made: `IF NOT EXISTS` does not protect against
-another client that makes them at the same time.
+"""Advisory lock under which the sink's tables are created: `IF NOT EXISTS` does not protect against
+another client that creates them at the same time.
 """
 
 
@@ -80,13 +80,15 @@ def postgres(
     key: str | None = None,
     query: str | None = None,
 ) -> PostgresTable[Any]:
-    """The rows of `table` ("name" or "schema.name"), ordered by `key`: a unique column, by default
-    the primary key. A dict or `type` each.
+    """Reads the rows of `table` ("name" or "schema.name") in the order of `key`, or writes rows to
+    it.
 
-    It reads the rows up to the largest key that exists when it begins. It reads `columns`, by
-    default all of them. With `query`, a SELECT that includes the key, it reads the rows of the
-    query. As a sink it takes dicts, dataclasses, NamedTuples and Structs by field, lists and tuples
-    by place. They go into `columns`, by default the fields of the first record; the table must
+    `key` is a unique column, by default the primary key. Each row is a dict or a `type`. The source
+    reads the rows up to the largest key that exists when it begins. It reads `columns`, by default
+    all of them. With `query`, a SELECT that includes the key, it reads the rows of the query.
+
+    As a sink it accepts dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by
+    index. They are written to `columns`, by default the fields of the first record; the table must
     exist. Exactly once with checkpoints, at least once without. The sink keeps two small tables of
     its own in the database, `aioflow_staged` and `aioflow_sinks`.
     """
@@ -115,7 +117,7 @@ def postgres(
 
 
 class PostgresTable(Generic[T]):
-    """A `Source` and a `Sink`. One split; its position is the key of the last row that was read."""
+    """A `Source` and a `Sink`. One split; its position is the key of the last row read."""
 
     name = "postgres"
     bounded = True
@@ -145,11 +147,11 @@ class PostgresTable(Generic[T]):
 
     @property
     def rows_from(self) -> str:
-        """What stands behind FROM when it is read."""
+        """The text after FROM in a read."""
         return self.quoted_table if self.query is None else f"({self.query}) AS aioflow_query"
 
     async def discover(self) -> list[Split]:
-        """One split: its payload is the name of the key, and the largest there is now."""
+        """Returns one split: its payload is the name of the key, and the largest present key."""
         connection = await connect(self)
         try:
             key = self.key or await self._primary_key(connection)
@@ -202,7 +204,7 @@ def _as_it_is(value: Any, column: str) -> Any:
 
 
 async def connect(config: PostgresTable[Any]) -> Any:
-    """A connection. Raises ModuleNotFoundError naming the extra."""
+    """Returns a connection. Raises ModuleNotFoundError naming the extra."""
     try:
         import asyncpg
     except ImportError:
@@ -240,7 +242,7 @@ async def connect(config: PostgresTable[Any]) -> Any:
 
 
 def _place(dsn: str) -> str:
-    """Host and port, without the password."""
+    """Returns host and port, without the password."""
     return (
         dsn.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2]
         or "of this machine"
@@ -248,7 +250,7 @@ def _place(dsn: str) -> str:
 
 
 async def disconnect(connection: Any) -> None:
-    """Close the connection, or abort it if that takes too long."""
+    """Closes the connection, or aborts it if that takes too long."""
     try:
         await connection.close(timeout=CLOSE_TIMEOUT_S)
     except (OSError, TimeoutError):
@@ -256,7 +258,7 @@ async def disconnect(connection: Any) -> None:
 
 
 async def table_columns(connection: Any, config: PostgresTable[Any]) -> list[str]:
-    """The columns that can be written. Raises GraphError when there is no such table."""
+    """Returns the writable columns. Raises GraphError if there is no such table."""
     rows = await connection.fetch(
         "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT "
         "attisdropped ORDER BY attnum",
@@ -270,7 +272,7 @@ async def table_columns(connection: Any, config: PostgresTable[Any]) -> list[str
 
 
 class PostgresStore:
-    """A `TableStore`."""
+    """The `TableStore` of PostgreSQL."""
 
     def __init__(self, config: PostgresTable[Any]) -> None:
         self._config = config
@@ -281,7 +283,9 @@ class PostgresStore:
         return await table_columns(await self._connected(), self._config)
 
     async def _connected(self) -> Any:
-        """The connection; a new one if the last was lost, because a retried commit needs it."""
+        """Returns the connection, which is replaced if it was lost, because a retried commit needs
+        it.
+        """
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._config)
         return self._connection

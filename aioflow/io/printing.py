@@ -1,7 +1,7 @@
 """The sink that prints one line a record to `sys.stdout`.
 
-The executor writes, one call a batch: a pipe whose reader is slow holds back this sink and never
-the loop.
+The executor writes, with one call a batch: a pipe with a slow reader blocks this sink and never the
+loop.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["ReaderGone", "StdoutSink", "stdout"]
 
 @explained
 def stdout(prefix: str = "") -> StdoutSink:
-    """A sink that prints `str(record)`, one a line, each after `prefix`.
+    """Returns a sink that prints `str(record)`, one a line, each after `prefix`.
 
-    At least once: a restart prints again.
+    At least once: a restart prints records again.
     """
     return StdoutSink(prefix)
 
 
 class ReaderGone(BrokenPipeError):
-    """The reader of standard output is gone (`| head`): a retry is useless."""
+    """The reader of standard output has ended (`| head`): a retry is useless."""
 
 
 class StdoutSink:
-    """Writes to `sys.stdout` as it is when the job starts."""
+    """Writes to the `sys.stdout` of the job's start."""
 
     name = "stdout"
 
@@ -50,8 +50,9 @@ class StdoutSink:
 
 
 class StdoutWriter:
-    """Gathers the lines of a batch and asks for a flush after each: what is printed is seen at
-    once.
+    """Collects the lines of a batch and requests a flush after each batch.
+
+    So lines appear at once.
     """
 
     def __init__(self, ctx: OperatorContext, stream: TextIO, prefix: str) -> None:
@@ -85,7 +86,7 @@ class StdoutWriter:
         return []
 
     async def close(self) -> None:
-        """What was written must not stay behind, also when the job failed."""
+        """Flushes the output, also when the job failed."""
         if not self._broken:
             await self.flush()
 

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 CAPACITY = 1024
 
 UNCOVERED = 1_000_000
-"""Number of elements: a hundred seconds of 10,000 a second."""
+"""Default number of kept elements: a hundred seconds of 10,000 a second."""
 
 NEAR = 0.5
 """Share of the bound at which a warning is logged, once until a checkpoint covers some elements."""
@@ -48,18 +48,18 @@ NOT_DURABLE = (
 
 @explained
 def push(capacity: int = CAPACITY, uncovered: int = UNCOVERED) -> PushSource[Any]:
-    """A source for `job.input(stream)`. `put` waits while `capacity` accepted elements have not
-    been read.
+    """Returns a source for `job.input(stream)`.
 
-    A job with checkpoints that may restart keeps each element until a completed checkpoint covers
-    it. `put` also waits while `uncovered` elements are kept: their number counts, not their size. A
-    job without checkpoints that may restart keeps all elements, without a bound.
+    `put` waits while `capacity` accepted elements have not been read. A job with checkpoints that
+    may restart keeps each element until a completed checkpoint covers it. `put` also waits while
+    `uncovered` elements are kept: their number counts, not their size. A job without checkpoints
+    that may restart keeps all elements, without a bound.
     """
     return PushSource(capacity, uncovered)
 
 
 class PushSource(Generic[T]):
-    """Unbounded until its inlet is closed.
+    """A source of pushed elements, unbounded until its inlet is closed.
 
     One split; the position is the number of the next element.
     """
@@ -76,13 +76,13 @@ class PushSource(Generic[T]):
         self._capacity = capacity
         self._uncovered = uncovered
         self.inlet: PushInlet[T] | None = None
-        """Where a run's elements come in; None in the source that stands in the flow."""
+        """The inlet for a run's elements; None in the source of the flow."""
 
     def __repr__(self) -> str:
         return f"push(capacity={self._capacity}, uncovered={self._uncovered})"
 
     def for_run(self) -> PushSource[T]:
-        """The source of one run, with an inlet of its own."""
+        """Returns the source of one run, with an inlet of its own."""
         source: PushSource[T] = PushSource(self._capacity, self._uncovered)
         source.inlet = PushInlet(self._capacity, self._uncovered)
         return source
@@ -138,13 +138,12 @@ class PushInlet(Generic[T]):
     async def put(self, value: T, timestamp: int | None = None, *, durable: bool = False) -> None:
         """Returns when `value` was accepted; with `durable` when a completed checkpoint covers it.
 
-        It waits for room: for the source to read, or for a checkpoint to complete where too many
-        elements wait for one (see `push`).
+        It waits for room: for the source to read, or for a checkpoint to complete if too many
+        elements wait for one (see `push`). Timestamps are ms, given for all elements or for none.
 
-        Timestamps are ms, given for all elements or for none. Raises Closed after `close`,
-        JobNotRunning after the job's end, and CheckpointError for `durable` in a job that takes no
-        checkpoints. An element whose `durable` put was cancelled, or ended with JobNotRunning, may
-        have been processed all the same.
+        Raises Closed after `close`, JobNotRunning after the job's end, and CheckpointError for
+        `durable` in a job that takes no checkpoints. An element whose `durable` put was cancelled,
+        or ended with JobNotRunning, may have been processed all the same.
         """
         if asyncio.get_running_loop() is not self._loop:
             self._check_loop()
@@ -159,7 +158,7 @@ class PushInlet(Generic[T]):
     async def put_many(
         self, values: Iterable[T], timestamps: Iterable[int] | None = None, *, durable: bool = False
     ) -> None:
-        """As `put` for each of `values` in order; others may put in between."""
+        """Puts each of `values` in order, as `put` does; other tasks may put in between."""
         if asyncio.get_running_loop() is not self._loop:
             self._check_loop()
         if durable:
@@ -178,9 +177,9 @@ class PushInlet(Generic[T]):
             await self._covered(self._end)
 
     def close(self) -> Any:
-        """No more elements: the source ends when all have been read.
+        """Accepts no more elements: the source ends when all have been read.
 
-        Acts at once, awaited or not. Idempotent.
+        Takes effect at once, awaited or not. Idempotent.
         """
         self._closed = True
         self._wake()
@@ -188,7 +187,7 @@ class PushInlet(Generic[T]):
         return DONE
 
     async def caught_up(self) -> None:
-        """Returns when what was accepted before the call has been read, or the job is over."""
+        """Returns when all elements accepted before the call have been read, or the job is over."""
         if self._over is not None or not self.pending:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -196,7 +195,9 @@ class PushInlet(Generic[T]):
         await future
 
     def end(self, reason: str) -> None:
-        """The job is over: pending and later puts and waits raise JobNotRunning with `reason`."""
+        """Ends the inlet with the job: pending and later puts and waits raise JobNotRunning with
+        `reason`.
+        """
         self._over = JobNotRunning(reason)
         self._give_room()
         self._unread = _without_reached(self._unread, self._end)
@@ -215,7 +216,7 @@ class PushInlet(Generic[T]):
 
     @property
     def _space(self) -> int:
-        """How many elements may be accepted."""
+        """Returns the number of elements that may be accepted."""
         unread = self._capacity - (self._end - self._read)
         if not self._checkpointing:  # Nothing will ever cover an element, or it is not known yet.
             return unread
@@ -265,8 +266,9 @@ class PushInlet(Generic[T]):
         await future
 
     def _check_loop(self) -> None:
-        """The first put or read binds the inlet to its loop, because a waiter cannot be woken
-        from another loop.
+        """Binds the inlet to the loop of the first put or read, and checks later calls.
+
+        A waiter cannot be woken from another loop.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not None and self._loop is not loop:
@@ -279,7 +281,7 @@ class PushInlet(Generic[T]):
     # The reader's end.
 
     def attach(self, position: int | None, keep: bool, checkpointing: bool) -> None:
-        """A reader begins at `position`: the first one of a run, or the next after a restart."""
+        """Attaches a reader at `position`: the first one of a run, or the next after a restart."""
         self._check_loop()
         start = position or 0
         if not self._attached:
@@ -305,7 +307,7 @@ class PushInlet(Generic[T]):
                 future.set_exception(CheckpointError(NOT_DURABLE))
 
     def poll(self, max_records: int) -> tuple[list[T], list[int] | None]:
-        """Up to `max_records` elements that were not polled yet."""
+        """Returns up to `max_records` elements that were not polled yet."""
         start = self._read - self._base
         values = self._values[start : start + max_records]
         times = self._timestamps[start : start + max_records] if self._timed else None
@@ -319,7 +321,7 @@ class PushInlet(Generic[T]):
         return values, times
 
     def covered(self, position: int) -> None:
-        """A completed checkpoint holds `position`: nothing before it is asked for again."""
+        """Drops the elements before `position`, which a completed checkpoint covers."""
         self._forget(position)
         self._durable = _without_reached(self._durable, position)
         if len(self._values) < NEAR * self._uncovered:
@@ -345,16 +347,16 @@ class PushInlet(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Elements that were not polled yet."""
+        """Number of elements that were not polled yet."""
         return max(self._end - self._read, 0)
 
     @property
     def drained(self) -> bool:
-        """Whether it is closed and all was polled."""
+        """Whether the inlet is closed and all elements were polled."""
         return self._closed and not self.pending
 
     async def news(self) -> None:
-        """Returns when there is something to poll, or nothing will come any more."""
+        """Returns when there is an element to poll, or when no element will follow."""
         while not self.pending and not self._closed:
             if self._news is None:
                 self._news = asyncio.get_running_loop().create_future()
@@ -374,7 +376,7 @@ class PushInlet(Generic[T]):
 def _without_reached(
     waiting: list[tuple[int, asyncio.Future[None]]], position: int
 ) -> list[tuple[int, asyncio.Future[None]]]:
-    """The waiters for a number beyond `position`. Resolves the others."""
+    """Returns the waiters for a number beyond `position`, and resolves the others."""
     still = []
     for number, future in waiting:
         if number > position:
@@ -407,11 +409,11 @@ class _PushReader:
 
     @property
     def pending_records(self) -> int:
-        """Elements that wait to be polled."""
+        """Number of elements that wait to be polled."""
         return self._inlet.waiting if self._open else 0
 
     def stop(self) -> None:
-        """The job stops: the inlet accepts nothing more, and accepted elements are still read."""
+        """Closes the inlet, because the job stops. Accepted elements are still read."""
         self._inlet.close()
 
     async def wait(self) -> None:
@@ -426,12 +428,12 @@ class _PushReader:
         return self._inlet.read
 
     def checkpoint(self, checkpoint_id: int) -> None:
-        """Checkpoint `checkpoint_id` holds everything that was polled so far."""
+        """Notes that checkpoint `checkpoint_id` covers all elements polled so far."""
         if self._open:
             self._taken[checkpoint_id] = self._inlet.read
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """What that checkpoint and those before it hold is never asked for again."""
+        """Drops the elements that this checkpoint covers, which no restart reads again."""
         completed = [taken for taken in self._taken if taken <= checkpoint_id]
         if completed:
             self._inlet.covered(self._taken[completed[-1]])
@@ -439,4 +441,4 @@ class _PushReader:
             del self._taken[taken]
 
     async def close(self) -> None:
-        """The inlet stays: a restart attaches to it again."""
+        """Does nothing: the inlet stays, and a restart attaches to it again."""

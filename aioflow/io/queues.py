@@ -1,7 +1,7 @@
 """An `asyncio.Queue` of the program as source and as sink, within one loop.
 
-As a source it is at-most-once over a restart: elements that were taken out of the queue exist only
-in the job. It takes one element more than it hands over, and only while it waits.
+As a source it is at-most-once over a restart: elements removed from the queue exist only in the
+job. It removes one element more than it emits, and only while it waits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_END = object()
 _SHUT_DOWN: tuple[type[BaseException], ...] = tuple(
     error for error in (getattr(asyncio, "QueueShutDown", None),) if error is not None
 )
-"""What a queue raises that was shut down; from Python 3.13 on."""
+"""The error of a queue that was shut down; from Python 3.13 on."""
 
 
 @explained
@@ -124,11 +124,11 @@ class _QueueReader:
         return None
 
     async def close(self) -> None:
-        """The queue belongs to the program."""
+        """Does nothing: the queue belongs to the program."""
 
 
 class QueueWriter:
-    """Hands records over one by one: a full queue holds the job back."""
+    """Puts records one by one: a full queue blocks the job."""
 
     def __init__(self, target: asyncio.Queue[Any]) -> None:
         self._queue = target

@@ -1,9 +1,9 @@
-"""One task that reads ahead of the polls: it starts with the reader, waits while enough is
-buffered, and ends with `close`.
+"""A task that reads ahead of the polls: it starts with the reader, waits while enough is buffered,
+and ends with `close`.
 
-It reads files in the executor, one call at a time. A call that has begun goes on when the task is
-cancelled, and `close` waits for it. An error is raised by the poll that finds nothing read before
-it. The reader itself keeps what was read.
+It reads files in the executor, one call at a time. A running call continues when the task is
+cancelled, and `close` waits for it. An error is raised by the first poll after all data read before
+the error was polled. The reader itself holds the data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Args = TypeVarTuple("Args")
 
 
 class ReadAhead:
-    """`name` is that of the task."""
+    """Runs the reading task; `name` is that of the task."""
 
     def __init__(self, host: Host, name: str) -> None:
         self.error: BaseException | None = None
@@ -40,11 +40,11 @@ class ReadAhead:
 
     @property
     def is_running(self) -> bool:
-        """Whether the task may still add something."""
+        """Whether the task may still add data."""
         return self._task is not None and not self._task.done()
 
     def start(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Let the task run `read()`, unless it runs."""
+        """Starts a task that runs `read()`, unless it runs already."""
         if not self.is_running:
             # Owned by this object: close() cancels it and waits for its end.
             self._task = asyncio.get_running_loop().create_task(
@@ -64,13 +64,13 @@ class ReadAhead:
     # The task.
 
     async def blocking(self, call: Callable[[*Args], T], *args: *Args) -> T:
-        """Read: `call(*args)` in the executor."""
+        """Runs `call(*args)`, which reads, in the executor."""
         reading = self._reading = self._host.blocking(call, *args)
         # Shielded: a read that has begun goes on when we are cancelled, and close() waits for it.
         return await asyncio.shield(reading)
 
     async def added(self, is_full: Callable[[], bool]) -> None:
-        """Wake the waiting poll: something was read. Returns when `is_full()` is false."""
+        """Wakes the waiting poll after data was added. Returns when `is_full()` is false."""
         self._wake()
         while is_full():
             self._room = asyncio.get_running_loop().create_future()
@@ -79,13 +79,13 @@ class ReadAhead:
     # The reader.
 
     def taken(self) -> None:
-        """Something was polled: there may be room again."""
+        """Notes that data was polled, so there may be room again."""
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
 
     async def wait(self) -> None:
-        """Until something is added, or nothing will be any more."""
+        """Waits until data is added, or no more will be."""
         if not self.is_running:
             return
         if self._waiter is None:
@@ -93,7 +93,7 @@ class ReadAhead:
         await asyncio.shield(self._waiter)
 
     async def close(self) -> None:
-        """End the task, and wait for the read that it has begun."""
+        """Ends the task, and waits for its running read."""
         task, self._task = self._task, None
         if task is not None:
             await cancel_and_wait([task])

@@ -1,5 +1,4 @@
-"""Records that a decoder made as a batch of columns: field by field, with the values that the rows
-would have.
+"""Converts decoded records to a batch of columns: field by field, with the same values as the rows.
 
 If the type of the records determines a field's type, its values are not checked again. Records
 without a type are columns if they are dicts of the same fields in the same order. Any other block
@@ -29,7 +28,7 @@ _NUMBERS: dict[Any, Any] = {int: np.int64, float: np.float64, bool: np.bool_}
 class FieldColumns:
     """The columns of one field, batch after batch.
 
-    `hint`: what all values are, as far as that is known.
+    `hint`: the type of all values, as far as it is known.
     """
 
     def __init__(self, hint: Any = None) -> None:
@@ -51,9 +50,9 @@ class FieldColumns:
 
 
 def count_objects(data: bytes) -> int | None:
-    """How many lines there are, if each begins with `{` and ends with `}`; None if not.
+    """Returns the number of lines if each begins with `{` and ends with `}`, otherwise None.
 
-    On arrays: it is the price of a field otherwise.
+    Computed with arrays, because in Python it would cost as much as decoding a field.
     """
     from aioflow.io.json_files import lines_of_objects
 
@@ -67,9 +66,9 @@ def count_objects(data: bytes) -> int | None:
 
 
 class RecordColumns:
-    """Makes batches of columns of lists of records.
+    """Converts lists of records to batches of columns.
 
-    `type`: that of the records; None: dicts, if anything.
+    `type`: the type of the records; None: dicts, if they can be converted.
     """
 
     def __init__(self, type: type[Any] | None) -> None:
@@ -79,8 +78,9 @@ class RecordColumns:
         self._wanted: frozenset[str] | None = None
 
     def narrow(self, names: Sequence[str]) -> None:
-        """Make columns of these fields only, and dicts instead of records of the type. Records that
-        lack one of the fields become all columns.
+        """Limits the columns to these fields, in dicts instead of records of the type.
+
+        Records that lack one of the fields become all columns.
         """
         if self._type is None:
             self._wanted = frozenset(names)
@@ -90,22 +90,22 @@ class RecordColumns:
 
     @property
     def names(self) -> Sequence[str]:
-        """The columns that are made of records with a type."""
+        """The names of the columns of records with a type."""
         return tuple(self._fields)
 
     def of_columns(self, columns: Mapping[str, Column], count: int) -> ColumnBatch:
-        """Of columns with these names."""
+        """Returns a batch of `columns` with these names."""
         return ColumnBatch(columns, count, self._type)
 
     def of_objects(self, records: Sequence[Any]) -> ColumnBatch:
-        """Of instances of the type, or of one with its fields."""
+        """Converts instances of the type, or of a type with its fields."""
         columns = {
             name: make(list(map(attrgetter(name), records))) for name, make in self._fields.items()
         }
         return ColumnBatch(columns, len(records), self._type)
 
     def of_dicts(self, records: list[Any]) -> ColumnBatch | list[Any]:
-        """`records` themselves where they are no dicts of the same fields."""
+        """Converts `records`; returns them unchanged unless they are dicts of the same fields."""
         if not records or set(map(type, records)) != {dict}:
             return records
         names = tuple(records[0])

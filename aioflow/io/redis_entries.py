@@ -1,4 +1,6 @@
-"""Entries of Redis streams as values, and back: their fields, or what one of them holds."""
+"""Converts entries of Redis streams to values, and back: all their fields, or the body in one
+field.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ Entry = dict[bytes, bytes]
 
 
 def decoder_of(config: RedisStreams[Any]) -> Callable[[Entry], Any]:
-    """Makes an element of an entry. It raises MsgspecError or UnicodeDecodeError."""
+    """Returns a decoder of entries. It raises MsgspecError or UnicodeDecodeError."""
     if config.field is None:
         return entry_decoder(config.type)
     field, decode = config.field.encode(), body_decoder(config.format, config.type)
@@ -38,7 +40,7 @@ def decoder_of(config: RedisStreams[Any]) -> Callable[[Entry], Any]:
 
 
 def entry_decoder(type: type[Any] | None) -> Callable[[Entry], Any]:
-    """Makes a dict of texts, or a `type` whose fields they are converted into.
+    """Returns a decoder of entries into dicts of texts, or into `type`, whose fields are converted.
 
     Raises TypeError for a type without fields.
     """
@@ -65,7 +67,7 @@ def entry_decoder(type: type[Any] | None) -> Callable[[Entry], Any]:
 
 
 def encoder_of(config: RedisStreams[Any]) -> Callable[[Any], list[bytes]]:
-    """Makes of a value the names and values of an entry, one after the other.
+    """Returns an encoder of values into the names and values of an entry, alternating.
 
     It raises TypeError naming the value.
     """
@@ -94,7 +96,7 @@ def encoder_of(config: RedisStreams[Any]) -> Callable[[Any], list[bytes]]:
 
 
 def _text(cell: Any, name: str, value: Any, place: str) -> bytes:
-    """A value of one field, spelled as `row_converter` reads it."""
+    """Encodes the value of one field, spelled as `row_converter` reads it."""
     if isinstance(cell, str):
         return cell.encode()
     if isinstance(cell, bytes):

@@ -1,21 +1,20 @@
 """Adds entries to a stream of Redis: staged in a stream beside it, moved by the commit.
 
-    flush        entries -> the staged stream of the batch that the next checkpoint will take,
-                 numbered 0-1, 0-2 ...
-    prepare(n)   the batch of n is whole; its committable is its name and how many entries it has
-    commit       entries out of the staged stream into the other, some at a time, and with the
-                 last n into the hash of the sinks
+    flush        entries -> the staged stream of the next checkpoint's batch, numbered 0-1, 0-2 ...
+    prepare(n)   the batch of n is complete; its committable is its name and its number of entries
+    commit       entries from the staged stream to the other, some at a time, and with the last
+                 of them n into the hash of the sinks
 
 Each step is one script, so Redis does all of it or nothing. A step that is sent twice, because its
-answer was lost, finds it done: staged entries have numbers, and moved entries are gone. A missing
-batch must be known as committed; otherwise the database was set back, and that is an error. Every
-writer that opens gets a number, its generation. It removes what earlier writers began after the
-checkpoint that it was restored from.
+answer was lost, has no further effect: staged entries have numbers, and moved entries are not
+there. A missing batch must be recorded as committed. Otherwise the database was set back, and that
+is an error. Every writer that opens gets a number, its generation. It removes batches that earlier
+writers began after the checkpoint that it was restored from.
 
 The keys of a stream "orders" are `aioflow:{orders}:sinks` and `aioflow:{orders}:staged:...`: in one
 slot of a cluster. All of it is as durable as the server is set up to be (`appendfsync`).
 
-Without checkpoints entries go straight into the stream (at-least-once).
+Without checkpoints entries are added to the stream at once (at-least-once).
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Prepared", "RedisCommitter", "RedisWriter"]
 
 PIECE_ENTRIES = 1_000
-"""The writer asks for a flush when it holds this many. One script stages or moves as many.
+"""Number of entries at which the writer requests a flush. One script stages or moves as many.
 
-Redis does nothing else meanwhile.
+Redis does no other work meanwhile.
 """
 
 REGISTER = """
@@ -111,10 +110,10 @@ return left
 
 
 class Prepared(NamedTuple):
-    """A committable: a batch that is whole."""
+    """A committable: a complete batch."""
 
     sink: str
-    """Flow and uid: who prepared it."""
+    """Flow and uid of the sink that prepared the batch."""
     subtask: int
     checkpoint: int
     batch: str
@@ -122,7 +121,7 @@ class Prepared(NamedTuple):
 
 
 class _Keys(NamedTuple):
-    """The keys that a sink keeps beside its stream."""
+    """The keys of a sink besides its stream."""
 
     stream: str
     sinks: str
@@ -160,8 +159,9 @@ class RedisWriter:
         self.full = False
 
     def restored(self, checkpoint_id: int) -> None:
-        """Batches staged up to `checkpoint_id` are committed, or will be by the holder of their
-        committables.
+        """Notes that batches staged up to `checkpoint_id` are committed, or will be.
+
+        The holder of their committables commits them.
         """
         self._restored = self._since = checkpoint_id
 
@@ -206,7 +206,7 @@ class RedisWriter:
     async def _persistently(
         self, call: Callable[[list[list[bytes]]], Awaitable[None]], entries: list[list[bytes]]
     ) -> None:
-        """Try until the server answers."""
+        """Retries until the server answers."""
         config = self._config
         backoff = Backoff(self._ctx.host.rng, config.backoff)
         while True:
@@ -220,7 +220,7 @@ class RedisWriter:
             await backoff.sleep()
 
     async def _add(self, entries: list[list[bytes]]) -> None:
-        """Without a checkpoint to wait for."""
+        """Adds entries to the stream directly, without checkpoints."""
         trimmed = [] if self._config.maxlen is None else ["MAXLEN", "~", self._config.maxlen]
         async with answered(self._config), self._client.pipeline(transaction=True) as pipeline:
             for entry in entries:
@@ -250,7 +250,7 @@ class RedisWriter:
         self._staged = have
 
     async def prepare(self, checkpoint_id: int) -> list[list[Any]]:
-        """The one batch since the last checkpoint, if anything was written."""
+        """Returns the batch since the last checkpoint, if any record was written."""
         await self.flush()
         self._since = max(self._since, checkpoint_id)
         batch, self._batch = self._batch, ""
@@ -268,16 +268,16 @@ class RedisWriter:
         )
 
     async def close(self) -> None:
-        """Staged entries that were not prepared are removed by the next writer."""
+        """Closes the connection. The next writer removes staged entries that were not prepared."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
 
 
 class RedisCommitter:
-    """Moves batches.
+    """Moves staged batches into the stream.
 
-    It connects when there is the first one; the operator tries again what failed.
+    It connects for the first batch; the operator retries failed commits.
     """
 
     def __init__(self, config: RedisStreams[Any]) -> None:
@@ -317,7 +317,7 @@ class RedisCommitter:
                 )
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Remove what is staged; what was committed stays."""
+        """Removes staged entries; committed entries stay."""
         client = self._connected()
         for committable in committables:
             prepared = Prepared(*committable)

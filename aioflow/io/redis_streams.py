@@ -1,8 +1,8 @@
 """Streams of Redis: `redis(url, stream)` reads the entries after the ids of a checkpoint, and adds
 entries exactly once.
 
-Needs the extra `aioflow[redis]` (redis-py). One connection a reader, writer and committer. How
-entries are added: `redis_sink`.
+Needs the extra `aioflow[redis]` (redis-py). Each reader, writer and committer has one connection.
+`redis_sink` adds the entries.
 """
 
 from __future__ import annotations
@@ -36,20 +36,19 @@ __all__ = ["RedisStreams", "answered", "exists", "is_away", "open_client", "redi
 T = TypeVar("T")
 
 PAGE_ENTRIES = 1_000
-"""Entries of one read, of each stream."""
+"""Number of entries of one read, for each stream."""
 
 BLOCK_MS = 1_000
-"""How long a read waits for entries at the server.
+"""Maximum time that a read waits for entries at the server.
 
-After it streams that were found meanwhile are read too.
+New streams are read after it.
 """
 
 ANSWER_TIMEOUT_S = 20.0
-"""A server that answers nothing for this long is gone."""
+"""Time without an answer after which the server counts as unreachable."""
 
 LOOK_EVERY_S = 10.0
-"""How often an idle stream is checked: is it still the stream that was read?
-"""
+"""Interval at which an idle stream is checked: it may have been replaced."""
 
 BEGINNING = "0-0"
 
@@ -102,20 +101,21 @@ def redis(
     backoff: Duration = "100ms",
     on_error: OnError = "fail",
 ) -> RedisStreams[Any]:
-    """The entries of one stream or several, at "redis://[user:password@]host:port/db"; "rediss" and
-    "unix" as in redis-py.
+    """Reads the entries of one or several streams, or adds entries to one stream.
 
-    Each is a dict of its fields as texts, or a `type` (dataclass, NamedTuple, Struct) whose fields
-    they are converted into. With `field` the entry is what that one field holds: "json" (or a
-    `type` of it), "text" or "bytes", by `format`. `start`: "earliest", "latest", or the id behind
-    to begin; what a checkpoint holds goes before. `until="latest"`: end with the last entry that
-    exists when the job begins. `group`: a consumer group that records how far completed checkpoints
-    are, for monitoring; a job that starts without a checkpoint begins there. `must_exist=False`:
-    wait for a stream that does not exist yet.
+    `url` is "redis://[user:password@]host:port/db"; "rediss" and "unix" as in redis-py. Each
+    element is a dict of the entry's fields as texts, or a `type` (dataclass, NamedTuple, Struct)
+    into whose fields they are converted. With `field` the element is the decoded value of that
+    field, by `format`: "json" (or a `type` of it), "text" or "bytes". `start`: "earliest",
+    "latest", or the id after which to begin; the ids in a checkpoint take precedence.
+    `until="latest"`: end with the last entry that exists when the job begins. `group`: a consumer
+    group that records the progress of completed checkpoints, for monitoring; a job that starts
+    without a checkpoint begins at its position. `must_exist=False`: wait for a stream that does not
+    exist yet.
 
-    As a sink, of one stream: dicts, or what has fields, of texts, bytes and numbers; with `field`
-    what `format` takes. Exactly once under checkpoints, at least once without. `maxlen`: trim the
-    stream to about this many entries.
+    A sink writes to one stream: dicts, or objects with fields, of texts, bytes and numbers; with
+    `field` the values that `format` accepts. Exactly once under checkpoints, at least once without.
+    `maxlen`: trim the stream to about this many entries.
     """
     streams = one_or_more(stream)
     place = (
@@ -184,7 +184,7 @@ def redis(
 class RedisStreams(Generic[T]):
     """A `Source` and a `Sink`.
 
-    A split is a stream; its position is the id of the last entry that was read.
+    A split is a stream; its position is the id of the last entry read.
     """
 
     name = "redis"
@@ -225,8 +225,9 @@ class RedisStreams(Generic[T]):
         return self.until is not None
 
     async def discover(self) -> list[Split]:
-        """One split a stream. Its position says where to begin, its payload the last entry to
-        read, or None.
+        """Returns one split for each stream.
+
+        Its position is the start; its payload is the last entry to read, or None.
         """
         client = open_client(self)
         try:
@@ -269,7 +270,7 @@ class RedisStreams(Generic[T]):
 
 
 def open_client(config: RedisStreams[Any]) -> Any:
-    """A client. It connects at the first command and never retries.
+    """Returns a client. It connects at the first command and never retries.
 
     Raises ModuleNotFoundError naming the extra.
     """
@@ -324,7 +325,7 @@ def open_client(config: RedisStreams[Any]) -> Any:
 async def answered(config: RedisStreams[Any]) -> AsyncIterator[None]:
     """Raises TimeoutError when a command within the block is not answered in time.
 
-    The client bounds its commands itself, but not its pipelines.
+    The client limits the time of its commands itself, but not that of its pipelines.
     """
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -336,7 +337,7 @@ async def answered(config: RedisStreams[Any]) -> AsyncIterator[None]:
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether the server cannot be reached, or is not ready, so that a later try may do."""
+    """Returns whether the server cannot be reached or is not ready, so a retry may succeed."""
     from redis import exceptions
 
     if isinstance(error, (exceptions.AuthenticationError, exceptions.AuthorizationError)):
@@ -348,7 +349,9 @@ def is_away(error: BaseException) -> bool:
 
 
 def refusal(config: RedisStreams[Any], error: Exception) -> GraphError | None:
-    """The GraphError for an answer that no retry changes; None if the answer explains itself."""
+    """Returns the GraphError for an answer that no retry changes; None if the answer explains
+    itself.
+    """
     from redis import exceptions
 
     if isinstance(error, exceptions.InvalidResponse):
@@ -367,7 +370,7 @@ def refusal(config: RedisStreams[Any], error: Exception) -> GraphError | None:
 
 
 async def exists(client: Any, config: RedisStreams[Any], stream: str) -> bool:
-    """Whether there is such a stream. Raises GraphError where the key holds something else."""
+    """Returns whether the stream exists. Raises GraphError if the key holds another type."""
     kind = (await client.type(stream)).decode()
     if kind not in ("none", "stream"):
         raise GraphError(f"{config!r}: the key {stream!r} holds a {kind}, expected a stream")
@@ -375,7 +378,7 @@ async def exists(client: Any, config: RedisStreams[Any], stream: str) -> bool:
 
 
 def order_of(entry_id: str) -> tuple[int, int]:
-    """The sort key of an entry id."""
+    """Returns the sort key of an entry id."""
     milliseconds, _, number = entry_id.partition("-")
     return int(milliseconds), int(number or 0)
 
@@ -387,7 +390,7 @@ class _StreamsReader(GroupReader):
         super().__init__(ctx, decoder_of(config), config.on_error, config.group)
         self._config = config
         self._behind: dict[str, str] = {}
-        """The last id of each stream that was handed over."""
+        """Stream -> id of its last entry in the buffer."""
         self._over: set[str] = set()
 
     def content_of(self, content: dict[bytes, bytes]) -> bytes:
@@ -416,7 +419,7 @@ class _StreamsReader(GroupReader):
             await backoff.sleep()
 
     async def _read(self, client: Any, backoff: Backoff) -> None:
-        """Read until all streams are at their ends."""
+        """Reads until all streams are at their ends."""
         bounded, monotonic = self._config.bounded, self.ctx.host.clock.monotonic
         looked = monotonic()
         while True:
@@ -467,7 +470,7 @@ class _StreamsReader(GroupReader):
         await self.put(stream, messages, last=last)
 
     async def _check(self, client: Any, stream: str, behind: str) -> None:
-        """Check that the stream can be the one that has an entry with the id `behind`."""
+        """Checks that the stream may have had an entry with the id `behind`."""
         if behind == BEGINNING or not await exists(client, self._config, stream):
             return
         found = await client.xinfo_stream(stream)

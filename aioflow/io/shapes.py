@@ -1,5 +1,5 @@
-"""Rows of texts and values of types: which fields a type has, and how a row of texts becomes one
-value of it.
+"""Rows of texts and values of types: the fields of a type, and the conversion of a row of texts to
+a value of the type.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _SCALARS = (int, float, str, bool, type(None))
 
 
 def is_namedtuple(type_: Any) -> bool:
-    """Whether `type_` is a class made by NamedTuple or namedtuple."""
+    """Returns whether `type_` is a class made by NamedTuple or namedtuple."""
     return isinstance(type_, type) and issubclass(type_, tuple) and hasattr(type_, "_fields")
 
 
 def field_names(type_: Any) -> list[str]:
-    """The fields of a dataclass, NamedTuple or Struct. Raises TypeError for another type."""
+    """Returns the fields of a dataclass, NamedTuple or Struct. Raises TypeError for other types."""
     if is_namedtuple(type_):
         return list(type_._fields)
     if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
@@ -52,7 +52,7 @@ def field_names(type_: Any) -> list[str]:
 
 
 def fields_of_value(value: Any) -> list[str] | None:
-    """The names of a value's fields; None if it has none."""
+    """Returns the names of a value's fields; None if it has none."""
     if isinstance(value, dict):
         return [str(key) for key in value]
     try:
@@ -62,8 +62,8 @@ def fields_of_value(value: Any) -> list[str] | None:
 
 
 def hints_of(type_: Any) -> dict[str, Any]:
-    """What each field of a dataclass, NamedTuple or Struct is annotated with, by the name that
-    it has in Python.
+    """Returns the annotation of each field of a dataclass, NamedTuple or Struct, by its Python
+    name.
     """
     hints = typing.get_type_hints(type_, include_extras=True)
     names = type_.__struct_fields__ if _is_struct(type_) else field_names(type_)
@@ -71,8 +71,11 @@ def hints_of(type_: Any) -> dict[str, Any]:
 
 
 def certain_hints_of(type_: Any) -> dict[str, Any]:
-    """As `hints_of`. None for a field whose default may be no value of the hint, as in `x: float =
-    None`. Decoders do not check the defaults of dataclasses and Structs."""
+    """Returns the annotation of each field, as `hints_of`, or None for an uncertain field.
+
+    A field is uncertain if its default may be no value of the annotation, as in `x: float = None`.
+    Decoders do not check the defaults of dataclasses and Structs.
+    """
     defaults = {} if is_namedtuple(type_) else _defaults(type_)
     return {
         name: hint if name not in defaults or type(defaults[name]) is hint else None
@@ -81,11 +84,10 @@ def certain_hints_of(type_: Any) -> dict[str, Any]:
 
 
 def struct_like(type_: Any) -> type[msgspec.Struct] | None:
-    """A Struct that is decoded like `type_`, but faster. `type_(*values)` makes the very record of
-    its values.
+    """Returns a Struct that is decoded like `type_`, but faster.
 
-    None if there is none: the type runs code of its own when it is made, or has fields that cannot
-    be given by position.
+    `type_(*values)` makes the same record from its values. Returns None if there is no such Struct:
+    the type runs code of its own when it is made, or has fields that cannot be given by position.
     """
     try:
         hints = hints_of(type_)
@@ -116,7 +118,7 @@ def _is_struct(type_: Any) -> bool:
 
 
 def _defaults(type_: Any) -> dict[str, Any]:
-    """The default of each field that has one. For a field with a default factory, the factory."""
+    """Returns the default of each field that has one. For a default factory, the factory."""
     fields: Any = msgspec.structs.fields(type_) if _is_struct(type_) else dataclasses.fields(type_)
     missing = msgspec.NODEFAULT if _is_struct(type_) else dataclasses.MISSING
     found = {
@@ -127,7 +129,7 @@ def _defaults(type_: Any) -> dict[str, Any]:
 
 
 def _default_factories(type_: Any) -> dict[str, Callable[[], Any]]:
-    """What makes the value of a field that is not given.
+    """Returns factories for the values of missing fields.
 
     Raises ValidationError for a default that `namedtuple_from` refuses.
     """
@@ -151,8 +153,10 @@ def _giving(value: Any) -> Callable[[], Any]:
 
 
 def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
-    """Makes a NamedTuple out of a dict, or of a list in the order of the fields, checking the
-    types.
+    """Returns a function that makes a NamedTuple from a dict, or from a list in the order of the
+    fields.
+
+    It checks the types.
     """
     names, defaults = list(type_._fields), type_._field_defaults
 
@@ -178,7 +182,7 @@ def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
 
 
 def value_maker(type_: Any) -> Callable[[dict[str, Any]], Any] | None:
-    """Makes a value of `type_` out of a dict of its fields; None for dicts themselves.
+    """Returns a function that makes a value of `type_` from a dict of its fields; None for dicts.
 
     Raises TypeError for a type without fields.
     """
@@ -196,12 +200,12 @@ def row_converter(
     called: str = "column",
     remedy: str = "give columns=, or a default",
 ) -> Callable[[Sequence[str]], Any]:
-    """Makes a value of `type_` out of a row of texts, whose columns have these names, by the
-    annotations of `type_`.
+    """Returns a function that makes a value of `type_` from a row of texts with these `columns`.
 
-    An empty text stays a text; for another type it is None if the field allows None, else the
-    field's default. Columns without a field are passed over. The function raises
-    msgspec.ValidationError. `called` and `remedy` are words of the error for what is missing.
+    Texts are converted by the annotations of `type_`. An empty text stays a text; for another type
+    it is None if the field allows None, else the field's default. Columns without a field are
+    skipped. The function raises msgspec.ValidationError. `called` and `remedy` are words of the
+    error for missing fields.
     """
     names = field_names(type_)
     hints = typing.get_type_hints(type_)
@@ -276,12 +280,12 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 
 def are_scalars(hints: Iterable[Any]) -> bool:
-    """Whether each annotation is int, float, str, bool, or a choice of these and None."""
+    """Returns whether each annotation is int, float, str, bool, or a choice of these and None."""
     return all(member in _SCALARS for hint in hints for member in _members(hint))
 
 
 def allows_none(hint: Any) -> bool:
-    """Whether None is a value of the annotation."""
+    """Returns whether None is a value of the annotation."""
     return type(None) in _members(hint)
 
 

@@ -1,8 +1,8 @@
 """Lines of text over TCP: a source that connects and reads, a sink that connects and writes. For
 tests and simple feeds.
 
-TCP does not tell what the peer processed. So the source is at-most-once. The sink sends what it had
-in hand again after the connection broke, and may lose or repeat what was on its way.
+TCP does not report what the peer processed. So the source is at-most-once. After a broken
+connection, the sink sends its buffered lines again, and lines in transit may be lost or repeated.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["SocketConnector", "socket"]
 
 LINE_BYTES_MAX = 1024 * 1024
-"""A peer that sends more without a line end is cut off: an open line is held in memory."""
+"""Maximum length of a line, because an unfinished line is held in memory.
+
+The connection to a peer that exceeds it is closed.
+"""
 
 LINES_AHEAD = 1024
-"""Lines held by the connection before it stops reading, and TCP stops the peer."""
+"""Number of lines held by the connection before it stops reading, and TCP stops the peer."""
 
 
 @explained
@@ -50,7 +53,7 @@ def socket(
     backoff: Duration = "100ms",
     on_error: OnError = "fail",
 ) -> SocketConnector:
-    """Lines from, or to, the TCP server at `host:port`.
+    """Reads lines from, or writes lines to, the TCP server at `host:port`.
 
     `reconnect`: connect again, for ever, when the connection ends or is refused. Otherwise the end
     of the connection ends the source, and a refusal is an error. As a sink: `str(value)`, one a
@@ -156,7 +159,7 @@ class _SocketReader(BufferedReader):
 
 
 class _Lines(asyncio.Protocol):
-    """One connection: cuts what arrives into lines, and stops reading while too many are held."""
+    """One connection: divides received data into lines, and stops reading while many are held."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -210,9 +213,9 @@ class _Lines(asyncio.Protocol):
             news.set_result(None)
 
     async def take(self) -> list[bytes] | None:
-        """The lines that arrived, at least one; None at the end of the stream.
+        """Returns the received lines, at least one, or None at the end of the stream.
 
-        Raises Broken if it ended otherwise.
+        Raises Broken if the connection ended otherwise.
         """
         while not self._lines:
             if self._ended:
@@ -238,7 +241,7 @@ class _Lines(asyncio.Protocol):
             writable.set_result(None)
 
     async def write(self, data: bytes) -> None:
-        """Returns when the transport takes more. Raises Broken when the connection is gone."""
+        """Returns when the transport accepts more. Raises Broken when the connection has ended."""
         if not self._ended:
             assert self._transport is not None
             self._transport.write(data)
@@ -248,7 +251,7 @@ class _Lines(asyncio.Protocol):
             raise self._error or Broken("the peer closed the connection")
 
     async def close(self) -> None:
-        """Send what is on its way, then close."""
+        """Sends the buffered data, then closes."""
         assert self._transport is not None
         self._transport.close()
         await self.lost

@@ -49,12 +49,13 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 BUSY_TIMEOUT_S = 60.0
-"""How long a transaction waits for those of others on the file, before "database is locked"
-fails it.
+"""Maximum time that a transaction waits for other transactions on the file.
+
+Then it fails with "database is locked".
 """
 
 PAGE_ROWS = 1_024
-"""Rows of one read."""
+"""Number of rows of one read."""
 
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 
@@ -86,15 +87,17 @@ def sqlite(
     columns: Sequence[str] | None = None,
     key: str = "rowid",
 ) -> SqliteTable[Any]:
-    """The rows of `table` in the SQLite file at `path`, in the order of `key`. The key is unique
-    and not null. Each row is a dict, or a `type`.
+    """Reads the rows of `table` in the SQLite file at `path`, in the order of `key`, or writes
+    rows.
 
-    It reads the rows that exist when it begins, of them `columns`, by default all. As a sink it
-    takes dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by place. They go
-    into `columns`, by default the fields of the first record; the table must exist. Exactly once
-    with checkpoints, at least once without. bool is kept as int; datetime, date, time, Decimal and
-    UUID as text, NaN as NULL. The sink keeps two small tables of its own in the file,
-    `aioflow_staged` and `aioflow_sinks`.
+    The key is unique and not null. Each row is a dict, or a `type`. The source reads the rows that
+    exist when it begins, with `columns`, by default all.
+
+    As a sink it accepts dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by
+    index. They are written to `columns`, by default the fields of the first record; the table must
+    exist. Exactly once with checkpoints, at least once without. bool is stored as int; datetime,
+    date, time, Decimal and UUID as text, NaN as NULL. The sink keeps two small tables of its own in
+    the file, `aioflow_staged` and `aioflow_sinks`.
     """
     place = f"sqlite({str(path)!r}, {table!r})"
     checked_columns(columns, place)
@@ -114,7 +117,7 @@ def sqlite(
 
 
 class SqliteTable(Generic[T]):
-    """A `Source` and a `Sink`. One split; its position is the key of the last row that was read."""
+    """A `Source` and a `Sink`. One split; its position is the key of the last row read."""
 
     name = "sqlite"
     bounded = True
@@ -138,7 +141,7 @@ class SqliteTable(Generic[T]):
         return f"sqlite({self.path!r}, {self.table!r})"
 
     async def discover(self, host: Host | None = None) -> list[Split]:
-        """One split, up to the last key that there is now."""
+        """Returns one split, up to the last present key."""
         async with lent(host) as machine:
             connection = _Connection(machine, self.path)
             try:
@@ -167,7 +170,9 @@ class SqliteTable(Generic[T]):
 
 
 def adapted(value: Any, column: str) -> Any:
-    """`value` as SQLite keeps it. Raises TypeError or ValueError naming the column."""
+    """Converts `value` to a type that SQLite stores. Raises TypeError or ValueError naming the
+    column.
+    """
     if value is None or type(value) in (str, bytes, float):
         return value
     if isinstance(value, enum.Enum):
@@ -193,7 +198,7 @@ def adapted(value: Any, column: str) -> Any:
 
 
 class _Connection:
-    """One connection. A call that was cancelled goes on in its thread, and `close` waits for it."""
+    """One connection. A cancelled call continues in its thread, and `close` waits for it."""
 
     def __init__(self, host: Host, path: str) -> None:
         self._host = host
@@ -222,7 +227,7 @@ class _Connection:
             raise
 
     async def run(self, function: Callable[[sqlite3.Connection, *Args], T], *args: *Args) -> T:
-        """`function(connection, *args)` in the executor."""
+        """Runs `function(connection, *args)` in the executor."""
         connection = self._connection
         if connection is None:
             raise Closed(f"the connection to SQLite file {self._path!r} is closed")
@@ -241,7 +246,7 @@ class _Connection:
 
 
 class SqliteStore:
-    """A `TableStore`."""
+    """The `TableStore` of SQLite."""
 
     def __init__(self, host: Host, config: SqliteTable[Any]) -> None:
         self._connection = _Connection(host, config.path)
@@ -353,8 +358,10 @@ class SqliteStore:
 
 
 class _Transaction:
-    """Takes the write lock at once. A transaction that reads first and writes later may find that
-    another one has written in between.
+    """Takes the write lock at its beginning.
+
+    A transaction that reads first and writes later may find that another one has written in
+    between.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:

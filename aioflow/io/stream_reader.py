@@ -1,12 +1,12 @@
 """Reader of external logs: messages arrive in chunks of a split, and are decoded when they are
 polled.
 
-A subclass gives `run`, one task that reads all splits side by side from their positions and awaits
-`put` for each chunk.
+A subclass defines `run`, one task that reads all splits side by side from their positions and
+awaits `put` for each chunk.
 
 Invariants: the pump waits while the buffer is full, so a reader never holds more than its capacity
 and one chunk. A malformed message is reported exactly when those before it have been polled, so it
-too counts exactly once.
+also counts exactly once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["GroupReader", "Message", "StreamReader"]
 
 TELL_TIMEOUT_S = 5.0
-"""How long a closing reader waits for a server to accept its last positions."""
+"""Maximum time that a closing reader waits for a server to accept its last positions."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +38,13 @@ class Message(NamedTuple):
     """One message of a log, as received."""
 
     content: Any
-    """What `decode` makes an element of."""
+    """The content that `decode` converts to an element."""
     position: Any
-    """The position after it."""
+    """The position after the message."""
     timestamp: int
-    """Time when the log stored it, in milliseconds."""
+    """Time when the log stored the message, in milliseconds."""
     where: str
-    """Its name in an error."""
+    """Name of the message in an error."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class _Chunk:
 class StreamReader:
     """Reads several splits side by side.
 
-    `timestamps` of a batch are those that the log gave its messages.
+    `timestamps` of a batch are the timestamps of its messages in the log.
     """
 
     def __init__(
@@ -74,7 +74,9 @@ class StreamReader:
         self.timestamps: list[int] | None = None
         self.finished_splits: set[str] = set()
         self.splits: dict[str, Split] = {}
-        """The splits that were assigned so far. `run` checks it repeatedly: more may come."""
+        """The splits that were assigned so far. `run` checks it repeatedly, because splits may be
+        added.
+        """
         self._decode = decode
         self._malformed = Malformed(ctx, on_error)
         self._capacity = capacity
@@ -84,20 +86,20 @@ class StreamReader:
         self._pump = ReadAhead(ctx.host, type(self).__name__)
 
     async def run(self) -> None:
-        """Read `splits`.
+        """Reads `splits`.
 
-        Its error becomes the error of `poll_batch`; where it returns, they were read to their end.
+        `poll_batch` raises its error. If it returns, the splits were read to their end.
         """
         raise TypeError(f"{type(self).__name__} must define run(self)")
 
     def content_of(self, content: Any) -> bytes:
-        """The bytes of a message that cannot be decoded, for the side output that gets it."""
+        """Returns the bytes of a message that cannot be decoded, for the side output."""
         return bytes(content)
 
     async def put(self, split_id: str, messages: Sequence[Message], *, last: bool = False) -> None:
-        """Hand over what comes next of a split, then wait while the buffer is full.
+        """Adds the next messages of a split to the buffer, then waits while the buffer is full.
 
-        `last`: it has been read to its end.
+        `last`: the split has been read to its end.
         """
         self._chunks.append(_Chunk(split_id, messages, last))
         self._buffered += len(messages)
@@ -161,7 +163,7 @@ class StreamReader:
     def pending_records(self) -> int:
         """Number of received messages that were not polled yet.
 
-        Subclasses that know the length of the log add the rest.
+        Subclasses that know the length of the log add the remaining messages.
         """
         return self._buffered
 
@@ -179,7 +181,7 @@ class StreamReader:
 class GroupReader(StreamReader):
     """Commits the positions of completed checkpoints to a group of the log.
 
-    A subclass looks at `untold` when it has a connection.
+    A subclass commits `untold` when it has a connection.
     """
 
     def __init__(
@@ -188,12 +190,12 @@ class GroupReader(StreamReader):
         super().__init__(ctx, decode, on_error)
         self._group = group
         self._taken: dict[int, dict[str, Any]] = {}
-        """Positions by the checkpoint that holds them."""
+        """Checkpoint -> its positions."""
         self.untold: dict[str, Any] = {}
-        """Positions of the last completed checkpoint that the group does not have yet."""
+        """Positions of the last completed checkpoint that were not committed to the group yet."""
 
     async def tell_at_end(self) -> None:
-        """Tell what is `untold`, over a connection of its own."""
+        """Commits the positions in `untold`, over a connection of its own."""
         raise TypeError(f"{type(self).__name__} must define tell_at_end(self)")
 
     def checkpoint(self, checkpoint_id: int) -> None:

@@ -1,5 +1,5 @@
-"""What to write where a path or a table of another library was given instead of what reads or
-writes it. Loaded by errors alone.
+"""Advice for errors: the connector to use if a path or a table of another library was passed
+instead. Imported only for errors.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ TABLES = {
     ("duckdb", "DuckDBPyRelation"): "af.io.arrow(relation.to_arrow_table())",
     ("_duckdb", "DuckDBPyRelation"): "af.io.arrow(relation.to_arrow_table())",
 }
-"""By package and class: what gives the rows.
+"""Package and class -> the connector that reads the rows.
 
-Iterated, they would give names of columns, or nothing.
+Iterating over such a table would yield names of columns, or nothing.
 """
 
 
 def is_table(what: object) -> bool:
-    """Whether it is a table of a library that is known here."""
+    """Returns whether `what` is a table of a library in `TABLES`."""
     return _named(what) in TABLES
 
 
 def hint_of_table(what: object) -> str:
-    """What reads the rows of a table."""
+    """Returns the call that reads the rows of a table."""
     return TABLES[_named(what)]
 
 
@@ -54,7 +54,7 @@ def _named(what: object) -> tuple[str, str]:
 
 
 def reader_hint(path: str | os.PathLike[Any] | bytes) -> str:
-    """What reads, or writes, files of this name."""
+    """Returns the call that reads, or writes, files of this name."""
     text = os.fsdecode(path)
     stem, suffix = os.path.splitext(text.lower())
     if suffix in COMPRESSED:
@@ -64,7 +64,7 @@ def reader_hint(path: str | os.PathLike[Any] | bytes) -> str:
 
 
 def place_hint(given: object) -> str:
-    """What to give to `sink` in place of `given`; empty if there is no good guess."""
+    """Returns the argument for `sink` in place of `given`; empty if there is no good guess."""
     if isinstance(given, (str, os.PathLike)):
         return (
             f"; to write part files into a directory of that name write sink({reader_hint(given)})"

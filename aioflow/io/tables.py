@@ -1,27 +1,27 @@
 """Tables of a database as a sink: rows are staged in the database at the barrier, and moved to
 their table by the commit.
 
-    flush        rows -> `aioflow_staged`, as pieces of the batch that the next checkpoint will
-                 take; tried on the table itself first
-    prepare(n)   the batch of n is whole and durable; its committable is only its name
+    flush        rows -> `aioflow_staged`, as pieces of the next checkpoint's batch; tried on the
+                 table itself first
+    prepare(n)   the batch of n is complete and durable; its committable is only its name
     commit       one transaction: rows of the batch into the table, the batch out of
                  `aioflow_staged`, n into `aioflow_sinks`
 
-Rows are staged rather than carried in the checkpoint. So memory stays bounded by a piece for any
-interval, and a checkpoint holds names instead of a second copy of the data. Rows are tried on the
-table first: a refused row must fail the job while its input can still be read again. After the
+Rows are staged instead of stored in the checkpoint. So memory stays bounded by a piece for any
+interval, and a checkpoint contains names instead of a second copy of the data. Rows are tried on
+the table first: a refused row must fail the job while its input can still be read again. After the
 checkpoint it would be too late.
 
-The batch itself makes the commit idempotent: it is moved once. If it is not there, `aioflow_sinks`
-must say that this or a later checkpoint of the same writer was committed. Otherwise the database
+The batch itself makes the commit idempotent: it is moved once. If it is missing, `aioflow_sinks`
+must record that this or a later checkpoint of the same writer was committed. Otherwise the database
 was set back, and that is an error. A checkpoint number alone never decides that rows are dropped: a
-job that was restored from an older savepoint counts through the same numbers.
+job that was restored from an older savepoint repeats the same numbers.
 
-Every writer that opens gets a number from the database, its generation. It removes what earlier
-writers began after the checkpoint that it was restored from. So an earlier attempt cannot touch
-what a later one has staged, not even with calls that are still under way.
+Every writer that opens gets a number from the database, its generation. It removes batches that
+earlier writers began after the checkpoint that it was restored from. So an earlier attempt cannot
+change rows that a later one has staged, not even with calls that are still running.
 
-Without checkpoints rows go straight into the table (at-least-once).
+Without checkpoints rows are inserted into the table at once (at-least-once).
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ __all__ = [
 ]
 
 PIECE_ROWS = 1_000
-"""The writer asks for a flush when it holds this many: what one transaction stages, and what a
-commit has in memory at once.
+"""Number of rows at which the writer requests a flush.
+
+One transaction stages as many, and a commit holds as many in memory at once.
 """
 
 SCHEMA = (
@@ -69,8 +70,9 @@ SCHEMA = (
         since BIGINT NOT NULL, generation BIGINT NOT NULL, content {binary} NOT NULL,
         PRIMARY KEY (batch, piece))""",
 )
-"""Of `aioflow_sinks`, the row with subtask -1 counts the generations; the others hold the last
-checkpoint that a writer has committed.
+"""The sink's tables. In `aioflow_sinks`, the row with subtask -1 counts the generations.
+
+The other rows hold the last checkpoint that a writer has committed.
 """
 
 Row = tuple[Any, ...]
@@ -79,7 +81,7 @@ _CODEC = Codec()
 
 
 def quoted(name: str, what: str) -> str:
-    """`name` as an SQL identifier; any characters are allowed except NUL."""
+    """Returns `name` as an SQL identifier; any characters are allowed except NUL."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise ValueError(
             f"{what} is {name!r}, expected a name that is not empty and has no NUL in it"
@@ -88,10 +90,10 @@ def quoted(name: str, what: str) -> str:
 
 
 class Prepared(NamedTuple):
-    """A committable: a batch that is whole."""
+    """A committable: a complete batch."""
 
     sink: str
-    """Flow and uid: who prepared it."""
+    """Flow and uid of the sink that prepared the batch."""
     subtask: int
     checkpoint: int
     batch: str
@@ -99,18 +101,18 @@ class Prepared(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What is staged between two barriers."""
+    """The rows that are staged between two barriers."""
 
     sink: str
     subtask: int
     name: str
     since: int
-    """The checkpoint after whose barrier it was begun."""
+    """The checkpoint after whose barrier the batch was begun."""
     generation: int
 
 
 class Piece(NamedTuple):
-    """Rows of a batch, as they are staged."""
+    """Rows of a batch in their staged form."""
 
     number: int
     columns: list[str]
@@ -121,43 +123,47 @@ class Piece(NamedTuple):
 
 
 def decode_piece(number: int, content: bytes) -> Piece:
-    """The piece of `Piece.content`."""
+    """Decodes the bytes of `Piece.content`."""
     columns, *rows = _CODEC.decode_batch(content)
     return Piece(number, columns, rows)
 
 
 class TableStore(Protocol):
-    """One connection to the database of a sink. Calls come one after the other."""
+    """One connection to the database of a sink. Calls are made one after the other."""
 
     async def open(self) -> list[str]:
-        """Connect; give the columns of the table. Raises GraphError when there is no such table."""
+        """Connects, and returns the columns of the table. Raises GraphError if there is no such
+        table.
+        """
 
     async def register(self, sink: str, subtask: int, parallelism: int, restored: int) -> int:
-        """Give a new writer its generation, and remove what those before it left: what was begun
-        after checkpoint `restored`.
+        """Registers a new writer and returns its generation.
+
+        Removes batches that earlier writers began after checkpoint `restored`.
         """
 
     async def stage(self, batch: Batch, piece: Piece) -> None:
-        """Try the rows on the table, then keep them aside."""
+        """Tries the rows on the table, then stages them."""
 
     async def insert(self, columns: list[str], rows: list[Row]) -> None:
-        """Rows into the table, without a checkpoint to wait for."""
+        """Inserts rows into the table directly, without checkpoints."""
 
     async def commit(self, prepared: Prepared) -> None:
-        """Move a batch into the table.
+        """Moves a batch into the table.
 
-        Raises StateError when it is not there and was not committed.
+        Raises StateError if the batch is missing and was not committed.
         """
 
     async def discard(self, prepared: Prepared) -> None:
-        """Remove a staged batch."""
+        """Removes a staged batch."""
 
     async def close(self) -> None: ...
 
 
 def was_committed(prepared: Prepared, found: int, last: int | None) -> bool:
-    """Whether the batch was committed before. `found`: its number of staged pieces; `last`: the
-    last committed checkpoint of its writer.
+    """Returns whether the batch was committed before.
+
+    `found`: its number of staged pieces; `last`: the last committed checkpoint of its writer.
     """
     if found == prepared.pieces:
         return False
@@ -174,8 +180,8 @@ def was_committed(prepared: Prepared, found: int, last: int | None) -> bool:
 
 
 class RowShape:
-    """Turns records into rows: dicts, dataclasses, NamedTuples and Structs by field, lists and
-    tuples by place.
+    """Converts records to rows: dicts, dataclasses, NamedTuples and Structs by field, lists and
+    tuples by index.
     """
 
     def __init__(
@@ -185,9 +191,9 @@ class RowShape:
         columns: Sequence[str] | None,
         adapt: Callable[[Any, str], Any],
     ) -> None:
-        """`columns`: those to fill; None: the fields of the first record.
+        """`columns`: the columns to write; None: the fields of the first record.
 
-        `adapt(value, column)` gives what the database takes.
+        `adapt(value, column)` converts a value for the database.
         """
         self._place = place
         self._table_columns = table_columns
@@ -198,7 +204,9 @@ class RowShape:
             self._choose(list(columns))
 
     def rows(self, values: Sequence[Any]) -> list[Row]:
-        """One row a record. Raises ValueError or TypeError naming the record and the columns."""
+        """Returns one row for each record. Raises ValueError or TypeError naming the record and the
+        columns.
+        """
         if not self.columns:
             self._choose(fields_of_value(values[0]) or self._table_columns)
         return [self._row(value) for value in values]
@@ -262,8 +270,9 @@ class TableWriter:
         self.full = False
 
     def restored(self, checkpoint_id: int) -> None:
-        """Batches staged up to `checkpoint_id` are committed, or will be by the holder of their
-        committables.
+        """Notes that batches staged up to `checkpoint_id` are committed, or will be.
+
+        The holder of their committables commits them.
         """
         self._restored = self._since = checkpoint_id
 
@@ -298,7 +307,7 @@ class TableWriter:
             self._pieces += 1
 
     async def prepare(self, checkpoint_id: int) -> list[list[Any]]:
-        """The one batch since the last checkpoint, if anything was written."""
+        """Returns the batch since the last checkpoint, if any row was written."""
         await self.flush()
         self._since = max(self._since, checkpoint_id)
         batch, self._batch = self._batch, None
@@ -310,25 +319,25 @@ class TableWriter:
         )
 
     async def close(self) -> None:
-        """Staged rows that were not prepared are removed by the next writer."""
+        """Closes the connection. The next writer removes staged rows that were not prepared."""
         await self._store.close()
 
 
 class TableCommitter:
-    """Moves batches. It connects when there is the first one."""
+    """Moves staged batches into the table. It connects for the first batch."""
 
     def __init__(self, store: TableStore) -> None:
         self._store = store
         self._is_open = False
 
     async def commit(self, committables: Sequence[Any]) -> None:
-        """Each in a transaction of its own."""
+        """Commits each batch in a transaction of its own."""
         await self._open()
         for committable in committables:
             await self._store.commit(Prepared(*committable))
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Remove what is staged; what was committed stays."""
+        """Removes staged rows; committed rows stay."""
         await self._open()
         for committable in committables:
             await self._store.discard(Prepared(*committable))

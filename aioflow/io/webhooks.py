@@ -1,8 +1,8 @@
 """An HTTP server whose POSTs are the elements. At-most-once over a restart: the sender has received
 202 and forgets the message.
 
-Safe by default: it listens on 127.0.0.1 and refuses another address without a token. It bounds what
-it reads, and answers 503 rather than hold more than its capacity.
+Safe by default: it listens on 127.0.0.1 and rejects another address without a token. It limits the
+size of requests, and answers 503 rather than hold more than its capacity.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["WebhookSource", "webhook"]
 BODY_BYTES_MAX = 1024 * 1024
 
 BODY_S = 20.0
-"""Time for the body of a request to arrive."""
+"""Maximum time for the body of a request to arrive."""
 
 CAPACITY = 1024
 
@@ -127,7 +127,7 @@ class WebhookSource:
         return f"webhook({self.host!r}, {self.port}, {self.path!r})"
 
     def accepts(self, authorization: str | None) -> bool:
-        """Whether a request with this header may come in; in constant time."""
+        """Returns whether a request with this header is authorized; in constant time."""
         if self._token is None:
             return True
         return hmac.compare_digest((authorization or "").encode(), f"Bearer {self._token}".encode())
@@ -148,12 +148,13 @@ class WebhookReader(BufferedReader):
         super().__init__(ctx, capacity=config.capacity)
         self._config = config
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """The port that was bound, once it is."""
+        """The bound port, once the server listens."""
         self._door = Door(CONNECTIONS_MAX, repr(config))
 
     async def open(self, splits: Sequence[Split]) -> None:
-        """Returns once the server listens, so the program may post right after the start. A port
-        that is taken fails the start.
+        """Returns once the server listens, so the program may post right after the start.
+
+        A port that is in use fails the start.
         """
         await super().open(splits)
         if self._pump is not None:

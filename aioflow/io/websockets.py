@@ -31,7 +31,7 @@ __all__ = ["WebSocketConnector", "websocket"]
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 
 HEARTBEAT_S = 20.0
-"""Interval of pings. A peer that vanishes without a word is noticed after one and a half."""
+"""Interval of pings. A peer that vanishes is noticed after one and a half intervals."""
 
 
 @explained
@@ -43,12 +43,11 @@ def websocket(
     reconnect: bool = True,
     backoff: Duration = "100ms",
 ) -> WebSocketConnector:
-    """The messages (str or bytes) that the server at `url` sends; `subscribe` is sent first, after
-    each connecting.
+    """Reads the messages (str or bytes) of the server at `url`, or sends messages to it.
 
-    `reconnect`: connect again when the connection ends; without it that is the end of the source.
-    As a sink: str and bytes are sent as they are, anything else as JSON. Elements in hand when the
-    connection broke are sent again.
+    `subscribe` is sent first, after each connecting. `reconnect`: connect again when the connection
+    ends; otherwise the source ends. As a sink: str and bytes are sent as they are, other values as
+    JSON. Buffered elements of a broken connection are sent again.
     """
     checked_url(url, "websocket", ("ws", "wss", "http", "https"))
     place = f"websocket({redacted(url)!r})"

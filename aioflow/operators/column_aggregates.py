@@ -59,7 +59,7 @@ def plan_columns(aggregate: FoldingAggregate) -> Plan:
 
 
 def fields_read(aggregate: FoldingAggregate) -> tuple[str | int, ...]:
-    """Returns the fields of an element that `aggregate` reads, for which `why_rows` returned None."""
+    """Returns the fields of an element that `aggregate` reads; `why_rows` returned None for it."""
     parts = [part for part in _parts(aggregate) if isinstance(part, BuiltIn)]
     return column_names(
         *(one for part in parts for one in (part.fn, part.where) if is_expression(one))

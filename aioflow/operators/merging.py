@@ -103,7 +103,7 @@ class MergingWindowSet:
 
 
 def _in_order(stored: list[tuple[tuple[int, int], tuple[int, int]]]) -> Stored:
-    """Returns the sorted form of pairs (window, state window), stored unsorted by earlier versions."""
+    """Returns the sorted form of pairs (window, state window); earlier versions did not sort."""
     stored = sorted(stored)
     return (
         [start for (start, _), _ in stored],

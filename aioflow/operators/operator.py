@@ -247,7 +247,7 @@ class Operator:
         return False
 
     def resume(self, max_records: int) -> RecordBatch:
-        """Continues the work that `has_pending` reports. Emits at most about `max_records` records."""
+        """Continues the work that `has_pending` reports; emits about `max_records` at most."""
         return empty_batch()
 
     @property

@@ -162,7 +162,7 @@ def count_window(
 
 
 def check_window(assigner: Any, trigger: Any, evictor: Any, lateness_ms: int) -> None:
-    """Raises GraphError if the arguments do not fit together. Joins use it for their windows too."""
+    """Raises GraphError if the arguments do not fit together. Also called for windows of joins."""
     if not hasattr(assigner, "assign"):
         hint = (
             f"; windows one after the other are window(af.tumbling({assigner!r}))"
