@@ -1,4 +1,4 @@
-"""The floor: vocabulary and seams that at least two layers share.
+"""The lowest layer: types and interfaces that at least two layers share.
 
-Imports nothing of the package above it.
+Imports no other package of aioflow.
 """

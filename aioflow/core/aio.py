@@ -1,10 +1,10 @@
-"""The asyncio helpers whose order follows creation, never object addresses.
+"""asyncio helpers whose order follows creation, never object addresses.
 
-Stock `asyncio.TaskGroup`, `asyncio.wait` and `asyncio.as_completed` keep their children in sets:
-which child is cancelled or reported first follows memory addresses, so two runs under one seed
-differ. The runtime uses these instead.
+Stock `asyncio.TaskGroup`, `asyncio.wait` and `asyncio.as_completed` keep their children in sets.
+The order in which children are cancelled or reported follows memory addresses, so two runs under
+one seed differ. The runtime uses these helpers instead.
 
-Invariant: everything here visits tasks in the order in which the caller named or created them.
+Invariant: all functions here visit tasks in the order in which the caller named or created them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE_S = 1.0
-"""How long `close_within` waits for a closing coroutine to obey its cancellation before it is
-given up.
-"""
+"""Maximum time that `close_within` waits for a cancelled coroutine before it abandons it."""
 
 
 _asked: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
@@ -47,18 +45,20 @@ A task does not say who cancelled it, and user code may cancel its own.
 
 
 def end_task(task: asyncio.Task[Any]) -> None:
-    """Cancel `task`, and record that the engine did it."""
+    """Cancels `task`, and records that the engine did it."""
     _asked.add(task)
     task.cancel()
 
 
 def is_asked_to_end(task: asyncio.Task[Any] | None) -> bool:
-    """Whether the engine has asked `task` to end. A cancellation by user code does not count."""
+    """Returns whether the engine has asked `task` to end. A cancellation by user code does not
+    count.
+    """
     return task is not None and task in _asked
 
 
 class Done:
-    """The result of a call that acts at once, where other implementations must be awaited.
+    """The result of a call that takes effect at once, while other implementations must be awaited.
 
     Awaiting it takes no turn of the loop. Such calls are annotated `Any`, because type checkers
     would complain about an awaitable that is not awaited.
@@ -133,7 +133,7 @@ class OrderedTaskGroup:
         name: str | None = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """Start a child.
+        """Starts a child.
 
         Raises RuntimeError, and closes `coro`, when the group is not open or is being aborted.
         """
@@ -149,19 +149,20 @@ class OrderedTaskGroup:
         return task
 
     def cancel_children(self) -> None:
-        """Cancel the children there are now, in order of creation; the group stays open and
-        raises nothing for it.
+        """Cancels the present children, in order of creation.
+
+        The group stays open and does not raise their cancellation.
         """
         for task in list(self._children):
             end_task(task)
 
     @property
     def children(self) -> list[asyncio.Task[Any]]:
-        """Those that have not ended, in order of creation."""
+        """Returns the children that have not ended, in order of creation."""
         return list(self._children)
 
     def abandon(self, child: asyncio.Task[Any]) -> None:
-        """Wait no longer for a child that does not end on its cancellation.
+        """Stops waiting for a child that does not end on its cancellation.
 
         Its outcome is ignored.
         """
@@ -250,7 +251,9 @@ def _ignore(task: asyncio.Task[Any]) -> None:
 
 
 async def supervise(coro: Coroutine[Any, Any, object], report: Callable[[Exception], None]) -> None:
-    """Await `coro` and hand its error to `report`, so that its siblings in a task group live on."""
+    """Awaits `coro` and passes its error to `report`, so that its siblings in a task group
+    continue.
+    """
     try:
         await coro
     except Exception as error:  # noqa: BLE001  # Handed over whole; `report` judges it.
@@ -260,11 +263,10 @@ async def supervise(coro: Coroutine[Any, Any, object], report: Callable[[Excepti
 async def wait_first(
     futures: Sequence[asyncio.Future[Any]], *, timeout_s: float | None = None
 ) -> list[int]:
-    """Wait until one of `futures` is done and return the indices of those done, ascending; empty on
-    timeout.
+    """Waits until one of `futures` is done and returns the indices of those done, ascending.
 
-    Nothing is cancelled and no result is taken: that stays with the owner. Raises ValueError for no
-    futures.
+    Returns an empty list on timeout. Cancels no future and retrieves no result. Raises ValueError
+    for no futures.
     """
     if not futures:
         raise ValueError("wait_first got no futures, expected at least one")
@@ -275,9 +277,9 @@ async def wait_first(
 async def wait_all(
     futures: Sequence[asyncio.Future[Any]], *, timeout_s: float | None = None
 ) -> bool:
-    """Wait until all `futures` are done, however they end; False on timeout.
+    """Waits until all `futures` are done, with or without errors; returns False on timeout.
 
-    Cancels nothing, takes no result.
+    Cancels no future and retrieves no result.
     """
     await _wait(futures, len(futures), timeout_s)
     return all(future.done() for future in futures)
@@ -316,11 +318,10 @@ async def _wait(
 
 
 async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> list[BaseException]:
-    """Cancel `tasks` in the order given, wait until all have ended, and return the errors they
-    ended with.
+    """Cancels `tasks` in the order given, waits until all have ended, and returns their errors.
 
-    Being cancelled is no error. The calling task must not be among them. If the caller is cancelled
-    while it waits, CancelledError comes out at once; the tasks stay cancelled.
+    A cancellation is no error. The calling task must not be among them. If the caller is cancelled
+    while it waits, CancelledError is raised at once; the tasks stay cancelled.
     """
     owned = list(tasks)
     assert asyncio.current_task() not in owned, "a task cannot wait for its own end"
@@ -332,11 +333,12 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> list[BaseExcept
 
 
 async def close_within(coro: Coroutine[Any, Any, object], timeout_s: float, *, what: str) -> bool:
-    """Run a closing coroutine to its end although the caller is cancelled, for at most `timeout_s`.
+    """Runs a closing coroutine to its end although the caller is cancelled, for at most
+    `timeout_s`.
 
     Returns True if it ended, False (and a warning naming `what`) if it was cut off. Its error is
-    raised. A cancellation of the caller that came meanwhile is raised afterwards, so that it is
-    never lost.
+    raised. A cancellation of the caller during this time is raised afterwards, so that it is never
+    lost.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(coro, name=f"close {what}")
@@ -363,9 +365,7 @@ async def close_within(coro: Coroutine[Any, Any, object], timeout_s: float, *, w
 async def _wait_uncancelled(
     task: asyncio.Task[Any], deadline: float
 ) -> asyncio.CancelledError | None:
-    """Wait for `task` until `deadline` on the loop's clock; keep a cancellation of the caller
-    and return it.
-    """
+    """Waits for `task` until `deadline` on the loop's clock; returns the caller's cancellation."""
     loop = asyncio.get_running_loop()
     cancelled: asyncio.CancelledError | None = None
     while not task.done() and (left := deadline - loop.time()) > 0:

@@ -1,7 +1,7 @@
-"""Level-triggered availability: is there input, is there room in the output?
+"""Level-triggered availability of input, or of room in the output.
 
-After Flink's AvailabilityProvider. A provider is available or not; a caller that finds it
-unavailable may ask for the one future that completes when it becomes available again. The hot path
+After Flink's AvailabilityProvider. A provider is available or not. A caller that finds it
+unavailable may request the one future that completes when it becomes available again. The hot path
 reads `is_available`, a plain attribute, and touches no future at all. Spurious wake-ups are
 allowed, lost ones never: a waiter checks again after each wake-up.
 """
@@ -15,7 +15,7 @@ __all__ = ["AVAILABLE", "Availability", "all_of"]
 
 
 class Availability:
-    """One flag and, while it is down and has waiters, one future."""
+    """A flag and, while it is down and has waiters, a future."""
 
     __slots__ = ("_callbacks", "_future", "is_available")
 
@@ -36,14 +36,17 @@ class Availability:
                 callback()
 
     def set_unavailable(self) -> None:
-        """Lower the flag.
+        """Lowers the flag.
 
-        A future that was handed out stays valid: it completes at the next `set_available`.
+        A future that was returned stays valid: it completes at the next `set_available`.
         """
         self.is_available = False
 
     def get_available_future(self) -> asyncio.Future[None]:
-        """Completes when available. Must be called on the loop; the same future until then."""
+        """Returns the future that completes when available, the same one until then.
+
+        Must be called on the loop.
+        """
         if self._future is None or self._future.cancelled():
             self._future = asyncio.get_running_loop().create_future()
             if self.is_available:
@@ -53,7 +56,7 @@ class Availability:
         return self._future
 
     def on_available(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, synchronously, when the flag is raised; at once if it is up."""
+        """Calls `callback` once, synchronously, when the flag is raised; at once if it is up."""
         if self.is_available:
             callback()
         else:
@@ -61,13 +64,13 @@ class Availability:
 
 
 AVAILABLE = Availability(available=True)
-"""For things that are always available. It must never be lowered."""
+"""A provider that is always available. It must never be lowered."""
 
 
 def all_of(providers: Sequence[Availability]) -> Availability:
-    """Available once each of `providers` was available since this call.
+    """Returns a provider that is available once each of `providers` was available since this call.
 
-    A snapshot: build it again after each wait.
+    Valid for one wait: build it again after each wait.
     """
     waiting = [p for p in providers if not p.is_available]
     combined = Availability(not waiting)

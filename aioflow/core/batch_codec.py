@@ -1,23 +1,23 @@
 """Encodes elements as bytes for edges between processes: a batch with its times, keys and
 watermarks, and each event in band.
 
-The values are the business of `core.serializers`; here is what surrounds them. The invariant: what
-is decoded equals what was encoded, type for type, in every column. Keys that *are* the values
-(`key_by` of the element itself), or the same field of each of them, are not written twice; keys
-that are only equal are, since 1 and True are equal.
+`core.serializers` encodes the values; this module encodes the batch around them. The invariant: the
+decoded batch equals the encoded batch, type for type, in every column. Keys that *are* the values
+(`key_by` of the element itself), or the same field of each value, are not written twice. Keys that
+are only equal are written, since 1 and True are equal.
 
     batch   1 version | 1 flags | 8 watermark
-            | for each column that is there: 4 length, msgpack or codec bytes | values
+            | for each present column: 4 length, msgpack or codec bytes | values
             (the column of keys may be the msgpack index or name of a field of the values)
             with flag 64 each of them is a column of `core.column_codec`: times, watermarks, keys
             (or the name of a field), values;
             with flag 128 as well some of them refer to the tables of a channel
             (`core.entry_tables`);
-            with flag 128 alone the values are what an aggregate takes of the records
+            with flag 128 alone the values are extracted from the records for an aggregate
     event   msgpack array [kind, field, ...]
 
-The `watermarks` of a batch never decrease and seldom differ, so they are written as runs where that
-is shorter.
+The `watermarks` of a batch never decrease and seldom differ, so they are written as runs if that is
+shorter.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ __all__ = [
 BATCH_FORMAT_VERSION = 1
 """The first byte of every encoded batch.
 
-Another one is refused: both ends of an edge run the same release.
+Another version is rejected: both ends of an edge run the same release.
 """
 
 (
@@ -76,24 +76,23 @@ Another one is refused: both ends of an edge run the same release.
     _TABLES,
 ) = 1, 2, 4, 8, 16, 32, 64, 128
 _TAKEN: Final = _TABLES
-"""Rows have no tables."""
+"""The flag means tables for columns, and extracted values for rows, which have no tables."""
 _ALL_FLAGS: Final = 255
 _KEY_FLAGS: Final = (0, _KEYS, _KEYS_ARE_VALUES, _KEYS_ARE_FIELD)
 _HEAD: Final = struct.Struct(">BBq")
 _LENGTH: Final = struct.Struct(">I")
 
 _EVENT_BYTES_MAX = 4096
-"""The largest event is a latency marker with the name of its source."""
+"""Maximum size of an event: the largest is a latency marker with the name of its source."""
 
 
 def encode_batch(
     batch: RecordBatch, codec: Codec, owner: str, tables: EntryTables | None = None
 ) -> bytes:
-    """Returns the bytes of `batch`, which is neither changed nor kept. With the `tables` of a
-    channel they mean something there alone.
+    """Returns the bytes of `batch`, which is neither changed nor kept.
 
-    Raises TypeNotSupported naming `owner`, the operator that emits it, for a value or key that
-    cannot travel.
+    With the `tables` of a channel the bytes are valid only in that channel. Raises TypeNotSupported
+    naming `owner`, the operator that emits it, for a value or key that cannot be encoded.
     """
     values, timestamps, keys, watermarks = (
         batch.values,
@@ -152,12 +151,12 @@ class TabledBytes(bytes):
     _meant: tuple[Codec, str, EntryTables]
 
     def standing_alone(self) -> bytes:
-        """The bytes of the same batch that mean the same everywhere."""
+        """The bytes of the same batch without references to tables."""
         return standing_alone(self, *self._meant)
 
 
 def standing_alone(content: bytes, codec: Codec, where: str, tables: EntryTables) -> bytes:
-    """The bytes of the same batch that mean the same everywhere.
+    """Returns the bytes of the same batch without references to tables.
 
     `tables` are those of the channel, at either end.
     """
@@ -174,7 +173,7 @@ def decode_batch(
 ) -> RecordBatch:
     """Returns the batch of `encode_batch`; `content` is not kept.
 
-    Raises DecodeError naming `where`, the channel it came by.
+    Raises DecodeError naming `where`, the channel that delivered it.
     """
     try:
         return _decode_batch(memoryview(content), codec, tables)
@@ -228,9 +227,9 @@ def _decode_batch(view: memoryview, codec: Codec, tables: EntryTables | None) ->
 def _encode_columns(
     batch: RecordBatch, codec: Codec, owner: str, tables: EntryTables | None
 ) -> bytes:
-    """A batch of columns: every part of it is a column, the values last.
+    """Encodes a batch of columns: every part of it is a column, the values last.
 
-    Keys that are a field of the values are its name.
+    Keys that are a field of the values are encoded as its name.
     """
     if tables is not None:
         tables.forget()  # What a batch before could not take along.
@@ -318,8 +317,9 @@ def _are_ints(column: Column) -> bool:
 
 
 def _key_field(keys: list[Any], values: list[Any], codec: Codec) -> int | str | None:
-    """Returns the index or name under which each of `values` holds its key, the very object;
-    None if there is no such field.
+    """Returns the index or name of the field in which each of `values` holds its key.
+
+    The key must be the same object. Returns None if there is no such field.
     """
     if not values or len(keys) != len(values):
         return None
@@ -370,7 +370,7 @@ def _add_column(parts: list[bytes], content: bytes) -> None:
 
 
 def _column(view: memoryview, at: int) -> tuple[memoryview, int]:
-    """Returns the column that begins at `at`, and where the next one does."""
+    """Returns the column that begins at `at`, and the offset of the next one."""
     start = at + _LENGTH.size
     stop = start + _LENGTH.unpack_from(view, at)[0]
     if stop > len(view):
@@ -379,9 +379,9 @@ def _column(view: memoryview, at: int) -> tuple[memoryview, int]:
 
 
 def _runs(watermarks: list[int]) -> list[int] | None:
-    """Returns [watermark, count, ...], or None where the list itself is as short.
+    """Returns [watermark, count, ...], or None if the list itself is as short.
 
-    Looks only at the ends of runs.
+    Reads only the ends of runs.
     """
     runs: list[int] = []
     at, count = 0, len(watermarks)
@@ -460,8 +460,9 @@ _EVENTS: Final[tuple[tuple[Callable[..., Event], Any], ...]] = (
     (EndOfPartition, tuple[()]),
     (LatencyMarker, tuple[int, str, int]),
 )
-"""The class and field types of each kind, in order: the index is on the wire, so a new kind goes
-to the end.
+"""The class and field types of each kind, in order.
+
+The index is part of the wire format, so a new kind is appended.
 """
 
 _KIND_OF: Final[dict[type, tuple[int, tuple[str, ...]]]] = {

@@ -1,14 +1,15 @@
 """Columns: the values of a field of many records as one array, and a batch of them that reads like
 a list of rows.
 
-A `ColumnBatch` stands where a list of values stands, in `RecordBatch.values`. It has a length, it
-can be cut, and iterating over it gives rows, made once. So every operator understands it, and
-one that reads columns saves the rows. Times, keys and watermarks beside it are columns too, which
-read like the lists of ints that they stand for.
+A `ColumnBatch` takes the place of a list of values in `RecordBatch.values`. It has a length, it can
+be sliced, and iterating over it yields rows, which are made once. So every operator supports it,
+and an operator that reads columns saves the rows. Times, keys and watermarks beside it are columns
+too, which read like lists of ints.
 
-Invariants: a column never changes once it is made; parts of it are views where that is cheap; what
-comes out of `to_list` is plain Python values of the types that a row would hold (int, not int64).
-Nothing here imports numpy: it only calls methods of arrays, so a program of rows does not load it.
+Invariants: a column never changes once it is made. Parts of it are views if that is cheap.
+`to_list` returns plain Python values of the types that a row would hold (int, not int64). This
+module does not import numpy: it only calls methods of arrays, so a program of rows does not load
+it.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ __all__ = [
 ]
 
 COLUMN_RECORDS_MAX: Final = 65_536
-"""Rows that one step takes at a time, some of which go to each of several consumers: enough to make
-what a batch costs small beside them, and columns of numbers, of which a step has one or two in
-hand, still fit into the cache of a core.
+"""Maximum number of rows that one step processes at a time.
+
+The number is large enough to make the cost of a batch small beside them, even if they are divided
+among several consumers. It is small enough for the one or two columns of numbers of a step to fit
+into the cache of a core.
 """
 
 
 class Column(Sequence[Any]):
-    """The values of one field. Reads like a list; `take` and slices give columns."""
+    """The values of one field. Reads like a list; `take` and slices return columns."""
 
     __slots__ = ("_items",)
 
@@ -50,22 +53,22 @@ class Column(Sequence[Any]):
 
     @abstractmethod
     def take(self, indices: np.ndarray) -> Column:
-        """The values at `indices`, in that order."""
+        """Returns the values at `indices`, in that order."""
 
     @abstractmethod
     def part(self, which: slice) -> Column:
-        """The values of a stretch."""
+        """Returns the values of a slice as a column."""
 
     @abstractmethod
     def _one(self, index: int) -> Any:
-        """One plain value, without making the others."""
+        """Returns one plain value, without making the others."""
 
     @abstractmethod
     def _make_list(self) -> list[Any]:
-        """All of them. What it gives is kept."""
+        """Makes the list of all values, which the caller keeps."""
 
     def to_list(self) -> list[Any]:
-        """Plain Python values, made once; not to be changed."""
+        """Returns plain Python values, made once. The list must not be changed."""
         items = self._items
         if items is None:
             items = self._items = self._make_list()
@@ -86,9 +89,9 @@ class Column(Sequence[Any]):
 
 
 class NumberColumn(Column):
-    """bool, int64 or float64.
+    """Values of bool, int64 or float64.
 
-    `valid` tells where there is a value; None: everywhere. What stands elsewhere means nothing.
+    `valid` marks the values that are not None; None: all. The other items have no meaning.
     """
 
     __slots__ = ("valid", "values")
@@ -125,10 +128,10 @@ class NumberColumn(Column):
 
 
 class CodedColumn(Column):
-    """Each value is one of `entries`, by its index; -1 is None. Entries may be anything but None,
-    and need not differ.
+    """Each value is one of `entries`, by its index; -1 is None.
 
-    `entries` may grow at its end while columns share it, and is never changed otherwise.
+    Entries may be anything but None, and need not differ. `entries` may grow at its end while
+    columns share it, and is never changed otherwise.
     """
 
     __slots__ = ("codes", "entries")
@@ -161,7 +164,7 @@ class CodedColumn(Column):
 
 
 class ObjectColumn(Column):
-    """Values of any types, as they are."""
+    """Values of any types, unchanged."""
 
     __slots__ = ("items",)
 
@@ -186,10 +189,11 @@ class ObjectColumn(Column):
 
 
 class ColumnBatch(Column):
-    """Records as columns of one length. Its rows are dicts of the field names; tuples if the names
-    are positions, 0, 1, ...; or what `make` gives of the values in their order.
+    """Records as columns of one length.
 
-    It is a column itself, whose values are the rows: a field may hold records.
+    Its rows are dicts of the field names, or tuples if the names are positions, 0, 1, ... With
+    `make`, its rows are the results of `make` for the values in their order. The batch is a column
+    itself, whose values are the rows: a field may hold records.
     """
 
     __slots__ = ("_length", "columns", "make")
@@ -250,15 +254,17 @@ class ColumnBatch(Column):
 
 
 def gathered(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """The items of `array` at int64 `indices`: for items of several bytes half of what `take`
-    costs, for single bytes `take` itself.
+    """Returns the items of `array` at int64 `indices`.
+
+    For items of several bytes it takes half the time of `take`; for single bytes it calls `take`.
     """
     return array[indices] if array.itemsize > 1 else array.take(indices)
 
 
 def first_not_below(times: Sequence[int], least: int, start: int, stop: int) -> int:
-    """Where the first of at least `least` is in the stretch of `times` from `start` to `stop`,
-    which never decreases; `stop`: nowhere.
+    """Returns the index of the first time of at least `least` from `start` to `stop`.
+
+    `times` never decrease there. Returns `stop` if there is no such time.
     """
     if isinstance(times, NumberColumn):
         return start + int(times.values[start:stop].searchsorted(least))
@@ -266,7 +272,7 @@ def first_not_below(times: Sequence[int], least: int, start: int, stop: int) -> 
 
 
 def lowest(times: Sequence[int]) -> int:
-    """The least of some timestamps, be they a list or a column."""
+    """Returns the least of some timestamps, which are a list or a column."""
     return (
         min(times)
         if type(times) is list or not isinstance(times, NumberColumn)
@@ -275,7 +281,7 @@ def lowest(times: Sequence[int]) -> int:
 
 
 def highest(times: Sequence[int]) -> int:
-    """The greatest of some timestamps, be they a list or a column."""
+    """Returns the greatest of some timestamps, which are a list or a column."""
     return (
         max(times)
         if type(times) is list or not isinstance(times, NumberColumn)

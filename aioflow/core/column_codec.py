@@ -45,9 +45,9 @@ _DEPTH_MAX = 16
 _LIMIT = 2**63
 _LEAST_MAX = _LIMIT - (1 << 32)
 _TRIED = 64
-"""Floats that tell about most columns whether all of them would take half the bytes."""
+"""Number of floats that are tried first, to find out whether half the bytes suffice."""
 _BARE_MAX = 1 << 20
-"""Records without a column, which cost the sender no byte."""
+"""Maximum number of records without a column, which cost the sender no byte."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list).decode
@@ -56,20 +56,22 @@ _unpack = msgspec.msgpack.Decoder(list).decode
 def encode_column(
     column: Column, codec: Codec, owner: str, tables: EntryTables | None = None
 ) -> bytes:
-    """Returns the bytes of `column`; `tables` are those of the channel. Raises TypeNotSupported
-    naming `owner` for a value that cannot travel."""
+    """Returns the bytes of `column`; `tables` are those of the channel.
+
+    Raises TypeNotSupported naming `owner` for a value that cannot be encoded.
+    """
     return _pack(_shape(column, codec, owner, tables))
 
 
 def encode_stretches(
     column: Column, bounds: Sequence[int], codec: Codec, owner: str
 ) -> list[bytes]:
-    """Returns the bytes of each stretch of `column` between neighbours of `bounds`, which rise from
-    0 to its length.
+    """Returns the bytes of each slice of `column` between neighbours of `bounds`.
 
-    They read as `encode_column` of each would, in half the time for stretches of a few hundred
-    records: what numpy does is done once for all of them. Their ints may take more bytes, as many
-    as those of the widest.
+    The bounds rise from 0 to the length of the column. The bytes decode like those of
+    `encode_column` for each slice, in half the time for slices of a few hundred records, because
+    numpy's work is done once for all of them. Their ints may take more bytes: as many as those of
+    the widest.
     """
     return list(map(_pack, _shapes(column, bounds, codec, owner)))
 
@@ -126,7 +128,7 @@ def _shape(column: Column, codec: Codec, owner: str, tables: EntryTables | None)
 
 
 def _shapes(column: Column, bounds: Sequence[int], codec: Codec, owner: str) -> list[list[Any]]:
-    """The shape of each stretch of `column`."""
+    """Returns the shape of each slice of `column`."""
     stretches = list(pairwise(bounds))
     if isinstance(column, NumberColumn):
         *head, values, valid = _shape(column, codec, owner, None)
@@ -157,8 +159,9 @@ def _shapes(column: Column, bounds: Sequence[int], codec: Codec, owner: str) -> 
 def _coded_shapes(
     column: CodedColumn, bounds: Sequence[int], codec: Codec, owner: str
 ) -> list[list[Any]]:
-    """Each stretch with those of the entries that it uses, found by one sort of all: by stretch,
-    then by code.
+    """Returns each slice with the entries that it uses.
+
+    The entries are found by one sort of all codes: by slice, then by code.
     """
     import numpy as np
 
@@ -199,8 +202,9 @@ def _coded_shapes(
 
 
 def _floats(values: np.ndarray) -> tuple[str, bytes]:
-    """Type and bytes of `values`: half as many for floats that lose nothing by it, as whole
-    numbers, halves and eighths.
+    """Returns type and bytes of `values`.
+
+    Floats that lose nothing by it, such as whole numbers, halves and eighths, take half the bytes.
     """
     import numpy as np
 
@@ -222,14 +226,14 @@ def _packed(codes: np.ndarray, dtype: str) -> bytes:
 
 
 def _smallest(greatest: int) -> str | None:
-    """The type of unsigned ints up to `greatest`; None if they need all bytes."""
+    """Returns the type of unsigned ints up to `greatest`; None if they need all bytes."""
     if greatest < 1 << 16:
         return "|u1" if greatest < 1 << 8 else "<u2"
     return "<u4" if greatest < 1 << 32 else None
 
 
 def _kind(batch: ColumnBatch, codec: Codec) -> bool | str | None:
-    """What tells which rows the columns are of; None if columns cannot."""
+    """Returns the kind of rows of the columns; None if they have to be encoded as objects."""
     make = batch.make
     if make is None or make is WindowResult:
         return make is not None
@@ -313,9 +317,9 @@ def _coded(content: bytes, dtype: str, entries: list[Any]) -> CodedColumn:
 
 
 def _flags(valid: bytes | None, size: int, of_each: int) -> Any:
-    """Where there is a value, None for everywhere.
+    """Returns the flags of the values that are not None; None if all are.
 
-    Raises ValueError if an array of `size` bytes is not one flag for each.
+    Raises ValueError if an array of `size` bytes does not have one flag for each.
     """
     import numpy as np
 
@@ -326,8 +330,9 @@ def _flags(valid: bytes | None, size: int, of_each: int) -> Any:
 
 
 def _records(kind: str, columns: dict[Any, Column], length: int, codec: Codec) -> Column:
-    """Records of the class of that name: as columns, or one by one where the class has changed
-    since they were written.
+    """Returns records of the class `kind`, as columns if the class has not changed.
+
+    If the class has changed since they were written, the records are made one by one.
     """
     names = tuple(columns)
     try:

@@ -1,22 +1,24 @@
-"""The elements between operators: batches of records, and the events that travel in band with them.
+"""The elements between operators: batches of records, and the events that are sent in band with
+them.
 
-A `RecordBatch` is the unit of everything hot: queueing, credit, pool permits, and one step of an
-operator. It is parallel lists. Invariants that every producer keeps and every consumer may rely on:
+A `RecordBatch` is the unit of all hot work: queueing, credit, pool permits, and one step of an
+operator. It consists of parallel lists. Invariants that every producer keeps and every consumer may
+rely on:
 
 * `timestamps`, `keys` and `watermarks` are either None or as long as `values`;
 * `watermarks[i]` is the watermark in force before record i; the list never decreases; None means
-  that no record of the batch saw the watermark move (it stays what it was when the batch arrived);
-* `watermark` is the watermark after the last record, `MIN_WATERMARK` when the batch brings no news;
+  that the watermark did not change within the batch (it stays the one before the batch);
+* `watermark` is the watermark after the last record, `MIN_WATERMARK` if the batch has no new one;
   it is never below the list;
-* `taken` says that in the place of each record stands what the aggregate it is sent to takes of it,
-  or its key if that is nothing; code that rebuilds the same records uses `slice`, `pick` or
-  `with_watermarks`, which keep it;
+* `taken` means that each record was replaced by the value that its aggregate extracts from it, or
+  by its key if the aggregate extracts none; code that rebuilds the same records uses `slice`,
+  `pick` or `with_watermarks`, which keep the flag;
 * a batch belongs to its holder, and an emitted batch is never mutated: local edges pass it by
   reference.
 
-Event time is continuous: when the watermark jumps, everything that was due in between happens in
-order of its own time, each with the watermark at that time. So results do not depend on where
-batches were cut. A batch without values is a bare watermark.
+Event time is continuous: when the watermark jumps, all work that was due in between is done in
+order of its own time, each with the watermark at that time. So results do not depend on the borders
+of batches. A batch without values is a bare watermark.
 """
 
 from __future__ import annotations
@@ -43,21 +45,23 @@ __all__ = [
 ]
 
 MIN_WATERMARK = -(2**63)
-"""Before the first watermark: nothing is promised."""
+"""The watermark before the first one."""
 
 MAX_WATERMARK = 2**63 - 1
 """The end of event time: no record can follow."""
 
 BATCH_RECORDS_MAX = 2048
-"""Rows of a batch, and of what one stage takes at a time: what a batch costs comes to a few ns a
-record, and larger ones leave the processor's cache."""
+"""Maximum number of rows of a batch, and of one slice of a stage.
+
+The cost of a batch is then a few ns a record, and larger batches exceed the processor's cache.
+"""
 
 
 class RecordBatch:
     """Records in order, with their timestamps, keys and the watermarks between them.
 
     `values` are the records. `timestamps` are int ms since the epoch, or None without event time.
-    `keys` are the raw keys as the sender's key function gave them, or None on a stream that is not
+    `keys` are the raw keys that the sender's key function returned, or None on a stream that is not
     keyed.
     """
 
@@ -86,7 +90,7 @@ class RecordBatch:
         return f"RecordBatch({len(self.values)} records, watermark={self.watermark})"
 
     def slice(self, start: int, stop: int) -> RecordBatch:
-        """Records [start, stop) with the watermark that was in force after them.
+        """Returns records [start, stop) with the watermark that was in force after them.
 
         Copies the lists, shares the values.
         """
@@ -107,8 +111,10 @@ class RecordBatch:
         )
 
     def pick(self, indices: Sequence[int]) -> RecordBatch:
-        """The records at `indices`, which never decrease, with all that they carry; the
-        watermark after them is this batch's.
+        """Returns the records at `indices`, which never decrease, with their times, keys and
+        watermarks.
+
+        The watermark after them is this batch's.
         """
         values, timestamps, keys, watermarks = (
             self.values,
@@ -128,13 +134,13 @@ class RecordBatch:
     def with_watermarks(
         self, watermarks: list[int] | None, watermark: int = MIN_WATERMARK
     ) -> RecordBatch:
-        """The same records, which see other watermarks. Shares the lists."""
+        """Returns the same records with other watermarks. Shares the lists."""
         return RecordBatch(
             self.values, self.timestamps, self.keys, watermarks, watermark, self.taken
         )
 
     def before_end(self) -> RecordBatch:
-        """The same records; MAX_WATERMARK is replaced by the watermark before it."""
+        """Returns the same records; MAX_WATERMARK is replaced by the watermark before it."""
         marks = self.watermarks
         if marks is None or not len(marks):
             return self.with_watermarks(None)
@@ -146,14 +152,17 @@ class RecordBatch:
         return self.with_watermarks(marks, marks[-1])
 
     def with_values(self, values: list[Any]) -> RecordBatch:
-        """The same times and watermarks over other values of the same count; the keys are
-        dropped, as a map drops them.
+        """Returns the same times and watermarks with other values of the same number.
+
+        The keys are dropped, as by a map.
         """
         return RecordBatch(values, self.timestamps, None, self.watermarks, self.watermark)
 
     def select(self, indices: Sequence[int], values: list[Any]) -> RecordBatch:
-        """`values[j]` stems from record `indices[j]` of this batch: its time and watermark go
-        with it. Indices never decrease.
+        """Returns a batch of `values`, where `values[j]` stems from record `indices[j]` of this
+        batch.
+
+        Each value keeps the time and watermark of its record. Indices never decrease.
         """
         timestamps, watermarks = self.timestamps, self.watermarks
         return RecordBatch(
@@ -166,7 +175,7 @@ class RecordBatch:
 
 
 def empty_batch(watermark: int = MIN_WATERMARK) -> RecordBatch:
-    """No records; the watermark rises to `watermark`."""
+    """Returns a batch without records, whose watermark is `watermark`."""
     return RecordBatch([], None, None, None, watermark)
 
 
@@ -174,7 +183,7 @@ def empty_batch(watermark: int = MIN_WATERMARK) -> RecordBatch:
 class Watermark:
     """No record with a timestamp <= `timestamp` follows on this channel.
 
-    For channels that got no record to carry it.
+    For channels without a record to carry the watermark.
     """
 
     timestamp: int
@@ -192,27 +201,29 @@ class CheckpointBarrier:
     """Cuts the stream for checkpoint `checkpoint_id`, triggered at `timestamp_ms` (wall clock of
     the coordinator).
 
-    The coordinator sends it to the sources, and they send it downstream. Tasks know no more about a
-    checkpoint than this.
+    The coordinator sends it to the sources, and they send it downstream. It is all that tasks know
+    about a checkpoint.
     """
 
     checkpoint_id: int
     timestamp_ms: int
     savepoint: bool = False
-    """Aligned, complete in itself, in the format that every backend reads."""
+    """Whether the checkpoint is a savepoint: aligned, self-contained, in the canonical format."""
     unaligned: bool = False
-    """It overtakes what is in flight, which becomes part of the checkpoint."""
+    """Whether the barrier overtakes the in-flight data, which becomes part of the checkpoint."""
     aligned_timeout_ms: int | None = None
-    """Aligned at first; unaligned when it is not through so long after `timestamp_ms`.
+    """Time after `timestamp_ms` from which an aligned barrier becomes unaligned.
 
-    None: it never is.
+    None: it never does.
     """
     full: bool = False
-    """It refers to no file of an earlier checkpoint."""
+    """Whether the checkpoint refers to no file of an earlier checkpoint."""
     directory: str = ""
-    """URL of the directory that its files go to; empty: the flow's own store."""
+    """URL of the directory for its files; empty: the flow's own store."""
     final: bool = False
-    """Taken when every task is through with its data: once it is complete, the tasks end."""
+    """Whether every task has processed all its data: once the checkpoint is complete, the tasks
+    end.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +237,8 @@ class CancelCheckpointMarker:
 class EndOfData:
     """No record follows.
 
-    `drain` tells a finished stream (MAX watermark, `finish`) from a stop that keeps its windows
-    open.
+    `drain` distinguishes a finished stream (MAX watermark, `finish`) from a stop that keeps its
+    windows open.
     """
 
     drain: bool = True
@@ -240,8 +251,9 @@ class EndOfPartition:
 
 @dataclass(frozen=True, slots=True)
 class LatencyMarker:
-    """Measures the way from a source; bypasses functions and keeps its place among the records
-    of its channel.
+    """Measures the latency from a source.
+
+    It bypasses functions and keeps its order among the records of its channel.
     """
 
     emitted_ms: int
@@ -258,4 +270,4 @@ Event = (
     | EndOfPartition
     | LatencyMarker
 )
-"""Anything that travels in band, without credit, and is not a batch."""
+"""Any in-band element that needs no credit and is not a batch."""

@@ -1,11 +1,10 @@
-"""Dictionary encoding of a channel: it sends a text once, and only the text's code from then on.
+"""Dictionary encoding of a channel: a text is sent once, and later only the text's code.
 
-A channel is one producer and one consumer, and what it sends arrives once and in order, also over a
-connection that comes later. Each end has its tables. A table takes over the list that the columns
-share, as long as that only grows (`GrowingList`); the bytes of a batch name the table, say how many
-entries it has, and bring those that are new. So bytes of a channel mean nothing elsewhere: what
-leaves the order of the channel, as data in flight that goes into a checkpoint, is encoded again
-without tables.
+A channel has one producer and one consumer. Its data arrives once and in order, even over a later
+connection. Each end has its tables. A table takes over the list that the columns share, as long as
+the list only grows (`GrowingList`). The bytes of a batch name the table and its number of entries,
+and contain the new entries. So bytes of a channel are valid only there. Data that leaves the order
+of the channel, such as in-flight data of a checkpoint, is encoded again without tables.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from typing import Any
 __all__ = ["EntryTables", "GrowingList"]
 
 TABLES_MAX = 16
-"""Of a channel, for good: a number never stands for another list, so that bytes which wait at
-either end keep their meaning.
+"""Maximum number of tables of a channel.
+
+A number never stands for another list, so that bytes that wait at either end stay valid.
 """
 
 ENTRIES_PER_RECORD = 4
@@ -25,11 +25,11 @@ that the batch uses is cheaper.
 """
 
 ENTRIES_MAX = 1 << 20
-"""Of a table. The peer is believed as far as that."""
+"""Maximum number of entries of a table. A larger number from the peer is rejected."""
 
 
 class GrowingList(list[Any]):
-    """Entries that are never changed but at their end, and shared by many batches."""
+    """A list that only grows at its end, and is shared by many batches."""
 
     __slots__ = ()
 
@@ -45,10 +45,10 @@ class EntryTables:
         self._open: dict[int, int] = {}
 
     def place(self, entries: list[Any], records: int) -> tuple[int, int] | None:
-        """Number of the table for `entries`, and how many of them it has; None if they go with the
-        batch of `records`.
+        """Returns the number of the table for `entries`, and its number of entries.
 
-        What is new counts as sent with `commit`.
+        Returns None if the batch of `records` has to contain the entries. New entries count as sent
+        after `commit`.
         """
         if type(entries) is not GrowingList:
             return None
@@ -83,10 +83,10 @@ class EntryTables:
         self._open.clear()
 
     def filled(self, number: int, base: int, new: list[Any]) -> list[Any]:
-        """The table of that number, after `new` came to its first `base` entries. What it has
-        already it is not given twice.
+        """Returns table `number` after the entries `new` follow its first `base` entries.
 
-        Raises ValueError for what no producer sends.
+        Entries that the table has already are not added twice. Raises ValueError for invalid
+        arguments, which no producer sends.
         """
         lists = self._lists
         if number == len(lists) < TABLES_MAX and base == 0:

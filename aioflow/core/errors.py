@@ -84,15 +84,15 @@ class TypeNotSupported(AioflowError, TypeError):
 
 
 class ValueNotSupported(TypeNotSupported):
-    """The engine itself has refused a value: a restart would come to the same value, so none is
-    tried.
+    """The engine itself has rejected a value.
 
-    A TypeNotSupported that user code raises is an error of user code, and `restart=` applies to it.
+    A restart would reach the same value, so the job is not restarted. A TypeNotSupported that user
+    code raises is an error of user code, and `restart=` applies to it.
     """
 
 
 class Closed(AioflowError):
-    """Used after it was closed by its owner."""
+    """An object was used after its owner closed it."""
 
 
 class MailboxClosed(Closed):
@@ -100,7 +100,7 @@ class MailboxClosed(Closed):
 
 
 class Broken(AioflowError):
-    """The other side went away."""
+    """The peer, or another external resource, went away."""
 
 
 class ProcessCrashed(Broken):
@@ -128,12 +128,12 @@ class RemoteProtocolError(ProtocolError):
 class MalformedInput(RemoteProtocolError, ValueError):
     """A source read something of another format.
 
-    Names file and line; mend it there, or let the source pass over it by `on_error=`.
+    Names file and line. Correct it there, or let the source skip it by `on_error=`.
     """
 
 
 class JobError(AioflowError):
-    """Base of what can be wrong with a job as a whole."""
+    """Base of the errors of a job as a whole."""
 
 
 class JobFailed(JobError):
@@ -157,7 +157,10 @@ class CancellationTimeout(AioflowError):
 
 
 class NoResourceAvailable(AioflowError):
-    """The slots that a job needs did not come in time. Add workers, or lower the parallelism."""
+    """The slots that a job needs were not available in time.
+
+    Add workers, or lower the parallelism.
+    """
 
 
 class CheckpointError(AioflowError):
@@ -179,7 +182,7 @@ class InsufficientBuffers(AioflowError, OSError):
 
 
 class RemoteError(AioflowError):
-    """An error that travelled from another process and whose class is not loaded here.
+    """An error from another process whose class is not loaded here.
 
     `type_name` is the qualified name of the original class, `traceback_text` its traceback as text.
     """
@@ -195,14 +198,14 @@ class NotAuthenticated(AioflowError):
 
 
 def with_article(noun: str) -> str:
-    """`noun` in a message, with a or an before it: a dict, an int."""
+    """Returns `noun` for a message, with "a" or "an" before it: a dict, an int."""
     return f"{'an' if noun[:1].lower() in tuple('aeiou') else 'a'} {noun}"
 
 
 def did_you_mean(given: object, known: Iterable[str], shown: str = "{!r}") -> str:
-    """The end of a message about `given`, if one of `known` is nearly that; nothing otherwise.
+    """Returns the end of a message about `given`, if it is similar to one of `known`; otherwise "".
 
-    `shown`: as what it stands in a program.
+    `shown` is the format of the name in a program.
     """
     import difflib  # Here: a program without mistakes does not load it.
 
@@ -211,17 +214,18 @@ def did_you_mean(given: object, known: Iterable[str], shown: str = "{!r}") -> st
 
 
 def note_once(error: BaseException, note: str) -> None:
-    """Add `note` to `error` unless it already carries one of the engine: the innermost place
-    knows most.
+    """Adds `note` to `error` unless it already has a note of the engine.
+
+    The innermost place knows most.
     """
     if not has_place(error):
         error.add_note(f"aioflow: {note}")
 
 
 def message_of(error: BaseException) -> str:
-    """`str(error)`.
+    """Returns `str(error)`.
 
-    The `__str__` of a user's error may do anything; its failure is the message then.
+    The `__str__` of a user's error may fail; then the message describes this failure.
     """
     try:
         return str(error)

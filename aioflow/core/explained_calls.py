@@ -1,8 +1,8 @@
-"""Error messages of public functions for arguments that they do not take.
+"""Error messages of public functions for unknown arguments.
 
-Python names the argument and stops there: "got an unexpected keyword argument 'discover'". A
-decorated function also says what it takes, and which name was probably meant. A call that fits
-costs one more frame, so this is for what builds a flow, never for what runs in one.
+Python only names the argument: "got an unexpected keyword argument 'discover'". A decorated
+function also names its parameters, and the parameter that was probably meant. A valid call costs
+one more frame, so this is for functions that build a flow, never for functions that run in one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def explained(function: F, name: str | None = None) -> F:
-    """`function`, which raises a TypeError that helps where the arguments are not its own.
+    """Returns `function` with a helpful TypeError for wrong arguments.
 
-    `name`: what it is called by, if not its own.
+    `name`: the name in messages, if not the function's own.
     """
 
     @wraps(function)
@@ -45,8 +45,9 @@ def explained(function: F, name: str | None = None) -> F:
 
 
 def hinted(hint: Callable[[Mapping[str, Any]], str | None]) -> Callable[[F], F]:
-    """Of an `explained` function: what `hint` says of its arguments that do not exist stands
-    instead of what it takes. None: nothing.
+    """Adds a hint to an `explained` function: `hint` is called with the unknown arguments.
+
+    Its result replaces the list of parameters in the error. None: no hint.
     """
 
     def mark(function: F) -> F:
@@ -57,7 +58,7 @@ def hinted(hint: Callable[[Mapping[str, Any]], str | None]) -> Callable[[F], F]:
 
 
 def explained_methods(cls: C) -> C:
-    """`cls` with its public methods `explained`, and what makes one of it.
+    """Returns `cls` with its public methods and its constructor `explained`.
 
     An `async def` stays one, because callers may inspect it.
     """
@@ -76,9 +77,9 @@ def explained_methods(cls: C) -> C:
 def _explanation(
     function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str | None:
-    """What is wrong with the arguments, and what would be right.
+    """Returns what is wrong with the arguments, and what would be right.
 
-    None: Python's own words are as good.
+    Returns None if Python's own message is as good.
     """
     parameters = list(inspect.signature(function).parameters.values())
     if parameters and parameters[0].name in ("self", "cls"):
@@ -123,7 +124,7 @@ def _explanation(
 
 
 def _shown(parameter: inspect.Parameter) -> str:
-    """How a parameter is written in a call."""
+    """Returns the spelling of a parameter in a call."""
     match parameter.kind:
         case inspect.Parameter.VAR_KEYWORD:
             return f"**{parameter.name}"

@@ -1,4 +1,4 @@
-"""Hints for errors about expressions: what to write instead. Loaded at the first error."""
+"""Hints for errors about expressions: the correct spelling. Imported at the first error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ AGGREGATES = (
     "last",
     "distinct",
 )
-"""Of many elements, where an expression is of one."""
+"""Names of aggregates of many elements; an expression has one element."""
 
 ELSEWHERE = {
     "astype": "cast(type)",
@@ -64,11 +64,11 @@ ELSEWHERE = {
     "isna": "is_null()",
     "startswith": "str.starts_with(text)",
 }
-"""What methods of texts and of other libraries are called here."""
+"""Names of methods of texts and of other libraries -> the spelling here."""
 
 
 def no_truth(e: Expr[Any]) -> str:
-    """Why `e` is neither true nor false, and how what needs that is written."""
+    """Returns why `e` has no truth value, and the correct spelling of a condition."""
     text = (
         "an expression has no truth value: use & | ~ instead of and, or, not, is_in instead of "
         "`in`, when(...) instead of `if`"
@@ -97,7 +97,7 @@ def no_truth(e: Expr[Any]) -> str:
 
 
 def no_attribute(e: Expr[Any], name: str) -> str:
-    """What stands for the attribute `name` that an expression does not have."""
+    """Returns the replacement for the attribute `name`, which expressions do not have."""
     shown = _operand(e)
     wrong, nested = (
         f"an expression has no method {name!r}",
@@ -118,7 +118,7 @@ def no_attribute(e: Expr[Any], name: str) -> str:
 
 
 def no_operation(namespace: StrNamespace | DtNamespace, name: str) -> str:
-    """What a namespace has where `name` was looked for."""
+    """Returns the operations of a namespace that has no operation `name`."""
     prefix, known = (".str", TEXT) if isinstance(namespace, StrNamespace) else (".dt", TIME)
     return (
         f"{prefix} has no operation {name!r}{did_you_mean(name, known, prefix + '.{}')}; it has "
@@ -127,7 +127,7 @@ def no_operation(namespace: StrNamespace | DtNamespace, name: str) -> str:
 
 
 def no_value(e: Expr[Any], asked: str, method: str) -> str:
-    """Why `asked` is nothing that `e` can be, and the method that does so with each value."""
+    """Returns why `e` cannot be `asked`, and the method that converts each value."""
     return (
         f"{asked} of {e!r}: an expression stands for a value of each element, not known here; "
         f"write {_operand(e)}.{method}"
@@ -135,7 +135,7 @@ def no_value(e: Expr[Any], asked: str, method: str) -> str:
 
 
 def no_values(e: Expr[Any], values: Sequence[Any]) -> str:
-    """Why expressions are no values of `is_in`, and how `e` is compared with them."""
+    """Returns why expressions are no values of `is_in`, and how `e` is compared with them."""
     shown = _operand(e)
     ways = (
         " | ".join(f"({shown} == {value!r})" for value in values if isinstance(value, Expr))
@@ -158,8 +158,10 @@ def always_none(e: Expr[Any], operator: str) -> str:
 
 
 def of_a_pair(name: str | int, row: Any, expression: Expr[Any]) -> str:
-    """The end of a message that `row` has no field `name`: where `row` is a pair the sides that
-    have it, where `expression` takes `row` for one that it is none; nothing otherwise.
+    """Returns the end of a message that `row` has no field `name`, or "".
+
+    If `row` is a pair, it names the sides that have the field. If `expression` reads a side of a
+    row that is no pair, it says so.
     """
     if isinstance(row, Pair):
         having = [_of_side(side, name) for side in SIDES if name in field_names(getattr(row, side))]
@@ -185,10 +187,11 @@ def _of_side(side: str, name: str | int) -> str:
 
 
 def note_text(error: BaseException, row: Any, *expressions: Expr[Any]) -> None:
-    """Add to `error`, which `expressions` raised for `row`, that a field is text where a number is
-    wanted, or the reverse; nothing if that is not it.
+    """Adds a note to `error`, which `expressions` raised for `row`, if text and number are mixed
+    up.
 
-    Of an expression that is a field alone, a number is wanted.
+    The note says that a field is text where a number is needed, or the reverse. For an expression
+    that is only a field, a number is needed.
     """
     call = next(_no_texts(row, expressions), None)
     if call is not None:
@@ -233,7 +236,7 @@ def _texts(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[Column[Any]]:
 
 
 def _joined(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[tuple[Expr[Any], Expr[Any]]]:
-    """Sums of a text that spells no number and of a number: the two sides."""
+    """Yields both sides of each sum of a number and a text that is not numeric."""
     for expression in expressions:
         for e in walk(expression):
             if isinstance(e, Binary) and e._operator == "+":
@@ -255,7 +258,7 @@ def _spells_no_number(value: Any) -> bool:
 
 
 def _no_texts(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[Call[Any]]:
-    """Operations on text whose operand is a field that holds a number."""
+    """Yields operations on text whose operand is a field that holds a number."""
     for expression in expressions:
         for e in walk(expression):
             if (
@@ -267,7 +270,7 @@ def _no_texts(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[Call[Any]]
 
 
 def _field(row: Any, e: Expr[Any]) -> Any:
-    """What stands in `row` where `e` is a field; None if it is none, or is not there."""
+    """Returns the value of the field `e` in `row`; None if `e` is no field, or is missing."""
     if not isinstance(e, Column):
         return None
     try:
@@ -281,7 +284,7 @@ def _field(row: Any, e: Expr[Any]) -> Any:
 
 
 def _value(row: Any, e: Expr[Any]) -> Any:
-    """The constant `e`, or what stands in `row` where it is a field."""
+    """Returns the constant `e`, or the value of the field `e` in `row`."""
     return e._value if isinstance(e, Literal) else _field(row, e)
 
 
@@ -290,5 +293,5 @@ def _is_text(row: Any, e: Expr[Any]) -> bool:
 
 
 def _operand(e: Expr[Any]) -> str:
-    """`e` as it is written before a method or an operator."""
+    """Returns `e` as it is written before a method or an operator."""
     return f"({e!r})" if isinstance(e, (Binary, Unary)) else repr(e)

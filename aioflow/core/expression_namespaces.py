@@ -1,6 +1,6 @@
 """The namespaces `.str` and `.dt` of expressions: operations on text and on time.
 
-Each gives a `Call` node by its dotted name.
+Each operation makes a `Call` node by its dotted name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["DtNamespace", "StrNamespace"]
 
 
 class _Namespace(Part):
-    """An operation that it does not have is an error that names those that there are."""
+    """The common base: an unknown operation is an error that names the known ones."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class StrNamespace(_Namespace):
         return Call("str.upper", self._operand)
 
     def strip(self, characters: str | None = None) -> Expr[Any]:
-        """Without the white space, or any of `characters`, at both ends."""
+        """The text without white space, or without any of `characters`, at both ends."""
         return Call("str.strip", self._operand, (characters,))
 
     def lstrip(self, characters: str | None = None) -> Expr[Any]:
@@ -53,11 +53,11 @@ class StrNamespace(_Namespace):
         return Call("str.rstrip", self._operand, (characters,))
 
     def len(self) -> Expr[Any]:
-        """Number of code points; of a list, of its items."""
+        """Number of code points of a text, or of items of a list."""
         return Call("str.len", self._operand)
 
     def contains(self, text: Any) -> Expr[Any]:
-        """Returns whether `text` (plain text, no pattern) occurs."""
+        """Whether `text` (plain text, no pattern) occurs."""
         return Call("str.contains", self._operand, (as_expression(text),))
 
     def starts_with(self, text: Any) -> Expr[Any]:
@@ -67,19 +67,20 @@ class StrNamespace(_Namespace):
         return Call("str.ends_with", self._operand, (as_expression(text),))
 
     def slice(self, start: int, length: int | None = None) -> Expr[Any]:
-        """`length` code points from `start` on; a negative `start` counts from the end; None:
-        all the rest.
+        """`length` code points from `start`; None: all that follow.
+
+        A negative `start` counts from the end.
         """
         if length is not None and length < 0:
             raise ValueError(f"str.slice needs a length of 0 or more, got {length}")
         return Call("str.slice", self._operand, (start, length))
 
     def replace(self, old: Any, new: Any) -> Expr[Any]:
-        """Every occurrence of `old` replaced by `new`."""
+        """The text with every occurrence of `old` replaced by `new`."""
         return Call("str.replace", self._operand, (as_expression(old), as_expression(new)))
 
     def concat(self, *others: Any) -> Expr[Any]:
-        """Followed by `others`, each plain text or an expression."""
+        """The text followed by `others`, each plain text or an expression."""
         return Call("str.concat", self._operand, tuple(map(as_expression, others)))
 
     def split(self, separator: str | None = None) -> Expr[Any]:
@@ -104,12 +105,12 @@ class DtNamespace(_Namespace):
 
     @property
     def month(self) -> Call[Any]:
-        """1 to 12."""
+        """The month, 1 to 12."""
         return Call("dt.month", self._operand)
 
     @property
     def day(self) -> Call[Any]:
-        """Day of the month, from 1."""
+        """The day of the month, from 1."""
         return Call("dt.day", self._operand)
 
     @property
@@ -130,22 +131,23 @@ class DtNamespace(_Namespace):
 
     @property
     def weekday(self) -> Call[Any]:
-        """Monday is 0."""
+        """The day of the week; Monday is 0."""
         return Call("dt.weekday", self._operand)
 
     @property
     def date(self) -> Call[Any]:
-        """The `datetime.date`."""
+        """The date as `datetime.date`."""
         return Call("dt.date", self._operand)
 
     @property
     def epoch_ms(self) -> Call[Any]:
-        """Int milliseconds since the epoch, rounded down."""
+        """The time in int milliseconds since the epoch, rounded down."""
         return Call("dt.epoch_ms", self._operand)
 
     def truncate(self, every: str | timedelta) -> Expr[Any]:
-        """Rounded down to a multiple of the duration since the epoch; an int stays an int, a
-        datetime a datetime.
+        """The time rounded down to a multiple of the duration since the epoch.
+
+        An int stays an int, a datetime a datetime.
         """
         every_ms = to_ms(every, "dt.truncate")
         if every_ms <= 0:

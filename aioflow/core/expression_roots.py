@@ -1,5 +1,5 @@
-"""The roots of expressions: `col` names a field, `left` and `right` one of a pair's, `lit` is a
-constant, `when` asks.
+"""The roots of expressions: `col` names a field, `left` and `right` a field of a side of a pair,
+`lit` is a constant, `when` begins a case.
 """
 
 from __future__ import annotations
@@ -79,17 +79,20 @@ class _Side(Part):
 
 
 left = _Side("left")
-"""Names a field of the left of a pair: `left.price`, `left("any name")`."""
+"""Names a field of the left side of a pair: `left.price`, `left("any name")`."""
 
 right = _Side("right")
-"""Names a field of the right of a pair."""
+"""Names a field of the right side of a pair."""
 
 
 def lit(value: Any) -> Expr[Any]:
-    """A constant. Needed only where no other operand is an expression."""
+    """Makes a constant. Needed only if no other operand is an expression."""
     return as_expression(value)
 
 
 def when(condition: Any) -> When:
-    """`when(c).then(a).when(d).then(b).otherwise(e)`. A condition that is None is not true."""
+    """Begins a case: `when(c).then(a).when(d).then(b).otherwise(e)`.
+
+    A condition that is None is not true.
+    """
     return When(as_expression(condition))

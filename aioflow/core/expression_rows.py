@@ -41,36 +41,36 @@ __all__ = [
 ]
 
 ROW_ERRORS = (TypeError, AttributeError, LookupError)
-"""What a row of the other kind, or one without the field, raises inside generated code."""
+"""Errors that generated code raises for a row of the other kind, or without the field."""
 
 CONTAINERS = frozenset({dict, list, tuple, str})
 """Plain values that have no fields to be read by attribute."""
 
 _SHADOWED = frozenset(name for kind in CONTAINERS for name in dir(kind))
-"""Names that are attributes of plain containers: `row.items` of a dict would not fail but give a
-method.
-"""
+"""Attributes of plain containers: `row.items` of a dict would not fail but return a method."""
 
 
 def compile_row(expression: ex.Expr[Any]) -> Callable[[Any], Any]:
-    """A function from a row to the value of `expression`.
+    """Returns a function from a row to the value of `expression`.
 
-    The function raises MissingFieldError for a row without a field that is read, and passes on
+    The function raises MissingFieldError for a row without a field that is read. It does not catch
     errors of operations (TypeError of `1 + "a"`).
     """
     return _specialising(lambda emitter: f"return {emitter.value(expression)}", (expression,))
 
 
 def compile_predicate(expression: ex.Expr[Any]) -> Callable[[Any], Any]:
-    """A function from a row to something truthy exactly when `expression` is True there: what
-    `filter` and `where=` need.
+    """Returns a function from a row to a truthy value exactly if `expression` is True for it.
+
+    `filter` and `where=` use it.
     """
     return _specialising(lambda emitter: f"return {emitter.condition(expression)}", (expression,))
 
 
 def columns_to_function(columns: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
-    """A function from a row to the dict of `columns` (expressions or plain values), in the given
-    order: what `select` needs.
+    """Returns a function from a row to the dict of `columns` in the given order.
+
+    `columns` are expressions or plain values; `select` uses it.
     """
     fields = {name: ex.as_expression(e) for name, e in columns.items()}
     function: Any = _specialising(
@@ -81,7 +81,7 @@ def columns_to_function(columns: Mapping[str, Any]) -> Callable[[Any], dict[str,
 
 
 def compile_rows(expression: ex.Expr[Any]) -> Callable[[list[Any]], list[Any]]:
-    """A function from a list of rows to the list of values of `expression`."""
+    """Returns a function from a list of rows to the list of values of `expression`."""
     one = compile_row(expression)
     return _specialising_batch(
         lambda emitter: f"[{emitter.value(expression)} for row in rows]", (expression,), _map(one)
@@ -89,7 +89,7 @@ def compile_rows(expression: ex.Expr[Any]) -> Callable[[list[Any]], list[Any]]:
 
 
 def compile_filter(expression: ex.Expr[Any]) -> Callable[[list[Any]], list[Any]]:
-    """A function from a list of rows to the list of those for which `expression` is True."""
+    """Returns a function from a list of rows to the rows for which `expression` is True."""
     one = compile_predicate(expression)
 
     def slow(rows: list[Any]) -> list[Any]:
@@ -103,7 +103,7 @@ def compile_filter(expression: ex.Expr[Any]) -> Callable[[list[Any]], list[Any]]
 
 
 def columns_to_rows(columns: Mapping[str, Any]) -> Callable[[list[Any]], list[dict[str, Any]]]:
-    """A function from a list of rows to the list of dicts of `columns`."""
+    """Returns a function from a list of rows to the list of dicts of `columns`."""
     fields = {name: ex.as_expression(e) for name, e in columns.items()}
     one = columns_to_function(fields)
     return _specialising_batch(
@@ -114,9 +114,9 @@ def columns_to_rows(columns: Mapping[str, Any]) -> Callable[[list[Any]], list[di
 
 
 def build_function(source: str, name: str, names: dict[str, Any], about: str) -> Callable[..., Any]:
-    """The function `name` that `source` defines, with `names` as its globals.
+    """Returns the function `name` that `source` defines, with `names` as its globals.
 
-    `about` says in an error what was compiled.
+    `about` describes the source in an error.
     """
     try:
         with warnings.catch_warnings():
@@ -159,8 +159,9 @@ def shadowed(*expressions: ex.Expr[Any]) -> bool:
 def _specialising(
     body: Callable[[Emitter], str], expressions: tuple[ex.Expr[Any], ...]
 ) -> Callable[[Any], Any]:
-    """A function of one row that takes its code from the kind of its first row, and one that
-    looks at each row once kinds mix.
+    """Returns a function of one row that specialises its code for the kind of its first row.
+
+    Once kinds mix, another function examines each row once.
     """
     about = ", ".join(map(repr, expressions))
     variants: dict[RowKind, Callable[[Any], Any]] = {}
@@ -222,8 +223,9 @@ def _specialising(
 def explain(
     row: Any, kind: RowKind, error: Exception, expressions: tuple[ex.Expr[Any], ...]
 ) -> None:
-    """Raises MissingFieldError if `row` lacks a field of the expressions; else `error` stands,
-    with a note about numbers and text.
+    """Raises MissingFieldError if `row` lacks a field of the expressions.
+
+    Otherwise adds a note about numbers and text to `error`.
     """
     if isinstance(error, MissingFieldError):
         for expression in expressions:
@@ -258,9 +260,9 @@ def _specialising_batch(
     expressions: tuple[ex.Expr[Any], ...],
     slow: Callable[[list[Any]], list[Any]],
 ) -> Callable[[list[Any]], list[Any]]:
-    """A function of a list of rows.
+    """Returns a function of a list of rows.
 
-    A batch in which something fails is computed again row by row, which finds and names it.
+    A batch in which an operation fails is computed again row by row, to find and name the row.
     """
     about = ", ".join(map(repr, expressions))
     variants: dict[RowKind, Callable[[list[Any]], list[Any]]] = {}

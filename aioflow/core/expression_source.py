@@ -45,8 +45,9 @@ class RowKind(Enum):
 
 
 _Bound = dict[ex.Expr[Any] | str | int, tuple[str, bool]]
-"""Columns that a variable holds already at some point of the evaluation, and whether it is known
-not to be None there.
+"""Columns that are bound to a variable at some point of the evaluation.
+
+The flag tells whether the value is known not to be None there.
 """
 
 
@@ -95,17 +96,18 @@ class Emitter:
         self._numbers = count()
 
     def value(self, expression: ex.Expr[Any]) -> str:
-        """Source of the value of `expression`."""
+        """Returns the source of the value of `expression`."""
         return self._visit(expression, {}).full
 
     def condition(self, expression: ex.Expr[Any]) -> str:
-        """Source that is truthy exactly when `expression` is True; False and None are not told
-        apart.
+        """Returns source that is truthy exactly if `expression` is True.
+
+        It does not distinguish False and None.
         """
         return self._truth(expression, {})[0]
 
     def constant(self, value: Any, prefix: str = "k") -> str:
-        """The name of a global that holds `value`."""
+        """Returns the name of a global that holds `value`."""
         name = f"_{prefix}{next(self._numbers)}"
         self.names[name] = value
         return name
@@ -146,8 +148,9 @@ class Emitter:
     def _strict(
         self, operands: tuple[ex.Expr[Any], ...], bound: _Bound, logical: bool = False
     ) -> tuple[list[str], tuple[str, ...], _Bound, _Bound]:
-        """Sources of operands of which none may be None, what guards them, and what is bound
-        then and anyway.
+        """Returns the sources of operands of which none may be None, and their guards.
+
+        Also returns the variables that are bound if all guards pass, and those bound in any case.
         """
         sources: list[str] = []
         guards: tuple[str, ...] = ()
@@ -212,7 +215,9 @@ class Emitter:
     def _logic(
         self, operator: str, left: ex.Expr[Any], right: ex.Expr[Any], bound: _Bound
     ) -> _Value:
-        """Kleene's `&` and `|`. The right side is computed only where the left does not decide."""
+        """Returns Kleene's `&` and `|`. The right side is computed only if the left does not
+        decide.
+        """
         a, b = self._visit(left, bound), None
         b = self._visit(right, a.after)
         x, y = self._boolean(left, a), self._boolean(right, b)
@@ -232,8 +237,9 @@ class Emitter:
         return _Value(source, (), True, bound, a.after)
 
     def _truth(self, e: ex.Expr[Any], bound: _Bound) -> tuple[str, _Bound, _Bound]:
-        """Source that is truthy exactly when `e` is True, what is bound then, and what is bound
-        anyway.
+        """Returns source that is truthy exactly if `e` is True.
+
+        Also returns the variables that are bound if `e` is True, and those bound in any case.
         """
         match e:
             case ex.Binary(_operator="&"):
@@ -288,8 +294,9 @@ class Emitter:
         )
 
     def _function(self, e: ex.Expr[Any], bound: _Bound) -> _Value:
-        """Functions of one operand, with arguments that may be expressions: None if any of them
-        is.
+        """Returns a function of one operand, with arguments that may be expressions.
+
+        Its value is None if any of them is None.
         """
         names = self.names
         (x, *args), guards, inner, after = self._strict(e._children, bound)
@@ -355,7 +362,7 @@ class Emitter:
 
 
 def _balanced(operator: str, e: ex.Expr[Any]) -> tuple[ex.Expr[Any], ex.Expr[Any]]:
-    """The two halves of a chain of `&` or `|`.
+    """Returns the two halves of a chain of `&` or `|`.
 
     Both are associative, so `reduce(or_, conditions)` need not nest deeply.
     """
@@ -376,9 +383,9 @@ def _balanced(operator: str, e: ex.Expr[Any]) -> tuple[ex.Expr[Any], ex.Expr[Any
 
 
 def _members(values: tuple[Any, ...]) -> frozenset[Any] | tuple[Any, ...]:
-    """What `in` looks at.
+    """Returns the values for the operator `in`.
 
-    None and NaN equal nothing, though `in` would find the very same object.
+    None and NaN are left out: they equal no value, but `in` would find the same object.
     """
     kept = tuple(v for v in values if v is not None and not (isinstance(v, float) and v != v))
     try:

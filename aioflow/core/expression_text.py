@@ -36,12 +36,12 @@ _PRIMARY = 8
 
 
 def render(e: Expr[Any]) -> str:
-    """Source text of `e`."""
+    """Returns the source text of `e`."""
     return _render(e)[0]
 
 
 def _render(e: Expr[Any]) -> tuple[str, int]:
-    """Source text of `e`, and how strongly its outermost operator binds."""
+    """Returns the source text of `e`, and the precedence of its outermost operator."""
     match e:
         case Column(_name=name):
             plain = isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)

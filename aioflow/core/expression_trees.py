@@ -29,15 +29,16 @@ __all__ = ["column_names", "is_boolean", "same_as", "walk"]
 
 
 def walk(expression: Expr[Any]) -> Iterator[Expr[Any]]:
-    """The expression and everything in it, parents first."""
+    """Yields the expression and all its parts, parents first."""
     yield expression
     for child in expression._children:
         yield from walk(child)
 
 
 def same_as(a: Expr[Any], b: object) -> bool:
-    """Structural equality: same nodes, same literals of the same types. (`==` builds an
-    expression.)
+    """Returns whether two trees are equal: same nodes, same literals of the same types.
+
+    (`==` builds an expression.)
     """
     if type(a) is not type(b):
         return False
@@ -46,15 +47,16 @@ def same_as(a: Expr[Any], b: object) -> bool:
 
 
 def column_names(*expressions: Expr[Any]) -> tuple[str | int, ...]:
-    """The fields of the element that the expressions read, each once, in the order of first use."""
+    """Returns the fields that the expressions read, each once, in the order of first use."""
     return tuple(
         dict.fromkeys(e._name for x in expressions for e in walk(x) if isinstance(e, Column))
     )
 
 
 def is_boolean(expression: Expr[Any]) -> bool:
-    """Returns whether the expression can only give True, False or None. A bare column may hold
-    anything.
+    """Returns whether the value of the expression can only be True, False or None.
+
+    A bare column may hold anything.
     """
     match expression:
         case Binary(_operator=operator):

@@ -1,7 +1,7 @@
 """The helpers that compiled expressions call: each applies one operation to one value that is not
 None.
 
-Operations that Python spells alike (`+`, `<`, `str.lower`) are not here; generated code uses them
+Operations that Python has itself (`+`, `<`, `str.lower`) are not here; generated code uses them
 directly. Every function is pure.
 """
 
@@ -41,14 +41,14 @@ _FALSE = frozenset({"false", "f", "no", "n", "0"})
 class MissingFieldError(AioflowError, LookupError):
     """A row does not have the field that an expression reads.
 
-    Names the field, the expression and what the row has.
+    The message names the field, the expression and the fields of the row.
     """
 
 
 def truth(value: Any) -> Any:
-    """`value` if it is a bool or None.
+    """Returns `value` if it is a bool or None.
 
-    Logic on anything else is refused: 0 and "" have no agreed truth in columns and Spark.
+    Other values are rejected in logic: 0 and "" have no agreed truth in columns and Spark.
     """
     if value is None or value is True or value is False:
         return value
@@ -61,8 +61,10 @@ def truth(value: Any) -> Any:
 
 
 def power(base: Any, exponent: Any) -> Any:
-    """`base ** exponent`; a zero to a negative power is a division by zero (None), overflow is
-    infinite, no real root is NaN.
+    """Returns `base ** exponent`.
+
+    A zero to a negative power is a division by zero (None), overflow is infinite, no real root is
+    NaN.
     """
     try:
         result = base**exponent
@@ -74,7 +76,7 @@ def power(base: Any, exponent: Any) -> Any:
 
 
 def read_field(value: Any, name: str | int) -> Any:
-    """A field of a nested value: dict key, attribute or position."""
+    """Returns a field of a nested value: dict key, attribute or position."""
     try:
         return (
             value[name]
@@ -86,8 +88,9 @@ def read_field(value: Any, name: str | int) -> Any:
 
 
 def field_names(row: Any) -> list[str]:
-    """The names that an expression can read of `row`: keys, fields, or nothing for a value
-    without fields.
+    """Returns the names that an expression can read of `row`: keys or fields.
+
+    Returns an empty list for a value without fields.
     """
     if isinstance(row, Mapping):
         return [str(name) for name in row]
@@ -102,14 +105,14 @@ def field_names(row: Any) -> list[str]:
 
 
 def missing(name: str | int, row: Any) -> str:
-    """That `row` has no field `name`, or no such position."""
+    """Returns the message that `row` has no field `name`, or no such position."""
     if isinstance(name, int) and isinstance(row, Sequence):
         return f"no position {name} in a {type(row).__name__} of {len(row)}"
     return f"no field {name!r} in {describe_row(row)}"
 
 
 def describe_row(row: Any) -> str:
-    """The type of `row` and its field names, never its values."""
+    """Returns the type of `row` and its field names, never its values."""
     names = field_names(row)
     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     return (
@@ -159,15 +162,16 @@ CASTS: dict[type, Callable[[Any], Any]] = {
     float: _to_float,
     str: _to_str,
 }
-"""What `cast` does; each raises ValueError, TypeError or OverflowError for what cannot be
-converted.
+"""Target type of `cast` -> conversion.
+
+Each raises ValueError, TypeError or OverflowError for a value that cannot be converted.
 """
 
 
 def cast_value(value: Any, to: type, strict: bool) -> Any:
-    """`value` as `to`.
+    """Converts `value` to the type `to`.
 
-    What cannot be converted raises ValueError, or gives None if not `strict`.
+    If this is impossible, raises ValueError, or returns None if not `strict`.
     """
     try:
         return CASTS[to](value)
@@ -183,8 +187,9 @@ def cast_value(value: Any, to: type, strict: bool) -> Any:
 
 
 def epoch_ms(time: Any) -> int:
-    """Milliseconds since the epoch of an int (itself), a datetime (naive: UTC) or a date (its
-    midnight), rounded down.
+    """Returns the milliseconds since the epoch of a time, rounded down.
+
+    The time is an int (returned unchanged), a datetime (naive: UTC) or a date (its midnight).
     """
     if isinstance(time, datetime):
         return (time.replace(tzinfo=UTC) - _EPOCH if time.tzinfo is None else time - _EPOCH) // _MS
@@ -207,8 +212,9 @@ def _date(time: Any) -> date:
 
 
 def truncate(time: Any, every_ms: int) -> Any:
-    """`time` rounded down to a multiple of `every_ms` since the epoch: an int of an int, a
-    datetime of a datetime.
+    """Returns `time` rounded down to a multiple of `every_ms` since the epoch.
+
+    Returns an int for an int, a datetime for a datetime.
     """
     milliseconds = epoch_ms(time)
     rest = milliseconds % every_ms

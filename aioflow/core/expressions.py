@@ -63,9 +63,9 @@ str_ = str
 COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
 LOGICAL = frozenset({"&", "|"})
 BOOLEAN_CALLS = frozenset({"str.contains", "str.starts_with", "str.ends_with"})
-"""Names of the `Call` nodes that give a bool."""
+"""Names of the `Call` nodes whose value is a bool."""
 CAST_TARGETS = (bool, int, float, str)
-"""Types that `cast` knows."""
+"""Target types of `cast`."""
 
 
 class Part:
@@ -202,18 +202,20 @@ class Expr(Generic[T]):
         return FillNull(self, as_expression(value))
 
     def cast(self, to: type, strict: bool = True) -> Expr[Any]:
-        """The value as bool, int, float or str. What cannot be converted is an error, or None with
-        `strict=False`.
+        """The value converted to bool, int, float or str.
 
-        float to int truncates; text is read as Python writes it (bool: true/false, yes/no, t/f,
-        y/n, 1/0 in any case).
+        A value that cannot be converted is an error, or None with `strict=False`. float to int
+        truncates; text is read as Python writes it (bool: true/false, yes/no, t/f, y/n, 1/0 in any
+        case).
         """
         if to not in CAST_TARGETS:
             raise TypeError(f"cast knows bool, int, float and str, not {to!r}")
         return Cast(self, to, strict)
 
     def round(self, digits: int = 0) -> Expr[Any]:
-        """Rounded half to even, to `digits` decimals; the type stays (a float gives a float)."""
+        """The value rounded half to even, to `digits` decimals; the type stays (a float stays a
+        float).
+        """
         return Round(self, digits)
 
     def abs(self) -> Expr[Any]:
@@ -242,7 +244,9 @@ class Expr(Generic[T]):
 
     @property
     def _children(self) -> tuple[Expr[Any], ...]:
-        """The expressions that this one is made of, in the order in which they are written."""
+        """Returns the expressions of which this one is made, in the order in which they are
+        written.
+        """
         return ()
 
     def __bool__(self) -> bool:
@@ -362,7 +366,7 @@ class IsNull(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FillNull(Expr[T]):
-    """`_operand`, or `_value` where it is None."""
+    """`_operand`, or `_value` if `_operand` is None."""
 
     _operand: Expr[Any]
     _value: Expr[Any]
@@ -386,8 +390,9 @@ class IsIn(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cast(Expr[T]):
-    """`_operand` as one of `CAST_TARGETS`; what cannot be converted raises if `_strict`, else is
-    None.
+    """`_operand` converted to one of `CAST_TARGETS`.
+
+    A value that cannot be converted raises if `_strict`, else the result is None.
     """
 
     _operand: Expr[Any]
@@ -449,8 +454,9 @@ class Case(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Then(Case[T]):
-    """A `Case` that can be continued by `when` or `otherwise`; without `otherwise` it gives None
-    where no condition is true.
+    """A `Case` that can be continued by `when` or `otherwise`.
+
+    Without `otherwise` its value is None if no condition is true.
     """
 
     def when(self, condition: Any) -> When:
@@ -458,7 +464,7 @@ class Then(Case[T]):
         return When(as_expression(condition), self._branches)
 
     def otherwise(self, value: Any) -> Expr[Any]:
-        """The value where no condition is true."""
+        """Completes the case with the value if no condition is true."""
         return Case(self._branches, as_expression(value))
 
 
@@ -470,7 +476,7 @@ class When(Part):
     _branches: tuple[tuple[Expr[Any], Expr[Any]], ...] = ()
 
     def then(self, value: Any) -> Then[Any]:
-        """The value (plain or an expression) where the condition is true."""
+        """Completes the branch with its value (plain or an expression) if the condition is true."""
         return Then((*self._branches, (self._condition, as_expression(value))), Literal(None))
 
     def __repr__(self) -> str_:
@@ -484,7 +490,7 @@ def is_expression(x: object) -> TypeGuard[Expr[Any]]:
 
 
 def as_expression(value: Any) -> Expr[Any]:
-    """`value` itself if it is an expression, else a constant."""
+    """Returns `value` itself if it is an expression, else a constant."""
     if isinstance(value, Expr):
         return value
     if isinstance(value, Part):
@@ -510,7 +516,7 @@ def _tell_of_none(e: Expr[Any], operator: str) -> None:
 
 
 def field_name(name: Any) -> str | int:
-    """`name` if it can name a field. Raises TypeError."""
+    """Returns `name` if it can name a field. Raises TypeError."""
     if isinstance(name, bool) or not isinstance(name, (str, int)):
         raise TypeError(
             f"a field is named by a str, or by an int position, not by {type(name).__name__}: "

@@ -100,9 +100,9 @@ class Failed(NamedTuple, Generic[T]):
     """An element whose processing failed, on the side output given as `on_error=`."""
 
     value: T
-    """The element that went in; of a malformed line, its bytes."""
+    """The input element; for a malformed line, its bytes."""
     error: str
-    """The message of the error; of a malformed line it names file and line."""
+    """The message of the error; for a malformed line it names file and line."""
     error_type: str
     """Name of the exception's class."""
     operator: str
@@ -190,9 +190,7 @@ class RuntimeContext(Protocol):
 
 
 class ProcessContext(Protocol):
-    """Handed to `process_element` and `on_timer` together with the element; valid during the
-    call.
-    """
+    """The context of `process_element` and `on_timer`; valid during the call."""
 
     @property
     def timestamp(self) -> int | OrNone:
@@ -200,8 +198,9 @@ class ProcessContext(Protocol):
 
     @property
     def current_key(self) -> Any:
-        """As this element spelled it, where spellings such as 1 and True are one key; in
-        `on_timer` as the timer was set.
+        """The key, as this element spelled it; in `on_timer` as the timer was set.
+
+        Several spellings, such as 1 and True, may be one key.
         """
 
     @property
@@ -215,7 +214,7 @@ class ProcessContext(Protocol):
 
 
 class WindowContext(Protocol):
-    """Handed to `ProcessWindowFunction.process`."""
+    """The context of `ProcessWindowFunction.process`."""
 
     @property
     def window(self) -> Any: ...
@@ -236,18 +235,18 @@ class Function:
     """
 
     def open(self, ctx: RuntimeContext) -> Awaitable[None] | None:
-        """Prepare; state is declared here. May be `async def`."""
+        """Prepares the function; state is declared here. May be `async def`."""
         return None
 
     def close(self) -> Awaitable[None] | None:
-        """Release what `open` took. May be `async def`; emits nothing."""
+        """Releases the resources of `open`. May be `async def`; emits nothing."""
         return None
 
 
 class MapFunction(Function, Generic[IN, OUT]):
-    """One element out for each element in.
+    """Emits one element for each element.
 
-    `map` may be `async def`: it is awaited then, as an async function is.
+    `map` may be `async def`: it is then awaited, as an async function is.
     """
 
     def map(self, value: IN) -> OUT | Awaitable[OUT]:
@@ -262,7 +261,7 @@ class FilterFunction(Function, Generic[IN]):
 
 
 class FlatMapFunction(Function, Generic[IN, OUT]):
-    """Any number of elements out for each element in.
+    """Emits any number of elements for each element.
 
     `flat_map` may be `async def`, also a generator.
     """
@@ -281,11 +280,11 @@ class ProcessFunction(Function, Generic[IN, OUT]):
         raise TypeError(f"{type(self).__name__} must define process_element(self, value, ctx)")
 
     def on_timer(self, timestamp: int, ctx: ProcessContext) -> Any:
-        """A timer of the current key is due. Returns like `process_element`."""
+        """Handles a due timer of the current key. Returns like `process_element`."""
         return None
 
     def finish(self) -> Any:
-        """All input was processed; may emit like `process_element`.
+        """Handles the end of all input; may emit like `process_element`.
 
         Not called after a cancel or a stop without drain.
         """
@@ -297,7 +296,7 @@ class KeyedProcessFunction(ProcessFunction[IN, OUT], Generic[K, IN, OUT]):
 
 
 class CoProcessFunction(Function, Generic[IN1, IN2, OUT]):
-    """Two inputs, one function."""
+    """A function of two inputs."""
 
     def process_element1(self, value: IN1, ctx: ProcessContext) -> Any:
         raise TypeError(f"{type(self).__name__} must define process_element1(self, value, ctx)")
@@ -314,8 +313,9 @@ class KeyedCoProcessFunction(CoProcessFunction[IN1, IN2, OUT], Generic[K, IN1, I
 
 
 class BroadcastProcessFunction(Function, Generic[IN1, IN2, OUT]):
-    """One stream, and a broadcast stream whose elements every subtask sees;
-    `ctx.get_broadcast_state` on both sides.
+    """A function of one stream, and a broadcast stream whose elements every subtask gets.
+
+    `ctx.get_broadcast_state` is available on both sides.
     """
 
     def process_element(self, value: IN1, ctx: ProcessContext) -> Any:
@@ -337,23 +337,23 @@ class KeyedBroadcastProcessFunction(
 
 
 class ProcessWindowFunction(Function, Generic[IN, OUT, K]):
-    """Sees the contents of one window when it fires."""
+    """Processes the contents of one window when it fires."""
 
     def process(self, key: K, ctx: WindowContext, elements: Sequence[IN]) -> Iterable[OUT] | None:
         raise TypeError(f"{type(self).__name__} must define process(self, key, ctx, elements)")
 
     def clear(self, ctx: WindowContext) -> None:
-        """The window is dropped: clear what was put into `ctx.window_state`."""
+        """Clears `ctx.window_state`, because the window is dropped."""
 
 
 class AggregateFunction(Generic[IN, ACC, OUT]):
-    """Folds elements into an accumulator. `merge(a, b)`: all of `a` came before all of `b`."""
+    """Folds elements into an accumulator. In `merge(a, b)`, all of `a` came before all of `b`."""
 
     def create_accumulator(self) -> ACC:
         raise TypeError(f"{type(self).__name__} must define create_accumulator(self)")
 
     def add(self, value: IN, accumulator: ACC) -> ACC:
-        """The accumulator with `value` added: a new one, or the given one changed."""
+        """Returns the accumulator with `value` added: a new one, or the given one changed."""
         raise TypeError(f"{type(self).__name__} must define add(self, value, accumulator)")
 
     def get_result(self, accumulator: ACC) -> OUT:
@@ -370,7 +370,7 @@ class CheckpointedFunction(Protocol):
     """A function with operator state. `initialize_state` comes before `open`; `snapshot_state`
     between two elements.
 
-    `snapshot_state` may be `async def`: until it is through, its subtask processes no element.
+    `snapshot_state` may be `async def`: until it ends, its subtask processes no element.
     """
 
     def initialize_state(self, ctx: Any) -> None: ...

@@ -1,12 +1,12 @@
-"""The one seam between aioflow and the machine.
+"""The only interface between aioflow and the machine.
 
-`Host` names everything the runtime wants from outside: clocks, randomness, ids, files, the network,
-blocking calls and processes. `SystemHost` gives the real ones;
-`aioflow.testing.simulation.SimulatedHost` gives virtual ones.
+`Host` contains all external services of the runtime: clocks, randomness, ids, files, the network,
+blocking calls and processes. `SystemHost` implements them on the machine;
+`aioflow.testing.simulation.SimulatedHost` implements virtual ones.
 
 Invariant: no other module of the runtime reads a clock, draws a random number, opens a file or a
-socket, or starts a thread or a process. Timers need no wrapper: time rides on the running event
-loop, so `asyncio.sleep` and `asyncio.timeout` are virtual whenever the loop is.
+socket, or starts a thread or a process. Timers need no wrapper: they use the running event loop, so
+`asyncio.sleep` and `asyncio.timeout` are virtual whenever the loop is.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ busy loop.
 """
 
 CLOSE_TIMEOUT_S = 10.0
-"""How long `close` waits for threads whose work has not ended before it gives them up."""
+"""Maximum time that `close` waits for threads whose work has not ended before it abandons them."""
 
 GIVEN_UP_S = 0.5
-"""How long `close` waits for threads whose caller was cancelled: some are about to end, having
-been told to.
+"""Maximum time that `close` waits for threads whose caller was cancelled.
+
+Some of them are about to end, because they were asked to.
 """
 
 
@@ -94,11 +95,12 @@ class Rng(Protocol):
 
 
 class Ids(Protocol):
-    """Makes identifiers that no other host will make."""
+    """Makes identifiers that no other host makes."""
 
     def new(self, kind: str) -> str:
-        """Return 32 lower-case hexadecimal digits; `kind` ("job", "attempt") names the purpose,
-        for traces only.
+        """Returns 32 lower-case hexadecimal digits.
+
+        `kind` ("job", "attempt") names the purpose, for traces only.
         """
         ...
 
@@ -112,28 +114,29 @@ class FileSystem(Protocol):
     """
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes from `offset`, fewer at the end of the file, all that follow if
-        `length` is None.
+        """Returns `length` bytes from `offset`, fewer at the end of the file.
+
+        Returns all bytes that follow if `length` is None.
         """
         ...
 
     async def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
-        """Replace the whole content; with `sync` also fsync it.
+        """Replaces the whole content; with `sync` also calls fsync.
 
-        Readers may see a part: write aside, then rename.
+        Readers may see a part: write another file, then rename it.
         """
         ...
 
     async def append(self, path: str, data: bytes, *, sync: bool = False) -> None:
-        """Add to the end, making the file if it is missing."""
+        """Appends to the file, which is created if it is missing."""
         ...
 
     async def fsync(self, path: str) -> None:
-        """Make the content of a file survive loss of power."""
+        """Makes the content of a file survive loss of power."""
         ...
 
     async def fsync_dir(self, path: str) -> None:
-        """Make the names in a directory (created, renamed, deleted) survive loss of power."""
+        """Makes the names in a directory (created, renamed, deleted) survive loss of power."""
         ...
 
     async def rename(self, source: str, target: str) -> None:
@@ -143,58 +146,61 @@ class FileSystem(Protocol):
         ...
 
     async def rename_new(self, source: str, target: str) -> bool:
-        """Move a file to a name that nothing has; False, with nothing changed, if something has it.
+        """Moves a file to a free name. Returns False, with nothing changed, if the name is in use.
 
-        Of several movers one wins.
+        Of several concurrent moves one succeeds.
         """
         ...
 
     async def delete(self, path: str, *, recursive: bool = False) -> bool:
-        """Remove a file or an empty directory, or a whole tree if `recursive`; False if nothing
-        was there.
+        """Removes a file or an empty directory, or a whole tree if `recursive`.
+
+        Returns False if the path did not exist.
         """
         ...
 
     async def create(self, path: str, data: bytes, *, aside: str, within: str) -> bool:
-        """Make a file that is whole and survives loss of power; False if something has its name,
-        which survives as well.
+        """Creates a file atomically and durably. Returns False if the name is in use.
 
-        It is written as `aside`, in the same directory, and moved. After an error it may be there.
-        PermissionError as `check_inside`.
+        The existing name is then durable as well. The data is written to `aside`, in the same
+        directory, which is then renamed. After an error `aside` may exist. Raises PermissionError
+        as `check_inside` does.
         """
         ...
 
     async def remove(self, paths: Sequence[str], *, within: str) -> None:
-        """Remove files, those that are there, and the directories below `within` that are empty
-        then; it survives loss of power.
+        """Removes existing files, and then the empty directories below `within`, durably.
 
-        PermissionError as `check_inside`.
+        Raises PermissionError as `check_inside` does.
         """
         ...
 
     async def check_inside(self, path: str, within: str) -> None:
-        """Raise PermissionError if symbolic links lead `path` out of the directory `within`,
-        which may be one itself.
+        """Raises PermissionError if symbolic links lead `path` out of the directory `within`.
+
+        `within` itself may be a link.
         """
         ...
 
     async def list(self, path: str) -> list[str]:
-        """Return the names in a directory, sorted."""
+        """Returns the names in a directory, sorted."""
         ...
 
     async def scan(self, path: str) -> builtins.list[tuple[str, bool]]:
-        """Return the names in a directory, sorted, and of each whether it is a directory: in one
-        call, however many there are.
+        """Returns the names in a directory, sorted, each with whether it is a directory.
+
+        It is one call for any number of names.
         """
         ...
 
     async def stat(self, path: str) -> FileStat:
-        """Return size, time of the last change and kind."""
+        """Returns size, modification time and kind."""
         ...
 
     async def stats(self, paths: Sequence[str]) -> builtins.list[FileStat | None]:
-        """Return what `stat` does of each, None for what is not there or a link that leads
-        nowhere: in one call, however many they are.
+        """Returns the result of `stat` for each path, in one call.
+
+        The result is None for a missing path or a dangling link.
         """
         ...
 
@@ -203,19 +209,18 @@ class FileSystem(Protocol):
         ...
 
     async def mkdirs(self, path: str, *, private: bool = False) -> None:
-        """Make a directory and its parents, which survive loss of power; nothing happens if it
-        exists.
+        """Creates a directory and its parents, durably; does nothing if it exists.
 
-        `private`: what it makes, only its owner may enter.
+        `private`: only the owner may enter the created directories.
         """
         ...
 
     def open_read(self, path: str) -> BinaryIO:
-        """Open a file for reading. Blocks: only inside a function given to `Host.blocking`."""
+        """Opens a file for reading. Blocks: only inside a function given to `Host.blocking`."""
         ...
 
     def open_write(self, path: str, *, append: bool = False) -> BinaryIO:
-        """Open a file for writing, emptied unless `append`.
+        """Opens a file for writing, emptied unless `append`.
 
         Blocks: only inside a function given to `Host.blocking`.
         """
@@ -227,11 +232,11 @@ class Listener(Protocol):
 
     @property
     def port(self) -> int:
-        """The port that was bound: the real one if 0 was asked for."""
+        """The bound port: the real one if 0 was requested."""
         ...
 
     def close(self) -> None:
-        """Stop accepting; connections already accepted live on."""
+        """Stops accepting; accepted connections stay open."""
         ...
 
 
@@ -247,9 +252,9 @@ class Network(Protocol):
         ssl: ssl_module.SSLContext | None = None,
         server_hostname: str | None = None,
     ) -> tuple[asyncio.Transport, ProtocolT]:
-        """Open a connection.
+        """Opens a connection.
 
-        Raises `OSError` (refused, unreachable, timed out); bound it with `asyncio.timeout`.
+        Raises `OSError` (refused, unreachable, timed out). Limit its time with `asyncio.timeout`.
         """
         ...
 
@@ -261,9 +266,9 @@ class Network(Protocol):
         *,
         ssl: ssl_module.SSLContext | None = None,
     ) -> Listener:
-        """Accept connections, one protocol each; port 0 picks a free one.
+        """Accepts connections, one protocol each; port 0 selects a free port.
 
-        Raises `OSError` if the port is taken.
+        Raises `OSError` if the port is in use.
         """
         ...
 
@@ -278,19 +283,19 @@ class Process(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; negative is the signal that ended it."""
+        """The return code; None while the process runs, negative for the signal that ended it."""
         ...
 
     async def wait(self) -> int:
-        """Wait until it has ended and return its return code."""
+        """Waits until the process has ended and returns its return code."""
         ...
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM); nothing happens if it has ended."""
+        """Asks the process to end (SIGTERM); does nothing if it has ended."""
         ...
 
     def kill(self) -> None:
-        """End it at once (SIGKILL); nothing happens if it has ended."""
+        """Ends the process at once (SIGKILL); does nothing if it has ended."""
         ...
 
 
@@ -298,13 +303,11 @@ class Processes(Protocol):
     """Starts processes by exec, never by fork."""
 
     def identity(self) -> ProcessIdentity:
-        """Return who this process is."""
+        """Returns the identity of this process."""
         ...
 
     def usage(self) -> tuple[float, int]:
-        """Return the processor time of this process in seconds, and the most memory it ever had
-        in bytes.
-        """
+        """Returns the processor time of this process in seconds, and its peak memory in bytes."""
         ...
 
     def has_ended(self, process: ProcessIdentity) -> bool:
@@ -321,24 +324,23 @@ class Processes(Protocol):
         env: Mapping[str, str] | None = None,
         secret: bytes | None = None,
     ) -> Process:
-        """Start `argv` with `env` added to this environment; a dead parent does not end it.
+        """Starts `argv` with `env` added to this environment; a dead parent does not end the
+        process.
 
-        `secret` (at most 4,096 bytes) reaches the child through an inherited pipe, never by
-        argument or environment; the child takes it with `take_secret`.
+        `secret` (at most 4,096 bytes) is passed to the child through an inherited pipe, never by
+        argument or environment; the child reads it with `take_secret`.
         """
         ...
 
     def take_secret(self) -> bytes | None:
-        """Return the secret that the starter of this process gave it, the first time; None if
-        there is none.
-        """
+        """Returns the secret from the parent process at the first call; None if there is none."""
         ...
 
 
 class Host(Protocol):
-    """Everything the runtime wants from outside.
+    """All external services of the runtime.
 
-    Passed as an argument, first; there is no global one.
+    It is passed as the first argument; there is no global host.
     """
 
     @property
@@ -366,32 +368,33 @@ class Host(Protocol):
         dedicated: bool = False,
         name: str | None = None,
     ) -> asyncio.Future[T]:
-        """Run `fn(*args)` where it may block, and return a future of its result on the running
-        loop. It sees the context variables of the caller.
+        """Runs `fn(*args)` where it may block, and returns a future of its result on the running
+        loop.
 
-        Short calls share a bounded pool. `dedicated` gives the call a thread of its own, for work
-        that lasts as long as a task does (a source's generator), so that it never starves the pool.
-        Cancelling the future does not stop a call that has begun, so long work needs its own way to
-        be stopped.
+        The function has the context variables of the caller. Short calls share a bounded pool.
+        `dedicated` gives the call a thread of its own, for work that lasts as long as a task does
+        (a source's generator), so that it never starves the pool. Cancelling the future does not
+        stop a running call, so long work needs its own way to be stopped.
         """
         ...
 
     def buggify(self, point: str, probability: float) -> bool:
-        """Returns whether to take the rare branch at `point`: by the seed in a simulation, never on
-        a real machine.
+        """Returns whether to take the rare branch at `point`.
+
+        The seed decides in a simulation; a real machine returns False.
         """
         ...
 
     async def close(self) -> None:
-        """End the threads of this host.
+        """Ends the threads of this host.
 
-        Later `blocking` calls raise `RuntimeError`; closing again does nothing.
+        Later `blocking` calls raise `RuntimeError`; a second call does nothing.
         """
         ...
 
 
 class SystemHost:
-    """The real machine. Makes no thread before the first `blocking` call and binds to no loop."""
+    """The real machine. Creates no thread before the first `blocking` call and binds to no loop."""
 
     def __init__(
         self,
@@ -421,7 +424,7 @@ class SystemHost:
         dedicated: bool = False,
         name: str | None = None,
     ) -> asyncio.Future[T]:
-        """Run `fn(*args)` on the pool, or on a thread of its own. See `Host.blocking`."""
+        """Runs `fn(*args)` on the pool, or on a thread of its own. See `Host.blocking`."""
         if self._closed:
             raise RuntimeError(
                 f"host is closed, cannot run {name or getattr(fn, '__name__', fn)}: call before "
@@ -479,15 +482,13 @@ class SystemHost:
         return future
 
     def buggify(self, point: str, probability: float) -> bool:
-        """Return False: rare branches are for simulations."""
+        """Returns False: rare branches are for simulations."""
         return False
 
     async def close(self) -> None:
-        """Join the threads, for at most `close_timeout_s`; those that do not end are named in a
-        warning.
+        """Joins the threads, for at most `close_timeout_s`; a warning names those that do not end.
 
-        A dedicated thread whose caller was cancelled, and so waits for it no more, gets
-        `GIVEN_UP_S`.
+        A dedicated thread whose caller was cancelled gets only `GIVEN_UP_S`.
         """
         if self._closed:
             return

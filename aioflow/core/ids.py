@@ -1,4 +1,4 @@
-"""Ids that several layers pass around without knowing more of each other."""
+"""Ids that several layers pass on without knowing more of each other."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 __all__ = ["ExecutionAttemptId", "TapPlace"]
 
 TapPlace = int | tuple[int, str]
-"""What can be looked at of a job: what an operator emits, by the id of its node; or one of its
-side outputs, by that and the tag's name.
+"""A tap on a job: the output of an operator, by the id of its node.
+
+For a side output, the id and the name of the tag.
 """
 
 

@@ -21,10 +21,10 @@ __all__ = ["Injected", "Resource", "injected_parameters", "resource", "use"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resource:
-    """One instance a worker process and job, opened when the first task that needs it starts,
+    """One instance for a worker process and job, opened when the first task that needs it starts,
     closed after the last.
 
-    `factory` is a generator function, an async one, or a function that gives a context manager of
+    `factory` is a generator function, an async one, or a function that returns a context manager of
     either kind. It may use other resources through its own defaults. Equality is identity: the
     decorated name is the resource.
     """
@@ -33,11 +33,11 @@ class Resource:
 
     @property
     def name(self) -> str:
-        """For messages and task names."""
+        """The name for messages and task names."""
         return getattr(self.factory, "__qualname__", repr(self.factory))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calling it by hand calls the factory, as without the decorator."""
+        """Calls the factory, as without the decorator."""
         return self.factory(*args, **kwargs)
 
 
@@ -62,8 +62,8 @@ class Injected:
 
 
 def resource(factory: Callable[..., Any]) -> Resource:
-    """Declare a resource: an async (or sync) generator that yields once, or a function that
-    gives a context manager.
+    """Declares a resource: an async (or sync) generator that yields once, or a function that
+    returns a context manager.
     """
     if not callable(factory):
         raise TypeError(f"@resource decorates a function, got {type(factory).__name__}")
@@ -80,8 +80,9 @@ def use(what: Resource) -> Any:
 
 
 def injected_parameters(function: Callable[..., Any]) -> dict[str, Resource]:
-    """The parameters of `function` that resources fill, in order; empty for what has no readable
-    signature.
+    """Returns the parameters of `function` that resources fill, in order.
+
+    Returns an empty dict for a callable without a readable signature.
     """
     try:
         parameters = inspect.signature(function).parameters

@@ -64,8 +64,9 @@ _TEXT_CHECKSUM = zlib.crc32(b"s")
 _INTEGERS = frozenset((int,))
 _INTEGER_CHECKSUM = zlib.crc32(b"i")
 _DECIMAL_DIGITS_MAX = 10_000
-"""A Decimal such as 1E+999999999 equals an int of a gigabyte: with more digits it is refused,
-not expanded.
+"""Maximum number of digits of a Decimal: 1E+999999999 equals an int of a gigabyte.
+
+A larger one is rejected, not expanded.
 """
 
 _NAN = (
@@ -91,8 +92,9 @@ def key_group(key: Hashable, max_parallelism: int) -> int:
 
 
 def key_groups(keys: Sequence[Any], max_parallelism: int) -> list[int]:
-    """Returns the key group of each of `keys`; of texts and of integers from 0 in a third of the
-    time. Raises KeyNotSupported.
+    """Returns the key group of each of `keys`. Raises KeyNotSupported.
+
+    For texts and for integers from 0 it takes a third of the time.
     """
     if _TEXT.issuperset(map(type, keys)):
         try:
@@ -206,29 +208,29 @@ class KeyGroupRange:
         return f"{self.start}-{self.end}"
 
     def intersection(self, other: KeyGroupRange) -> KeyGroupRange | None:
-        """Returns the groups that both hold, or None."""
+        """Returns the common groups, or None."""
         start, end = max(self.start, other.start), min(self.end, other.end)
         return KeyGroupRange(start, end) if start <= end else None
 
 
 CACHED_MIN = 1 << 15
-"""Number of keys that a cache always holds: some four MB."""
+"""Minimum capacity of a cache in keys: some four MB."""
 
 SAMPLED = 64
 
 
 class SubtaskCache:
-    """key -> index of the subtask that owns it, computed at the first look-up of a distinct key.
+    """key -> index of the subtask that owns it, computed at the first lookup of a distinct key.
 
-    The hot loop looks into `known`, and calls `find` for what is not there: a plain dict, as the
-    interpreter has an instruction for that alone. One look-up costs a third less so than in a
-    subclass with `__missing__`. A refused key raises KeyNotSupported and is not kept; an unhashable
-    one raises TypeError from `dict` itself: the caller then asks `canonical_key`, which raises with
-    the better message.
+    The hot loop reads `known`, and calls `find` for missing keys. `known` is a plain dict, because
+    the interpreter has a special instruction for plain dicts. One lookup costs a third less than in
+    a subclass with `__missing__`. A rejected key raises KeyNotSupported and is not kept. An
+    unhashable key raises TypeError from `dict` itself: the caller then calls `canonical_key`, which
+    raises with the better message.
 
-    A full cache starts over. It holds `CACHED_MIN` keys at first, and up to `limit` if keys come
-    again that it had forgotten, as a sample of one key in `SAMPLED` tells. Keys that come once and
-    go thus take little memory, however many there are.
+    A full cache starts over. It holds `CACHED_MIN` keys at first. It grows up to `limit` if
+    forgotten keys are looked up again, which a sample of one key in `SAMPLED` shows. So keys that
+    occur only once take little memory, however many there are.
     """
 
     __slots__ = (
@@ -244,16 +246,16 @@ class SubtaskCache:
 
     def __init__(self, parallelism: int, max_parallelism: int, *, limit: int = 1_000_000) -> None:
         self.known: dict[Any, int] = {}
-        """To read from: always this one dict."""
+        """For reading: always the same dict."""
         self._parallelism = parallelism
         self._max_parallelism = max_parallelism
         self._limit = limit
         self._room = min(CACHED_MIN, limit)
-        """Number of keys that are kept now."""
+        """Present capacity in keys."""
         self._sample: set[Any] = set()
         """The last `limit / SAMPLED` keys of the sample."""
         self._missed = self._again = 0
-        """Keys of the sample that were looked up since the cache started over, and those that
+        """Keys of the sample that were looked up since the cache started over, and how many of them
         had been looked up before.
         """
 
@@ -262,7 +264,7 @@ class SubtaskCache:
         return self.find(key) if subtask is None else subtask
 
     def find(self, key: Any) -> int:
-        """The subtask of a key that is not known yet."""
+        """Returns the subtask of a key that is not known yet."""
         known, max_parallelism = self.known, self._max_parallelism
         checksum = zlib.crc32(canonical_key(key))
         if checksum >> 16 & SAMPLED - 1 == 0:  # Not the bits that decide about the group.
@@ -289,11 +291,10 @@ class SubtaskCache:
 
 
 def _encode_other(key: Any) -> bytes:
-    """Encodes a key whose exact type is not in the table: whose `__eq__` it has decides what it
-    equals.
+    """Encodes a key whose exact type is not in the table, by the type that defines its `__eq__`.
 
-    An IntEnum compares as an int and a NamedTuple as a tuple, so they are encoded as these; a
-    subclass with an `__eq__` of its own could equal anything and is refused.
+    An IntEnum compares as an int and a NamedTuple as a tuple, so they are encoded as these. A
+    subclass with an `__eq__` of its own could equal anything and is rejected.
     """
     kind = type(key)
     equality: object = kind.__eq__

@@ -31,13 +31,13 @@ _STORES = frozenset(
         "viewfs",
     }
 )
-"""Schemes that are known even if a slash is missing."""
+"""Schemes that are recognised even if a slash is missing."""
 
 
 def url_scheme(path: str | os.PathLike[str]) -> str:
-    """The scheme of a URL in lower case, or an empty text.
+    """Returns the scheme of a URL in lower case, or an empty text.
 
-    A `Path` made of a URL has a scheme, too, although it has lost a slash.
+    A `Path` made of a URL also has a scheme, although it has lost a slash.
     """
     found = _SCHEME.match(os.fspath(path))
     if found is None:
@@ -48,11 +48,10 @@ def url_scheme(path: str | os.PathLike[str]) -> str:
 
 
 def local_path(path: str | os.PathLike[str]) -> str | PurePath:
-    """`path` on this machine: `file:///x` is `/x`, `~` the home directory. A text stays one, since
-    it may be a pattern.
+    """Returns `path` on this machine: `file:///x` is `/x`, `~` the home directory.
 
-    Raises TypeError for a value that is no path, ValueError for an empty path and for a URL of
-    another place.
+    A text stays a text, since it may be a pattern. Raises TypeError for a value that is no path,
+    ValueError for an empty path and for a URL of another place.
     """
     given: object = path  # As given: the annotation is only a promise.
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(path), str):

@@ -23,16 +23,16 @@ METER_WINDOW_S = 60.0
 """As Flink's MeterView: long enough to be calm, short enough to follow a change."""
 
 METER_SAMPLES_MAX = 60
-"""A meter that is read all the time keeps this many samples of its window."""
+"""Maximum number of samples in a meter's window."""
 
 RESERVOIR_VALUES = 1024
-"""The p99 of the last thousand values still rests on ten of them."""
+"""Number of kept values: the p99 of a thousand values still has ten above it."""
 
 QUANTILES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
 
 
 class Counter:
-    """Something that is counted."""
+    """A number of events."""
 
     __slots__ = ("count",)
 
@@ -40,11 +40,11 @@ class Counter:
         self.count = 0
 
     def inc(self, n: int = 1) -> None:
-        """Count `n` more."""
+        """Counts `n` more."""
         self.count += n
 
     def dec(self, n: int = 1) -> None:
-        """Count `n` less."""
+        """Counts `n` less."""
         self.count -= n
 
 
@@ -71,14 +71,12 @@ class Gauge:
 
 
 class Gauges:
-    """Several values that are asked for together: what they have in common is looked at once for
-    all of them.
-    """
+    """Several values that are read together, so that common work is done once."""
 
     __slots__ = ("_failed", "_read", "_shown", "names")
 
     def __init__(self, names: Sequence[str], read: Callable[[], Sequence[Number]]) -> None:
-        """`read()` gives a value for each of `names`, in their order.
+        """`read()` returns a value for each of `names`, in their order.
 
         It must be quick and must not block.
         """
@@ -88,8 +86,9 @@ class Gauges:
         self._shown: tuple[str, tuple[str, ...]] = ("", self.names)
 
     def collect(self, prefix: str, values: dict[str, Number]) -> None:
-        """Put each value into `values`, under its name behind `prefix`; NaN for all of them if
-        reading raises (logged once).
+        """Puts each value into `values`, under its name after `prefix`.
+
+        All are NaN if reading raises (logged once).
         """
         if self._shown[0] != prefix:
             self._shown = prefix, tuple([prefix + name for name in self.names])
@@ -105,8 +104,8 @@ class Gauges:
 class Meter:
     """A rate of events per second, over the last `window_s`.
 
-    The window is sampled at each read. If the last read is older than the window, the rate is the
-    one since that read.
+    The window is sampled at each read. If the last read is older than the window, the rate covers
+    the time since that read.
     """
 
     __slots__ = ("_now", "_samples", "_window_s", "count")
@@ -119,7 +118,7 @@ class Meter:
         """(time, count), oldest first; the first is the start of the window."""
 
     def mark(self, n: int = 1) -> None:
-        """It happened `n` times."""
+        """Counts `n` events."""
         self.count += n
 
     def rate(self) -> float:
@@ -148,7 +147,7 @@ class Histogram:
         self.max: Number = -math.inf
 
     def update(self, value: Number) -> None:
-        """One more value."""
+        """Adds one value."""
         self._values.append(value)
         self.count += 1
         self.sum += value
@@ -158,13 +157,15 @@ class Histogram:
             self.max = value
 
     def quantile(self, q: float) -> Number:
-        """The smallest kept value that at least a share `q` of the kept values does not exceed;
-        NaN without values.
+        """Returns the smallest kept value that at least a share `q` of the kept values does not
+        exceed.
+
+        Returns NaN without values.
         """
         return self.quantiles(q)[0]
 
     def quantiles(self, *shares: float) -> list[Number]:
-        """`quantile` of each share, with one sort."""
+        """Returns `quantile` of each share, with one sort."""
         ordered = sorted(self._values)
         if not ordered:
             return [math.nan] * len(shares)
@@ -182,7 +183,7 @@ M = TypeVar("M", Counter, Gauge, Meter, Histogram)
 
 
 class MetricGroup:
-    """Metrics and groups by name. `now` gives monotonic seconds and serves the meters."""
+    """Metrics and groups by name. `now` returns monotonic seconds for the meters."""
 
     __slots__ = ("_gauges", "_groups", "_metrics", "_now", "name")
 
@@ -194,22 +195,22 @@ class MetricGroup:
         self._groups: dict[str, MetricGroup] = {}
 
     def counter(self, name: str) -> Counter:
-        """The counter `name`, made at the first call.
+        """Returns the counter `name`, made at the first call.
 
-        ValueError if the name belongs to another kind of metric.
+        Raises ValueError if the name belongs to another kind of metric.
         """
         return self._get(name, Counter, Counter)
 
     def gauge(self, name: str, fn: Callable[[], Number]) -> Gauge:
-        """A gauge that asks `fn`. Registered again (a task restarted), the new function counts."""
+        """Returns a gauge that reads `fn`. A second registration (a restarted task) replaces it."""
         if isinstance(self._metrics.get(name), Gauge):
             del self._metrics[name]
         return self._get(name, Gauge, lambda: Gauge(fn))
 
     def gauges(self, names: Sequence[str], read: Callable[[], Sequence[Number]]) -> None:
-        """Gauges that are asked for together.
+        """Registers gauges that are read together.
 
-        Registered again under the same names (a task restarted), the new function counts.
+        A second registration of the same names (a restarted task) replaces the function.
         """
         made = Gauges(names, read)
         for name in made.names:
@@ -222,31 +223,30 @@ class MetricGroup:
         self._gauges[made.names] = made
 
     def meter(self, name: str) -> Meter:
-        """The meter `name`, made at the first call."""
+        """Returns the meter `name`, made at the first call."""
         return self._get(name, Meter, lambda: Meter(self._now))
 
     def histogram(self, name: str) -> Histogram:
-        """The histogram `name`, made at the first call."""
+        """Returns the histogram `name`, made at the first call."""
         return self._get(name, Histogram, Histogram)
 
     def add_group(self, name: str) -> MetricGroup:
-        """The group `name` below this one, made at the first call."""
+        """Returns the group `name` below this one, made at the first call."""
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = MetricGroup(self._now, name)
         return group
 
     def remove_group(self, name: str) -> None:
-        """Forget a group, with all that is in it. Nothing if there is none."""
+        """Removes a group with its contents. Does nothing if there is none."""
         self._groups.pop(name, None)
 
     def snapshot(self) -> dict[str, Number]:
-        """All values by dotted name, own metrics first (gauges that are read together before the
-        others), groups in the order in which they were added.
+        """Returns all values by dotted name, own metrics first, groups in the order of creation.
 
-        A counter and a gauge are one number; a meter is its rate, and `.count`; a histogram is
-        `.count .min .max .mean .p50 .p95 .p99`, of which only the count is there before the first
-        value.
+        Gauges that are read together come before the others. A counter and a gauge are one number.
+        A meter is its rate, and `.count`. A histogram is `.count .min .max .mean .p50 .p95 .p99`;
+        before the first value it is only the count.
         """
         values: dict[str, Number] = {}
         self._collect("", values)

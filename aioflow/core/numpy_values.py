@@ -1,5 +1,5 @@
-"""Arrays and scalars of numpy as plain parts, and back. numpy is optional: nothing here loads it
-before such a value.
+"""Converts arrays and scalars of numpy to plain parts, and back. numpy is optional: this module
+does not import it before it meets such a value.
 
 A value is three parts: its dtype as numpy writes it (`"<f8"`, byte order included), its shape (None
 for a scalar) and its items in C order. The text of a `numpy.str_` and the bytes of a `numpy.bytes_`
@@ -21,7 +21,7 @@ _KINDS = "biufcmMSU"
 
 
 def is_of_numpy(kind: type[Any]) -> bool:
-    """Tells whether `kind` is the array type of numpy or one of its scalar types."""
+    """Returns whether `kind` is the array type of numpy or one of its scalar types."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and (kind is numpy.ndarray or issubclass(kind, numpy.generic))
 

@@ -20,7 +20,7 @@ _POSITIONAL = (
 def takes_argument(function: Callable[..., Any]) -> bool:
     """Returns whether `function` can be called with one positional argument.
 
-    What has no readable signature takes none.
+    A callable without a readable signature cannot.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -30,5 +30,5 @@ def takes_argument(function: Callable[..., Any]) -> bool:
 
 
 def call_with(function: Callable[..., Any], argument: object) -> Any:
-    """`function(argument)`, or `function()` if it takes none."""
+    """Calls `function(argument)`, or `function()` if it takes no argument."""
     return function(argument) if takes_argument(function) else function()

@@ -1,7 +1,7 @@
-"""Exponential backoff for a repeated log message. Decides, logs nothing.
+"""Exponential backoff for a repeated log message. It decides when to log, but does not log itself.
 
-A log that repeats a message twice a second hides other messages. A log that says it once does not
-show that the problem persists.
+A log that repeats a message twice a second hides other messages. A log with only one message does
+not show that the problem persists.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Patience:
     def failed(self, now: float) -> float | None:
         """Notes a failed try.
 
-        Returns for how long tries have failed, in seconds, if it is time to log.
+        If it is time to log, returns for how long tries have failed, in seconds.
         """
         if self._since is None:
             self._since, self._interval_s = now, FIRST_S

@@ -1,15 +1,14 @@
-"""Processing time: the wall clock as long as it runs evenly, the monotonic clock where it does not.
+"""Processing time: the wall clock as long as it runs evenly, otherwise the monotonic clock.
 
-A wall clock steps: an operator sets it, or a machine wakes from sleep. A broken time server may
-send it ten years ahead for a moment. Windows, timers and times to live need a time that passes at
-the pace of a second a second. So processing time does not follow a step at once. A step shows as a
-difference from the monotonic clock:
+A wall clock steps: an operator sets it, or a machine wakes from sleep. A broken time server may set
+it ten years ahead for a moment. Windows, timers and times to live need a time that advances a
+second a second. So processing time does not follow a step at once. A step shows as a difference
+from the monotonic clock:
 
     forward     followed once it has lasted for `SETTLE_S`; everything due in between fires
     backward    never followed; processing time keeps its lead until the wall clock catches up
 
-Each step is logged once. Drift of up to `TOLERANCE_MS` between two readings is followed as it
-comes.
+Each step is logged once. Drift of up to `TOLERANCE_MS` between two readings is followed at once.
 
 Invariant: readings never decrease.
 """
@@ -29,10 +28,10 @@ __all__ = ["SETTLE_S", "TOLERANCE_MS", "ProcessingClock"]
 logger = logging.getLogger(__name__)
 
 TOLERANCE_MS = 500
-"""A smaller difference to the monotonic clock is drift, and no step."""
+"""Maximum difference to the monotonic clock that counts as drift, not as a step."""
 
 SETTLE_S = 10.0
-"""How long a step forward must last before it is followed."""
+"""Time for which a step forward must last before it is followed."""
 
 
 class ProcessingClock:

@@ -1,8 +1,8 @@
-"""Types of records that are no more than their fields: made of the values, in order, and nothing of
-the application's own runs.
+"""Types of records that consist only of their fields: they are made of the values, in order,
+without running code of the application.
 
-Of such a type a batch may be columns: a row that is made of them is the record that was taken
-apart.
+A batch of such a type may be stored as columns: a row made of the values equals the original
+record.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import msgspec
 __all__ = ["is_made_by_position"]
 
 _GENERATED = "<string>"
-"""Where code of `dataclasses` says that it stands."""
+"""File name of code that `dataclasses` generates."""
 
 _TYPES_MAX = 1_024
-"""Of which the answer is remembered; a peer chooses which it names."""
+"""Maximum number of cached types, because a peer chooses the types that it names."""
 
 
 @lru_cache(_TYPES_MAX)
 def is_made_by_position(kind: Any, names: tuple[str, ...]) -> bool:
-    """Whether `kind` is a dataclass, NamedTuple or Struct with these fields, and `kind(*values)`
-    does nothing but set them.
+    """Returns whether `kind` has these fields, and `kind(*values)` only sets them.
+
+    `kind` must be a dataclass, NamedTuple or Struct.
     """
     if not isinstance(kind, type) or hasattr(kind, "__post_init__"):
         return False
@@ -46,8 +47,9 @@ def is_made_by_position(kind: Any, names: tuple[str, ...]) -> bool:
 
 
 def _is_plain_dataclass(kind: Any) -> bool:
-    """Whether `dataclass` wrote its `__init__`, which a class may bring itself, and nothing else
-    runs when a field is set.
+    """Returns whether `dataclass` wrote its `__init__`, and setting a field runs no other code.
+
+    A class may define `__init__` itself.
     """
     params = vars(kind).get("__dataclass_params__")
     if params is None or not params.init or kind.__new__ is not object.__new__:

@@ -16,10 +16,10 @@ __all__ = ["Retry"]
 @explained_methods
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """`attempts` counts all tries, the first included. The pause before try n+1 is `backoff *
-    multiplier ** (n - 1)`.
+    """A retry policy. `attempts` counts all tries, the first included.
 
-    Raises ValueError or TypeError for what makes no sense, where it is written.
+    The pause before try n+1 is `backoff * multiplier ** (n - 1)`. Raises ValueError or TypeError
+    for invalid arguments.
     """
 
     attempts: int
@@ -28,7 +28,7 @@ class Retry:
     max_backoff: Duration | None = None
     """The longest pause; None for no limit."""
     on: type[Exception] | tuple[type[Exception], ...] = (Exception,)
-    """The errors that are worth another try; any other ends it at once."""
+    """The errors that are retried; any other error is raised at once."""
     _backoff_s: float = field(init=False, repr=False, compare=False, default=0.0)
     _max_backoff_s: float | None = field(init=False, repr=False, compare=False, default=None)
 
@@ -52,7 +52,7 @@ class Retry:
             )
 
     def delay_s(self, tries: int) -> float:
-        """Seconds to wait after `tries` tries have failed."""
+        """Returns the seconds to wait after `tries` tries have failed."""
         try:
             delay_s = self._backoff_s * self.multiplier ** (tries - 1)
         except OverflowError:

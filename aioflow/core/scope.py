@@ -25,7 +25,7 @@ class _Runtime(Protocol):
 
 
 class ScopeOperator(Protocol):
-    """What a scope reads of an operator's context."""
+    """The attributes of an operator's context that a scope reads."""
 
     @property
     def name(self) -> str: ...
@@ -36,7 +36,10 @@ class ScopeOperator(Protocol):
 
 
 class Scope:
-    """One a task. `operator_context` is set by the task, None outside of any operator."""
+    """The place of a task's running code.
+
+    The task sets `operator_context`, which is None outside of any operator.
+    """
 
     __slots__ = ("job", "operator_context")
 
@@ -75,7 +78,7 @@ class Scope:
             return None
 
     def at(self, operator_context: ScopeOperator) -> Scope:
-        """The same job at another operator: for a helper task that outlives the moment."""
+        """Returns the same job at another operator: for a helper task that runs longer."""
         return Scope(self.job, operator_context)
 
 
@@ -88,10 +91,10 @@ def current_scope() -> Scope | None:
 
 
 def enter_scope(scope: Scope) -> Token[Scope | None]:
-    """Set the scope of the running task and of what it starts from now on."""
+    """Sets the scope of the running task and of the tasks that it starts from now on."""
     return _CURRENT.set(scope)
 
 
 def leave_scope(token: Token[Scope | None]) -> None:
-    """Undo `enter_scope`, in the same context."""
+    """Undoes `enter_scope`, in the same context."""
     _CURRENT.reset(token)

@@ -1,24 +1,24 @@
 """Encodes batches of values in the msgpack wire format. Decoding restores equal values of the same
 types.
 
-msgpack by itself flattens tuples to lists and subclasses to their bases. So each batch is looked at
+msgpack by itself flattens tuples to lists and subclasses to their bases. So each batch is examined
 once, by the exact types of its values, and written in the cheapest of five shapes that keeps them:
 
     PLAIN    scalars, or lists or dicts of scalars: straight through msgspec
     TUPLES   tuples of scalars: the same, read by a decoder that makes tuples
     ROWS     one dataclass, NamedTuple or Struct class, or tuples of one length: rows of field
-             values; only the columns that hold something else than scalars are tagged, and the
-             class and its fields are named once
-    COLUMNS  lists or tuples that are all built alike, out of lists and tuples, as accumulators
-             are: how they are built is said once, and each place in it is a column of scalars
+             values; only the columns with other values than scalars are tagged, and the class and
+             its fields are named once
+    COLUMNS  lists or tuples of one structure, of lists and tuples, as accumulators are: the
+             structure is written once, and each place in it is a column of scalars
     TAGGED   anything: each value as a tagged tree (`core.tagging`)
 
     byte 0 version | byte 1 shape | PLAIN, TUPLES: msgpack array
                                   | ROWS, TAGGED, COLUMNS: 4 bytes length of the header, msgpack
                                    header, msgpack array
 
-A value that cannot be kept is refused with TypeNotSupported before anything is written. Malformed
-bytes raise DecodeError, whichever error the decoder raised.
+A value that cannot be kept is rejected with TypeNotSupported before any byte is written. Malformed
+bytes raise DecodeError, instead of the error of the decoder.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ FORMAT_VERSION = 1
 """The first byte of every encoded batch."""
 
 _BYTES_MAX = 1 << 28
-"""Size of one encoded batch, 256 MiB. What is read takes memory in proportion to its bytes."""
+"""Maximum size of one encoded batch, 256 MiB. Decoding takes memory in proportion to the bytes."""
 
 _ZIP_ROWS_MIN = 16
 _ZIP_ROWS_MAX = 8_192
-"""Rows that are transposed by one call of `zip`: it has a fixed cost, and keeps an iterator for
-each row.
+"""Number of rows that one call of `zip` transposes.
+
+The call has a fixed cost, and keeps an iterator for each row.
 """
 
 
 class DecodeError(RemoteProtocolError):
-    """Bytes are no encoded batch, or one of types that this process does not have."""
+    """Bytes are no encoded batch, or a batch of types that this process does not have."""
 
 
 class _Shape(enum.IntEnum):
@@ -70,13 +71,13 @@ _TUPLES: Final = bytes((FORMAT_VERSION, _Shape.TUPLES))
 class Codec:
     """Encodes and decodes batches, with the types of one registry.
 
-    Keeps nothing between two calls.
+    Stateless between calls.
     """
 
     __slots__ = ("_bytes_max", "_types")
 
     def __init__(self, types: TypeRegistry = DEFAULT_TYPES, *, bytes_max: int = _BYTES_MAX) -> None:
-        """`bytes_max` bounds one encoded batch, written or read."""
+        """`bytes_max` limits one encoded batch, written or read."""
         self._types = types
         self._bytes_max = bytes_max
 
@@ -84,8 +85,8 @@ class Codec:
         """Returns the bytes of `values`, which are not changed or kept.
 
         Raises TypeNotSupported naming `owner` (the operator or state it is for), the type and the
-        remedy, also when the bytes are more than `bytes_max`. Errors of a registered `encode=` come
-        out as they are.
+        remedy, also when the bytes are more than `bytes_max`. Errors of a registered `encode=` are
+        raised unchanged.
         """
         try:
             try:
@@ -124,11 +125,11 @@ class Codec:
             raise DecodeError(f"cannot decode a batch of {len(content)} bytes: {reason}") from error
 
     def encode(self, value: Any, *, owner: str) -> bytes:
-        """Returns the bytes of one value. Raises as `encode_batch`."""
+        """Returns the bytes of one value. Raises the errors of `encode_batch`."""
         return self.encode_batch([value], owner=owner)
 
     def decode(self, content: bytes | bytearray | memoryview) -> Any:
-        """Returns the value of `encode`. Raises DecodeError."""
+        """Decodes the bytes of `encode`. Raises DecodeError."""
         values = self.decode_batch(content)
         if len(values) != 1:
             raise DecodeError(
@@ -137,12 +138,13 @@ class Codec:
         return values[0]
 
     def check(self, value: Any, *, owner: str) -> None:
-        """Raises TypeNotSupported if `value` could not travel."""
+        """Raises TypeNotSupported if `value` could not be encoded."""
         self.encode_batch([value], owner=owner)
 
     def fields_of(self, kind: type[Any]) -> tuple[str, ...]:
-        """Names of the fields that instances of `kind` are taken apart into, and have when they
-        are read; none for any other type.
+        """Returns the names of the fields by which instances of `kind` are encoded and decoded.
+
+        Returns an empty tuple for a type without fields.
         """
         try:
             return self._types.plan(kind).fields
@@ -150,13 +152,14 @@ class Codec:
             return ()
 
     def name_of(self, kind: type[Any]) -> str:
-        """The name under which instances of `kind` travel. Raises TypeNotSupported."""
+        """Returns the name under which instances of `kind` are encoded. Raises TypeNotSupported."""
         return self._types.plan(kind).name
 
     def assembler(self, name: str, fields: tuple[str, ...]) -> Assembler:
-        """What puts together instances of the class of that name, written with these fields.
+        """Returns the function that makes instances of class `name` that were written with these
+        fields.
 
-        Raises LookupError if it is not here.
+        Raises LookupError if the class is not loaded here.
         """
         return self._types.assembler(name, fields)
 
@@ -219,7 +222,7 @@ class Codec:
 def _common_type(values: list[Any]) -> type[Any] | None:
     """Returns the exact type of all `values`, or None.
 
-    10 ns a value; a set of the types takes 18.
+    It takes 10 ns a value; a set of the types takes 18.
     """
     if not values:
         return None
@@ -249,10 +252,10 @@ def _encode_containers(kind: type[Any] | None, values: list[Any]) -> bytes | Non
 
 
 def _are_rows_of_scalars(values: Sequence[Iterable[Any]]) -> bool:
-    """Tells whether rows have one length and columns of one scalar type each; False may also mean:
-    not seen.
+    """Returns whether rows have one length and columns of one scalar type each.
 
-    The usual batch, and by columns the look at it takes 61 ns for a tuple of three instead of 87.
+    May return False for such rows, too. The usual batch is examined by columns, which takes 61 ns
+    instead of 87 for a tuple of three.
     """
     if not _ZIP_ROWS_MIN <= len(values) <= _ZIP_ROWS_MAX:
         return False

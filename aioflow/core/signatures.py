@@ -1,8 +1,8 @@
 """Checks, when the flow is built, whether a user's function accepts the engine's arguments.
 
-Only what Python would refuse at the first element is refused here. A signature that cannot be read,
-or that a decorator has put before another one, refuses nothing: `functools.wraps` shows the
-parameters of what it wraps, and the wrapper may take others.
+A function is rejected only if Python would reject the call at the first element. A signature that
+cannot be read, or that a decorator has replaced, is accepted: `functools.wraps` shows the
+parameters of the wrapped function, and the wrapper may take others.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ __all__ = ["check_takes", "wrong_signature"]
 
 
 def check_takes(function: Any, what: str, parameters: str) -> None:
-    """Raises GraphError if `function`, which `what` wants, cannot be called with `parameters`,
-    named as in "value, ctx"; "" for none.
+    """Raises GraphError if `function` cannot be called with `parameters`.
+
+    `what` names the user of the function. `parameters` are named as in "value, ctx"; "" for none.
     """
     if wrong := wrong_signature(function, len(parameters.split(",")) if parameters else 0):
         name = getattr(function, "__qualname__", type(function).__name__)

@@ -1,6 +1,6 @@
-"""Declarations of keyed and operator state: name, type of thing, time to live.
+"""Declarations of keyed and operator state: name, type, time to live.
 
-A descriptor is pure data. It is found again after a restore by its name; the same name declared
+A descriptor is pure data. After a restore, state is identified by its name; the same name declared
 differently is an error. Times to live count from the last write, in processing time; an expired
 value is never returned.
 """
@@ -48,24 +48,24 @@ class StateDescriptor:
 
 @dataclass(frozen=True)
 class ValueStateDescriptor(StateDescriptor, Generic[T]):
-    """One value a key; `default` is what `value()` gives before the first update."""
+    """One value for each key; `default` is the result of `value()` before the first update."""
 
     default: T | None = None
 
 
 @dataclass(frozen=True)
 class ListStateDescriptor(StateDescriptor, Generic[T]):
-    """A list of elements a key."""
+    """A list of elements for each key."""
 
 
 @dataclass(frozen=True)
 class MapStateDescriptor(StateDescriptor, Generic[K, V]):
-    """A map a key; time to live counts for each entry. Also the descriptor of broadcast state."""
+    """A map for each key; time to live counts for each entry. Also describes broadcast state."""
 
 
 @dataclass(frozen=True)
 class ReducingStateDescriptor(StateDescriptor, Generic[T]):
-    """One value a key: `fn(old, added)` merges each added element."""
+    """One value for each key: `fn(old, added)` merges each added element."""
 
     fn: Callable[[T, T], T]
 
@@ -75,8 +75,9 @@ class ReducingStateDescriptor(StateDescriptor, Generic[T]):
 
 @dataclass(frozen=True)
 class AggregatingStateDescriptor(StateDescriptor, Generic[T]):
-    """One accumulator a key, kept by an `AggregateFunction`; `get()` gives its result, which is
-    of type T.
+    """One accumulator for each key, kept by an `AggregateFunction`.
+
+    `get()` returns its result, of type T.
     """
 
     agg: Any  # An AggregateFunction of any types: the descriptor only carries it.

@@ -1,8 +1,8 @@
 """The state objects of user code: one for each keyed state, bound to the key of the current
 element.
 
-Declared by a descriptor and handed out by the runtime context in `open`, to be kept. What a look-up
-gives is `T | OrNone`: nothing may be stored for the key.
+A descriptor declares the state, and the runtime context returns the object in `open`. The function
+keeps the object. A lookup returns `T | OrNone`, because the key may have no value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ValueState(Protocol[T]):  # type: ignore[misc]
     """One value for the current key."""
 
     def value(self) -> T | OrNone:
-        """The value, or the descriptor's default."""
+        """Returns the value, or the descriptor's default."""
 
     def update(self, value: T | None) -> None:
         """Sets the value; None clears it."""
@@ -36,15 +36,15 @@ class ValueState(Protocol[T]):  # type: ignore[misc]
 
 
 class ListState(Protocol[T]):
-    """A list for the current key. None is no element."""
+    """A list for the current key. None cannot be an element."""
 
     def get(self) -> list[T]:
-        """A list of the elements, empty when there are none; changing it changes no state."""
+        """Returns a new list of the elements; changing the list does not change the state."""
 
     def add(self, value: T) -> None: ...
     def add_all(self, values: Iterable[T]) -> None: ...
     def update(self, values: Iterable[T]) -> None:
-        """Replaces the whole list; an empty one clears."""
+        """Replaces the whole list; an empty list clears the state."""
 
     def clear(self) -> None: ...
 
@@ -52,7 +52,7 @@ class ListState(Protocol[T]):
 class MapState(Protocol[K, V]):
     """A map for the current key.
 
-    `keys`, `values` and `items` are lists: the map may be changed while they are read.
+    `keys`, `values` and `items` return lists, so the map may be changed during an iteration.
     """
 
     @overload
@@ -72,20 +72,20 @@ class MapState(Protocol[K, V]):
 
 # It gives T as well: Any beside it hides that.
 class ReducingState(Protocol[T]):  # type: ignore[misc]
-    """The reduction of what was added for the current key."""
+    """The reduction of the elements added for the current key."""
 
     def get(self) -> T | OrNone:
-        """The reduction; None when nothing was added."""
+        """Returns the reduction; None if no element was added."""
 
     def add(self, value: T) -> None: ...
     def clear(self) -> None: ...
 
 
 class AggregatingState(Protocol[T_co]):
-    """The aggregate of what was added for the current key; T is the type of its result."""
+    """The aggregate of the elements added for the current key; T is the type of its result."""
 
     def get(self) -> T_co | OrNone:
-        """The aggregate's result; None when nothing was added."""
+        """Returns the aggregate's result; None if no element was added."""
 
     def add(self, value: Any) -> None: ...
     def clear(self) -> None: ...

@@ -1,12 +1,12 @@
 """Limits how long a thread waits for the interpreter beside a busy loop.
 
-A thread that has waited for the switch interval asks the holder to let go, and then gets its turn
-for certain. The count restarts each time that the holder lets go by itself, which a loop does
-once a turn, in its `select`; and it takes the interpreter back before the other thread is awake.
-Turns are shorter than the interval of 5 ms that Python begins with, so beside a busy loop a thread
-waits until chance gives it a turn: measured were seconds for the few files of a checkpoint. With an
-interval below the length of a turn it waits no longer than that. Where no thread waits, nothing
-changes.
+A thread that has waited for the switch interval asks the holder to release the interpreter, and is
+then certain to run. The count restarts each time that the holder releases it by itself. A loop does
+so once a turn, in its `select`, and takes the interpreter back before the other thread is awake.
+Turns are shorter than Python's default interval of 5 ms. So beside a busy loop a thread waits until
+it runs by chance: for the few files of a checkpoint, seconds were measured. With an interval below
+the length of a turn it waits at most for the interval. If no thread waits, the interval has no
+effect.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["switch_interval"]
 _lock = threading.Lock()
 _wanted: list[float] = []
 _found: list[float] = []
-"""What was set before the first was wanted, and what was set here last."""
+"""The interval before the first use of `switch_interval`, and the interval that it set last."""
 
 
 @contextmanager
 def switch_interval(seconds: float) -> Iterator[None]:
-    """Inside, the interval of the process is at most so long; the shortest wanted counts.
+    """Limits the interval of the process to `seconds` within the block; the shortest limit applies.
 
-    What the program sets meanwhile, stays.
+    An interval that the program sets meanwhile is kept.
     """
     with _lock:
         if not _wanted:

@@ -1,6 +1,6 @@
 """Files of the operating system.
 
-Part of `SystemHost`, on whose pool every call runs but the two that give a handle.
+Part of `SystemHost`, on whose pool all calls run except the two that return a handle.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FileStat:
     modified_ms: int
     is_dir: bool
     place: tuple[int, int] | None = field(default=None, compare=False)
-    """What is the same of two paths that lead to one place; None where there are no links."""
+    """Equal for two paths that lead to the same file; None on systems without links."""
 
 
 class SystemFileSystem:
@@ -125,7 +125,7 @@ class SystemFileSystem:
 
 
 def put_file(path: str, mode: str, data: bytes, sync: bool) -> None:
-    """Write `data` behind or over what is there."""
+    """Writes `data` in the given open mode: appends or replaces."""
     with open(path, mode) as file:
         file.write(data)
         if sync:
@@ -134,7 +134,7 @@ def put_file(path: str, mode: str, data: bytes, sync: bool) -> None:
 
 
 def fsync_path(path: str) -> None:
-    """Make a file, or the names in a directory, durable."""
+    """Makes a file, or the names in a directory, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -143,7 +143,7 @@ def fsync_path(path: str) -> None:
 
 
 def rename_new(source: str, target: str) -> bool:
-    """Move a file to a name that nothing has; False if something has it."""
+    """Moves a file to a free name. Returns False if the name is in use."""
     # A link is the one portable call that makes a name only if nothing has it. A crash before the
     # old name is gone leaves two names of one whole file: then this is called again.
     try:
@@ -179,7 +179,7 @@ def create_file(path: str, data: bytes, aside: str, within: str) -> bool:
 
 
 def remove_files(paths: Sequence[str], within: str) -> None:
-    """Remove files and the directories that are empty then, durably."""
+    """Removes files and then the empty directories, durably."""
     emptied: dict[str, None] = {}
     for path in paths:
         directory = os.path.dirname(path)
@@ -229,7 +229,7 @@ def _stat_of_what_is_there(path: str) -> FileStat | None:
 
 
 def make_directories(path: str, mode: int) -> None:
-    """Make a directory and those above it, durably; `mode` is that of each."""
+    """Creates a directory and its parents with `mode`, durably."""
     # Not os.makedirs, whose mode is for the last directory only.
     missing = []
     while path and not os.path.isdir(path):
@@ -246,7 +246,7 @@ def make_directories(path: str, mode: int) -> None:
 
 
 def delete_path(path: str, recursive: bool) -> bool:
-    """Remove a file, an empty directory or a whole tree; False if nothing was there."""
+    """Removes a file, an empty directory or a whole tree. Returns False if there was none."""
     try:
         if not os.path.isdir(path) or os.path.islink(path):
             os.remove(path)

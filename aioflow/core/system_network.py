@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["SystemNetwork"]
 
 TLS_HANDSHAKE_TIMEOUT_S = 10.0
-"""How long a peer may take for TLS, before its protocol is even made; the loops' own minute is
-long for who knocks in vain.
+"""Maximum time for the TLS handshake of a peer, before its protocol is made.
+
+The loops' own limit of a minute is too long for unauthorised peers.
 """
 
 

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 __all__ = ["SECRET_FD_ENV", "ProcessIdentity", "SystemProcesses"]
 
 SECRET_FD_ENV = "AIOFLOW_SECRET_FD"
-"""Environment variable that tells a started process which descriptor its secret can be read
-from, once.
+"""Environment variable with the descriptor from which a started process can read its secret once.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Identifies a process among all that ever ran. Other processes on the same machine can read
-    it.
+    """Identifies a process among all past and present processes.
+
+    Other processes on the same machine can read it.
     """
 
     host: str
-    """Name of the machine, for people."""
+    """Name of the machine, for messages."""
     pid: int
     machine: str
-    """Tells one boot of one machine from all others; "" where that cannot be known."""
+    """Identifies one boot of one machine; "" if unknown."""
     started: str
-    """Tells this life of the number `pid` from others on that machine."""
+    """Distinguishes this process from others with the same `pid` on that machine."""
 
 
 class _SystemProcess:
@@ -71,7 +71,7 @@ class _SystemProcess:
 
 
 class SystemProcesses:
-    """A `Processes` of the operating system."""
+    """The `Processes` of the operating system."""
 
     __slots__ = ()
 
@@ -126,9 +126,7 @@ class SystemProcesses:
 
 
 def _machine() -> str:
-    """Boot of the machine and name space of its process numbers; "" where the system does not
-    tell.
-    """
+    """Returns the boot of the machine and the namespace of its process numbers; "" if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -137,8 +135,9 @@ def _machine() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process that runs began, in ticks since boot; None if there is none, or only its
-    parent has not noticed yet.
+    """Returns the start time of a running process, in ticks since boot.
+
+    Returns None if there is none, or if it has ended and its parent has not noticed yet.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:

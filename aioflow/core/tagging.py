@@ -1,9 +1,8 @@
-"""Values that msgpack cannot tell apart, as trees that it can: tagging on the way out, untagging on
-the way in.
+"""Converts values that msgpack cannot distinguish to trees that it can, and back.
 
-In a tagged tree every array is `[tag, ...]`, so that a list, a tuple, a set and a date stay what
-they are. None, bool, float, bytes, ints of 64 bits and strings that are UTF-8 stand for themselves;
-a map is a dict with such keys. Classes of the user are written once, in a table `[[name, [field,
+In a tagged tree every array is `[tag, ...]`, so that a list, a tuple, a set and a date keep their
+types. None, bool, float, bytes, ints of 64 bits and strings that are UTF-8 stand for themselves; a
+map is a dict with such keys. Classes of the user are written once, in a table `[[name, [field,
 ...]], ...]`, and are named by their index in it.
 
 The invariant: `Untagger(t.table).untag(Tagger().tag(v))` equals v, type for type, or `tag` raises
@@ -28,21 +27,23 @@ from aioflow.core.type_registry import Assembler, Kind, TypePlan, TypeRegistry, 
 __all__ = ["DEPTH_MAX", "SCALARS", "Tagger", "Untagger"]
 
 DEPTH_MAX = 100
-"""Containers within containers.
+"""Maximum depth of nested containers.
 
-The recursion of both sides fits the interpreter's stack from any place.
+The recursion of both sides fits the interpreter's stack from any caller.
 """
 
 _COLUMN_MIN = 4
 _COLUMN_ITEMS_MAX = 1 << 16
-"""Values of one container type that are looked at together, and what they may hold between them: a
-list that contains itself would grow with each level, where one value after the other finds the end
-of the levels soon.
+"""Maximum number of values of one container type that are processed together, and of their items.
+
+A list that contains itself would grow with each level. Processing the values one by one soon
+reaches the maximum depth.
 """
 
 _COLUMNS_MAX = 32
-"""Values with more places are no rows: vectors of 768 numbers take three times as long by a call
-for each place as by one for all.
+"""Maximum number of columns; wider values are no rows.
+
+Vectors of 768 numbers take three times as long with a call for each column as with one for all.
 """
 
 SCALARS: Final[frozenset[type]] = frozenset({type(None), bool, int, float, str, bytes})
@@ -73,7 +74,7 @@ _EPOCH = datetime(1970, 1, 1)
 class Tagger:
     """Tags the values of one batch.
 
-    `careful` also looks at each int and str, whose range msgpack would exceed.
+    `careful` also checks each int and str, which may exceed msgpack's range.
     """
 
     __slots__ = ("_index", "_plans", "_scalars", "_types", "table")
@@ -102,7 +103,7 @@ class Tagger:
         )
 
     def handles(self, kind: type[Any]) -> bool:
-        """Tells whether `kind` has a tag of its own, so that no class needs to be named."""
+        """Returns whether `kind` has a tag of its own, so that no class needs to be named."""
         return kind in _TAG_BY_TYPE or numpy_values.is_of_numpy(kind)
 
     def tag_all(self, values: Collection[Any], depth: int) -> Collection[Any]:
@@ -120,7 +121,7 @@ class Tagger:
         return [tag(value, depth) for value in values]
 
     def stand_for_themselves(self, values: Collection[Any]) -> bool:
-        """Tells whether all of `values` are scalars."""
+        """Returns whether all of `values` are scalars."""
         types = list(map(type, values))
         # Nearly always one type, and to count it is half the price of looking each up in a set.
         return not types or (
@@ -129,7 +130,7 @@ class Tagger:
         )
 
     def class_index(self, cls: type[Any]) -> int:
-        """Returns the place of `cls` in the table, where it is put at its first use.
+        """Returns the index of `cls` in the table, to which it is added at its first use.
 
         Raises TypeNotSupported.
         """
@@ -146,8 +147,8 @@ class Tagger:
         return self._plans[self.class_index(cls)]
 
     def _tag_sequences(self, kind: type[Any], values: Collection[Any], depth: int) -> list[Any]:
-        """The trees of lists, or of tuples: a fraction of what it costs to look at one after the
-        other.
+        """Returns the trees of lists, or of tuples, at a fraction of the cost of tagging them one
+        by one.
         """
         number = _LIST if kind is list else _TUPLE
         columns = _columns_of(values)
@@ -185,13 +186,13 @@ class Tagger:
 class Untagger:
     """Reads tagged trees.
 
-    The values and errors of malformed trees are arbitrary: the caller makes one error of them.
+    Malformed trees have arbitrary values and errors: the caller converts them to one error.
     """
 
     __slots__ = ("_assemblers",)
 
     def __init__(self, types: TypeRegistry, table: Iterable[Any]) -> None:
-        """Raises LookupError for a class that is not here."""
+        """Raises LookupError for a class that is not loaded here."""
         self._assemblers: list[Assembler] = [
             types.assembler(name, fields) for name, fields in table
         ]
@@ -227,7 +228,7 @@ class Untagger:
         return [untag(tree, depth) for tree in trees]
 
     def _untag_sequences(self, number: int, trees: Sequence[list[Any]], depth: int) -> list[Any]:
-        """The lists, or the tuples, that all of `trees` are."""
+        """Returns the lists, or the tuples, of `trees`, which are all of this kind."""
         columns = _columns_of(trees)
         if columns is not None and len(columns) > 1:
             rows = zip(*[self.untag_all(column, depth) for column in columns[1:]], strict=True)
@@ -257,7 +258,7 @@ class Untagger:
 
 
 def _common_container(values: Collection[Any]) -> type[Any] | None:
-    """The type of all `values`, if that is list, tuple or dict and they are more than a few."""
+    """Returns the common type of `values` if it is list, tuple or dict and there are enough."""
     if len(values) < _COLUMN_MIN:
         return None
     kinds = list(map(type, values))
@@ -266,7 +267,7 @@ def _common_container(values: Collection[Any]) -> type[Any] | None:
 
 
 def _common_tag(trees: Sequence[list[Any]]) -> int | None:
-    """The tag of all `trees`, if it is that of lists or of tuples."""
+    """Returns the tag of all `trees`, if it is that of lists or of tuples."""
     numbers = list(map(itemgetter(0), trees))
     number = numbers[0]
     return (
@@ -279,7 +280,7 @@ def _common_tag(trees: Sequence[list[Any]]) -> int | None:
 
 
 def _columns_of(values: Collection[Sequence[Any]]) -> list[tuple[Any, ...]] | None:
-    """`values` column by column, if they are rows: of one length, and any."""
+    """Returns `values` column by column, if they are rows of one length; else None."""
     lengths = list(map(len, values))
     if not 0 < lengths[0] <= _COLUMNS_MAX or lengths.count(lengths[0]) != len(lengths):
         return None
@@ -287,8 +288,9 @@ def _columns_of(values: Collection[Sequence[Any]]) -> list[tuple[Any, ...]] | No
 
 
 def _common_keys(values: Collection[dict[Any, Any]]) -> tuple[Any, ...] | None:
-    """The keys of all `values`, if they are rows with the same texts in the same order: 1 and
-    True are equal and not the same.
+    """Returns the keys of all `values`, if they are rows with the same texts in the same order.
+
+    Other keys do not qualify: 1 and True are equal and not the same.
     """
     keys = list(map(tuple, values))
     first = keys[0]

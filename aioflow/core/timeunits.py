@@ -15,7 +15,7 @@ from fractions import Fraction
 __all__ = ["Duration", "to_ms", "to_seconds"]
 
 Duration = str | timedelta
-"""What every parameter that is a length of time accepts."""
+"""A length of time, as parameters accept it."""
 
 _ACCEPTED = "a timedelta, or a number and a unit such as '100ms', '5s', '1.5s', '1m', '2h' or '1d'"
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -23,7 +23,7 @@ _TEXT = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*", re.ASCII)
 
 
 def to_ms(duration: Duration, name: str = "duration") -> int:
-    """Returns `duration` in whole milliseconds; `name` says in an error which parameter it was.
+    """Returns `duration` in whole milliseconds; `name` is the parameter in errors.
 
     Raises TypeError for a value of another type, ValueError for a text that is no duration, and for
     a fraction of a millisecond, which would be lost.

@@ -1,13 +1,13 @@
-"""The registry of user classes that may travel: their names, and how to encode and rebuild their
-fields.
+"""The registry of user classes that may be encoded: their names, and how to encode and rebuild
+their fields.
 
-A class travels as `module:qualname`, or as the name it was registered with. The reader never
-imports: it looks among the registered types, then in the modules that are loaded already, and takes
-only dataclasses, NamedTuples, `msgspec.Struct`s and Enums. Instances are put together from their
-fields, without running the user's `__init__`.
+A class is encoded as `module:qualname`, or as the name it was registered with. The reader never
+imports: it searches the registered types, then the modules that are loaded already, and accepts
+only dataclasses, NamedTuples, `msgspec.Struct`s and Enums. Instances are made from their fields,
+without running the user's `__init__`.
 
-The names of the fields travel too, once a batch: a field that was added since is restored from its
-default, one that was removed is dropped, with one warning for each class.
+The names of the fields are encoded too, once a batch. A field that was added since is restored from
+its default, and a removed field is dropped, with one warning for each class.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ __all__ = [
 ]
 
 STANDS_FOR = "__stands_for__"
-"""In the namespace of a Struct: the class whose instances its own stand for, with the same
-fields in the same order.
+"""Attribute of a Struct class: the class for which it stands in, with the same fields in the same
+order.
 """
 
 _K = TypeVar("_K")
@@ -51,15 +51,13 @@ _V = TypeVar("_V")
 logger = logging.getLogger(__name__)
 
 _CACHE_ENTRIES_MAX = 1_024
-"""Classes, and lists of their fields, that a registry remembers; the peer chooses how many it
-sends.
-"""
+"""Maximum number of cached classes, and of their lists of fields, because the peer chooses them."""
 
 _BUILTINS = (bool, int, float, str, bytes, bytearray, tuple, list, dict, set, frozenset)
 
 
 class Kind(enum.Enum):
-    """The way to take instances of a class apart."""
+    """The way to read the fields of instances of a class."""
 
     DATACLASS = "dataclass"
     NAMED_TUPLE = "NamedTuple"
@@ -82,9 +80,9 @@ class TypePlan:
     encode: Callable[[Any], Any] | None = None
 
     def rows(self, values: Sequence[Any]) -> Sequence[tuple[Any, ...]]:
-        """Returns the field values of each of `values`; NamedTuples are that themselves.
+        """Returns the field values of each of `values`; a NamedTuple is returned itself.
 
-        Raises TypeNotSupported if one lacks a field.
+        Raises TypeNotSupported if a value lacks a field.
         """
         if self.kind is Kind.NAMED_TUPLE:
             return values
@@ -111,9 +109,9 @@ class Registration:
 
 
 class TypeRegistry:
-    """Names of types that travel, on top of those of `parent`.
+    """Names of the types that may be encoded, in addition to those of `parent`.
 
-    A deployment has its own, over the process's.
+    A deployment has its own registry, above the process's.
     """
 
     def __init__(self, parent: TypeRegistry | None = None) -> None:
@@ -136,12 +134,13 @@ class TypeRegistry:
         decode: Callable[[Any], Any] | None = None,
         aliases: Iterable[str] = (),
     ) -> None:
-        """Let instances of exactly `cls` travel as `name` (default `module:qualname`).
+        """Registers `cls`: instances of exactly `cls` are encoded as `name` (default
+        `module:qualname`).
 
-        `encode(value)` gives a supported value, `decode(that)` an instance of `cls` again; both or
-        neither, and neither only for a dataclass, NamedTuple, Struct or Enum. `aliases` are names
-        under which it was written before. Registering a redefinition of the same class replaces it;
-        raises ValueError if another class has the name.
+        `encode(value)` returns a supported value, and `decode` of it an instance of `cls`. Give
+        both or neither; neither only for a dataclass, NamedTuple, Struct or Enum. `aliases` are
+        former names. Registering a redefinition of the same class replaces it. Raises ValueError if
+        another class has the name.
         """
         if (encode is None) != (decode is None):
             raise ValueError(
@@ -167,7 +166,7 @@ class TypeRegistry:
         self._by_class[cls] = registration
 
     def registrations(self) -> list[Registration]:
-        """What was registered here, in order; those of the parent are not among it."""
+        """Returns the registrations here, in order, without those of the parent."""
         return list(self._by_class.values())
 
     def plan(self, cls: type[Any]) -> TypePlan:
@@ -221,7 +220,7 @@ class TypeRegistry:
         )
 
     def _plan_of_stand_in(self, real: TypePlan) -> TypePlan:
-        """It is written as `real` would be, and read as that."""
+        """Returns a plan that encodes a stand-in as an instance of its class `real`."""
         encode, make = real.encode, real.cls
         if encode is not None:
             return replace(real, encode=lambda value: encode(make(*msgspec.structs.astuple(value))))
@@ -285,7 +284,7 @@ class TypeRegistry:
 
 
 class Assembler:
-    """Puts instances of one class together from the values of its fields, as they were written."""
+    """Makes instances of one class from the written values of its fields."""
 
     __slots__ = ("_create", "_defaults", "_sources", "cls", "decode", "kind", "written")
 
@@ -300,8 +299,9 @@ class Assembler:
         defaults: dict[str, Callable[[], Any]] | None = None,
         decode: Callable[[Any], Any] | None = None,
     ) -> None:
-        """`sources` gives for each field its index in a written row, -1 for its default; None:
-        the rows fit as is.
+        """`sources` holds for each field its index in a written row, -1 for its default.
+
+        None: the rows fit unchanged.
         """
         self.cls = cls
         self.kind = kind
@@ -342,14 +342,12 @@ def register_type(
     decode: Callable[[Any], Any] | None = None,
     aliases: Iterable[str] = (),
 ) -> None:
-    """Let instances of exactly `cls` travel, as `TypeRegistry.register` says, in every job of
-    this process.
-    """
+    """Registers `cls` in every job of this process, see `TypeRegistry.register`."""
     DEFAULT_TYPES.register(cls, name, encode=encode, decode=decode, aliases=aliases)
 
 
 def is_record_type(cls: type[Any]) -> bool:
-    """Returns whether instances of `cls` travel without registered encoding functions."""
+    """Returns whether instances of `cls` can be encoded without registered functions."""
     return _kind_of(cls) is not None
 
 
@@ -440,7 +438,7 @@ def _constant(value: Any) -> Callable[[], Any]:
 
 
 def _creator(cls: type[Any], kind: Kind, fields: tuple[str, ...]) -> Callable[..., Any]:
-    """Returns what makes an instance from the values of all fields, in their order."""
+    """Returns a function that makes an instance from the values of all fields, in their order."""
     if kind is Kind.STRUCT:
         return _struct_creator(cls, fields)
     if kind is Kind.DATACLASS and not _is_plain_dataclass(cls, fields):
@@ -475,9 +473,7 @@ def _struct_creator(cls: type[Any], fields: tuple[str, ...]) -> Callable[..., An
 
 
 def _is_plain_dataclass(cls: type[Any], fields: tuple[str, ...]) -> bool:
-    """Tells whether calling `cls` does nothing but set its fields, which is faster than setting
-    them from here.
-    """
+    """Returns whether calling `cls` only sets its fields, which is faster than setting them."""
     init = cls.__init__
     code = getattr(init, "__code__", None)
     new: object = cls.__new__

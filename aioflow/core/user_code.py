@@ -30,9 +30,9 @@ SIGNALS = (asyncio.CancelledError, StopIteration)
 
 
 def user_error(error: BaseException) -> BaseException:
-    """The error that `error` stands for, with its notes.
+    """Returns the error that `error` stands for, with its notes.
 
-    Raises `error` itself if it is the cancellation that the engine asked for.
+    Raises `error` itself if it is the cancellation that the engine requested.
     """
     if not isinstance(error, SIGNALS):
         return error
@@ -54,9 +54,7 @@ def user_error(error: BaseException) -> BaseException:
 
 
 def check_own_task() -> None:
-    """Raise CancelledError if user code, which has just returned, has cancelled the task that it
-    ran in.
-    """
+    """Raises CancelledError if user code, which has just returned, has cancelled its own task."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # In a thread.
@@ -71,7 +69,7 @@ def check_own_task() -> None:
 
 
 async def take_back_cancellation() -> None:
-    """Undo cancellations of the running task by user code.
+    """Undoes cancellations of the running task by user code.
 
     The task is about to end: its clean-up must not be cut short.
     """
@@ -88,7 +86,7 @@ async def take_back_cancellation() -> None:
 
 
 def close_user_code(task: asyncio.Task[Any]) -> None:
-    """Close the coroutine of user code in which `task` waits although it was cancelled, and wake
+    """Closes the coroutine of user code in which the cancelled `task` still waits, and wakes
     `task`.
 
     It is the outermost coroutine on the stack that does not belong to the engine, so that those of

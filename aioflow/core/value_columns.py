@@ -1,10 +1,10 @@
 """Stores values of one structure, such as accumulators, as columns: one column for each place, and
 the structure once.
 
-Nested lists and tuples of one length each, around immutable values. `[1,
-("a",)]` and `[2, ("b",)]` are the columns `1 2` and `"a" "b"`, built as `[LIST, LEAF, [TUPLE,
-LEAF]]`. That takes a loop in C for each place, where the values one after the other take a call for
-each container; and it takes a few objects, not two for each value, to keep them as they are now.
+The values are nested lists and tuples of equal lengths, around immutable values. `[1, ("a",)]` and
+`[2, ("b",)]` are the columns `1 2` and `"a" "b"`, with the layout `[LIST, LEAF, [TUPLE, LEAF]]`.
+This takes a loop in C for each place, while value by value it takes a call for each container. A
+copy of the values takes a few objects instead of two for each value.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ LEAF, LIST, TUPLE = range(3)
 
 LEVELS_MAX = 8
 WIDTH_MAX = 32
-"""How deep, and how wide on each level, values may be. Wider ones are no rows."""
+"""Maximum depth of values, and their maximum width on each level. Wider values are no rows."""
 
 ROWS_MAX = 8_192
-"""Rows that are transposed by one call of `zip`: it keeps an iterator for each."""
+"""Number of rows that one call of `zip` transposes: it keeps an iterator for each."""
 
 
 def lay_out(
@@ -31,10 +31,10 @@ def lay_out(
     columns: list[Sequence[Any]],
     levels: int = LEVELS_MAX,
 ) -> Any:
-    """Returns how all `values`, at least one, are built, and appends the columns; None if they are
-    not built alike.
+    """Returns the layout of `values`, at least one, and appends their columns.
 
-    `leaves` are the exact types of what has no places.
+    Returns None if they have different layouts. `leaves` are the exact types of values without
+    places.
     """
     types = list(map(type, values))
     kind = types[0]
@@ -76,7 +76,7 @@ def put_together(layout: Any, columns: Iterator[Sequence[Any]]) -> list[Any]:
 
 
 def pick(layout: Any, columns: Iterator[Sequence[Any]], row: int) -> Any:
-    """Returns the value at `row` of what `put_together` would return."""
+    """Returns the value at `row` of the result that `put_together` would return."""
     if layout == LEAF:
         return next(columns)[row]
     places = [pick(place, columns, row) for place in layout[1:]]

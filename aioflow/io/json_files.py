@@ -136,7 +136,7 @@ class JsonDecoder:
             self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
 
     def stand_in(self) -> None:
-        """Makes objects with the same fields instead of NamedTuples, if lines are decoded at once."""
+        """Makes objects with the same fields, instead of NamedTuples, for lines decoded at once."""
         if self._struct is not None:
             self._decode_lines = msgspec.json.Decoder(self._struct).decode_lines
 

@@ -138,7 +138,7 @@ class IterableSource(Generic[T]):
 
 
 class _SliceReader(Generic[T]):
-    """Returns slices of a sequence in memory."""
+    """A reader of a sequence in memory, by slices."""
 
     def __init__(self, items: Sequence[T]) -> None:
         self._items = items

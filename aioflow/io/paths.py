@@ -135,7 +135,7 @@ def pattern_hint(path: str | PurePath) -> str:
 
 
 def fixed_part(path: str | PurePath) -> str:
-    """Returns the part of `path` that must exist: the whole, or the directory before the pattern."""
+    """Returns the part of `path` that must exist: all, or the directory before the pattern."""
     text = str(path)
     magic = _MAGIC.search(text) if isinstance(path, str) else None
     return text if magic is None else posixpath.dirname(text[: magic.start()]) or "."
