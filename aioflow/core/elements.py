@@ -198,8 +198,8 @@ class WatermarkStatus:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBarrier:
-    """Cuts the stream for checkpoint `checkpoint_id`, triggered at `timestamp_ms` (wall clock of
-    the coordinator).
+    """The event that cuts the stream for checkpoint `checkpoint_id`, triggered at `timestamp_ms`
+    (wall clock of the coordinator).
 
     The coordinator sends it to the sources, and they send it downstream. It is all that tasks know
     about a checkpoint.
@@ -251,7 +251,7 @@ class EndOfPartition:
 
 @dataclass(frozen=True, slots=True)
 class LatencyMarker:
-    """Measures the latency from a source.
+    """An event that measures the latency from a source.
 
     It bypasses functions and keeps its order among the records of its channel.
     """

@@ -244,7 +244,7 @@ class Function:
 
 
 class MapFunction(Function, Generic[IN, OUT]):
-    """Emits one element for each element.
+    """A function that emits one element for each element.
 
     `map` may be `async def`: it is then awaited, as an async function is.
     """
@@ -261,7 +261,7 @@ class FilterFunction(Function, Generic[IN]):
 
 
 class FlatMapFunction(Function, Generic[IN, OUT]):
-    """Emits any number of elements for each element.
+    """A function that emits any number of elements for each element.
 
     `flat_map` may be `async def`, also a generator.
     """
@@ -337,7 +337,7 @@ class KeyedBroadcastProcessFunction(
 
 
 class ProcessWindowFunction(Function, Generic[IN, OUT, K]):
-    """Processes the contents of one window when it fires."""
+    """A function that processes the contents of one window when it fires."""
 
     def process(self, key: K, ctx: WindowContext, elements: Sequence[IN]) -> Iterable[OUT] | None:
         raise TypeError(f"{type(self).__name__} must define process(self, key, ctx, elements)")
@@ -347,7 +347,9 @@ class ProcessWindowFunction(Function, Generic[IN, OUT, K]):
 
 
 class AggregateFunction(Generic[IN, ACC, OUT]):
-    """Folds elements into an accumulator. In `merge(a, b)`, all of `a` came before all of `b`."""
+    """A function that folds elements into an accumulator. In `merge(a, b)`, all of `a` came before
+    all of `b`.
+    """
 
     def create_accumulator(self) -> ACC:
         raise TypeError(f"{type(self).__name__} must define create_accumulator(self)")

@@ -95,7 +95,7 @@ class Rng(Protocol):
 
 
 class Ids(Protocol):
-    """Makes identifiers that no other host makes."""
+    """A generator of identifiers that no other host makes."""
 
     def new(self, kind: str) -> str:
         """Returns 32 lower-case hexadecimal digits.

@@ -53,7 +53,9 @@ The call has a fixed cost, and keeps an iterator for each row.
 
 
 class DecodeError(RemoteProtocolError):
-    """Bytes are no encoded batch, or a batch of types that this process does not have."""
+    """The error that bytes are no encoded batch, or a batch of types that this process does not
+    have.
+    """
 
 
 class _Shape(enum.IntEnum):
@@ -69,7 +71,7 @@ _TUPLES: Final = bytes((FORMAT_VERSION, _Shape.TUPLES))
 
 
 class Codec:
-    """Encodes and decodes batches, with the types of one registry.
+    """The encoder and decoder of batches, with the types of one registry.
 
     Stateless between calls.
     """

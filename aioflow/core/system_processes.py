@@ -28,7 +28,7 @@ SECRET_FD_ENV = "AIOFLOW_SECRET_FD"
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Identifies a process among all past and present processes.
+    """The identity of a process among all past and present processes.
 
     Other processes on the same machine can read it.
     """

@@ -72,7 +72,7 @@ _EPOCH = datetime(1970, 1, 1)
 
 
 class Tagger:
-    """Tags the values of one batch.
+    """The encoder of the values of one batch as tagged trees.
 
     `careful` also checks each int and str, which may exceed msgpack's range.
     """
@@ -184,7 +184,7 @@ class Tagger:
 
 
 class Untagger:
-    """Reads tagged trees.
+    """The decoder of tagged trees.
 
     Malformed trees have arbitrary values and errors: the caller converts them to one error.
     """

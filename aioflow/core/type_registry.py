@@ -284,7 +284,7 @@ class TypeRegistry:
 
 
 class Assembler:
-    """Makes instances of one class from the written values of its fields."""
+    """The factory of instances of one class from the written values of its fields."""
 
     __slots__ = ("_create", "_defaults", "_sources", "cls", "decode", "kind", "written")
 

@@ -110,7 +110,7 @@ def mark_of_file(file: BinaryIO) -> tuple[int, Mark]:
 
 
 class ColumnReader:
-    """Reads each split to its end, one after the other."""
+    """A reader that reads each split to its end, one after the other."""
 
     columnar = True
     one_at_a_time = True

@@ -34,7 +34,7 @@ _FLOAT = "^(-?(0|[1-9][0-9]{0,14})\\.[0-9]{1,17}|0|-?[1-9][0-9]{0,14})$"
 
 
 class CsvColumnDecoder:
-    """Decodes blocks into columns of records of `type`, or of dicts of texts.
+    """A decoder of blocks into columns of records of `type`, or of dicts of texts.
 
     `rows` decodes the same blocks into rows.
     """
@@ -104,7 +104,7 @@ class CsvColumnDecoder:
 
 
 class _Field:
-    """Makes the column of one field from its texts."""
+    """The converter that makes the column of one field from its texts."""
 
     def __init__(self, hint: Any) -> None:
         self._hint = hint

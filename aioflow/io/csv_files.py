@@ -182,7 +182,7 @@ def is_utf8(encoding: str) -> bool:
 
 
 class CsvDecoder:
-    """Decodes rows with the csv module, which alone recognises the end of a record."""
+    """A decoder of rows by the csv module, which alone recognises the end of a record."""
 
     def __init__(
         self,
@@ -357,7 +357,7 @@ class CsvDecoder:
 
 
 class CsvEncoder:
-    """Encodes dicts, objects with fields, and lists as rows.
+    """An encoder of dicts, objects with fields, and lists as rows.
 
     The first record decides whether there is a header.
     """

@@ -20,7 +20,7 @@ def blackhole() -> BlackholeSink:
 
 
 class BlackholeSink:
-    """Accepts all records and drops them; each call costs one attribute lookup."""
+    """A sink that drops all records; each call costs one attribute lookup."""
 
     name = "blackhole"
     reads_columns = True

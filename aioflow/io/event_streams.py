@@ -84,7 +84,9 @@ class SseSource:
 
 
 class EventParser:
-    """Parses the event stream format of the HTML standard, section 9.2.6, from pieces of bytes."""
+    """A parser of the event stream format of the HTML standard, section 9.2.6, from pieces of
+    bytes.
+    """
 
     def __init__(self, last_id: str = "") -> None:
         self.last_id = last_id

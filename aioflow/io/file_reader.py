@@ -67,7 +67,7 @@ class Decoded:
 
 
 class Decoder(Protocol):
-    """Decodes the blocks of one split into records."""
+    """A decoder of the blocks of one split into records."""
 
     header: list[str] | None
     """Names of the columns, once known; None in formats without names."""
@@ -116,7 +116,7 @@ class _Page:
 
 
 class FileReader:
-    """Reads each split to its end, one after the other."""
+    """A reader that reads each split to its end, one after the other."""
 
     one_at_a_time = True
 

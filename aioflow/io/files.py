@@ -282,7 +282,7 @@ class Files(Generic[T]):
 
 
 class LinesDecoder:
-    """Decodes text, line by line."""
+    """A decoder of text, line by line."""
 
     header: list[str] | None = None
 
@@ -318,7 +318,7 @@ class LinesDecoder:
 
 
 class LinesEncoder:
-    """Encodes a value as `str(value)` and a line end."""
+    """An encoder of a value as `str(value)` and a line end."""
 
     head = b""
 

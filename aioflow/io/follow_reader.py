@@ -58,7 +58,7 @@ class _Followed:
 
 
 class FollowReader(FileReader):
-    """Reads one split: all files that `path` matches, for ever."""
+    """A reader of one split: all files that `path` matches, for ever."""
 
     def __init__(
         self,

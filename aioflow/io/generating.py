@@ -62,7 +62,8 @@ def datagen(
 
 
 class DatagenSource(Generic[T]):
-    """Generates elements in splits: split k of n makes the indices k, k + n, k + 2n, ...
+    """A source that generates elements in splits: split k of n makes the indices k, k + n, k + 2n,
+    ...
 
     The position of a split is its next index.
     """

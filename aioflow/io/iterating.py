@@ -38,7 +38,7 @@ FINISHED = "finished"
 
 
 class FunctionReader(BufferedReader):
-    """Reads the iterator that `function` returns.
+    """A reader of the iterator that `function` returns.
 
     `replayable`: the function takes the position and yields `(value, position)`. `indexed`: it
     yields the same elements each time, so the position is their count, and a restart skips those.

@@ -115,7 +115,9 @@ def jsonl(
 
 
 class JsonDecoder:
-    """Decodes lines one by one with msgspec, or all at once if the result is certainly the same."""
+    """A decoder of lines, one by one with msgspec, or all at once if the result is certainly the
+    same.
+    """
 
     header: list[str] | None = None
 
@@ -257,7 +259,7 @@ def _has_columns(type: Any) -> bool:
 
 
 class JsonColumnDecoder:
-    """Decodes blocks into columns.
+    """A decoder of blocks into columns.
 
     Flat lines that are spelled alike are read from their bytes, other objects through records, and
     all other lines through rows.
@@ -323,7 +325,7 @@ def flat_hints_of(type: Any, struct: Any) -> dict[str, Any] | None:
 
 
 class JsonEncoder:
-    """Encodes one JSON value a line."""
+    """An encoder of one JSON value a line."""
 
     head = b""
 

@@ -261,7 +261,7 @@ class _Transactions:
 
 
 class KafkaCommitter:
-    """Produces prepared batches.
+    """The committer, which produces prepared batches.
 
     It connects for the first committable; the operator retries failed commits.
     """

@@ -38,7 +38,7 @@ def checked_on_error(on_error: Any, connector: str) -> OnError:
 
 
 class Malformed:
-    """Handles malformed elements of one reader according to `on_error`."""
+    """The handler of malformed elements of one reader according to `on_error`."""
 
     def __init__(self, ctx: SourceContext, on_error: OnError) -> None:
         self._ctx = ctx

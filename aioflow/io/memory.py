@@ -98,8 +98,8 @@ def _to_read(what: object) -> str:
 
 
 class IterableSource(Generic[T]):
-    """Emits the elements of a re-iterable, in order. One split; the position is the index of the
-    next element.
+    """A source of the elements of a re-iterable, in order. One split; the position is the index of
+    the next element.
 
     Lists, tuples and ranges are sliced. Sets and mappings are copied at once, because their order
     must be the same when they are read again. Any other re-iterable is iterated in the executor,
@@ -174,7 +174,7 @@ class _SliceReader(Generic[T]):
 
 
 class FunctionSource(Generic[T]):
-    """Reads the iterator that `function` returns when it is called in the subtask.
+    """A source that reads the iterator that `function` returns when it is called in the subtask.
 
     A plain iterator is read on a thread; it may also be an async iterator. A parameter called
     `position` makes the source replayable: it is None at first, later the position yielded with the

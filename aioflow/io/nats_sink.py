@@ -137,7 +137,7 @@ class NatsWriter:
 
 
 class NatsCommitter:
-    """Publishes prepared messages.
+    """The committer, which publishes prepared messages.
 
     It connects for the first committable; the operator retries failed commits.
     """

@@ -75,7 +75,7 @@ logger = logging.getLogger(__name__)
 
 
 class Encoder(Protocol):
-    """Encodes records into the bytes of a file."""
+    """An encoder of records into the bytes of a file."""
 
     @property
     def head(self) -> bytes:
@@ -87,7 +87,9 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RollPolicy:
-    """Decides when a part is full. With checkpoints each checkpoint ends a part as well."""
+    """The policy that decides when a part is full. With checkpoints each checkpoint ends a part as
+    well.
+    """
 
     size_bytes: int = 128 * 1024 * 1024
     """Maximum size, checked after each flush, so a part may be larger by one buffer."""
@@ -313,7 +315,7 @@ class PartWriter:
 
 
 class PartCommitter:
-    """Commits or deletes prepared parts of `directory`.
+    """The committer, which commits or deletes prepared parts of `directory`.
 
     Committables come from a checkpoint, which others may have written. A pair with any other path
     than a part of this directory is rejected with RestoreError before any rename or deletion.

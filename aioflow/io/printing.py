@@ -32,7 +32,7 @@ class ReaderGone(BrokenPipeError):
 
 
 class StdoutSink:
-    """Writes to the `sys.stdout` of the job's start."""
+    """A sink that writes to the `sys.stdout` of the job's start."""
 
     name = "stdout"
 
@@ -50,7 +50,7 @@ class StdoutSink:
 
 
 class StdoutWriter:
-    """Collects the lines of a batch and requests a flush after each batch.
+    """A writer that collects the lines of a batch and requests a flush after each batch.
 
     So lines appear at once.
     """

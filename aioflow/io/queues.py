@@ -128,7 +128,7 @@ class _QueueReader:
 
 
 class QueueWriter:
-    """Puts records one by one: a full queue blocks the job."""
+    """A writer that puts records one by one: a full queue blocks the job."""
 
     def __init__(self, target: asyncio.Queue[Any]) -> None:
         self._queue = target

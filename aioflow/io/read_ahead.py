@@ -26,7 +26,7 @@ Args = TypeVarTuple("Args")
 
 
 class ReadAhead:
-    """Runs the reading task; `name` is that of the task."""
+    """The owner of the reading task; `name` is that of the task."""
 
     def __init__(self, host: Host, name: str) -> None:
         self.error: BaseException | None = None

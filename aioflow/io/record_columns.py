@@ -66,7 +66,7 @@ def count_objects(data: bytes) -> int | None:
 
 
 class RecordColumns:
-    """Converts lists of records to batches of columns.
+    """A converter of lists of records to batches of columns.
 
     `type`: the type of the records; None: dicts, if they can be converted.
     """

@@ -275,7 +275,7 @@ class RedisWriter:
 
 
 class RedisCommitter:
-    """Moves staged batches into the stream.
+    """The committer, which moves staged batches into the stream.
 
     It connects for the first batch; the operator retries failed commits.
     """

@@ -358,7 +358,7 @@ class SqliteStore:
 
 
 class _Transaction:
-    """Takes the write lock at its beginning.
+    """A transaction that takes the write lock at its beginning.
 
     A transaction that reads first and writes later may find that another one has written in
     between.

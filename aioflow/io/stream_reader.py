@@ -56,7 +56,7 @@ class _Chunk:
 
 
 class StreamReader:
-    """Reads several splits side by side.
+    """A reader of several splits side by side.
 
     `timestamps` of a batch are the timestamps of its messages in the log.
     """
@@ -179,7 +179,7 @@ class StreamReader:
 
 
 class GroupReader(StreamReader):
-    """Commits the positions of completed checkpoints to a group of the log.
+    """A reader that commits the positions of completed checkpoints to a group of the log.
 
     A subclass commits `untold` when it has a connection.
     """

@@ -180,8 +180,8 @@ def was_committed(prepared: Prepared, found: int, last: int | None) -> bool:
 
 
 class RowShape:
-    """Converts records to rows: dicts, dataclasses, NamedTuples and Structs by field, lists and
-    tuples by index.
+    """The conversion of records to rows: dicts, dataclasses, NamedTuples and Structs by field,
+    lists and tuples by index.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ class TableWriter:
 
 
 class TableCommitter:
-    """Moves staged batches into the table. It connects for the first batch."""
+    """The committer, which moves staged batches into the table. It connects for the first batch."""
 
     def __init__(self, store: TableStore) -> None:
         self._store = store

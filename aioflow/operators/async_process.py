@@ -87,7 +87,7 @@ def is_async_process(function: Any) -> bool:
 
 
 class AsyncProcessOperator(ProcessOperator):
-    """Process function with one input.
+    """The operator of a process function with one input.
 
     Its methods may be `async def`, async generators, or plain, in any mixture.
     """
@@ -392,13 +392,13 @@ class AsyncProcessOperator(ProcessOperator):
 
 
 class AsyncCoProcessOperator(AsyncProcessOperator):
-    """Process function with two inputs."""
+    """The operator of a process function with two inputs."""
 
     sides = CoProcessOperator.sides
 
 
 class AsyncBroadcastProcessOperator(AsyncProcessOperator):
-    """Process function of elements and a broadcast stream."""
+    """The operator of a process function of elements and a broadcast stream."""
 
     sides = BroadcastProcessOperator.sides
 

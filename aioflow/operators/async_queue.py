@@ -57,7 +57,7 @@ class CompletionQueue(Protocol):
 
 
 class OrderedQueue:
-    """Emits results in the order of input."""
+    """A queue that returns results in the order of input."""
 
     __slots__ = ("_entries",)
 
@@ -101,7 +101,7 @@ class _Epoch:
 
 
 class UnorderedQueue:
-    """Emits results in the order of completion, within the epoch at the head."""
+    """A queue that returns results in the order of completion, within the epoch at the head."""
 
     __slots__ = ("_entries", "_epochs")
 

@@ -56,8 +56,8 @@ last two.
 
 
 class AsyncWaitOperator(Operator):
-    """Calls one coroutine function (or, with `blocking`, one plain function in a thread) for each
-    element.
+    """An operator that calls one coroutine function (or, with `blocking`, one plain function in a
+    thread) for each element.
 
     `timeout_s` limits all tries of one element together. After the timeout `on_timeout(element)`
     returns the result; without it TimeoutError is raised. An error goes to the side output
@@ -339,7 +339,8 @@ class AsyncWaitOperator(Operator):
 
 
 class GuardedRowsOperator(Operator):
-    """Implements `on_error=` for a plain function: a failing element goes to the side output.
+    """The operator that implements `on_error=` for a plain function: a failing element goes to the
+    side output.
 
     The results of the failing call are dropped; other elements continue. Directly after `key_by` a
     function class has keyed state here, too; state that a call wrote before it failed stays.

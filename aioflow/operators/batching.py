@@ -69,8 +69,8 @@ class _Gathered:
 
 
 class MapBatchesOperator(Operator):
-    """Calls `function` with lists of up to `max_size` elements; it returns one result for each, in
-    order.
+    """An operator that calls `function` with lists of up to `max_size` elements; it returns one
+    result for each, in order.
 
     The first element of a list waits for at most `max_wait` (None: only elements that arrive
     together form a list). A plain function runs inline, or with `blocking` in a thread; an `async
@@ -316,7 +316,8 @@ class MapBatchesOperator(Operator):
 
 
 class ThrottleOperator(Operator):
-    """Lets at most `n` elements pass in any period of length `per`, in each subtask.
+    """An operator that lets at most `n` elements pass in any period of length `per`, in each
+    subtask.
 
     It holds no elements itself.
     """

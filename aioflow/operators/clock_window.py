@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 
 class ClockWindowOperator(SliceWindowOperator):
-    """Emits `WindowResult(key, start, end, result)`, or the output of `window_fn` for it.
+    """A window operator that emits `WindowResult(key, start, end, result)`, or the output of
+    `window_fn` for it.
 
     A window fires once the clock has reached `end`.
     """

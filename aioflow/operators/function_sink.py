@@ -76,7 +76,7 @@ def _is_function_class(given: type) -> bool:
 
 
 class FunctionSink:
-    """Calls `function(value)` for each element, in the process that runs the flow.
+    """A sink that calls `function(value)` for each element, in the process that runs the flow.
 
     So the function may use variables of the program.
     """
@@ -109,7 +109,7 @@ class FunctionSink:
 
 
 class _CallingWriter:
-    """Calls the function as soon as elements are written."""
+    """A writer that calls the function as soon as elements are written."""
 
     def __init__(self, function: Callable[[Any], Any], ctx: OperatorContext) -> None:
         self._function = UserFunction(function, "__call__")
@@ -150,7 +150,8 @@ class _CallingWriter:
 
 
 class _AwaitingWriter(_CallingWriter):
-    """Keeps the elements of a batch, and awaits the function for each of them in `flush`.
+    """A writer that keeps the elements of a batch, and awaits the function for each of them in
+    `flush`.
 
     It accepts no more elements meanwhile.
     """

@@ -61,8 +61,8 @@ BUFFERS = ("interval-join-left", "interval-join-right")
 
 
 class CoGroupOperator(WindowOperator):
-    """Calls `fn(key, lefts, rights)` for each key and window in which at least one side has an
-    element.
+    """An operator that calls `fn(key, lefts, rights)` for each key and window in which at least one
+    side has an element.
 
     The return value is the results of the window.
     """
@@ -212,7 +212,7 @@ class CoGroupOperator(WindowOperator):
 
 
 class _UntaggedGap:
-    """Applies a session gap function of elements to tagged elements."""
+    """A session gap function for tagged elements, made from one of elements."""
 
     __slots__ = ("_gap",)
 
@@ -233,7 +233,8 @@ class IntervalJoinContext(OperatorProcessContext):
 
 
 class IntervalJoinOperator(Operator):
-    """Joins pairs with `left + lower <= right <= left + upper` of their timestamps.
+    """An operator that joins pairs with `left + lower <= right <= left + upper` of their
+    timestamps.
 
     The bounds are in ms and inclusive. `fn(left, right, ctx)` returns the results of one pair, at
     the larger of the two timestamps, when the second of them arrives. Partners of one element come

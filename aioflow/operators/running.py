@@ -209,8 +209,8 @@ class RunningAggregateOperator(_RunningOperator):
 
 
 class RunningReduceOperator(_RunningOperator):
-    """Implements `reduce(fn)`: emits the reduced value so far; for the first element of a key, the
-    element itself.
+    """The operator of `reduce(fn)`: emits the reduced value so far; for the first element of a key,
+    the element itself.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:

@@ -56,7 +56,7 @@ _ACCUMULATOR: Callable[[Session], Any] = itemgetter(2)
 
 
 class SessionWindowOperator(AddingWindowOperator):
-    """Emits `WindowResult(key, start, end, result)` at `end - 1`.
+    """A window operator that emits `WindowResult(key, start, end, result)` at `end - 1`.
 
     With `window_fn`, emits the results of `window_fn(key, window, result)` instead.
     """

@@ -58,7 +58,7 @@ _RESULTS = list[WindowResult[Any, Any]]
 
 
 class SliceWindowOperator(AddingWindowOperator):
-    """Emits `WindowResult(key, start, end, result)` at `end - 1`.
+    """A window operator that emits `WindowResult(key, start, end, result)` at `end - 1`.
 
     With `window_fn`, emits the results of `window_fn(key, window, result)` instead.
     """

@@ -123,7 +123,7 @@ class _Stamping:
 
 
 class BoundedGenerator(_Stamping):
-    """Generates the watermark: running maximum - delay - 1."""
+    """A generator of the watermark running maximum - delay - 1."""
 
     __slots__ = ("_highest", "_lag")
 
@@ -169,7 +169,7 @@ class BoundedGenerator(_Stamping):
 
 
 class PunctuatedGenerator(_Stamping):
-    """Calls a function of the application after each record for the watermark."""
+    """A generator that calls a function of the application after each record for the watermark."""
 
     __slots__ = ("_on_event", "_what")
 
@@ -212,7 +212,7 @@ class PunctuatedGenerator(_Stamping):
 
 
 class SilentGenerator(_Stamping):
-    """Assigns timestamps and generates no watermarks."""
+    """A generator that assigns timestamps and no watermarks."""
 
     __slots__ = ()
 
@@ -228,8 +228,8 @@ class SilentGenerator(_Stamping):
 
 
 class IngestionGenerator:
-    """Assigns the time of arrival as timestamp. Event time does not fall when the clock is set
-    back.
+    """A generator that assigns the time of arrival as timestamp. Event time does not fall when the
+    clock is set back.
     """
 
     __slots__ = ("_now_ms", "current", "failed_at")

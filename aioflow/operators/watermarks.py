@@ -280,7 +280,7 @@ class IdlenessTimer:
 
 
 class TimestampsAndWatermarksOperator(Operator):
-    """Assigns timestamps and watermarks in mid-stream.
+    """An operator that assigns timestamps and watermarks in mid-stream.
 
     Drops watermarks from upstream, except the one at the end of the input. The watermark is part of
     the checkpoint, so that a record that was late is late again after a restore.

@@ -66,7 +66,7 @@ _COUNTED = frozenset((list, tuple))
 
 
 class WindowOperator(Operator):
-    """Assigns elements to windows, and emits the results of windows.
+    """An operator that assigns elements to windows, and emits the results of windows.
 
     With `aggregate` a window holds one accumulator and emits `WindowResult(key, start, end,
     result)`, or the output of `window_fn` for it. `window_fn` is `fn(key, window, result)`, which

@@ -60,7 +60,8 @@ Such a row is named in the log.
 
 
 class WindowJoinOperator(CoGroupOperator):
-    """Emits `fn(left, right)` for each pair of a key and window; lefts vary slowest.
+    """A join operator that emits `fn(left, right)` for each pair of a key and window; lefts vary
+    slowest.
 
     With `Pair` as `fn` the join may run on columns.
     """

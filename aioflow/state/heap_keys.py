@@ -305,7 +305,9 @@ class GatheredKeys:
 
 
 class CutKeys:
-    """Cuts keys into frames of the wanted number of keys, in order of key groups, each key once."""
+    """An iterator that cuts keys into frames of the wanted number of keys, in order of key groups,
+    each key once.
+    """
 
     def __init__(self, rows: Rows, repeated: set[Space]) -> None:
         self.parts: list[GroupPart] = []

@@ -93,7 +93,7 @@ class StoredSpace:
 
 
 class RowCodec:
-    """Encodes and decodes the rows of one operator's subtask."""
+    """The encoder and decoder of the rows of one operator's subtask."""
 
     __slots__ = ("_codec", "_max_parallelism")
 
