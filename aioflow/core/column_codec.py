@@ -1,19 +1,19 @@
-"""A batch of columns as bytes: msgpack of the shape of its columns, in which arrays of numbers are
-their bytes.
+"""Encodes a batch of columns as bytes: msgpack of the shape of its columns, in which arrays of
+numbers are their bytes.
 
     [kind, ...]   0 numbers: dtype, values, bytes of validity or nil
                   1 coded: codes as unsigned ints, 0 for None, and entries as a batch of the codec
                   2 objects: a batch of the codec
-                  3 records: length, names, columns, of what kind
-                  4 ints: dtype, the least, how much each is above it, validity
-                  5 coded: number of a table of the channel, how many entries it has, those that
-                    come to it, codes
+                  3 records: length, names, columns, kind of the records
+                  4 ints: dtype, the least, the difference of each to it, validity
+                  5 coded: number of a table of the channel, its number of entries, the new
+                    entries, codes
 
-Ints that are close together take as many bytes as their distance does, and floats four where they
-have no more digits: each byte is copied and checked at both ends. The kind of records is False for
-dicts and tuples, True for window results, and else the name of their class, if that is no more than
-its fields; others go as objects. What is decoded is checked like every frame: lengths must agree,
-codes must have entries, only the known dtypes are taken.
+Ints that are close together take as many bytes as their differences, and floats take four if they
+have no more digits, because each byte is copied and checked at both ends. The kind of records is
+False for dicts and tuples, True for window results, and otherwise the name of a class that consists
+only of its fields; other records are encoded as objects. The decoder checks its input like every
+frame: lengths must agree, codes must have entries, and only the known dtypes are accepted.
 """
 
 from __future__ import annotations

@@ -5,21 +5,21 @@
 
     HEADER   first and once: max_parallelism, first and last key group, the tables (name, kind,
              timed), event time of the timer services
-    DROPS    a table, namespaces: all that earlier files say of them is void. Before the entries,
-             which may fill them again
+    DROPS    a table, namespaces: their contents in earlier files are void. Before the entries,
+             which may fill the namespaces again
     PUTS     a table, first and last key group of the entries, namespaces, keys, values: three
              columns of equal length
-    REMOVES  likewise without values: keys that earlier files hold and that are gone
-    END      last and once: how many frames there were before it
+    REMOVES  the same without values: removed keys of earlier files
+    END      last and once: the number of frames before it
 
-Columns are batches of the codec; namespaces that are all None are left out. Entries come in order
-of their key groups, in frames of bounded size, so writing takes little memory, and a frame of
-foreign key groups is skipped without being decoded. The values of a table are what its states keep:
-a value, list, map, reduced value or accumulator, with their times if the table is timed. Timers are
-tables of kind `timers`: namespace = timestamp, key = (key, namespace of the timer), value = order
-among equal timestamps.
+Columns are batches of the codec; namespaces that are all None are left out. Entries are in order of
+their key groups, in frames of bounded size. So writing takes little memory, and a frame of other
+key groups is skipped without being decoded. The values of a table are the stored values of its
+states: a value, list, map, reduced value or accumulator, with their times if the table is timed.
+Timers are tables of kind `timers`: namespace = timestamp, key = (key, namespace of the timer),
+value = order among equal timestamps.
 
-Anything else than this is refused with RestoreError, naming the file and the operator.
+Any other content is rejected with RestoreError, which names the file and the operator.
 """
 
 from __future__ import annotations

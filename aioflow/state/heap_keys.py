@@ -305,9 +305,7 @@ class GatheredKeys:
 
 
 class CutKeys:
-    """An iterator that cuts keys into frames of the wanted number of keys, in order of key groups,
-    each key once.
-    """
+    """The division of keys into frames, in order of key groups, each key once."""
 
     def __init__(self, rows: Rows, repeated: set[Space]) -> None:
         self.parts: list[GroupPart] = []

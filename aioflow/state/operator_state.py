@@ -79,9 +79,9 @@ class OperatorListState:
 
 
 class ReadOnlyBroadcastState:
-    """Broadcast state for the side that is not broadcast, which may only read it.
+    """Broadcast state for the input that is not broadcast, which may only read it.
 
-    A change by this side would not reach the other subtasks.
+    A change would not reach the other subtasks.
     """
 
     __slots__ = ("_entries", "name")
