@@ -12,8 +12,8 @@ is paid too. A connection is *let in* when it gets any byte behind the 64 of the
 still open when the listener's time for strangers is over.
 
 The attacking process takes caches and a part of a processor, too, and so makes the workers'
-instructions dearer whatever they do with its connections; and a rented processor changes its speed
-from one second to the next. So the workers run a plain loop of the same user work every few
+instructions dearer even if they do nothing to its connections. A rented processor also changes its
+speed from one second to the next. So the workers run a plain loop of the same user work every few
 thousand records (`pace.py`), on which both fall as well: `equal_ratio` compares CPU time in units
 of that loop, every connection included, and `cpu_ratio` plain CPU seconds. What the connections
 themselves cost is measured by a flow at rest under the same attack, too, and given as a share of
@@ -233,7 +233,7 @@ def attack(ports: list[int], count: int) -> dict[str, Any]:
 
 
 def plain_loop(records: int) -> None:
-    """The user work of so many records of the job."""
+    """The user work of `records` records of the job."""
     counts: dict[int, int] = {}
     for i in range(records):
         key = identity(make_key(i))

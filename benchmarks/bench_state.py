@@ -3,8 +3,8 @@
     python benchmarks/bench_state.py [--keys 1000000] [--rounds 7]
 
 Accesses are ratios and differences of CPU time between two forms that alternate in one process; the
-bare form is the same code over dicts that nobody watches, so the difference is what being able to
-take an incremental checkpoint at any moment costs. Snapshots are driven by hand; between two slices
+bare form is the same code over plain dicts. So the difference is the cost of being able to take an
+incremental checkpoint at any moment. Snapshots are driven by hand; between two slices
 come as many updates as 50,000 a second make in the time of the slice. A hold is the time of one
 slice, without that of Python's garbage collector, which stands beside it: a full collection walks
 all keys, snapshot or not.

@@ -4,7 +4,7 @@ the best of them.
     python benchmarks/bench_windows.py [--records 200000] [--rounds 5]
 
 *merge*: the five slices of a sliding window, ns of CPU time a key of each but the first. *share*:
-windows of so many slices, each slice of 5,000 keys, merged by themselves and from runs of slices
+windows of several slices, each slice of 5,000 keys, merged by themselves and from runs of slices
 that they share (`operators.slice_runs`), ns a result. *exchange*: results are dealt out to two
 subtasks, those of one of them are written and read, and all are folded by `max_by`, ns a result: as
 they are, and folded before they are dealt out (`operators.local_aggregate`), by the end of their

@@ -20,9 +20,9 @@ the plain loop in two processes at once against one: what the machine has to giv
 
 Beside them: the CPU time of each worker over the time that passed (`busy`; below 1 it waited, or
 others had the processor), how often a second it gave the processor up to wait (`waits`: that is
-ours) or had to (`preempted`: somebody else's), and the share of all processors that the machine's
-owner took (`stolen`). The work of 5 us is measured, too, before anything else runs: how long a
-fixed loop takes differs by a factor of four between machines.
+ours) or had to (`preempted`: by another process), and the share of all processors that the
+machine's owner took (`stolen`). The work of 5 us is measured, too, before anything else runs: how
+long a fixed loop takes differs by a factor of four between machines.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Work:
 
 
 def calibrated() -> int:
-    """How many numbers can be added in `WORK_S` when nobody disturbs: by the best of many tries."""
+    """How many numbers can be added in `WORK_S` on an idle machine: by the best of many tries."""
     tried = Work(1_000)
     best = 1.0
     for _ in range(2_000):
@@ -99,7 +99,7 @@ def calibrated() -> int:
 
 
 def bare(name: str, numbers: int, records: int) -> float:
-    """CPU seconds of the user work of so many records in a plain loop."""
+    """CPU seconds of the user work of `records` records in a plain loop."""
     counts: dict[int, int] = {}
     out: list[Any] = []
     work = Work(numbers)
@@ -183,8 +183,9 @@ def stamp_key(record: tuple[int, float]) -> int:
 
 
 class Ages:
-    """How old each record is when it comes, `AGES` of them at a time: what is told of them must
-    not be traffic of its own.
+    """Collects the age of each record on arrival.
+
+    It reports `AGES` of them at a time, so that the reports are no traffic of their own.
     """
 
     def __init__(self) -> None:
@@ -219,8 +220,9 @@ class Rate:
 
 
 def processors() -> tuple[int, int]:
-    """Ticks of all processors since the machine started: all, and those that its owner took. (0,
-    0) where nobody counts them.
+    """Returns the ticks of all processors since the machine started, and those that its owner took.
+
+    (0, 0) where the system does not count them.
     """
     try:
         ticks = [int(one) for one in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]

@@ -118,7 +118,6 @@ def _day(moment: datetime) -> str:
 def _new_york() -> tzinfo:
     try:
         return ZoneInfo("America/New_York")
-    except (
-        ZoneInfoNotFoundError
-    ):  # A machine without the time zone data base: standard time has to do.
+    except ZoneInfoNotFoundError:
+        # A machine without the time zone data base: standard time has to do.
         return timezone(timedelta(hours=-5), "EST")

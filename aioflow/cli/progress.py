@@ -183,7 +183,6 @@ def _instant(watermark: int | None) -> str:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=watermark)).strftime(
             "%Y-%m-%d %H:%M"
         )
-    except (
-        OverflowError
-    ):  # Event time need not be a date: a test counts from 0, a simulation runs for ages.
+    except OverflowError:
+        # Event time need not be a date: a test counts from 0, a simulation runs for ages.
         return str(watermark)

@@ -310,9 +310,8 @@ class JobSession:
                 checkpoint_id,
                 *packed,
             )
-        except (
-            AioflowError
-        ) as error:  # Too large for one message: in-memory state is sent inside it.
+        except AioflowError as error:
+            # Too large for one message: in-memory state is sent inside it.
             self.decline_checkpoint(
                 attempt, checkpoint_id, CheckpointFailureReason.IO_EXCEPTION.name, error
             )

@@ -309,9 +309,8 @@ class Worker:
                 encode_subtask(state),
                 astuple(stats),
             )
-        except (
-            AioflowError
-        ) as error:  # Too large for one message: in-memory state is sent inside it.
+        except AioflowError as error:
+            # Too large for one message: in-memory state is sent inside it.
             self.decline_checkpoint(
                 attempt, checkpoint_id, CheckpointFailureReason.IO_EXCEPTION.name, error
             )

@@ -462,9 +462,8 @@ class SystemHost:
             error: BaseException | None = None
             try:
                 result = call()
-            except (
-                StopIteration
-            ) as exc:  # A future refuses StopIteration; say what happened instead.
+            except StopIteration as exc:
+                # A future refuses StopIteration; say what happened instead.
                 error = RuntimeError(f"{name} raised StopIteration")
                 error.__cause__ = exc
             except BaseException as exc:  # noqa: BLE001  # Carried to the loop, where it is raised.

@@ -245,9 +245,8 @@ def row_converter(
         for name, value in make_dict(row).items():
             try:
                 made[name] = convert({name: value}, field_types[name], strict=False)[name]
-            except (
-                msgspec.ValidationError
-            ) as error:  # msgspec says of a dict that it was some value of it.
+            except msgspec.ValidationError as error:
+                # msgspec says of a dict that it was some value of it.
                 raise msgspec.ValidationError(str(error).replace("`$[...]", f"`$.{name}")) from None
         return type_(**made)
 

@@ -215,9 +215,8 @@ class RpcPeer:
         self._requested[call_id] = method
         try:
             return Request(call_id, method, tuple(self._codec.decode_batch(args)))
-        except (
-            DecodeError
-        ) as error:  # Usually a class that is not loaded here, which concerns this call alone.
+        except DecodeError as error:
+            # Usually a class that is not loaded here, which concerns this call alone.
             return BadRequest(call_id, method, error)
 
     def _on_notification(self, call_id: int, body: bytes) -> Notification:

@@ -323,9 +323,8 @@ def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) 
             content = codec.encode_batch(values, owner=place)  # Names an unsupported type.
         except TypeNotSupported:
             raise
-        except (
-            Exception
-        ) as error:  # Of a registered `encode=`: another try would come to the same value.
+        except Exception as error:
+            # Of a registered `encode=`: another try would come to the same value.
             raise ValueNotSupported(
                 f"{place}: a value cannot be encoded: {type(error).__name__}: {error}"
             ) from error

@@ -81,7 +81,7 @@ def time_bare(events: list[Event]) -> float:
     begun = process_time()
     for event in events:
         if type(event) is Bid:
-            # The row, which nobody wants.
+            # Builds the row and drops it.
             (event.auction, event.bidder, event.price, event.date_time, event.extra)  # noqa: B018
     return process_time() - begun
 
@@ -172,7 +172,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     )
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument(
-        "--factor", type=int, default=4, help="so many times as many events on columns"
+        "--factor", type=int, default=4, help="multiply the number of events by N on columns"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(

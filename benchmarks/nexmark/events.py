@@ -24,10 +24,10 @@ FIRST_CATEGORY = 10
 CATEGORIES = 5
 
 HOT_SELLERS, HOT_AUCTIONS, HOT_BIDDERS, HOT_CHANNELS = 4, 2, 4, 2
-"""One in so many is *not* for a hot one."""
+"""One event in `HOT_SELLERS`, `HOT_AUCTIONS`, ... is not for a hot one."""
 HOT_GROUP = 100
-"""The hot person or auction is the first of so many; the hot bidder is the second, so that no
-hot seller is one.
+"""Ids come in groups of this size. The first person or auction of a group is hot as a seller or
+auction, the second person as a bidder, so that no hot seller is a hot bidder.
 """
 LEAD = 10
 """Ids that far ahead are used before their person or auction exists."""
@@ -80,7 +80,7 @@ MASK = (1 << 64) - 1
 
 
 class Person(NamedTuple):
-    """Somebody who may sell and bid."""
+    """A person who may sell and bid."""
 
     id: int
     name: str
@@ -124,7 +124,7 @@ Event = Person | Auction | Bid
 
 class Chance:
     """Random numbers that follow from a seed and an index (splitmix64: Steele, Lea and Flood,
-    2014). Cheap to begin anew.
+    2014). Cheap to create again.
     """
 
     __slots__ = ("_state",)

@@ -510,7 +510,8 @@ JOB_MUTANTS: list[Mutant] = [
         '            asyncio.sleep(9), name=f"leader of job {job_id[:8]}"\n',
         (
             "tests/cluster/"
-            "test_remote.py::test_a_job_is_followed_under_the_next_leader_if_its_jobmanager_falls_silent",
+            "test_remote.py::"
+            "test_a_job_is_followed_under_the_next_leader_if_its_jobmanager_falls_silent",
         ),
     ),
     Mutant(
@@ -523,7 +524,8 @@ JOB_MUTANTS: list[Mutant] = [
         (
             f"{CHECKPOINTS}test_a_job_that_has_finished_and_is_started_again_writes_nothing_twice",
             "tests/simulation/"
-            "test_every_write_fails.py::test_wherever_a_bounded_service_is_killed_its_next_runs_write_nothing_twice",
+            "test_every_write_fails.py::"
+            "test_wherever_a_bounded_service_is_killed_its_next_runs_write_nothing_twice",
         ),
     ),
     Mutant(
@@ -532,7 +534,8 @@ JOB_MUTANTS: list[Mutant] = [
         "        if self.checkpoints is None:\n            return self\n        store",
         "        if True:\n            return self\n        store",
         (
-            f"{CHECKPOINTS}test_collect_gives_all_its_rows_each_time_and_leaves_the_state_of_the_flow_alone",
+            f"{CHECKPOINTS}"
+            "test_collect_gives_all_its_rows_each_time_and_leaves_the_state_of_the_flow_alone",
         ),
     ),
     Mutant(
@@ -549,7 +552,8 @@ JOB_MUTANTS: list[Mutant] = [
         "former]\n",
         "            former = [[replace(split) for split in splits] for splits in former]\n",
         (
-            f"{CHECKPOINTS}test_what_a_run_is_given_is_read_although_the_input_of_the_last_one_was_closed",
+            f"{CHECKPOINTS}"
+            "test_what_a_run_is_given_is_read_although_the_input_of_the_last_one_was_closed",
         ),
     ),
     Mutant(
@@ -647,7 +651,8 @@ JOB_MUTANTS: list[Mutant] = [
         ("            except TimeoutError:\n                connection.abort(\n"),
         ("            except TimeoutError:\n                logger.debug(\n"),
         (
-            "tests/cluster/test_remote.py::test_a_jobmanager_that_falls_silent_is_left_for_the_next_leader",
+            "tests/cluster/test_remote.py::"
+            "test_a_jobmanager_that_falls_silent_is_left_for_the_next_leader",
         ),
     ),
     Mutant(
@@ -925,7 +930,8 @@ JOB_MUTANTS: list[Mutant] = [
         "        await self._ended()\n\n    def _functions",
         (
             "tests/api/"
-            "test_job_handle.py::test_an_error_that_one_caller_handles_comes_out_of_the_block_all_the_same",
+            "test_job_handle.py::"
+            "test_an_error_that_one_caller_handles_comes_out_of_the_block_all_the_same",
         ),
     ),
     Mutant(
@@ -935,7 +941,8 @@ JOB_MUTANTS: list[Mutant] = [
         "                pass\n",
         (
             "tests/api/"
-            "test_job_handle.py::test_a_source_function_that_is_cut_off_by_leaving_the_block_is_warned_of",
+            "test_job_handle.py::"
+            "test_a_source_function_that_is_cut_off_by_leaving_the_block_is_warned_of",
         ),
     ),
     Mutant(
@@ -1077,7 +1084,8 @@ JOB_MUTANTS: list[Mutant] = [
         "    except Exception:\n        for key, value",
         (
             "tests/state/"
-            "test_snapshot.py::test_a_value_that_cannot_be_copied_stops_the_snapshot_and_not_the_function_that_uses_it",
+            "test_snapshot.py::"
+            "test_a_value_that_cannot_be_copied_stops_the_snapshot_and_not_its_function",
         ),
     ),
     Mutant(

@@ -21,7 +21,7 @@ STATE_MUTANTS: list[Mutant] = [
         "        raise\n",
         (
             "tests/state/test_snapshot.py::"
-            "test_a_value_that_cannot_be_copied_stops_the_snapshot_and_not_the_function_that_uses_it",
+            "test_a_value_that_cannot_be_copied_stops_the_snapshot_and_not_its_function",
         ),
     ),
     Mutant(
@@ -517,7 +517,8 @@ STATE_MUTANTS: list[Mutant] = [
         "        look_s = now_s + max(LOOK_S, (deadline_s - now_s) / 16)\n",
         (
             "tests/simulation/"
-            "test_clock_steps.py::test_a_timer_that_looked_far_off_fires_soon_after_the_clock_is_set_right",
+            "test_clock_steps.py::"
+            "test_a_timer_that_looked_far_off_fires_soon_after_the_clock_is_set_right",
         ),
     ),
     Mutant(

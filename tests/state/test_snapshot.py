@@ -79,7 +79,7 @@ class Uncopyable:
 @pytest.mark.parametrize(
     "deed", [lambda state: state.value(), lambda state: state.update(2)], ids=["read", "write"]
 )
-def test_a_value_that_cannot_be_copied_stops_the_snapshot_and_not_the_function_that_uses_it(
+def test_a_value_that_cannot_be_copied_stops_the_snapshot_and_not_its_function(
     deed: Any,
 ) -> None:
     """The function uses it while the snapshot is being written: an error there would restart the
