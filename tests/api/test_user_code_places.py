@@ -759,18 +759,21 @@ ELSEWHERE = {
 """Callables of the API that have no place of their own here, and why."""
 
 
-@pytest.mark.parametrize(
-    "act",
-    [*ACTS, *(pytest.param(act, marks=pytest.mark.slow) for act in MORE_ACTS)],
-    ids=lambda act: act.__name__,
-)
-@pytest.mark.parametrize("place", PLACES)
+CASES = [
+    pytest.param(place, act, id=f"{place}-{act.__name__}", marks=marks)
+    for acts, marks in ((ACTS, ()), (MORE_ACTS, (pytest.mark.slow,)))
+    for act in acts
+    for place in PLACES
+    # A thread has no task of its own, and no loop.
+    if not (place in IN_A_THREAD and act in (cancel_own_task, take_a_cancelled_result))
+]
+
+
+@pytest.mark.parametrize(("place", "act"), CASES)
 async def test_whatever_user_code_does_the_job_fails_by_name_or_ends_complete(
     place: str, act: Act
 ) -> None:
     run = Run(act)
-    if place in IN_A_THREAD and act in (cancel_own_task, take_a_cancelled_result):
-        pytest.skip("a thread has no task of its own, and no loop")
     stream = PLACES[place](run)
     if stream is not None:
         stream.sink(run.out.append)
