@@ -196,8 +196,9 @@ def without_secrets(config: object) -> Iterator[None]:
         raise Broken(f"{config!r}: {type(error).__name__}: {shown}") from None
 
 
-def _worth_another_try(status: int) -> bool:
-    return status == 429 or status >= 500
+def _is_final(error: Exception, status: int) -> bool:
+    """Whether the server has refused the request, so that another try would end alike."""
+    return isinstance(error, Broken) and status != 429 and status < 500
 
 
 class _HttpReader(BufferedReader):
@@ -237,9 +238,7 @@ class _HttpReader(BufferedReader):
                     TimeoutError,
                     Broken,
                 ) as error:
-                    if backoff.tries >= config.retries or (
-                        isinstance(error, Broken) and not _worth_another_try(status)
-                    ):
+                    if backoff.tries >= config.retries or _is_final(error, status):
                         raise
                     logger.info("%r: %s, asking again", config, redacted(str(error)))
                     await backoff.sleep()
@@ -319,9 +318,7 @@ class HttpWriter:
                 TimeoutError,
                 Broken,
             ) as error:
-                if backoff.tries >= config.retries or (
-                    isinstance(error, Broken) and not _worth_another_try(status)
-                ):
+                if backoff.tries >= config.retries or _is_final(error, status):
                     raise
                 logger.info("%r: %s, posting again", config, redacted(str(error)))
                 await backoff.sleep()
