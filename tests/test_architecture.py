@@ -11,7 +11,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -40,6 +40,37 @@ OPEN_ALLOWED = {
     ),
 }
 HASH_ALLOWED: dict[str, str] = {}
+
+CIRCLES = """
+api.connected api.joins api.keyed api.streams api.windows
+checkpoint.savepoint checkpoint.savepoint_edit
+core.expression_hints core.expression_namespaces core.expression_text core.expression_trees
+core.expressions
+io.csv_columns io.csv_files io.json_files io.kafka_reader io.kafka_topics io.nats_sink
+io.nats_streams io.record_columns io.redis_sink io.redis_streams
+spark.connector spark.runner spark.session
+"""
+"""Modules that import each other, at start-up or inside functions. Only strike names out."""
+
+CIRCLES_OF_TYPES = """
+api.checkpoint_options api.connected api.entering api.explain api.flow api.gather api.job
+api.joins api.keyed api.options api.steps api.streams api.subscription api.windows
+checkpoint.savepoint checkpoint.savepoint_edit
+core.expression_hints core.expression_namespaces core.expression_text core.expression_trees
+core.expressions core.functions core.host core.states core.system_files core.system_network
+core.system_processes
+io.blocks io.csv_columns io.csv_files io.flat_json io.json_files io.kafka_client
+io.kafka_partitions io.kafka_reader io.kafka_sink io.kafka_topics io.nats_sink io.nats_streams
+io.paths io.record_columns io.redis_entries io.redis_sink io.redis_streams
+monitoring.calls monitoring.monitor monitoring.operations monitoring.prometheus
+monitoring.rest_cluster monitoring.rest_metrics monitoring.sampling
+spark.connector spark.reading spark.runner spark.runner_columns spark.runner_home
+spark.runner_program spark.runner_rdds spark.runner_subtask spark.runner_tasks spark.session
+spark.sink spark.source spark.stream_frames spark.stream_keys spark.stream_plan
+spark.stream_processor spark.stream_program spark.stream_run spark.streaming spark.translate
+state.backend state.timers
+"""
+"""Modules that import each other if imports for type checkers count too. Only strike names out."""
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -120,6 +151,76 @@ def imported_roots(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
         inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         types_only = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
         stack.extend((child, lazy or inside or types_only) for child in ast.iter_child_nodes(node))
+
+
+def imported_modules(path: Path, modules: Mapping[str, Path], types: bool) -> set[str]:
+    """Returns the modules of `modules` that one imports, inside functions too.
+
+    `types`: whether imports for type checkers alone count.
+    """
+    found, stack = set(), list[ast.AST](tree_of(path).body)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = absolute_name(node, path)
+            named = {f"{package}.{alias.name}" for alias in node.names}
+            found |= {package} if named - modules.keys() else set()
+            found |= named
+        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            stack.extend(node.orelse + (node.body if types else []))
+        else:
+            stack.extend(ast.iter_child_nodes(node))
+    return found & modules.keys()
+
+
+def modules_in_circles(graph: Mapping[str, set[str]]) -> set[str]:
+    """Returns the modules that reach themselves through imports."""
+
+    def reached(module: str) -> set[str]:
+        seen, stack = set[str](), [module]
+        while stack:
+            stack.extend(new := graph[stack.pop()] - seen)
+            seen |= new
+        return seen
+
+    return {module for module in graph if module in reached(module)}
+
+
+@pytest.mark.parametrize(
+    ("types", "listed"), [(False, CIRCLES), (True, CIRCLES_OF_TYPES)], ids=["lazy", "types"]
+)
+def test_modules_do_not_import_each_other(types: bool, listed: str) -> None:
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in MODULES
+    }
+    graph = {name: imported_modules(path, modules, types) for name, path in modules.items()}
+
+    found = {name.removeprefix("aioflow.") for name in modules_in_circles(graph)}
+
+    assert not (new := sorted(found - set(listed.split()))), f"{new} import each other in a circle"
+    assert not (gone := sorted(set(listed.split()) - found)), f"no circle: strike out {gone}"
+
+
+def test_check_for_circles_sees_lazy_imports_and_those_for_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.test_architecture.ROOT", tmp_path)
+    sources = {
+        "a": "def f():\n    from . import b",
+        "b": "import p.c",
+        "c": "if TYPE_CHECKING:\n    from p.a import A",
+    }
+    modules = {f"p.{name}": tmp_path / "p" / f"{name}.py" for name in sources}
+    (tmp_path / "p").mkdir()
+    for name, source in sources.items():
+        (tmp_path / "p" / f"{name}.py").write_text(source, encoding="utf-8")
+
+    for types, circle in ((False, set()), (True, set(modules))):
+        graph = {name: imported_modules(path, modules, types) for name, path in modules.items()}
+        assert modules_in_circles(graph) == circle
 
 
 def test_imports_keep_the_layers(
