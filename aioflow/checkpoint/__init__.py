@@ -1,4 +1,4 @@
-"""Checkpoints: alignment of barriers, the coordinator, the store.
+"""Checkpoints: aligning barriers, coordinating checkpoints, and storing them.
 
-Decisions are plain objects; only the stores do I/O.
+Modules that decide are plain objects without I/O. Only the stores read and write.
 """

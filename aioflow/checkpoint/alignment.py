@@ -1,5 +1,6 @@
-"""Decides where in its inputs a task takes a checkpoint: barriers of all channels in, verdicts out.
-It only decides: it carries nothing out and awaits nothing.
+"""Decides when a task takes a checkpoint, from the barriers of all its input channels.
+
+The alignment only decides. It returns verdicts, and the task carries them out.
 
 A barrier cuts a channel: what came before it belongs to the checkpoint, what comes after does not.
 In an aligned checkpoint, a channel that delivered its barrier is blocked until all others have
@@ -14,9 +15,9 @@ kept with the checkpoint as channel state.
     ALIGNING | OVERTAKING
                 --newer barrier, cancel marker, notice of the coordinator--> Abort --> IDLE
 
-Ids only rise, and may jump. A barrier or notice of an id that is over is swallowed, and its
-channel goes on. An id is taken at most once, and aborted at most once. Verdicts are carried out in
-order; verdicts after a `Take` wait for the task's synchronous part. After Flink's
+Ids only rise, and may jump. A barrier or notice for a checkpoint that is over has no effect, and
+its channel goes on. A checkpoint is taken at most once, and aborted at most once. Verdicts are
+carried out in order; verdicts after a `Take` wait for the task's synchronous part. After Flink's
 SingleCheckpointBarrierHandler and its states.
 """
 
@@ -50,7 +51,7 @@ never come, and the oldest notice is forgotten.
 
 
 class AlignmentPhase(Enum):
-    """Where the current checkpoint stands."""
+    """The state of the checkpoint that is under way at this task."""
 
     IDLE = "no checkpoint is under way"
     ALIGNING = "waits for barriers, channels that delivered theirs stand still"
@@ -59,41 +60,46 @@ class AlignmentPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Take nothing more from `channel` until it is resumed."""
+    """Verdict: read nothing more from `channel` until a `Resume` names the channel."""
 
     channel: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Unblock these channels: they were blocked, or wait after a barrier that has no effect."""
+    """Verdict: read from `channels` again.
+
+    The channels were blocked, or stopped behind a barrier that has no effect.
+    """
 
     channels: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Take the checkpoint here and now, and send `barrier` on."""
+    """Verdict: take the checkpoint now, and send `barrier` to all downstream tasks."""
 
     barrier: CheckpointBarrier
     unaligned: bool = False
-    """Whether the data in flight is part of it. That is what waits in the output, the data of
-    `overtaken`, and the data that a barrier overtook in its own channel."""
+    """Whether data in flight is part of the checkpoint: data that waits in the output, data of
+    the channels `overtaken`, and data that a barrier overtook in its own channel."""
     overtaken: tuple[int, ...] = ()
-    """Channels whose barrier is still to come: what they bring until `Captured` is processed as
-    usual, and kept with the checkpoint.
+    """Channels whose barrier is still to come. Their data until `Captured` is processed as usual,
+    and also kept with the checkpoint.
     """
     start_delay_ms: int = 0
-    """From the trigger to the first barrier here."""
+    """Time from the trigger to the first barrier at this task."""
     alignment_ms: int = 0
-    """Until now. For an unaligned one `CaptureComplete` has the total."""
+    """Time since the first barrier. For an unaligned checkpoint, `CaptureComplete` has the total.
+    """
     alignment_processed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """`channel` has delivered the barrier that was overtaken, or ended: its later data is not part
-    of the checkpoint.
+    """Verdict: later data of `channel` is not part of the unaligned checkpoint.
+
+    The channel has delivered the overtaken barrier, or has ended.
     """
 
     checkpoint_id: int
@@ -102,7 +108,10 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class CaptureComplete:
-    """All channels are captured: the channel state of this checkpoint is complete."""
+    """Verdict: the channel state of the unaligned checkpoint is complete.
+
+    Every channel has delivered its barrier or has ended.
+    """
 
     checkpoint_id: int
     alignment_ms: int
@@ -111,8 +120,10 @@ class CaptureComplete:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The checkpoint will not complete: decline it, tell every downstream task, and drop what was
-    written for it. Said once for an id.
+    """Verdict: the checkpoint will not complete.
+
+    The task declines the checkpoint, tells every downstream task, and drops what it wrote for the
+    checkpoint. Each checkpoint id is aborted at most once.
     """
 
     checkpoint_id: int
@@ -121,9 +132,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Call `tick` at this wall-clock time: the alignment times out then, unless it is over.
+    """Verdict: call `tick` at the wall-clock time `at_ms`, when the alignment times out.
 
-    An extra tick does nothing.
+    A call of `tick` too many does nothing.
     """
 
     at_ms: int
@@ -148,17 +159,18 @@ class BarrierAlignment:
         self._after_finish = after_finish
         self._closed = [False] * channels
         self._highest = -1
-        """The largest id seen; without a pending barrier it is over, like every smaller one."""
+        """The largest checkpoint id seen. All ids up to this one are over, except the pending one.
+        """
         self._pending: CheckpointBarrier | None = None
         self._phase = AlignmentPhase.IDLE
         self._arrived: dict[int, None] = {}
         """Channels that delivered the pending barrier, in the order in which they did."""
         self._blocked: dict[int, None] = {}
         self._early_aborts: dict[int, None] = {}
-        """Ids of the coordinator's notices that came before the barriers."""
+        """Ids of checkpoints that the coordinator aborted before any of their barriers came."""
         self._unaligned = False
-        """Whether the pending one overtakes what it may: from the start, or since an upstream
-        task or the timeout made it.
+        """Whether the pending barrier is unaligned: from the start, or since an upstream task or
+        the timeout changed it.
         """
         self._due_ms: int | None = None
         self._first_ms = 0
@@ -170,31 +182,31 @@ class BarrierAlignment:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a checkpoint is under way: records that are processed now are counted by
+        """Whether a checkpoint is under way. Meanwhile the task reports processed records to
         `processed`.
         """
         return self._pending is not None
 
     @property
     def pending_id(self) -> int | None:
-        """The checkpoint that is under way."""
+        """Id of the checkpoint that is under way, or None."""
         return None if self._pending is None else self._pending.checkpoint_id
 
     def is_over(self, checkpoint_id: int) -> bool:
-        """Whether barriers of this one have no effect any more."""
+        """Whether barriers of checkpoint `checkpoint_id` no longer have any effect."""
         return checkpoint_id <= self._highest and checkpoint_id != self.pending_id
 
     @property
     def blocked(self) -> tuple[int, ...]:
-        """Channels that stand still, in ascending order."""
+        """Numbers of the blocked channels, in ascending order."""
         return tuple(sorted(self._blocked))
 
-    # Stimuli.
+    # Events of the task; each method returns the verdicts to carry out.
 
     def barrier(self, channel: int, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
-        """`channel` delivered `barrier`.
+        """Handles `barrier`, which `channel` delivered.
 
-        Raises RemoteProtocolError if it has delivered the same one before.
+        Raises RemoteProtocolError if the channel has delivered the same barrier before.
         """
         stands_still = barrier.savepoint or not barrier.unaligned
         verdicts = self._begin(barrier, now_ms)
@@ -228,8 +240,9 @@ class BarrierAlignment:
         ]
 
     def announce(self, channel: int, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
-        """`barrier` has arrived in `channel`, behind unprocessed data: its timeout starts now at
-        the latest.
+        """Handles the arrival of `barrier` in `channel`, behind data that is not processed yet.
+
+        The timeout of the alignment starts now at the latest.
         """
         before = self._highest
         verdicts = self._begin(barrier, now_ms)
@@ -244,8 +257,10 @@ class BarrierAlignment:
         return verdicts + self._wait(first=self._highest > before, now_ms=now_ms)
 
     def trigger(self, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
-        """The coordinator triggers `barrier` here, because no task upstream is left to send it:
-        it counts for every open channel.
+        """Handles a `barrier` that the coordinator sends directly to this task.
+
+        The coordinator does so when no upstream task is left. The barrier counts for every open
+        channel.
         """
         verdicts = self._begin(barrier, now_ms)
         if barrier.checkpoint_id != self.pending_id:
@@ -259,9 +274,9 @@ class BarrierAlignment:
         return verdicts + self._complete_capture(now_ms)
 
     def cancel(self, channel: int, marker: CancelCheckpointMarker) -> list[Verdict]:
-        """`channel` reports that a checkpoint will not complete; one report is enough.
+        """Handles a cancel marker from `channel`: a checkpoint will not complete.
 
-        It has no effect on a checkpoint that is over here.
+        One marker is enough. It has no effect on a checkpoint that is over here.
         """
         cancelled = marker.checkpoint_id
         if cancelled == self.pending_id:
@@ -273,9 +288,9 @@ class BarrierAlignment:
         return [*verdicts, Abort(cancelled, CheckpointFailureReason.CANCELLATION_BARRIER)]
 
     def abort(self, checkpoint_id: int) -> list[Verdict]:
-        """The coordinator has aborted a checkpoint.
+        """Handles the coordinator's notice that a checkpoint was aborted.
 
-        If its barriers are still to come, they will find it aborted.
+        If the notice comes before the barriers, the checkpoint is aborted at its first barrier.
         """
         if checkpoint_id == self.pending_id:
             return self._abort(CheckpointFailureReason.ABORT_NOTIFIED)
@@ -286,8 +301,9 @@ class BarrierAlignment:
         return []
 
     def end_of_partition(self, channel: int, now_ms: int) -> list[Verdict]:
-        """`channel` has ended: it counts as aligned, for the checkpoint under way and for every
-        later one.
+        """Handles the end of `channel`.
+
+        The channel counts as aligned for the current checkpoint and for every later one.
         """
         if self._closed[channel]:
             return []
@@ -306,20 +322,22 @@ class BarrierAlignment:
         return self.tick(now_ms)
 
     def tick(self, now_ms: int) -> list[Verdict]:
-        """Time has passed: an alignment that has timed out becomes unaligned."""
+        """Makes an alignment unaligned if its timeout has passed."""
         if self._phase is AlignmentPhase.ALIGNING and self._may_overtake(now_ms):
             return self._overtake(now_ms)
         return []
 
     def processed(self, records: int) -> None:
-        """`records` more records were processed while `is_pending`."""
+        """Counts `records` records that the task processed while a checkpoint is under way."""
         if self._pending is not None:
             self._processed += records
 
-    # What follows.
+    # Transitions.
 
     def _begin(self, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
-        """Make `barrier` the current one if it is newer than all seen; it subsumes the older."""
+        """Makes `barrier` the current one if its id is above all seen; aborts an older
+        checkpoint.
+        """
         checkpoint_id = barrier.checkpoint_id
         if checkpoint_id <= self._highest:
             return []
@@ -342,7 +360,7 @@ class BarrierAlignment:
         return verdicts
 
     def _wait(self, *, first: bool, now_ms: int) -> list[Verdict]:
-        """The timer of a checkpoint that has just become known here."""
+        """Returns the timer of a checkpoint whose first sign just arrived (`first`), or nothing."""
         return (
             [WaitUntil(self._due_ms)]
             if first and self._due_ms is not None and self._due_ms > now_ms
@@ -350,7 +368,7 @@ class BarrierAlignment:
         )
 
     def _missing(self) -> list[int]:
-        """Open channels whose barrier has not come."""
+        """Returns the open channels that have not delivered the current barrier."""
         return [c for c in range(self._channels) if not self._closed[c] and c not in self._arrived]
 
     def _may_overtake(self, now_ms: int) -> bool:
@@ -359,7 +377,7 @@ class BarrierAlignment:
         return all(self._closed[c] or c in self._arrived for c in self._never_overtaken)
 
     def _take(self, now_ms: int) -> list[Verdict]:
-        """Every channel is aligned."""
+        """Takes the aligned checkpoint, and resumes the blocked channels."""
         barrier, resume = self._sent_on(), self._resume_blocked()
         take = Take(
             barrier,
@@ -410,7 +428,7 @@ class BarrierAlignment:
         return [complete]
 
     def _abort(self, reason: CheckpointFailureReason) -> list[Verdict]:
-        """End the checkpoint under way, if there is one."""
+        """Aborts the checkpoint that is under way, if any."""
         if self._pending is None:
             return []
         aborted = Abort(self._pending.checkpoint_id, reason)

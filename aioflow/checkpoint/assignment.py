@@ -1,13 +1,14 @@
-"""Assigns the state of a completed checkpoint to the subtasks of a job, whose parallelism may have
-changed.
+"""Assigns the state of a completed checkpoint to the subtasks of a job, also at a new parallelism.
 
 State is found by the uid of its operator, in any chain. Keyed state is assigned by key group. A
 subtask gets the handles of all former subtasks that hold groups of its range, and takes those
-groups. Operator state goes to every subtask, in the order of the former subtasks: each computes its
-share. The splits of a source are assigned here, once their positions were read. Pure: nothing is
-read or written.
+groups. Operator state goes to every subtask, in the order of the former subtasks, and each subtask
+computes its share. A former subtask is a subtask of the job that took the checkpoint.
 
-Nothing is lost silently: state of a removed operator fails the restore, unless non-restored state
+The splits of a source are assigned here too, once the caller has read their positions. This module
+itself reads and writes nothing.
+
+No state is lost silently: state of a removed operator fails the restore, unless non-restored state
 was allowed. After Flink's StateAssignmentOperation.
 """
 
@@ -40,64 +41,68 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class OperatorRestore:
-    """What one operator of one subtask takes over."""
+    """The state that one operator of one subtask restores."""
 
     keyed: tuple[KeyedStateHandle, ...] = ()
     """Handles that hold key groups of this subtask's range, in ascending order; they may hold
     other groups besides.
     """
     operator: tuple[StateFile | None, ...] = ()
-    """One for each former subtask, in order; None for one without state. Empty if none had any.
+    """State of each former subtask, in order: None for a subtask without, empty if all had none.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelRestore:
-    """Data that waited in one channel of a former subtask."""
+    """Data of an unaligned checkpoint that waited in one channel of a former subtask."""
 
     edge_id: int
     index: int
     files: tuple[StateFile, ...]
-    """First the data that waited at the consumer, then that at the producer."""
+    """Files of the data that waited at the consumer, then of the data at the producer."""
     has_head: bool
-    """Whether the first file says what event time stood at in front of the data."""
+    """Whether the first file tells the event time (watermark) in front of the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightRestore:
-    """Data in flight of one former subtask, for one subtask to process before new input."""
+    """Data in flight of one former subtask, which one new subtask processes before new input."""
 
     subtask: int
     """Index of the former subtask."""
     is_only: bool
     """Whether there was no other former subtask."""
     chain: tuple[tuple[int, StateFile], ...]
-    """Files of data that waited between its operators, tail first, each with its place."""
+    """Files of data that waited between the operators, last operator first, each with its place."""
     restored: StateFile | None
-    """Data that it had restored and not processed, and the event time of its input."""
+    """File of data that the former subtask itself had restored but not processed. It also holds
+    the event time of its input."""
     channels: tuple[ChannelRestore, ...]
     dealt: bool = False
-    """Whether the parallelism has changed: records with keys go by their keys, all others belong to
-    the subtask with `takes_rest`."""
+    """Whether the parallelism has changed. Then each subtask takes the records of its keys, and the
+    subtask with `takes_rest` takes all records without a key."""
     takes_rest: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRestore:
-    """What one subtask takes over. It counts as restored even if that is nothing."""
+    """The state that one subtask restores.
+
+    The subtask counts as restored even if there is no state for it.
+    """
 
     checkpoint_id: int
     operators: Mapping[str, OperatorRestore] = field(default_factory=dict)
-    """By uid."""
+    """State of each operator, by its uid."""
     in_flight: tuple[InFlightRestore, ...] = ()
-    """By former subtask, in their order."""
+    """Data in flight of each former subtask, in the order of the former subtasks."""
     same_exchanges: frozenset[int] = frozenset()
-    """Ids of the exchanges whose channels are the same as in the checkpoint: each continues where
-    it was.
+    """Ids of the exchanges whose channels are the same as in the checkpoint: each channel continues
+    where it was.
     """
     others: tuple[StateFile | None, ...] | None = None
-    """Of the other former subtasks, what tells their event time; None for one that had none yet.
-    Only where such a subtask may continue here: its records must not become late."""
+    """Files that tell the event time of the other former subtasks, None for a subtask without one.
+    Set only where records of those subtasks may continue here: they must not become late."""
     allow_non_restored: bool = False
     """Whether state that an operator does not use is dropped; otherwise it fails the restore.
     """
@@ -105,17 +110,17 @@ class TaskRestore:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """What a job takes over."""
+    """The state that a whole job restores."""
 
     tasks: Mapping[tuple[int, int], TaskRestore]
-    """By vertex id and index: every subtask of the job has one."""
+    """State of every subtask of the job, by vertex id and index."""
     sources: Mapping[int, tuple[StateFile | None, ...]]
-    """By id of a source's vertex: the positions of the former subtasks, encoded, in their order;
-    None where one had none. To be read for `assign_splits`."""
+    """Files with the encoded positions of the former subtasks of each source, by vertex id.
+    None stands for a subtask without positions. The caller reads them for `assign_splits`."""
 
 
 class FoundSplit(Protocol):
-    """A split as a source discovers it."""
+    """A split that a source discovered."""
 
     @property
     def id(self) -> str: ...
@@ -131,7 +136,7 @@ def plan_restore(
     *,
     allow_non_restored: bool = False,
 ) -> RestorePlan:
-    """Assign `checkpoint` to the subtasks of `vertices`.
+    """Assigns `checkpoint` to the subtasks of `vertices`.
 
     Raises RestoreError, which says what does not fit and what to do.
     """
@@ -172,13 +177,14 @@ def plan_restore(
 def assign_splits(
     former: Sequence[Sequence[SplitState]], found: Iterable[FoundSplit], parallelism: int
 ) -> list[list[SplitState]]:
-    """The splits of each of `parallelism` subtasks: those of the `former` subtasks at their
-    positions, and the new ones in `found`.
+    """Returns the splits that each of the `parallelism` subtasks reads.
+
+    They are the splits of the `former` subtasks at their positions, and the new splits in `found`.
 
     A known split keeps its position and its first payload; a finished split stays finished. With
-    the same parallelism a split stays with its subtask; otherwise all are dealt out again in their
-    order. A new split goes to the subtask with the fewest unfinished ones. Raises RestoreError when
-    two former subtasks read the same split.
+    the same parallelism a split stays with its subtask; otherwise all splits are distributed again
+    in order. A new split goes to the subtask with the fewest unfinished splits. Raises RestoreError
+    when two former subtasks read the same split.
     """
     dealt: list[list[SplitState]] = [[] for _ in range(parallelism)]
     known: dict[str, int] = {}
@@ -196,7 +202,7 @@ def assign_splits(
             dealt[index] += splits
     else:
         everything = [split for splits in former for split in splits]
-        # Unfinished splits are dealt apart, so that the work is spread evenly.
+        # Unfinished splits are distributed separately, so that the work is spread evenly.
         for one_sort in (
             [s for s in everything if not s.finished],
             [s for s in everything if s.finished],
@@ -214,7 +220,7 @@ def assign_splits(
 
 
 class _Former:
-    """One operator as the checkpoint knows it: the handles of its subtasks, in their order."""
+    """One operator of the checkpoint: the state handles of its former subtasks, in order."""
 
     def __init__(self, checkpoint: CompletedCheckpoint, operator: CheckpointedOperator) -> None:
         self._checkpoint = checkpoint
@@ -231,7 +237,9 @@ class _Former:
         self._handles[index] = handle
 
     def settle(self) -> None:
-        """All handles are here."""
+        """Sorts the keyed state once all handles are added. Raises RestoreError if key groups
+        overlap.
+        """
         handles = [handle for handle in self._handles if handle is not None]
         self.keyed = sorted(
             (h.keyed for h in handles if h.keyed is not None), key=lambda keyed: keyed.first_group
@@ -254,7 +262,7 @@ class _Former:
         )
 
     def restore(self, now: CheckpointedOperator, index: int) -> OperatorRestore:
-        """The part of subtask `index` of the current operator."""
+        """Returns the state for subtask `index` of the same operator in the new job, `now`."""
         own = range_for_subtask(index, now.parallelism, now.max_parallelism)
         for keyed in self.keyed:
             if keyed.max_parallelism != now.max_parallelism:
@@ -283,7 +291,7 @@ class _Former:
 
 
 def _collect(checkpoint: CompletedCheckpoint, former: Mapping[str, _Former]) -> None:
-    """Assign every handle to its operator: chains may have been cut differently since."""
+    """Adds every state handle to its operator, even if operators are chained differently now."""
     for (head, index), state in checkpoint.subtasks.items():
         for handle in state.operators:
             operator = former.get(handle.uid)
@@ -322,15 +330,15 @@ def _refuse_unmatched(
 
 
 _IN_TASK = (ChannelSide.CHAIN, ChannelSide.RESTORED)
-"""Places that belong to no exchange."""
+"""Sides of channel state that belong to no exchange."""
 
 
 def _keeps_channels(
     checkpoint: CompletedCheckpoint, vertices: Sequence[CheckpointedVertex]
 ) -> bool:
-    """Whether there is data in flight to assign.
+    """Whether the checkpoint holds data in flight.
 
-    It fits only the exchanges that it was taken from.
+    Raises RestoreError if it does, but the operators or exchanges of the flow have changed since.
     """
     if not any(
         channel.is_data for state in checkpoint.subtasks.values() for channel in state.channels
@@ -362,12 +370,12 @@ def _changed(checkpoint: CompletedCheckpoint) -> RestoreError:
 
 
 class InFlightPlan:
-    """Assigns the data in flight of `checkpoint`, which was taken of the same operators, at any
-    parallelism.
+    """Assigns the data in flight of `checkpoint` to the subtasks of the same operators.
 
-    The unit is a former subtask: the data that waited in its chain, the data that it had restored,
-    and its channels. In a channel, data of the producer follows data of the consumer. Each subtask
-    that owns keys of the unit reads it.
+    The parallelism may have changed. The unit of assignment is a former subtask: the data that
+    waited in its chain, the data that it had restored but not processed, and its channels. In a
+    channel, the data that waited at the consumer comes first, then the data at the producer. Every
+    subtask that owns keys of the unit reads the whole unit.
     """
 
     def __init__(
@@ -392,7 +400,7 @@ class InFlightPlan:
                 self._files.setdefault(place, {})[side, edge_id, number] = channel.file
 
     def restore(self, task: TaskRestore, vertex: CheckpointedVertex, index: int) -> TaskRestore:
-        """`task` of subtask `index` of `vertex` with its part."""
+        """Returns `task` with the data in flight for subtask `index` of `vertex`."""
         former = self._parallelism[vertex.uid]
         dealt = former != vertex.parallelism
         found = []

@@ -1,8 +1,8 @@
-"""Completed checkpoints as plain data, how many of them are kept, and which files may be deleted.
+"""Completed checkpoints as plain data, how many are retained, and which files may be deleted.
 
-A file belongs to every checkpoint that refers to it: increments share what has not changed. It is
-deleted when no completed checkpoint that is kept and no pending one refers to it any more.
-Savepoints belong to the user: nothing here deletes them.
+Checkpoints share files: an incremental checkpoint refers to files of older ones. A file is deleted
+when no retained and no pending checkpoint refers to it any more. Savepoints belong to the user:
+nothing here deletes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class CheckpointKind(StrEnum):
     """The purpose of a checkpoint."""
 
     CHECKPOINT = "CHECKPOINT"
-    """For the engine: restarts begin from it; deleted once newer ones are complete."""
+    """A checkpoint of the engine. Restarts begin with it; it is deleted once newer ones complete.
+    """
     SAVEPOINT = "SAVEPOINT"
     """For the user, while the job goes on: a restart never uses it unless asked to, and sinks
     commit nothing on it.
@@ -43,7 +44,7 @@ class CheckpointKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointedOperator:
-    """One operator of the job that the checkpoint was taken of, whether it has state or not."""
+    """An operator of the checkpointed job, with or without state."""
 
     uid: str
     name: str
@@ -53,7 +54,10 @@ class CheckpointedOperator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedCheckpoint:
-    """A consistent cut through the whole job: what its metadata says. Times are wall-clock ms."""
+    """A consistent cut through the whole job, with the content of its metadata.
+
+    Times are wall-clock milliseconds.
+    """
 
     checkpoint_id: int
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
@@ -61,7 +65,7 @@ class CompletedCheckpoint:
     job_id: str = ""
     triggered_ms: int = 0
     completed_ms: int = 0
-    """When the last subtask acknowledged it."""
+    """Time when the last subtask acknowledged the checkpoint."""
     operators: tuple[CheckpointedOperator, ...] = ()
     subtasks: Mapping[tuple[str, int], SubtaskState] = field(default_factory=dict)
     """By uid of the head of its chain, and index.
@@ -76,10 +80,10 @@ class CompletedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Delete the metadata of `checkpoints`, if there is any, and after that `files`. Repeating it
-    does no harm.
+    """Instruction to delete the metadata of `checkpoints`, and then `files`.
 
-    The order matters: metadata must never be left that refers to a deleted file.
+    The order matters: metadata must never be left that refers to a deleted file. Repeating the
+    instruction does no harm.
     """
 
     checkpoints: tuple[CompletedCheckpoint, ...] = ()
@@ -90,8 +94,9 @@ class Discard:
 
 
 def files_of(states: Iterable[SubtaskState]) -> list[str]:
-    """Names of all files that `states` refer to, each once, in order. Inline content of a handle
-    has no file.
+    """Returns the names of all files that `states` refer to, each once, in order.
+
+    Inline content of a handle has no file.
     """
     names: dict[str, None] = {}
     for state in states:
@@ -109,7 +114,9 @@ a row no longer reports.
 
 @dataclass(slots=True)
 class _Dropped:
-    """A checkpoint that is no longer retained, but that a pending one may build on."""
+    """A checkpoint that is no longer retained, but that pending checkpoints (`waits_for`) may build
+    on.
+    """
 
     checkpoint: CompletedCheckpoint
     waits_for: set[int]
@@ -118,7 +125,8 @@ class _Dropped:
 class CheckpointRetention:
     """Retains the `retain` newest completed checkpoints, and counts the references to each file.
 
-    The owner of a reference is a checkpoint, by its id, pending or completed.
+    References are counted for each checkpoint, pending or completed. A checkpoint is "ours" if this
+    job may delete it.
     """
 
     def __init__(self, retain: int) -> None:
@@ -143,13 +151,13 @@ class CheckpointRetention:
 
     @property
     def latest(self) -> CompletedCheckpoint | None:
-        """The checkpoint that a restart begins with."""
+        """The checkpoint that a restart begins with, None before the first."""
         return self._kept[-1] if self._kept else None
 
     def restored(self, checkpoint: CompletedCheckpoint, *, claim: bool) -> None:
-        """The job begins with `checkpoint`.
+        """Retains `checkpoint`, which the job begins with.
 
-        With `claim` it is ours, and deleted like our own; otherwise it is never deleted.
+        With `claim` the checkpoint is deleted like those of this job; without, it is never deleted.
         """
         self.refer(checkpoint.checkpoint_id, checkpoint.subtasks.values())
         self._kept.append(checkpoint)
@@ -157,7 +165,9 @@ class CheckpointRetention:
             self._not_ours.add(checkpoint.checkpoint_id)
 
     def refer(self, owner: int, states: Iterable[SubtaskState]) -> None:
-        """Checkpoint `owner` refers to the files of `states`. Repeating it changes nothing."""
+        """Notes that checkpoint `owner` refers to the files of `states`. Repeating it changes
+        nothing.
+        """
         owned = self._owned.setdefault(owner, {})
         for name in files_of(states):
             if name not in owned:
@@ -165,7 +175,7 @@ class CheckpointRetention:
                 self._references[name] = self._references.get(name, 0) + 1
 
     def completed(self, checkpoint: CompletedCheckpoint, pending: Collection[int]) -> Discard:
-        """`checkpoint` is durable, and the newest one.
+        """Retains `checkpoint`, which is durable now, as the newest. Returns what to delete.
 
         `pending`: ids of checkpoints under way that may build on an older one.
         """
@@ -174,7 +184,7 @@ class CheckpointRetention:
             self._not_ours.add(checkpoint.checkpoint_id)
         excess = len([c for c in self._kept if not c.kind.is_savepoint]) - self._retain
         for old in self._kept[:-1]:
-            # The first completed one replaces a restored checkpoint, even if that is not ours.
+            # The first own checkpoint replaces a restored one, even if that is not ours.
             if old.checkpoint_id in self._not_ours or excess > 0:
                 excess -= not old.kind.is_savepoint
                 self._kept.remove(old)
@@ -182,18 +192,19 @@ class CheckpointRetention:
         return self._settle()
 
     def ended(self, checkpoint_id: int) -> Discard:
-        """A pending checkpoint or savepoint completed: nothing waits for it any more.
+        """Notes that a pending checkpoint or savepoint has completed. Returns what to delete.
 
-        The references of a savepoint stay for ever.
+        Older checkpoints are not kept for it any more. The references of a savepoint stay for ever.
         """
         for dropped in self._dropped:
             dropped.waits_for.discard(checkpoint_id)
         return self._settle()
 
     def failed(self, checkpoint_id: int, metadata: CompletedCheckpoint | None = None) -> Discard:
-        """A pending checkpoint failed: files that only it refers to are deleted.
+        """Drops a pending checkpoint that failed. Returns what to delete: files that only it refers
+        to.
 
-        `metadata`: set if parts of it may have been stored.
+        `metadata`: set if parts of the checkpoint may have been stored.
         """
         files = self._forget(checkpoint_id)
         rest = self.ended(checkpoint_id)
@@ -202,14 +213,15 @@ class CheckpointRetention:
         )
 
     def unreferenced(self, state: SubtaskState) -> Discard:
-        """The files of a late state that may be deleted: those without another reference."""
+        """Returns the files of `state`, which came too late, that no checkpoint refers to."""
         return Discard(
             (), tuple(name for name in files_of([state]) if name not in self._references)
         )
 
     def deleted(self, state: SubtaskState) -> list[str]:
-        """The deleted files that `state` refers to. Its writer did not know yet that the checkpoint
-        it built on was subsumed.
+        """Returns the files that `state` refers to but that are deleted already.
+
+        This happens if the writer did not know yet that the checkpoint it built on was subsumed.
         """
         return [
             name
@@ -218,7 +230,10 @@ class CheckpointRetention:
         ]
 
     def all_ours(self) -> Discard:
-        """Everything that is retained and ours, for a job that leaves nothing to resume."""
+        """Drops all retained checkpoints, for a job that leaves nothing to resume.
+
+        Returns what to delete: checkpoints that are not ours stay.
+        """
         for checkpoint in self._kept:
             self._dropped.append(_Dropped(checkpoint, set()))
         self._kept.clear()
@@ -227,15 +242,15 @@ class CheckpointRetention:
         return self._settle()
 
     def _settle(self) -> Discard:
-        """Delete the dropped checkpoints that no pending one waits for."""
+        """Returns the deletion of dropped checkpoints that no pending checkpoint builds on."""
         checkpoints: list[CompletedCheckpoint] = []
         files: list[str] = []
         for dropped in [d for d in self._dropped if not d.waits_for]:
             self._dropped.remove(dropped)
             checkpoint = dropped.checkpoint
             if checkpoint.checkpoint_id in self._not_ours:
-                # Its references stay for ever: checkpoints that still build on its files must not
-                # delete them either.
+                # Its references are never removed, so that checkpoints which build on its files
+                # do not delete those files either.
                 continue
             checkpoints.append(checkpoint)
             free = self._forget(checkpoint.checkpoint_id)
@@ -245,7 +260,7 @@ class CheckpointRetention:
         return Discard(tuple(checkpoints), tuple(files))
 
     def _forget(self, owner: int) -> list[str]:
-        """Drop the references of `owner`. Returns the files without further references."""
+        """Removes the references of `owner`. Returns the files that nothing refers to now."""
         free: list[str] = []
         for name in self._owned.pop(owner, {}):
             count = self._references[name] - 1

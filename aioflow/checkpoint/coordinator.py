@@ -1,8 +1,9 @@
-"""Coordinates the checkpoints of one job: when the next is due, who has acknowledged, what
-completed, what failed. It only decides.
+"""Coordinates the checkpoints of one job: when to trigger the next one, who has acknowledged, and
+which complete or fail.
 
-Stimuli in, instructions out; the JobMaster carries them out in order. Time is an argument. Every
-message of a task names its attempt: messages of an older attempt change nothing.
+The coordinator only decides. Each method handles one event, such as the report of a task, and
+returns instructions, which the JobMaster carries out in order. Time is an argument. Every message
+of a task names its attempt: messages of an older attempt change nothing.
 
     requested  --slot free, all tasks running--> PENDING
     PENDING    --last acknowledgement--> STORING --stored--> completed
@@ -11,11 +12,11 @@ message of a task names its attempt: messages of an older attempt change nothing
                and what may have been stored is deleted
 
 A checkpoint is complete when its metadata is durable. Only then tasks are notified, and sinks
-commit. It subsumes every earlier one that is under way. It also covers commits that earlier ones
-left unconfirmed: a sink commits everything that was prepared up to it. Ids only rise, over restarts
-and restores too. A savepoint beside the job subsumes nothing, is not announced to tasks, and is
-never restarted from. So sinks commit nothing on it. `turns.py` decides what is taken next, and
-when. After Flink's CheckpointCoordinator and CheckpointFailureManager.
+commit. It subsumes every earlier checkpoint that is under way. It also covers commits that earlier
+ones left unconfirmed: a sink commits everything that was prepared up to it. Ids only rise, over
+restarts and restores too. A savepoint beside the job subsumes nothing, is not announced to tasks,
+and is never restarted from. So sinks commit nothing on it. `turns.py` decides what is taken next,
+and when. After Flink's CheckpointCoordinator and CheckpointFailureManager.
 """
 
 from __future__ import annotations
@@ -86,9 +87,10 @@ sweep of orphans.
 
 
 class CheckpointCoordinator:
-    """`first_id` is above every id that the flow's store has seen.
+    """Coordinates the checkpoints of one job.
 
-    `vertices` stand in topological order.
+    `vertices` are in topological order. `first_id` is larger than every checkpoint id in the flow's
+    store.
     """
 
     def __init__(
@@ -115,9 +117,9 @@ class CheckpointCoordinator:
         self._turns = CheckpointTurns(options, self._subtasks)
         self._failures = FailureCounter(options.tolerable_failures)
         self._pending: dict[int, PendingCheckpoint] = {}
-        """In the order of their ids, including those that are being stored."""
+        """Checkpoints under way, by id in ascending order, including those being stored."""
         self._doomed: dict[int, CompletedCheckpoint] = {}
-        """Aborted while they were being stored: whether they were stored is not known yet."""
+        """Checkpoints that were aborted while being stored, so that the outcome is unknown."""
         self._ended_badly: dict[int, None] = {}
         self._finished: dict[tuple[str, int], None] = {}
         self._needs_full = False
@@ -136,7 +138,7 @@ class CheckpointCoordinator:
     @property
     def latest(self) -> CompletedCheckpoint | None:
         """The checkpoint that a restart begins with: the newest one that tasks were notified of, or
-        the restored one.
+        the restored one. None if there is neither.
         """
         return self._retention.latest
 
@@ -147,19 +149,20 @@ class CheckpointCoordinator:
 
     @property
     def pending_ids(self) -> tuple[int, ...]:
-        """Checkpoints under way, including those being stored."""
+        """Ids of the checkpoints under way, including those being stored."""
         return tuple(self._pending)
 
     @property
     def next_id(self) -> int:
         return self._next_id
 
-    # Stimuli of the job's life.
+    # Events of the job.
 
     def restored(self, checkpoint: CompletedCheckpoint, now: Moment, *, claim: bool) -> None:
-        """The job begins with `checkpoint`, before tasks are deployed.
+        """Notes that the job begins with `checkpoint`. Call before tasks are deployed.
 
-        With `claim` it is ours, and deleted when newer ones are complete.
+        With `claim` the checkpoint belongs to this job, and is deleted when newer ones are
+        complete.
         """
         self._next_id = max(self._next_id, checkpoint.checkpoint_id + 1)
         self._retention.restored(checkpoint, claim=claim)
@@ -169,14 +172,18 @@ class CheckpointCoordinator:
         )
 
     def kept(self, older: CompletedCheckpoint) -> None:
-        """Call before `restored`, oldest first: a former run retained it, and it is ours, like one
-        that this job has completed.
+        """Notes an `older` checkpoint that a former run retained. It is treated like one of this
+        job.
+
+        Call before `restored`, oldest first.
         """
         self._retention.restored(older, claim=True)
 
     def restart(self, subtasks: Iterable[tuple[int, int]], now: Moment) -> list[Instruction]:
-        """These subtasks, by vertex id and index, are about to be redeployed from `latest`. The
-        checkpoints under way are aborted: they belong to a past that is given up.
+        """Prepares for a restart of `subtasks`, (vertex id, index) pairs, from the checkpoint
+        `latest`.
+
+        All checkpoints under way are aborted.
         """
         for vertex_id, index in subtasks:
             self._subtasks.reset(vertex_id, index)
@@ -191,9 +198,11 @@ class CheckpointCoordinator:
         return self._after(instructions, now)
 
     def shutdown(self, now: Moment, *, discard: bool = False) -> list[Instruction]:
-        """The job is over.
+        """Ends the coordination because the job is over. Aborts all checkpoints, refuses all
+        requests.
 
-        With `discard` it leaves nothing to resume: every checkpoint that is ours is deleted.
+        With `discard` nothing is left to resume: every checkpoint that belongs to the job is
+        deleted.
         """
         instructions = self._abort_all(CheckpointFailureReason.SHUTDOWN, "", now)
         for request in self._turns.give_up():
@@ -204,7 +213,10 @@ class CheckpointCoordinator:
         return self._after(instructions, now)
 
     def tick(self, now: Moment) -> list[Instruction]:
-        """Time has passed. If it is too early, the answer says again when to call."""
+        """Handles what is due at `now`: timeouts, warnings, the next checkpoint.
+
+        An early call is harmless: the returned `WakeAt` says again when to call.
+        """
         self._wake_at_s = None
         instructions: list[Instruction] = []
         for pending in list(self._pending.values()):
@@ -216,14 +228,17 @@ class CheckpointCoordinator:
             instructions.append(NotifyComplete(self.latest.checkpoint_id))
         return self._after(instructions, now)
 
-    # Stimuli of tasks.
+    # Events of tasks.
 
     def task_running(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
         self._subtasks.running(attempt)
         return self._after([], now)
 
     def task_finished(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
-        """It has nothing left to process: later checkpoints repeat its last state."""
+        """Notes that a task has finished. Later checkpoints repeat its last state.
+
+        Checkpoints that still wait for the task are aborted.
+        """
         if not self._subtasks.finished(attempt):
             return []
         self._finished[self._uids[attempt.vertex_id], attempt.subtask_index] = None
@@ -237,9 +252,9 @@ class CheckpointCoordinator:
         return self._after(instructions, now)
 
     def task_lost(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
-        """It has failed, was cancelled, or is being cancelled.
+        """Notes that a task has failed, was cancelled, or is being cancelled.
 
-        Checkpoints that all have acknowledged, and that are being stored, go on.
+        All pending checkpoints are aborted, except those that are already being stored.
         """
         if not self._subtasks.lost(attempt):
             return []
@@ -253,10 +268,10 @@ class CheckpointCoordinator:
         return self._after(instructions, now)
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
-        """It has reached the end of its data, and waits for the final checkpoint.
+        """Notes that a task has processed all its data, and waits for the final checkpoint.
 
         While a stop waits for its savepoint, no task may end with another checkpoint: tasks
-        downstream would not take the final one.
+        downstream would not take the final one. So checkpoints that wait for this task are aborted.
         """
         self._subtasks.end_of_data(attempt)
         instructions: list[Instruction] = []
@@ -283,9 +298,10 @@ class CheckpointCoordinator:
         stats: CheckpointStats,
         now: Moment,
     ) -> list[Instruction]:
-        """A subtask has written its part.
+        """Notes that a subtask has written its part of a checkpoint.
 
-        State that comes too late, or from an attempt that is not part of it, is deleted.
+        State is deleted if it comes too late, or from an attempt that takes no part in the
+        checkpoint.
         """
         pending = self._pending.get(checkpoint_id)
         if pending is None or attempt not in pending.waiting:
@@ -323,9 +339,9 @@ class CheckpointCoordinator:
         now: Moment,
         error: BaseException | None = None,
     ) -> list[Instruction]:
-        """A subtask will not acknowledge.
+        """Aborts a checkpoint that a subtask could not take.
 
-        `reason` is the name of a CheckpointFailureReason; an unknown one counts as DECLINED.
+        `reason` is the name of a CheckpointFailureReason; an unknown name counts as DECLINED.
         """
         if reason == CheckpointFailureReason.TASK_CLOSING:
             self._subtasks.closing(attempt)
@@ -342,13 +358,13 @@ class CheckpointCoordinator:
         )
         return self._after(self._abort(pending, known, detail, now, error), now)
 
-    # Stimuli of the store.
+    # Events of the store.
 
     def stored(self, checkpoint_id: int, location: str, now: Moment) -> list[Instruction]:
-        """It is durable, at the URL `location`."""
+        """Completes the checkpoint, which is durable at the URL `location` now."""
         doomed = self._doomed.pop(checkpoint_id, None)
         if doomed is not None:
-            # With its location, so that its metadata is found: it must not outlive its files.
+            # Its metadata must not outlive its files, and the location tells where it is.
             return self._discard(
                 self._retention.failed(checkpoint_id, replace(doomed, location=location))
             )
@@ -390,7 +406,7 @@ class CheckpointCoordinator:
     def not_stored(
         self, checkpoint_id: int, error: BaseException, now: Moment
     ) -> list[Instruction]:
-        """It could not be stored, or it is not known whether it was."""
+        """Aborts the checkpoint: storing it failed, or the outcome is unknown."""
         doomed = self._doomed.pop(checkpoint_id, None)
         if doomed is not None:
             return self._discard(self._retention.failed(checkpoint_id, doomed))
@@ -403,14 +419,14 @@ class CheckpointCoordinator:
             now,
         )
 
-    # Stimuli of users. The caller chooses `number`, and an `Answer` quotes it.
+    # Requests of users. The caller chooses `number`, and an `Answer` quotes it.
 
     def request_checkpoint(self, number: int, now: Moment) -> list[Instruction]:
-        """Take a checkpoint now, independent of the interval."""
+        """Requests a checkpoint outside the interval. An `Answer` quotes `number`."""
         return self._request(Request(kind=CheckpointKind.CHECKPOINT, number=number), now)
 
     def request_savepoint(self, number: int, directory: str, now: Moment) -> list[Instruction]:
-        """Take a savepoint beside the job, in files below the URL `directory`."""
+        """Requests a savepoint while the job goes on, with files below the URL `directory`."""
         return self._request(
             Request(kind=CheckpointKind.SAVEPOINT, number=number, directory=directory), now
         )
@@ -418,8 +434,9 @@ class CheckpointCoordinator:
     def request_stop(
         self, number: int, now: Moment, *, savepoint: bool = True, directory: str = ""
     ) -> list[Instruction]:
-        """The sources are being stopped: the final checkpoint answers this request, as a savepoint
-        or as a plain checkpoint.
+        """Requests the final checkpoint of a job whose sources are being stopped.
+
+        It is a savepoint in `directory`, or with `savepoint=False` a plain checkpoint.
         """
         if self._is_over or self._turns.is_stopping:
             refused = Request(kind=CheckpointKind.SYNC_SAVEPOINT, number=number)
@@ -434,7 +451,7 @@ class CheckpointCoordinator:
         self._turns.stop(Request(kind=kind, number=number, directory=directory, final=True))
         return self._after([], now)
 
-    # What follows.
+    # Consequences.
 
     def _request(self, request: Request, now: Moment) -> list[Instruction]:
         if self._is_over:
@@ -446,8 +463,9 @@ class CheckpointCoordinator:
         return self._after(instructions, now)
 
     def _after(self, instructions: list[Instruction], now: Moment) -> list[Instruction]:
-        """Every stimulus ends here: trigger what may be triggered now, and say when time alone will
-        change something.
+        """Triggers the checkpoints that may be triggered now, and asks for the next `tick`.
+
+        Every event ends with this call.
         """
         while not self._is_over and len(self._pending) < self.options.max_concurrent:
             request = self._turns.take(now)
@@ -488,7 +506,7 @@ class CheckpointCoordinator:
         return warnings
 
     def _late_s(self, pending: PendingCheckpoint) -> float:
-        """Time of the next warning about it."""
+        """Returns the time of the next warning that `pending` is late, on the monotonic clock."""
         return inf if pending.request.kind.is_savepoint else pending.begun_s + self._late_ms / 1000
 
     def _trigger(self, request: Request, now: Moment) -> list[Instruction]:
@@ -525,11 +543,11 @@ class CheckpointCoordinator:
         return [Trigger(barrier, plan.triggered)]
 
     def _finished_state(self, subtask: tuple[str, int]) -> SubtaskState:
-        """State from the newest checkpoint, whose files are retained. Files of the checkpoint that
-        was the newest when the subtask finished may be deleted by now.
+        """Returns the state of a finished subtask, from the newest checkpoint.
 
-        Data in flight is left out: the subtask has processed its input, and its output is processed
-        or kept downstream.
+        The files of that checkpoint are retained. Those of the checkpoint that was the newest when
+        the subtask finished may be deleted by now. Data in flight is left out: the subtask has
+        processed its input, and its output is processed or kept downstream.
         """
         last = None if self.latest is None else self.latest.subtasks.get(subtask)
         return (
@@ -557,7 +575,10 @@ class CheckpointCoordinator:
         *,
         is_known: bool = False,
     ) -> list[Instruction]:
-        """`is_known`: whether it is known that nothing is being stored any more."""
+        """Aborts `pending`, and returns what follows from it.
+
+        `is_known`: whether it is certain that no write of its metadata is still under way.
+        """
         del self._pending[pending.id]
         self._ended_badly[pending.id] = None
         if len(self._ended_badly) > _ENDED_BADLY_MAX:
@@ -583,9 +604,9 @@ class CheckpointCoordinator:
     ) -> list[Instruction]:
         request = pending.request
         self._turns.failed(request, now)
-        # State holds a value that cannot be kept. Who asks for a savepoint hears of it; a job that
-        # takes checkpoints ends at the first one, instead of going on with nothing to go back to.
-        # Another attempt would come to the same value.
+        # State holds a value that cannot be encoded. The requester of a savepoint gets the error.
+        # A job that takes checkpoints fails for good: it would have nothing to restart from, and
+        # another attempt would come to the same value.
         hopeless = not request.kind.is_savepoint and isinstance(error.__cause__, ValueNotSupported)
         may_retry = reason in _RETRIED or not (request.kind.is_savepoint or hopeless)
         still_stops = request.final and request.number is not None and may_retry
@@ -628,8 +649,9 @@ class CheckpointCoordinator:
         return instructions
 
     def _answer_the_rest(self, final: CompletedCheckpoint) -> list[Instruction]:
-        """Answer the waiting requests with the final checkpoint: no other follows it, and it is as
-        good as the requested ones.
+        """Answers all queued requests with the final checkpoint.
+
+        No other checkpoint follows it, and it serves as well as the requested ones.
         """
         instructions: list[Instruction] = []
         for request in self._turns.clear():

@@ -1,8 +1,8 @@
-"""Objects as files of a local directory, or of one that machines share.
+"""Stores objects as files in a local directory, or in one that several machines share.
 
-A file is written beside its place under a name that no object can have, and fsynced. It is moved to
-its name if that is free, and its directory is fsynced. So a reader sees the whole object or none,
-even after a kill or a loss of power.
+A file is written first under a temporary name that no object can have, and fsynced. It is then
+renamed if its final name is free, and its directory is fsynced. So a reader sees the whole object
+or none, even after a kill or a loss of power.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ __all__ = ["DirectoryObjects"]
 logger = logging.getLogger(__name__)
 
 ASIDE = "~"
-"""Part of the names of files that are being written, and of no object's name."""
+"""Mark in the temporary names of files that are being written. No object's name contains it."""
 
 WRITE_BYTES = 1 << 20
-"""Number of bytes collected for one write: large enough that the trip to the thread costs nothing.
-"""
+"""Number of bytes collected for one write: so large that the thread switch costs little."""
 
 
 class DirectoryObjects:
-    """An `ObjectStore` in a directory, which is made with the first object.
+    """An `ObjectStore` in a directory.
 
-    Only their owner can access the directories.
+    The directory is created with the first object. Only its owner has access.
     """
 
     shared = True
@@ -45,7 +44,7 @@ class DirectoryObjects:
         self._fs = host.fs
         self._root = os.path.abspath(path)
         self._made: set[str] = set()
-        """Directories that were there when we looked."""
+        """Directories that this object has created or found."""
         self.url = "file://" + quote(self._root)
 
     async def create(self, name: str, chunks: Chunks) -> bool:
@@ -60,7 +59,7 @@ class DirectoryObjects:
         try:
             return await self._fs.create(target, data, aside=aside, within=self._root)
         except FileNotFoundError:
-            # The deletion of a directory's last object removed it too. Now it is needed again.
+            # Deleting the last object of a directory removes the directory. Create it again.
             await self._make(directory)
             return await self._fs.create(target, data, aside=aside, within=self._root)
 
@@ -82,9 +81,7 @@ class DirectoryObjects:
     async def harden(self) -> None:
         directories, _ = await self._walk("")
         for directory in directories:
-            with suppress(
-                FileNotFoundError
-            ):  # Removed meanwhile, and there was no object in it then.
+            with suppress(FileNotFoundError):  # The directory was empty, and was removed meanwhile.
                 await self._fs.fsync_dir(f"{self._root}/{directory}" if directory else self._root)
 
     async def sweep(self, before_ms: int) -> None:
@@ -103,7 +100,7 @@ class DirectoryObjects:
         return f"{self._root}/{check_name(name)}"
 
     async def _make(self, directory: str) -> None:
-        """Make a directory and those above it, and their names durable."""
+        """Creates a directory and its parents, durably."""
         try:
             await self._fs.mkdirs(directory, private=True)
         except (FileExistsError, NotADirectoryError) as error:
@@ -115,7 +112,7 @@ class DirectoryObjects:
         self._made.add(directory)
 
     async def _create_large(self, target: str, aside: str, data: bytes, chunks: Chunks) -> bool:
-        """`create` in parts: `data` first, then `chunks`."""
+        """Creates a large object in several writes: first `data`, then the rest of `chunks`."""
         directory = posixpath.dirname(target)
         await self._fs.check_inside(directory, self._root)
         if await self._fs.exists(target):
@@ -142,7 +139,9 @@ class DirectoryObjects:
         return created
 
     async def _walk(self, below: str) -> tuple[list[str], list[str]]:
-        """Names of all directories and of all files below a directory, relative to the root."""
+        """Returns the names of all directories and of all files below a directory, relative to the
+        root.
+        """
         directories: list[str] = []
         found: list[str] = []
         pending = [below]
@@ -167,7 +166,10 @@ class DirectoryObjects:
 
 
 async def _take(chunks: Chunks) -> tuple[bytes, bool]:
-    """The next `WRITE_BYTES` of content or a little more, and whether that was the last."""
+    """Reads chunks until they hold `WRITE_BYTES` or end.
+
+    Returns the bytes, and whether the chunks have ended.
+    """
     taken: list[bytes] = []
     size = 0
     async for chunk in chunks:

@@ -1,7 +1,7 @@
-"""Why a checkpoint did not complete, and how many failures are tolerated: one list of reasons for
-tasks, coordinator and statistics.
+"""The reasons why a checkpoint fails, and how many failures a job tolerates.
 
-After Flink's CheckpointFailureReason and CheckpointFailureManager.
+Tasks, coordinator and statistics share the list of reasons. After Flink's CheckpointFailureReason
+and CheckpointFailureManager.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ __all__ = ["CheckpointFailureReason", "FailureCounter"]
 
 
 class CheckpointFailureReason(StrEnum):
-    """The value, which is the name, travels in a decline; `sentence` is for people."""
+    """The reason why a checkpoint failed.
+
+    The value equals the name, and is sent with a decline. `sentence` is the text for people.
+    """
 
     # Reported by tasks.
     DECLINED = "DECLINED"
@@ -39,14 +42,14 @@ class CheckpointFailureReason(StrEnum):
 
     @property
     def sentence(self) -> str:
-        """What happened, without a subject."""
+        """The reason as a clause for messages."""
         return _SENTENCES[self]
 
     @property
     def counts(self) -> bool:
-        """Whether it counts towards the tolerable failures in a row.
+        """Whether a failure for this reason counts towards `tolerable_failures`.
 
-        The others follow from something that is handled elsewhere.
+        Failures for other reasons have consequences of their own.
         """
         return self in _COUNTED
 
@@ -92,8 +95,9 @@ _SENTENCES = {
 
 
 class FailureCounter:
-    """Counts the failures since the last success, each checkpoint once; `tolerable` of them are
-    tolerated, None: any number.
+    """Counts the checkpoints that failed since the last success.
+
+    `tolerable` failures in a row are tolerated, any number if None.
     """
 
     def __init__(self, tolerable: int | None) -> None:
@@ -102,9 +106,9 @@ class FailureCounter:
         self._succeeded = 0
 
     def failed(self, checkpoint_id: int, error: CheckpointError) -> CheckpointError | None:
-        """One of the failures that count.
+        """Counts the failure of a checkpoint.
 
-        Returns the error that ends the job when they are too many.
+        Returns the error that fails the job if there are now too many failures, otherwise None.
         """
         if self._tolerable is None or checkpoint_id <= self._succeeded:
             return None
@@ -121,7 +125,7 @@ class FailureCounter:
         return too_many
 
     def succeeded(self, checkpoint_id: int) -> None:
-        """It completed: earlier failures no longer count."""
+        """Notes that a checkpoint completed: earlier failures no longer count."""
         if checkpoint_id > self._succeeded:
             self._succeeded = checkpoint_id
             self._failed.clear()

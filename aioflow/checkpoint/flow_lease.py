@@ -1,8 +1,10 @@
-"""One job per flow and store: the job that runs a flow holds the flow's lease and says who it is.
+"""Ensures that one job at a time runs a flow: the running job holds the flow's lease in the store.
 
-A second start finds out quickly whether the holder lives. It waits not at all if the holder has
-resigned, or is a process of this machine that has ended. It is refused when the holder renews. It
-takes over when the holder has not renewed for as long as a lease lasts.
+A second job that starts finds out quickly whether the holder is alive:
+
+* The holder has resigned, or is a process of this machine that has ended: it starts at once.
+* The holder renews its lease: the start is refused.
+* The holder has not renewed for as long as a lease lasts: it takes over.
 
 A late holder, on a busy or suspended machine, goes on if the lease was not taken meanwhile. The
 actions that the lease guards wait until that is known. Only a holder that has really lost the lease
@@ -42,19 +44,19 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a flow's lease, and since when."""
+    """The process that holds a flow's lease, and since when."""
 
     process: ProcessIdentity
     since_ms: int
 
     def encode(self) -> str:
-        """The text in the lease."""
+        """Returns the text that the lease stores about its holder."""
         who = self.process
         return "\n".join([who.host, str(who.pid), who.machine, who.started, str(self.since_ms)])
 
     @staticmethod
     def decode(text: str) -> Holder | None:
-        """None if the text is no holder."""
+        """Returns the holder from the text in a lease, None if the text does not describe one."""
         match text.split("\n"):
             case [host, pid, machine, started, since_ms] if (
                 pid.isdecimal() and since_ms.isdecimal()
@@ -68,9 +70,10 @@ class Holder:
 
 
 class FlowLease:
-    """The lease of one flow, kept until `release`.
+    """The lease of one flow, held from `acquire` to `release`.
 
-    Actions that it guards happen only after `confirm`, or while `check` does not raise.
+    Guarded actions happen only after `confirm`, or while `check` does not raise. `on_lost` is
+    called if the lease is lost.
     """
 
     def __init__(
@@ -93,17 +96,19 @@ class FlowLease:
 
     @property
     def token(self) -> int:
-        """Fencing number: larger than those of all former holders. The lease must be acquired."""
+        """The fencing number, larger than those of all former holders. The lease must be
+        acquired.
+        """
         assert self._lease is not None, "the lease was not acquired"
         return self._lease.token
 
     @property
     def is_valid(self) -> bool:
-        """Whether it is certainly held at this moment."""
+        """Whether this job certainly holds the lease at this moment."""
         return self._lease is not None and self._lease.is_valid
 
     async def acquire(self) -> None:
-        """Take the lease and begin to renew it.
+        """Acquires the lease and starts to renew it.
 
         Raises CheckpointError, naming the holder, if another job has it.
         """
@@ -117,7 +122,7 @@ class FlowLease:
         )
 
     def check(self) -> None:
-        """Raise CheckpointError unless the lease is held at this moment."""
+        """Raises CheckpointError unless the lease is held at this moment."""
         if not self.is_valid:
             raise CheckpointError(
                 f"the lease of {self._what} is not held any more: another job may have it, so "
@@ -127,8 +132,8 @@ class FlowLease:
     async def confirm(self) -> None:
         """Raises CheckpointError unless the lease is held, after trying to renew a late lease.
 
-        A late lease is renewed unless another job has it. A call after an action also shows that no
-        other job can have begun without seeing this action.
+        The renewal of a late lease works unless another job has taken the lease. A call after an
+        action also shows that no other job can have begun without seeing this action.
         """
         if self._lease is not None:
             while not self._lease.is_valid and await self._keeper.renew_late(self._lease):
@@ -136,9 +141,10 @@ class FlowLease:
         self.check()
 
     async def release(self) -> None:
-        """Give the lease back, so that the next job can start at once. No-op if it is not held.
+        """Gives the lease back, so that the next job can start at once. Does nothing if it is not
+        held.
 
-        `on_lost` is not called any more.
+        `on_lost` is not called after this.
         """
         lease, keeping = self._lease, self._keeping
         if lease is None or keeping is None:

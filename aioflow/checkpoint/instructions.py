@@ -1,5 +1,5 @@
-"""The interface of the checkpoint coordinator as data: its options, the two clocks, its
-instructions.
+"""The options of the checkpoint coordinator, its two clocks, and the instructions that it
+returns.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Now, by both clocks: durations are measured on the first, timestamps for others come from
-    the second.
+    """The current time on both clocks.
+
+    Durations are measured with the monotonic clock; timestamps for other processes are wall-clock.
     """
 
     s: float
-    """Monotonic."""
+    """Seconds of the monotonic clock."""
     ms: int
-    """Wall clock."""
+    """Milliseconds of the wall clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorOptions:
-    """How checkpoints are taken."""
+    """Options of the checkpoints of a job."""
 
     interval_ms: int | None = None
-    """From trigger to trigger. None: only when asked for, and at the end."""
+    """Time from trigger to trigger. None: checkpoints only on request, and at the end."""
     timeout_ms: int = 600_000
-    """From trigger to durable."""
+    """Maximum time from the trigger until the checkpoint is durable."""
     min_pause_ms: int = 0
-    """From the last completion to the next one that the interval triggers."""
+    """Minimum time from the last completion to the next periodic trigger."""
     max_concurrent: int = 1
     """Number of checkpoints under way at a time, savepoints included."""
     retain: int = 1
@@ -81,7 +82,7 @@ class CoordinatorOptions:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """The instruction to send `barrier` to `attempts`.
+    """Instruction to send `barrier` to `attempts`.
 
     An attempt that cannot be reached counts as one that declined the checkpoint.
     """
@@ -92,16 +93,18 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Make it durable, metadata last; report `stored` or `not_stored`."""
+    """Instruction to store `checkpoint` durably, metadata last, and to report `stored` or
+    `not_stored`.
+    """
 
     checkpoint: CompletedCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
 class NotifyComplete:
-    """Tell every running task: it is durable, commit everything that was prepared up to it.
+    """Instruction to tell every running task that the checkpoint is durable.
 
-    It may be repeated.
+    Sinks then commit everything that was prepared up to it. The instruction may be repeated.
     """
 
     checkpoint_id: int
@@ -109,9 +112,9 @@ class NotifyComplete:
 
 @dataclass(frozen=True, slots=True)
 class NotifyAborted:
-    """Tell every running task.
+    """Instruction to tell every running task that the checkpoint was aborted.
 
-    `latest_completed` is the newest that sinks may commit up to, 0: none.
+    `latest_completed` is the newest checkpoint that sinks may commit up to, 0 if there is none.
     """
 
     checkpoint_id: int
@@ -121,18 +124,19 @@ class NotifyAborted:
 
 @dataclass(frozen=True, slots=True)
 class FailJob:
-    """Fail the job as a task's error would: it restarts from the last completed checkpoint, if
-    its policy allows.
+    """Instruction to fail the job as a task's error would.
+
+    The job restarts from the last completed checkpoint, if its restart policy allows.
     """
 
     error: CheckpointError
     for_good: bool = False
-    """No restart can help."""
+    """Whether the job must not restart, because the error would occur again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to request `number`: either `checkpoint` or `error`."""
+    """Instruction to answer request `number` with `checkpoint` or `error`."""
 
     number: int
     checkpoint: CompletedCheckpoint | None = None
@@ -141,9 +145,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Call `tick` at this monotonic time; it replaces the one before.
+    """Instruction to call `tick` at a time of the monotonic clock. It replaces the previous
+    `WakeAt`.
 
-    None: time alone changes nothing.
+    None: no call is needed until something else happens.
     """
 
     at_s: float | None
@@ -151,7 +156,7 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class WarnBehind:
-    """Warn that checkpoint `checkpoint_id` falls behind: it is `age_ms` old.
+    """Instruction to warn that checkpoint `checkpoint_id` is late: it is `age_ms` old.
 
     `waits_for` names the tasks that have not acknowledged it.
     """

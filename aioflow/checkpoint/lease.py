@@ -1,17 +1,19 @@
-"""A lease: one holder at a time, among several that share only a store, for a limited time.
+"""A lease: the right to act, which one process at a time holds for a limited time.
+
+The processes share only a store.
 
 The lease is a sequence of numbered objects that are created once and never changed. The creator of
 number n+1 after n has the lease: the holder creates it to renew, another to take over. Creation is
 the only thing that must be atomic, so a local directory or an object store with conditional puts is
 enough. The number of a take-over is the fencing token of that holder: the larger one is newer.
 
-Why two never act at once. A holder acts until `lease_s` after the moment *before* it began to
-create its newest number. A candidate takes over when it has seen the same newest number for
-`lease_s`, stretched by twice the drift that clocks may have. It cannot have seen the number before
-it was created. So no wall clock is compared. However long a write, a read or a process hangs, the
-old holder's time is up first. A candidate does not wait for a holder whose process is known to have
-ended: it no longer acts. Its earlier requests are fenced by its token. A holder that could not
-renew is stopped `stop_s` before its time is up.
+Two holders never act at once, for this reason. A holder acts until `lease_s` after the moment
+*before* it began to create its newest number. A candidate takes over when it has seen the same
+newest number for `lease_s`, stretched by twice the drift that clocks may have. It cannot have seen
+the number before it was created. So no wall clock is compared. However long a write, a read or a
+process hangs, the old holder's time is up first. A candidate does not wait for a holder whose
+process is known to have ended: that holder no longer acts. Its earlier requests are fenced by its
+token. A holder that could not renew is stopped `stop_s` before its time is up.
 
 A late holder has not lost its lease by that alone: it loses it when another creates the next
 number. A holder that can delay its actions until it has created that number goes on (`renew_late`).
@@ -66,12 +68,12 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOptions:
-    """Times in seconds."""
+    """Durations of a lease, in seconds."""
 
     lease_s: float = 10.0
     """How long a leader acts on one renewal, and how long others wait for a dead one."""
     renew_s: float = 2.0
-    """Between renewals."""
+    """Time between two renewals."""
     stop_s: float = 2.0
     """A leader that could not renew is cancelled this long before its lease ends."""
     clock_drift: float = 0.01
@@ -90,37 +92,41 @@ class LeaseOptions:
 
     @property
     def take_over_s(self) -> float:
-        """How long a candidate must have seen the same number."""
+        """Seconds for which a candidate must see the same number before it takes over."""
         return self.lease_s * (1 + self.clock_drift) / (1 - self.clock_drift)
 
 
 class LeaseStore(Protocol):
-    """Numbered objects.
+    """A store of numbered objects.
 
-    Listing shows what was created before it began and not deleted. Errors of the world are OSError.
+    A listing shows all objects that were created before it began and are not deleted. Failures of
+    the store are OSError.
     """
 
     async def numbers(self) -> list[int]:
-        """The existing numbers, ascending."""
+        """Returns the existing numbers, ascending."""
 
     async def read(self, number: int) -> bytes | None:
-        """Content of one, None if it is gone."""
+        """Returns the content of an object, None if it does not exist."""
 
     async def create(self, number: int, data: bytes) -> bool:
-        """Make it, durably and whole; False if it exists. After an error it may exist or not."""
+        """Creates an object, durably and whole. Returns False if the number exists.
+
+        After an error the object may exist or not.
+        """
 
     async def delete(self, number: int) -> None:
-        """Remove it, if it exists."""
+        """Deletes an object, if it exists."""
 
     def where(self, number: int) -> str:
-        """Its path or URL, for messages."""
+        """Returns the path or URL of an object, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """One number of the lease.
+    """The content of one numbered object of the lease.
 
-    `address` is what others must know of the holder, or where they reach it; None once it has
+    `address` tells other processes about the holder or how to reach it; None if the holder has
     resigned.
     """
 
@@ -136,7 +142,9 @@ class LeaseInfo:
 
     @staticmethod
     def decode(number: int, data: bytes, where: str) -> LeaseInfo:
-        """Raises RestoreError, which names `where`."""
+        """Decodes the content of an object. Raises RestoreError, which names `where`, if it is
+        invalid.
+        """
         try:
             version, token, holder, address = msgpack.unpackb(data)
             if (
@@ -155,7 +163,7 @@ class LeaseInfo:
 
 
 class Lease:
-    """The time in which one holder may act. Ask `is_valid` at every step that others can see."""
+    """The lease as its holder sees it. Check `is_valid` before every step that others can see."""
 
     def __init__(
         self, host: Host, info: LeaseInfo, began: float, began_wall_ms: int, lease_s: float
@@ -166,29 +174,32 @@ class Lease:
         self.token = info.token
         self.info = info
         self.valid_until = 0.0
-        """On the monotonic clock."""
+        """End of the lease on the monotonic clock, in seconds."""
         self._valid_until_ms = 0
         self.extend(info, began, began_wall_ms)
 
     def extend(self, info: LeaseInfo, began: float, began_wall_ms: int) -> None:
-        """`info` was created and is the newest; its creation began at `began`."""
+        """Extends the lease, after `info` was created as the newest object.
+
+        `began` and `began_wall_ms` are the times when its creation began.
+        """
         self.info = info
         self.valid_until = began + self._lease_s
         self._valid_until_ms = began_wall_ms + int(self._lease_s * 1000)
 
     def revoke(self) -> None:
-        """End the lease, independent of the clock."""
+        """Ends the lease, independent of the clock."""
         self._revoked = True
 
     @property
     def is_revoked(self) -> bool:
-        """Whether it was revoked, although time may be left."""
+        """Whether `revoke` was called; time may be left."""
         return self._revoked
 
     @property
     def is_valid(self) -> bool:
-        # The wall clock too: the monotonic clock stops while a machine is suspended, and others go
-        # on.
+        # The wall clock is checked too, because the monotonic clock stops while the machine is
+        # suspended.
         return (
             not self._revoked
             and self._clock.monotonic() < self.valid_until
@@ -197,7 +208,7 @@ class Lease:
 
 
 class ObjectLeases:
-    """A LeaseStore below `prefix` of an object store; "": all of it."""
+    """A LeaseStore below `prefix` of an object store, or in all of it if `prefix` is empty."""
 
     def __init__(self, objects: ObjectStore, prefix: str = "") -> None:
         self._objects = objects
@@ -227,7 +238,10 @@ class ObjectLeases:
 
 
 async def current_holder(leases: LeaseStore) -> LeaseInfo | None:
-    """The newest number there is. Its holder may be dead: only time tells."""
+    """Returns the newest object of the lease, None if there is none.
+
+    Its holder may be dead: only time tells.
+    """
     for number in reversed(await leases.numbers()):
         data = await leases.read(number)
         if data is not None:
@@ -239,9 +253,9 @@ LeaseT = TypeVar("LeaseT", bound=Lease)
 
 
 class LeaseKeeper:
-    """Takes, renews and gives back a lease for one candidate.
+    """Acquires, renews and gives back a lease for one candidate.
 
-    `address` stands in every number that it creates, `name` in the log.
+    Every object that it creates holds `address`. The log calls the candidate `name`.
     """
 
     def __init__(
@@ -260,8 +274,9 @@ class LeaseKeeper:
         self._fails = False
 
     def has_ended(self, head: LeaseInfo) -> bool:
-        """Whether the process of its holder has certainly ended: it will not renew, so a candidate
-        need not wait for it.
+        """Whether the process of the holder in `head` has certainly ended.
+
+        It will not renew then, so a candidate need not wait.
         """
         match head.holder.split("\n"):
             case [_, machine_name, pid, machine, started] if pid.isdecimal():
@@ -273,9 +288,9 @@ class LeaseKeeper:
     async def take(
         self, number: int, make: Callable[[Host, LeaseInfo, float, int, float], LeaseT]
     ) -> LeaseT | None:
-        """Take the lease over with `number`; None if another was faster.
+        """Tries to take the lease over by creating `number`. Returns None if another was faster.
 
-        `make`: the class of the lease.
+        `make` is the class of the lease.
         """
         began, wall = self._host.clock.monotonic(), self._host.clock.wall_ms()
         info = LeaseInfo(number, number, self.candidate, self._address)
@@ -285,14 +300,16 @@ class LeaseKeeper:
         return lease if lease.is_valid else None
 
     async def _create(self, info: LeaseInfo) -> bool:
-        """Whether `info` was created and is the newest."""
+        """Creates `info`. Returns whether that worked and `info` is the newest object."""
         if not await self._leases.create(info.number, info.encode()):
             return False
         return (await self._leases.numbers())[-1:] == [info.number]
 
     async def keep(self, lease: Lease) -> None:
-        """Renew until it fails for good: another leads, the time to stop has come, or the lease
-        was revoked.
+        """Renews the lease, and returns when that is over.
+
+        That is when another candidate holds the lease, the time to stop has come, or it was
+        revoked.
         """
         options, clock = self._options, self._host.clock
         try:
@@ -313,11 +330,11 @@ class LeaseKeeper:
             return
 
     async def renew_late(self, lease: Lease) -> bool:
-        """Whether a lease whose time is up, or nearly, is still this holder's. Then it is renewed.
-        False: another has it, or the store does not answer.
+        """Renews a lease whose time is up, or nearly. Returns whether that worked.
 
-        A renewal shows that no other holder acted in between: taking the lease over would have
-        created the number that is created here. Until then the lease is not valid.
+        False: another candidate has the lease, or the store does not answer. A renewal shows that
+        no other holder acted in between: a take-over would have created the number that is created
+        here. Until then the lease is not valid.
         """
         try:
             async with asyncio.timeout(self._options.lease_s * LATE_LEASES):
@@ -332,7 +349,10 @@ class LeaseKeeper:
         return True
 
     async def _renew(self, lease: Lease) -> bool:
-        """False if another leads. An error of the store changes nothing yet."""
+        """Renews the lease once. Returns False if another candidate holds it.
+
+        If the store fails, the lease stays as it is, and the result is True.
+        """
         began, wall = self._host.clock.monotonic(), self._host.clock.wall_ms()
         try:
             head = await current_holder(self._leases)
@@ -348,11 +368,11 @@ class LeaseKeeper:
         return True
 
     def works(self) -> None:
-        """The store answered."""
+        """Notes that the store answered."""
         self._fails = False
 
     def failed(self, error: OSError) -> None:
-        """The store failed: log it, once until it works again."""
+        """Logs a failure of the store, once until the store works again."""
         if not self._fails:
             logger.warning("%s cannot use the store of leases: %s", self._name, error)
         self._fails = True
@@ -363,8 +383,10 @@ class LeaseKeeper:
                 await self._leases.delete(number)
 
     async def resign(self, lease: Lease) -> None:
-        """Let the next holder begin at once, if the lease is still held. Otherwise it finds out by
-        itself.
+        """Gives up the lease, so that the next holder can begin at once.
+
+        If the lease is not held any more, or the store fails, the next holder waits until it has
+        expired.
         """
         was_valid = lease.is_valid
         lease.revoke()

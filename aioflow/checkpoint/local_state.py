@@ -1,5 +1,4 @@
-"""Copies of the state that this process wrote, so that a task which is restored here need not read
-it from the store.
+"""Keeps copies of state files in memory, so that a restored task need not read them from the store.
 
 A process that survives the failure of others still has the state that its tasks wrote for the
 checkpoint to restore. A copy belongs to the checkpoints that refer to it: it is kept as long as one
@@ -33,7 +32,10 @@ State beyond that is read from the store, as if it had been written elsewhere.
 
 
 class LocalCopies:
-    """What one subtask writes for one checkpoint, as far as it fits into `bytes_max`."""
+    """A `StateOutput` that also copies what it writes, up to `bytes_max` bytes.
+
+    One subtask uses it for one checkpoint.
+    """
 
     def __init__(self, output: StateOutput, bytes_max: int) -> None:
         self._output = output
@@ -41,7 +43,7 @@ class LocalCopies:
         self.content: dict[str, tuple[bytes, ...]] = {}
 
     async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
-        """As `StateOutput.write`."""
+        """Writes a state file to the output, like `StateOutput.write`, and copies it if it fits."""
         seen: list[bytes] = []
         size = 0
 
@@ -70,14 +72,14 @@ class LocalCopies:
 
 
 class LocalState:
-    """The copies of one job in one process."""
+    """The copies of state files of one job in one process, up to `bytes_max` bytes."""
 
     def __init__(self, bytes_max: int = LOCAL_BYTES_MAX) -> None:
         self._max = bytes_max
         self._size = 0
         self._content: dict[str, tuple[bytes, ...]] = {}
         self._parts: dict[int, dict[str, None]] = {}
-        """Checkpoint -> the names of its files that are here."""
+        """Checkpoint id -> names of its files that have a copy here."""
         self.reads = 0
         """Number of reads that did not need the store."""
 
@@ -85,11 +87,14 @@ class LocalState:
         return len(self._content)
 
     def copies(self, output: StateOutput) -> LocalCopies:
-        """An output that copies what is written to `output`. Nothing is kept before `keep`."""
+        """Returns an output that writes to `output` and makes copies. `keep` takes them over."""
         return LocalCopies(output, self._max - self._size)
 
     def keep(self, checkpoint_id: int, state: SubtaskState, copies: LocalCopies) -> None:
-        """A subtask has written its part, and will say so."""
+        """Keeps the copies of `state`, which a subtask has written for a checkpoint.
+
+        Called before the subtask acknowledges the checkpoint.
+        """
         part = self._parts.setdefault(checkpoint_id, {})
         for name in files_of([state]):
             fresh = copies.content.get(name)
@@ -101,13 +106,13 @@ class LocalState:
                 part[name] = None
 
     def completed(self, checkpoint_id: int) -> None:
-        """Drop the copies of older checkpoints: they will not be restored."""
+        """Drops the copies that only older checkpoints refer to: they will not be restored."""
         for older in [one for one in self._parts if one < checkpoint_id]:
             del self._parts[older]
         self._let_go()
 
     def aborted(self, checkpoint_id: int) -> None:
-        """Drop its copies: it will not be restored."""
+        """Drops the copies that only this checkpoint refers to: it will not be restored."""
         if self._parts.pop(checkpoint_id, None) is not None:
             self._let_go()
 
@@ -117,11 +122,14 @@ class LocalState:
             self._size -= sum(map(len, self._content.pop(name)))
 
     def input(self, store: StateInput) -> StateInput:
-        """Reads what is here, and everything else from `store`."""
+        """Returns an input that reads local copies first, and all other files from `store`."""
         return FirstOf((self, store))
 
     async def read(self, file: StateFile) -> bytes:
-        """As a `StateInput`. Raises RestoreError for what is not here."""
+        """Reads the copy of a state file.
+
+        Raises NotHere if there is none, and RestoreError if it does not match its digest.
+        """
         chunks = self._content.get(file.name) if file.content is None else None
         if chunks is None:
             raise NotHere(f"state file {file.name} was not written by this process")
@@ -138,19 +146,20 @@ class LocalState:
 
 
 class NotHere(RestoreError):
-    """There is no local copy, which is normal."""
+    """The process has no copy of the file, which is normal."""
 
 
 class FirstOf:
-    """A `StateInput` over alternatives: the first that has a file gives it, and the others are not
-    asked. Each is tried once, in order.
-    """
+    """A `StateInput` that tries several inputs in order, each once, until one has the file."""
 
     def __init__(self, inputs: Sequence[StateInput]) -> None:
         self._inputs = inputs
 
     async def read(self, file: StateFile) -> bytes:
-        """Raises what the last alternative raised, with what the others said."""
+        """Reads a state file from the first input that has it.
+
+        If all fail, raises the error of the last one, with notes about the others.
+        """
         refused: list[RestoreError] = []
         for alternative in self._inputs[:-1]:
             try:

@@ -1,8 +1,7 @@
-"""Objects in the memory of this process: for tests, and for services that want exactly-once over a
-failure of their own code only.
+"""Keeps objects in the memory of this process.
 
-A name stands for the same objects as long as the process lives, also for jobs that run one after
-the other.
+For tests, and for services that need exactly-once only across failures of their own code. The same
+name refers to the same objects as long as the process lives, also for later jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,9 @@ The one thing that outlives a job within a process, as a disk outlives a process
 
 
 class MemoryObjects:
-    """An `ObjectStore` under `name`, or `name/prefix`. Other processes see other objects."""
+    """An `ObjectStore` in memory, under `name` or `name/prefix`. Other processes do not see its
+    objects.
+    """
 
     shared = False
 
@@ -58,10 +59,10 @@ class MemoryObjects:
         return self._get(name)[1]
 
     async def harden(self) -> None:
-        """It ends with the process, whole."""
+        """Does nothing: memory lasts exactly as long as the process."""
 
     async def sweep(self, before_ms: int) -> None:
-        """Nothing is ever visible unfinished."""
+        """Does nothing: unfinished objects are never visible."""
 
     def _key(self, name: str) -> str:
         return self._below + check_name(name)

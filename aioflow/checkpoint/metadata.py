@@ -43,7 +43,7 @@ MAC_BYTES = 32
 
 
 def shown(checkpoint: CompletedCheckpoint) -> str:
-    """Its name in messages."""
+    """Returns the name of the checkpoint for messages."""
     return (
         f"{'savepoint' if checkpoint.kind.is_savepoint else 'checkpoint'} "
         f"{checkpoint.checkpoint_id} of flow {checkpoint.flow!r}"
@@ -51,7 +51,10 @@ def shown(checkpoint: CompletedCheckpoint) -> str:
 
 
 def encode_metadata(checkpoint: CompletedCheckpoint, key: bytes | None = None) -> bytes:
-    """The file's content. It does not hold its own location, because it may be moved."""
+    """Returns the content of the metadata file of `checkpoint`.
+
+    The location is left out, because the file may be moved.
+    """
     body = [
         checkpoint.checkpoint_id,
         checkpoint.kind.value,
@@ -72,9 +75,9 @@ def encode_metadata(checkpoint: CompletedCheckpoint, key: bytes | None = None) -
 
 
 def decode_metadata(data: bytes, where: str, key: bytes | None = None) -> CompletedCheckpoint:
-    """The content of the file `where`.
+    """Returns the checkpoint from the content `data` of the metadata file `where`.
 
-    Raises RestoreError naming it for anything that `encode_metadata` did not write.
+    Raises RestoreError, naming the file, for anything that `encode_metadata` did not write.
     """
     number, kind, flow, job_id, triggered_ms, completed_ms, operators, subtasks = _parse(
         unseal(data, where, key), where, _BODY
@@ -102,7 +105,7 @@ def decode_metadata(data: bytes, where: str, key: bytes | None = None) -> Comple
 
 
 def encode_subtask(state: SubtaskState) -> list[Any]:
-    """As plain data, for msgpack: metadata and acknowledgements carry it so."""
+    """Returns `state` as plain data for msgpack. Metadata and acknowledgements contain it."""
     return [
         [
             [
@@ -122,9 +125,9 @@ def encode_subtask(state: SubtaskState) -> list[Any]:
 
 
 def decode_subtask(data: Any, where: str) -> SubtaskState:
-    """What `encode_subtask` made.
+    """Returns the state from the plain data that `encode_subtask` made.
 
-    Raises RestoreError, naming `where` it came from, for anything else.
+    Raises RestoreError, naming `where` the data came from, for anything else.
     """
     operators, channels, finished = _parse(data, where, (list, list, bool))
     return SubtaskState(
@@ -137,7 +140,7 @@ def decode_subtask(data: Any, where: str) -> SubtaskState:
 def rename_files(
     checkpoint: CompletedCheckpoint, rename: Callable[[str], str]
 ) -> CompletedCheckpoint:
-    """The same with other names of files. Content that travels in its handle has none."""
+    """Returns the checkpoint with each file renamed by `rename`. Inline content has no name."""
     return map_files(
         checkpoint,
         lambda file: file if file.content is not None else replace(file, name=rename(file.name)),
@@ -145,8 +148,9 @@ def rename_files(
 
 
 def seal(body: Any, key: bytes | None = None) -> bytes:
-    """Bytes of plain data that show a change. With a `key` they also show a change by someone
-    without the key.
+    """Returns plain data `body` as bytes with a digest, so that `unseal` detects damage.
+
+    With a `key` it also detects changes by anyone without the key.
     """
     packed: bytes = msgpack.packb(body, unicode_errors="surrogatepass")
     version = bytes([VERSION])
@@ -156,7 +160,7 @@ def seal(body: Any, key: bytes | None = None) -> bytes:
 
 
 def unseal(data: bytes, where: str, key: bytes | None = None) -> Any:
-    """What was sealed. Raises RestoreError, naming `where` it was."""
+    """Returns the plain data that `seal` encoded. Raises RestoreError, naming `where` it was."""
     if data[: len(MAGIC)] != MAGIC:
         _refuse(where, "it does not begin as such a file does")
     digest, rest = data[len(MAGIC) : len(MAGIC) + DIGEST_BYTES], data[len(MAGIC) + DIGEST_BYTES :]
@@ -169,7 +173,7 @@ def unseal(data: bytes, where: str, key: bytes | None = None) -> Any:
         )
     mac, packed = rest[2 : 2 + rest[1]], rest[2 + rest[1] :]
     if key is None and mac:
-        # What a job without the key writes behind it, a job with the key would refuse.
+        # A job with the key would refuse later files that a job without the key writes.
         raise RestoreError(
             f"{where} was written with a key: give the same checkpoint_key= (--checkpoint-key-file)"
         )
@@ -189,7 +193,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _mac(data: bytes, key: bytes) -> bytes:
-    # A key of any length: BLAKE2b itself takes 64 bytes at most.
+    # Hashed, because a key may be longer than the 64 bytes that BLAKE2b takes.
     return hashlib.blake2b(data, digest_size=MAC_BYTES, key=hashlib.blake2b(key).digest()).digest()
 
 
@@ -283,7 +287,7 @@ def _file_from(data: Any, where: str) -> StateFile:
 def map_files(
     checkpoint: CompletedCheckpoint, change: Callable[[StateFile], StateFile]
 ) -> CompletedCheckpoint:
-    """The same with every file that it refers to changed, in order."""
+    """Returns the checkpoint with each of its files replaced by `change(file)`, called in order."""
 
     def maybe(file: StateFile | None) -> StateFile | None:
         return None if file is None else change(file)

@@ -1,5 +1,5 @@
-"""The smallest store that checkpoints need: named objects that are created once, whole, and never
-change.
+"""Defines the smallest store that checkpoints need: named objects that are created once and whole,
+and never change.
 
 A local directory, the memory of a process and an object store can all provide it. Leases and
 completed checkpoints need no more: only creation must be atomic. Names are segments of
@@ -24,15 +24,15 @@ SEGMENT = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
 
 class ObjectStore(Protocol):
-    """Objects under one root.
+    """A store of named objects under one root.
 
-    Failures of the store are OSError; FileNotFoundError only for a name without an object.
+    Failures of the store are OSError; FileNotFoundError means that no object has the name.
     """
 
     @property
     def url(self) -> str:
         """URL of the root, without a slash at its end. Errors show it, and `urls.open_objects`
-        opens it again.
+        opens the store again from it.
         """
 
     @property
@@ -40,47 +40,49 @@ class ObjectStore(Protocol):
         """Whether another process that opens `url` sees the same objects."""
 
     async def create(self, name: str, chunks: Chunks) -> bool:
-        """Make an object; it is durable and whole when this returns. False, with nothing changed,
-        if it exists, durably.
+        """Creates an object, which is durable and whole when this returns True.
 
-        If several create one name at the same moment, one wins. On an object store that holds only
-        for small content (`remote`). After an OSError it may exist or not.
+        Returns False, with nothing changed, if a durable object of that name exists. If several
+        callers create the same name at the same moment, one wins. On an object store that holds
+        only for small content (`remote`). After an OSError the object may exist or not.
         """
 
     async def read(self, name: str) -> bytes:
-        """The content."""
+        """Returns the content of an object."""
 
     async def delete(self, names: Iterable[str]) -> None:
-        """Remove those that exist."""
+        """Deletes the objects with these names, as far as they exist."""
 
     async def names(self, prefix: str = "") -> list[str]:
-        """Names below `prefix`, whole segments, in order.
+        """Returns the names of all objects below `prefix`, sorted. `prefix` consists of whole
+        segments.
 
-        What is created or deleted meanwhile may be missing or there.
+        Objects created or deleted meanwhile may be missing or listed.
         """
 
     async def modified_ms(self, name: str) -> int:
-        """When it was created, by the clock of the store."""
+        """Returns when the object was created, in wall-clock milliseconds of the store."""
 
     async def harden(self) -> None:
-        """Make every visible object durable: its creator may have died before it was.
+        """Makes every visible object durable.
 
-        For a caller that acts on what it finds.
+        Its creator may have died before it did so. For a caller that acts on what it finds.
         """
 
     async def sweep(self, before_ms: int) -> None:
-        """Remove the unfinished objects of writers that died before this moment, where they are
-        visible at all.
+        """Deletes unfinished objects of writers that died before `before_ms` (wall clock).
+
+        Does nothing for stores that hide unfinished objects.
         """
 
 
 def is_name(name: str) -> bool:
-    """Whether this can be the name of an object."""
+    """Whether `name` is a valid name of an object."""
     return all(SEGMENT.match(segment) and segment not in (".", "..") for segment in name.split("/"))
 
 
 def check_name(name: str) -> str:
-    """Return `name`. Raises ValueError if it cannot be the name of an object."""
+    """Returns `name`. Raises ValueError if it is not a valid name of an object."""
     if not is_name(name):
         raise ValueError(
             f"object name {name!r}: expected segments of 1 to 64 of the characters A-Z a-z 0-9 _ "
@@ -90,16 +92,15 @@ def check_name(name: str) -> str:
 
 
 async def collect(chunks: Chunks) -> bytes:
-    """All chunks as one."""
+    """Returns all chunks joined."""
     return b"".join([chunk async for chunk in chunks])
 
 
 async def to_the_end(step: Awaitable[bool]) -> bool:
-    """Await a step that must not be left half done. A cancellation is raised only once the outcome
-    is known.
+    """Awaits a step that must not be abandoned halfway, and returns its result.
 
-    A call in another thread cannot be taken back. If its caller left, the object could appear
-    after all had agreed that it does not exist.
+    A cancellation is raised only once the step has ended. A call in another thread cannot be taken
+    back. If its caller left, the object could appear after all had agreed that it does not exist.
     """
     future = asyncio.ensure_future(step)
     cancelled: asyncio.CancelledError | None = None

@@ -1,5 +1,5 @@
-"""One checkpoint that is under way: the tasks that have still to acknowledge it, and the state of
-the others.
+"""A checkpoint that is under way: the tasks that must still acknowledge it, and the state of the
+rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ __all__ = ["PendingCheckpoint"]
 
 @dataclass(slots=True, kw_only=True)
 class PendingCheckpoint:
-    """`states` by uid of the vertex and index; finished subtasks are there from the beginning."""
+    """A checkpoint that is under way.
+
+    `waiting` holds the attempts that must still acknowledge. `states` holds the state of the
+    others, by uid of the vertex and subtask index, with finished subtasks from the beginning.
+    """
 
     barrier: CheckpointBarrier
     request: Request
@@ -29,7 +33,7 @@ class PendingCheckpoint:
     waiting: dict[ExecutionAttemptId, None]
     states: dict[tuple[str, int], SubtaskState] = field(default_factory=dict)
     storing: CompletedCheckpoint | None = None
-    """Set once all have acknowledged it."""
+    """The checkpoint that is being stored, set once all tasks have acknowledged."""
 
     @property
     def id(self) -> int:
@@ -46,7 +50,10 @@ class PendingCheckpoint:
         order: Iterable[tuple[str, int]],
         now_ms: int,
     ) -> CompletedCheckpoint:
-        """The checkpoint to store, once all have acknowledged. `order`: that of its subtasks."""
+        """Returns the checkpoint to store. All tasks must have acknowledged.
+
+        `order` lists the subtasks, (uid, index), in the order in which the metadata lists them.
+        """
         self.storing = CompletedCheckpoint(
             checkpoint_id=self.id,
             kind=self.request.kind,
@@ -61,13 +68,13 @@ class PendingCheckpoint:
         return self.storing
 
     def missing(self, timeout_ms: int, name_of: Callable[[ExecutionAttemptId], str]) -> str:
-        """Names the tasks that were missing when its time was over."""
+        """Returns a clause that names the tasks still missing after `timeout_ms`."""
         if self.storing is not None:
             return f"{timeout_ms} ms have passed, and it is still being stored"
         return f"{timeout_ms} ms have passed without a word of {self.waits_for(name_of)}"
 
     def waits_for(self, name_of: Callable[[ExecutionAttemptId], str]) -> str:
-        """Name the tasks that have not acknowledged the checkpoint, or the store."""
+        """Returns the names of the tasks that have not acknowledged, or "the store"."""
         if self.storing is not None:
             return "the store"
         rest = len(self.waiting) - 1

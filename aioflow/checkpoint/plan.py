@@ -1,9 +1,9 @@
-"""Which subtasks a checkpoint needs: which are triggered, which have to acknowledge, and which have
-finished already (FLIP-147).
+"""Decides which subtasks take part in a checkpoint (FLIP-147).
 
-Only tasks without a running upstream task are triggered: sources, and tasks all of whose producers
-have finished. Every running task acknowledges. Reports of an attempt that is not the newest of its
-subtask are ignored. After Flink's DefaultCheckpointPlanCalculator.
+Some are triggered, some have to acknowledge, and some have finished already. Only tasks without a
+running upstream task are triggered: sources, and tasks all of whose producers have finished. Every
+running task acknowledges. Reports of an attempt that is not the newest of its subtask are ignored.
+After Flink's DefaultCheckpointPlanCalculator.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class VertexInput:
     None: every subtask reads all.
     """
     edge_id: int = -1
-    """Of the exchange."""
+    """Id of the exchange."""
     keyed: bool = False
-    """Whether its records go by key."""
+    """Whether the exchange partitions records by key."""
     may_be_overtaken: bool = False
-    """Whether a checkpoint may hold records of it."""
+    """Whether an unaligned checkpoint may overtake and store records of this exchange."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointedVertex:
-    """A chain of operators, as far as checkpoints are concerned.
+    """A vertex of the job, which is a chain of operators, as the coordinator sees it.
 
-    Its operators stand head first, and share their parallelism.
+    The head comes first in `operators`. All operators have the same parallelism.
     """
 
     vertex_id: int
@@ -60,7 +60,7 @@ class CheckpointedVertex:
 
     @property
     def uid(self) -> str:
-        """Of its head: the name of its subtasks in a checkpoint."""
+        """The uid of the head operator, which names the vertex in a checkpoint."""
         return self.operators[0].uid
 
     @property
@@ -70,7 +70,10 @@ class CheckpointedVertex:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """Attempts in the order of the vertices, producers first."""
+    """The attempts that a checkpoint triggers and those that acknowledge it.
+
+    They are in the order of the vertices, producers first.
+    """
 
     triggered: tuple[ExecutionAttemptId, ...]
     acknowledging: tuple[ExecutionAttemptId, ...]
@@ -80,7 +83,7 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRefused:
-    """No checkpoint can be taken now."""
+    """The reason why no checkpoint can be taken now."""
 
     reason: CheckpointFailureReason
     detail: str
@@ -99,13 +102,13 @@ class _Subtask:
     phase: _Phase = _Phase.DOWN
     attempt: ExecutionAttemptId | None = None
     is_closing: bool = False
-    """Whether it takes no part in further checkpoints: it is about to end."""
+    """Whether the subtask is about to end, so that it takes no part in further checkpoints."""
 
 
 class SubtaskTable:
-    """The state of each subtask of a job, as reported.
+    """The state of each subtask of a job, as its attempts reported.
 
-    `vertices` stand in topological order.
+    `vertices` are in topological order.
     """
 
     def __init__(self, vertices: Sequence[CheckpointedVertex]) -> None:
@@ -117,25 +120,25 @@ class SubtaskTable:
         }
 
     def running(self, attempt: ExecutionAttemptId) -> None:
-        """It has begun to run. A newer attempt takes the place of an older one."""
+        """Notes that `attempt` runs. A newer attempt replaces an older one."""
         known = self._subtasks[attempt.vertex_id, attempt.subtask_index]
         if known.attempt is None or attempt.attempt > known.attempt.attempt:
             known.attempt, known.phase, known.is_closing = attempt, _Phase.RUNNING, False
 
     def end_of_data(self, attempt: ExecutionAttemptId) -> None:
-        """It has reached the end of its data."""
+        """Notes that `attempt` has reached the end of its data."""
         known = self._current(attempt)
         if known is not None and known.phase is _Phase.RUNNING:
             known.phase = _Phase.AT_END
 
     def closing(self, attempt: ExecutionAttemptId) -> None:
-        """It is about to end."""
+        """Notes that `attempt` is about to end."""
         known = self._current(attempt)
         if known is not None:
             known.is_closing = True
 
     def finished(self, attempt: ExecutionAttemptId) -> bool:
-        """It has finished. False if that is known already."""
+        """Notes that `attempt` has finished. Returns False if that changes nothing."""
         known = self._current(attempt)
         if known is None or known.phase not in (_Phase.RUNNING, _Phase.AT_END):
             return False
@@ -143,7 +146,9 @@ class SubtaskTable:
         return True
 
     def lost(self, attempt: ExecutionAttemptId) -> bool:
-        """It has failed, or was cancelled. False if that is known already."""
+        """Notes that `attempt` has failed or was cancelled. Returns False if that changes
+        nothing.
+        """
         known = self._current(attempt)
         if known is None or known.phase is _Phase.DOWN:
             return False
@@ -151,11 +156,11 @@ class SubtaskTable:
         return True
 
     def reset(self, vertex_id: int, index: int) -> None:
-        """It will be redeployed: the reports of its last attempt no longer hold."""
+        """Notes that a subtask will be redeployed: reports of its last attempt no longer count."""
         self._subtasks[vertex_id, index].phase = _Phase.DOWN
 
     def name_of(self, attempt: ExecutionAttemptId) -> str:
-        """Its name for people."""
+        """Returns the name of `attempt` for messages."""
         return (
             f"{self._subtasks[attempt.vertex_id, attempt.subtask_index].name}, attempt "
             f"{attempt.attempt}"
@@ -171,7 +176,7 @@ class SubtaskTable:
 
     @property
     def any_closing(self) -> bool:
-        """Whether a subtask is about to end and has not ended yet."""
+        """Whether any running subtask is about to end."""
         return any(
             subtask.is_closing and subtask.phase in (_Phase.RUNNING, _Phase.AT_END)
             for subtask in self._subtasks.values()
@@ -179,7 +184,9 @@ class SubtaskTable:
 
     @property
     def any_at_end(self) -> bool:
-        """Whether a subtask has reached the end of its data and waits for the final checkpoint."""
+        """Whether any subtask has reached the end of its data and waits for the final
+        checkpoint.
+        """
         return any(subtask.phase is _Phase.AT_END for subtask in self._subtasks.values())
 
     @property
@@ -191,7 +198,7 @@ class SubtaskTable:
         return _Phase.AT_END in phases and phases <= {_Phase.AT_END, _Phase.FINISHED}
 
     def plan(self) -> CheckpointPlan | CheckpointRefused:
-        """The subtasks that take part in a checkpoint that is triggered now."""
+        """Returns the subtasks of a checkpoint that is triggered now, or why there can be none."""
         missing = [s.name for s in self._subtasks.values() if s.phase is _Phase.DOWN]
         if missing:
             return CheckpointRefused(

@@ -1,11 +1,11 @@
-"""Objects in an object store: S3 and what speaks its protocol, Google Cloud Storage, Azure. Needs
-the extra `[s3]` (obstore).
+"""Stores objects in S3 and compatible stores, Google Cloud Storage or Azure.
 
-Credentials, region and endpoint come from the environment, as for that store's own tools
-(`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ...). The library obstore sends the requests
-itself, without `Host`, so this is the one store that cannot be simulated. Its blocking calls are
-used, in threads of the host. With its async calls processes crashed at exit, because its threads
-call back into an interpreter that is gone.
+Needs the extra `[s3]` (obstore). Credentials, region and endpoint come from the environment, as for
+that store's own tools (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ...).
+
+The library obstore sends the requests itself, without `Host`, so this is the only store that cannot
+be simulated. Its blocking calls are used, in threads of the host. With its async calls, processes
+crashed at exit, because its threads call back into an interpreter that is gone.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ PART_BYTES = 8 << 20
 
 
 class RemoteObjects:
-    """An `ObjectStore` over obstore. `store`: replaces the one that the URL names.
+    """An `ObjectStore` over obstore. A given `store` replaces the one that the URL names.
 
-    A request creates or fails atomically. An upload in parts cannot be made conditional
-    everywhere. So callers draw random names for large objects. Two callers that create one name at
-    the same moment may both believe that they did.
+    A small object is created by one request, which is atomic. An upload in parts cannot be made
+    conditional everywhere. So callers draw random names for large objects. Two callers that create
+    one name at the same moment may both believe that they did.
     """
 
     shared = True
@@ -77,10 +77,10 @@ class RemoteObjects:
         return int(meta["last_modified"].timestamp() * 1000)
 
     async def harden(self) -> None:
-        """Nothing to do: visible objects are durable."""
+        """Does nothing: visible objects are durable."""
 
     async def sweep(self, before_ms: int) -> None:
-        """Nothing to do: parts of unfinished uploads are not visible here. A rule of the bucket
+        """Does nothing: parts of unfinished uploads are not visible here. A rule of the bucket
         removes them.
         """
 
@@ -124,7 +124,7 @@ class RemoteObjects:
         ]
 
     def _delete(self, names: list[str]) -> None:
-        # One by one if the store reports a missing object: it may have stopped there.
+        # If the store reports a missing object, it may have stopped there: delete one by one.
         try:
             obstore.delete(self._store, names)
         except FileNotFoundError:
@@ -135,9 +135,10 @@ class RemoteObjects:
                     pass
 
     async def _call(self, what: str, name: str, call: Callable[..., T], *args: Any) -> T:
-        """Run `call` in a thread.
+        """Runs `call` in a thread, and returns its result.
 
-        An error of the store becomes an OSError that names the store and the request.
+        A failure of the store becomes an OSError that names the store and the request, `what` and
+        `name`.
         """
         try:
             return await self._host.blocking(call, *args)

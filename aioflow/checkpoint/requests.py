@@ -1,6 +1,6 @@
-"""The requests for checkpoints and their order. After Flink's CheckpointRequestDecider.
+"""The queue of requests for checkpoints and savepoints. After Flink's CheckpointRequestDecider.
 
-Savepoints go before checkpoints; within a kind the order is first come, first served. Periodic
+Savepoints go before checkpoints; requests of the same kind are served in order of arrival. Periodic
 checkpoints go last and have no entry here: the coordinator looks at the clock when the queue is
 empty.
 """
@@ -19,34 +19,35 @@ REQUESTS_MAX = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """`number` is chosen by the requester, and the answer quotes it.
+    """A request for a checkpoint or savepoint.
 
-    None: the engine itself asks, and needs no answer.
+    The requester chooses `number`, and the answer quotes it. None: a request of the engine itself,
+    which needs no answer.
     """
 
     kind: CheckpointKind
     number: int | None = None
     directory: str = ""
-    """Of a savepoint: the URL that its files go to."""
+    """URL of the directory for the files of a savepoint."""
     final: bool = False
-    """Whether it is the final one of a job that has reached the end of its data."""
+    """Whether the checkpoint is the final one of a job, at the end of its data."""
     tries: int = 0
-    """Number of earlier tries that met a task which was about to end."""
+    """Number of earlier tries that failed because a task was about to end."""
 
 
 class RequestQueue:
-    """Requests that wait for their turn."""
+    """The requests that wait to be served."""
 
     def __init__(self, requests_max: int = REQUESTS_MAX) -> None:
         self._max = requests_max
         self._queues: tuple[list[Request], list[Request]] = ([], [])
-        """Savepoints, checkpoints."""
+        """Queue of savepoints, and queue of checkpoints."""
 
     def __len__(self) -> int:
         return sum(map(len, self._queues))
 
     def add(self, request: Request) -> Request | None:
-        """Returns the request that was turned away, if any."""
+        """Adds a request. If the queue is full, removes the last one in order and returns it."""
         self._queues[0 if request.kind.is_savepoint else 1].append(request)
         if len(self) <= self._max:
             return None
@@ -57,11 +58,11 @@ class RequestQueue:
         return next((queue[0] for queue in self._queues if queue), None)
 
     def take(self) -> Request:
-        """Remove the first one."""
+        """Removes the first request and returns it."""
         return next(queue.pop(0) for queue in self._queues if queue)
 
     def clear(self) -> list[Request]:
-        """Remove all, in their order."""
+        """Removes all requests, and returns them in order."""
         requests = [request for queue in self._queues for request in queue]
         for queue in self._queues:
             queue.clear()

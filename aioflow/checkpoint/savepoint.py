@@ -1,4 +1,4 @@
-"""Savepoints and checkpoints without a job: what is in them, and new ones made from them.
+"""Reads savepoints and checkpoints without running a job, and makes changed copies of them.
 
     async with af.Savepoint("/var/lib/app/savepoints/savepoint-1f0c") as savepoint:
         print([(operator.uid, operator.states) for operator in savepoint.operators])
@@ -8,8 +8,8 @@
         edit.remove_operator("old-join")
         print(await edit.write("/var/lib/app/savepoints"))
 
-Values of classes that are not loaded here come as records of the same name and fields; to get the
-classes, import them before.
+Records of classes that this process has not imported are read as stand-in dataclasses with the same
+name and fields. To get the real classes, import them before.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Entry(NamedTuple):
     aggregating state.
     """
     namespace: Any = None
-    """A window, where the state has one for each."""
+    """The window, for state that is kept for each window."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateSummary:
-    """One state of an operator."""
+    """Name, kind and size of one state of an operator."""
 
     name: str
     kind: str
@@ -66,12 +66,12 @@ class StateSummary:
     `split`, `union` or `broadcast`.
     """
     entries: int
-    """Keys (one for each namespace), timers, or elements."""
+    """Number of keys (counted once for each namespace), of timers, or of elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSummary:
-    """One operator of the job."""
+    """One operator of the job that the savepoint was taken of."""
 
     uid: str
     name: str
@@ -79,17 +79,16 @@ class OperatorSummary:
     max_parallelism: int
     states: tuple[StateSummary, ...] = ()
     splits: int = 0
-    """Of a source: those whose position is kept."""
+    """Number of a source's splits in the checkpoint."""
     size: int = 0
-    """Bytes of all its state, as it is stored."""
+    """Total size of the stored state, in bytes."""
 
 
 class Savepoint:
-    """A savepoint or a checkpoint, opened at a path or URL with `async with`. Reading it changes
-    nothing.
+    """A savepoint or a checkpoint at a path or URL, to be opened with `async with`.
 
-    `key`: the one that it was written with. Raises RestoreError naming the file for anything that
-    cannot be read.
+    Reading changes nothing. `key` is the checkpoint key that it was written with. Raises
+    RestoreError, naming the file, for anything that cannot be read.
     """
 
     def __init__(
@@ -122,21 +121,23 @@ class Savepoint:
         await self._stack.aclose()
 
     checkpoint: CompletedCheckpoint
-    """What its metadata says."""
+    """The content of the metadata."""
 
     @property
     def host(self) -> Host:
-        """The host; the savepoint must be open."""
+        """The host, whose file system is used. The savepoint must be open."""
         assert self._host is not None, "the savepoint is not open: use it inside of `async with`"
         return self._host
 
     @property
     def operators(self) -> tuple[OperatorSummary, ...]:
-        """All operators of the job, those without state too."""
+        """All operators of the job, including those without state."""
         return self._summaries
 
     def operator(self, uid: str) -> OperatorSummary:
-        """One of `operators`. Raises KeyError naming the existing ones."""
+        """Returns the summary of operator `uid`. Raises KeyError, naming the existing uids, if
+        unknown.
+        """
         for summary in self._summaries:
             if summary.uid == uid:
                 return summary
@@ -146,9 +147,9 @@ class Savepoint:
         )
 
     async def entries(self, uid: str, state: str) -> AsyncIterator[Entry]:
-        """Entries of a keyed state, subtask by subtask.
+        """Yields the entries of a keyed state, one subtask after the other.
 
-        Raises KeyError if there is no such state.
+        Raises KeyError if the operator has no state of that name.
         """
         known = [summary.name for summary in self.operator(uid).states]
         if state not in known:
@@ -169,7 +170,7 @@ class Savepoint:
                     yield Entry(key, value, namespace)
 
     async def operator_state(self, uid: str) -> list[OperatorSnapshot]:
-        """The operator state of each subtask, in their order."""
+        """Returns the operator state (split, union and broadcast) of each subtask, in order."""
         self.operator(uid)
         found = [handle.operator for handle in self.handles(uid)]
         return [
@@ -180,7 +181,7 @@ class Savepoint:
         ]
 
     async def positions(self, uid: str) -> list[SplitState]:
-        """Where a source stood in each of its splits."""
+        """Returns the splits of a source, with the position where each was read on."""
         self.operator(uid)
         found: list[SplitState] = []
         for handle in self.handles(uid):
@@ -191,18 +192,18 @@ class Savepoint:
         return found
 
     def edit(self) -> SavepointEdit:
-        """The beginning of a new savepoint, equal to this one until something is changed."""
-        from aioflow.checkpoint.savepoint_edit import SavepointEdit  # It needs this class.
+        """Returns an editor that makes a changed copy of this savepoint."""
+        from aioflow.checkpoint.savepoint_edit import SavepointEdit  # That module imports this one.
 
         return SavepointEdit(self)
 
     def handles(self, uid: str) -> list[OperatorStateHandle]:
-        """What the metadata has of an operator, by subtask."""
+        """Returns the state handles of an operator, in order of its subtasks."""
         places = sorted(self.checkpoint.subtasks.items(), key=lambda place: place[0][1])
         return [handle for _, state in places for handle in state.operators if handle.uid == uid]
 
     async def read_keyed(self, uid: str) -> AsyncIterator[ReadState]:
-        """All keyed state of an operator, one former subtask after the other."""
+        """Yields the keyed state of an operator, one subtask after the other."""
         for handle in self.handles(uid):
             if handle.keyed is not None:
                 groups = KeyGroupRange(handle.keyed.first_group, handle.keyed.last_group)
@@ -269,9 +270,9 @@ class Savepoint:
 
 
 def _without_times(stored: Any, kind: str, where: str) -> Any:
-    """A stored value of a state with a time to live, without the times of its parts.
+    """Returns a stored value of a state with a time to live, without its time stamps.
 
-    Raises RestoreError naming `where` it is.
+    Raises RestoreError, naming `where` it is, for anything else.
     """
     try:
         if kind == "list":

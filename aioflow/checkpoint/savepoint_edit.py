@@ -1,5 +1,6 @@
-"""A new savepoint made from another one, without a job: operators renamed or left out, states
-left out, entries changed.
+"""Makes a changed copy of a savepoint, without running a job.
+
+Operators can be renamed or removed, states removed, and entries changed.
 """
 
 from __future__ import annotations
@@ -35,14 +36,17 @@ from aioflow.state.snapshot import TableMeta
 __all__ = ["SavepointEdit"]
 
 ROWS_A_FRAME = 512
-"""As the heap writes them: bounded, so that reading needs little memory beyond the values."""
+"""Number of rows in a frame of a file, as the heap backend writes them.
+
+Bounded, so that reading needs little memory beyond the values.
+"""
 
 Change = Callable[[Any, Any], Any]
 
 
 @dataclass(slots=True)
 class _Changes:
-    """What is to be done to one operator."""
+    """The changes to one operator."""
 
     uid: str
     removed_states: set[str] = field(default_factory=set)
@@ -55,9 +59,9 @@ class _Changes:
 
 
 class SavepointEdit:
-    """Changes are noted at once and made by `write`, which leaves the first savepoint as it is.
+    """Collects changes to a savepoint; `write` makes a changed copy.
 
-    May write several times.
+    The original stays as it is. `write` may be called several times.
     """
 
     def __init__(self, savepoint: Savepoint) -> None:
@@ -66,7 +70,10 @@ class SavepointEdit:
         self._removed: set[str] = set()
 
     def rename_operator(self, uid: str, new_uid: str) -> None:
-        """Give its state to the operator that has `new_uid` from now on."""
+        """Gives the operator another uid, so that its state is restored to that operator.
+
+        Raises ValueError if another operator has `new_uid`.
+        """
         changes = self._of(uid)
         if any(
             other.uid == new_uid and old not in self._removed
@@ -79,29 +86,30 @@ class SavepointEdit:
         changes.uid = new_uid
 
     def remove_operator(self, uid: str) -> None:
-        """Leave all its state out, positions of a source as well."""
+        """Removes an operator with all its state, including the positions of a source."""
         self._of(uid)
         self._removed.add(uid)
 
     def remove_state(self, uid: str, state: str) -> None:
-        """Leave one keyed or operator state out."""
+        """Removes one keyed or operator state."""
         self._of_state(uid, state).removed_states.add(state)
 
     def map_values(self, uid: str, state: str, change: Change) -> None:
-        """Replace each value of a keyed state by `change(key, value)`.
+        """Replaces each value of a keyed state by `change(key, value)`.
 
-        Of a state with a time to live, values carry their times.
+        If the state has a time to live, `change` gets and returns the stored values with their time
+        stamps.
         """
         self._of_state(uid, state, keyed=True).values.setdefault(state, []).append(change)
 
     def keep_entries(self, uid: str, state: str, wanted: Callable[[Any, Any], bool]) -> None:
-        """Keep those entries of a keyed state for which `wanted(key, value)` is true."""
+        """Keeps only the entries of a keyed state for which `wanted(key, value)` is true."""
         self._of_state(uid, state, keyed=True).kept.setdefault(state, []).append(wanted)
 
     async def write(self, directory: str | PathLike[str]) -> str:
-        """Write the new savepoint into a directory of its own below `directory`, a path or URL.
+        """Writes the changed savepoint into a new directory below `directory`, a path or URL.
 
-        Returns its URL.
+        Returns the URL of the new directory. Raises CheckpointError if it cannot be written.
         """
         savepoint = self._savepoint
         host = savepoint.host
@@ -163,7 +171,10 @@ class SavepointEdit:
         return self._changes[uid]
 
     def _new_head(self, head: str, operators: list[OperatorStateHandle]) -> str:
-        """The uid that a task is known by: that of its first operator, which may have gone."""
+        """Returns the uid of the first operator of a task, which names the task in a checkpoint.
+
+        The former first operator may be renamed or removed.
+        """
         if head not in self._removed:
             return self._changes[head].uid if head in self._changes else head
         return operators[0].uid if operators else head
@@ -194,7 +205,7 @@ class SavepointEdit:
         )
 
     async def _content(self, read: ReadState, changes: _Changes) -> AsyncIterator[bytes]:
-        """One canonical file of everything that stays."""
+        """Yields the chunks of one file, in canonical format, with all entries that are kept."""
         header = read.header
         tables = {
             name: meta for name, meta in header.tables.items() if name not in changes.removed_states
@@ -239,8 +250,9 @@ class SavepointEdit:
 def _rows(
     read: ReadState, name: str, meta: TableMeta, max_parallelism: int, changes: _Changes
 ) -> Iterator[tuple[int, Any, Any, Any]]:
-    """Key group, namespace, key and value of what stays of a table, in order of key groups and
-    otherwise as it was read.
+    """Returns (key group, namespace, key, value) of the entries of a table that are kept, changed.
+
+    They are sorted by key group, and otherwise in the order in which they were read.
     """
     rows = []
     where = f"table {name!r} of operator {changes.uid!r}"

@@ -1,10 +1,10 @@
-"""What a checkpoint holds of a source: each split with the position of its reader and its event
-time.
+"""The state of a source in a checkpoint: each split with its reader's position and event time.
 
-A finished split stays in every later checkpoint, because it would be taken for a new one otherwise.
-A source that keeps finding splits gets very many finished ones. So those are kept apart: id and
-payload, packed by the thousand. The next checkpoint writes existing packs again as they are.
-Positions and payloads are plain data of the source. Nothing here interprets them.
+A finished split stays in every later checkpoint, because otherwise it would be read again as a new
+one. A source that keeps finding splits gets very many finished ones. So finished splits are stored
+separately: only id and payload, in compressed packs of a thousand splits. The next checkpoint
+writes existing packs again as they are. Positions and payloads are plain data of the source.
+Nothing here interprets them.
 """
 
 from __future__ import annotations
@@ -37,28 +37,32 @@ PACKED = 1_000
 """Number of finished splits in a pack, which takes about three milliseconds to make."""
 
 PACK_BYTES_MAX = 32 * 1024 * 1024
-"""Of a pack before it is compressed: eight times what a thousand of the longest paths take."""
+"""Maximum size of a pack before compression: eight times that of a thousand of the longest
+paths.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """One split: the first three fields are those of `Split`."""
+    """The state of one split; the first three fields are those of `Split`."""
 
     id: str
     position: Any
-    """After the last record that was emitted before the barrier. None is the beginning, or an end
-    that is not needed.
+    """Position after the last record that was emitted before the barrier. None: the beginning, or
+    the end of a finished split.
     """
     payload: Any
     watermark: int = MIN_WATERMARK
-    """Event time of the split at that position."""
+    """Watermark of the split at that position."""
     finished: bool = False
-    """Whether it was read to its end."""
+    """Whether the split was read to its end."""
 
 
 @dataclass(slots=True)
 class _Pack:
-    """Finished splits, `(id, payload)` each; only their bytes once they were written."""
+    """Up to a thousand finished splits, as rows `(id, payload)`, or as bytes once they were
+    encoded.
+    """
 
     rows: list[tuple[str, Any]] = field(default_factory=list)
     content: bytes | None = None
@@ -71,41 +75,42 @@ class _Pack:
 
 
 class FinishedSplits:
-    """The splits of one subtask that were read to their end. The set only grows."""
+    """The splits that one subtask has read to their end. The set only grows."""
 
     def __init__(self, splits: Iterable[tuple[str, Any]] = ()) -> None:
-        """`splits`: id and payload of each."""
+        """Adds `splits`, pairs of id and payload."""
         self._full: list[_Pack] = []
         self._rows: list[tuple[str, Any]] = []
         for split_id, payload in splits:
             self.add(split_id, payload)
 
     def add(self, split_id: str, payload: Any) -> None:
-        """Add a split."""
+        """Adds a split."""
         self._rows.append((split_id, payload))
         if len(self._rows) == PACKED:
             self._full.append(_Pack(self._rows))
             self._rows = []
 
     def view(self) -> tuple[_Pack, ...]:
-        """The current splits, to be written later."""
+        """Returns the current splits as packs that later calls of `add` do not change."""
         return (*self._full, _Pack(list(self._rows))) if self._rows else tuple(self._full)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """What one subtask of a source has at a checkpoint."""
+    """The state of one subtask of a source at a checkpoint."""
 
     splits: Sequence[SplitState]
-    """Those that are being read, or will be."""
+    """The unfinished splits of the subtask."""
     finished: tuple[_Pack, ...] = ()
-    """A view of `FinishedSplits`."""
+    """The finished splits, from `FinishedSplits.view`."""
     watermark: int = MIN_WATERMARK
-    """Event time that the subtask had reached with them: that of each of `finished`."""
+    """Watermark of the subtask, restored for each finished split."""
 
     def pack(self, codec: Codec, owner: str) -> Iterator[None]:
-        """Make the missing packs, one at each step, so that other tasks get a turn in between. Call
-        it before `encode`.
+        """Encodes the packs that are not encoded yet, one at each step of the iterator.
+
+        The caller can let other tasks run between the steps. Call it before `encode`.
         """
         for pack in self.finished:
             if pack.content is None:
@@ -113,9 +118,9 @@ class SourceState:
                 yield
 
     def encode(self, codec: Codec, owner: str) -> bytes:
-        """Returns the bytes of all.
+        """Returns the state as bytes.
 
-        Raises TypeNotSupported naming `owner`, the source, for a position that cannot be kept.
+        Raises TypeNotSupported, naming the source `owner`, for a position that cannot be encoded.
         """
         return _encoded(
             self.splits,
@@ -127,9 +132,9 @@ class SourceState:
 
 
 def encode_source_state(splits: Sequence[SplitState], codec: Codec, owner: str) -> bytes:
-    """Returns the bytes of `splits`.
+    """Returns the state of `splits` as bytes.
 
-    Raises TypeNotSupported naming `owner`, the source, for a position that cannot be kept.
+    Raises TypeNotSupported, naming the source `owner`, for a position that cannot be encoded.
     """
     return _encoded(splits, MIN_WATERMARK, [], codec, owner)
 
@@ -145,8 +150,8 @@ def _encoded(
 
 
 def _pack(rows: list[tuple[str, Any]], codec: Codec, owner: str) -> bytes:
-    # Ids and payloads are paths as a rule, which begin alike. More effort than this one's makes
-    # them less by a tenth.
+    # Ids and payloads are usually paths with the same beginning. A higher level than 1 saves only
+    # another tenth.
     content = codec.encode_batch(rows, owner=owner)
     if len(content) > PACK_BYTES_MAX:
         raise ValueNotSupported(
@@ -157,8 +162,10 @@ def _pack(rows: list[tuple[str, Any]], codec: Codec, owner: str) -> bytes:
 
 
 def _unpack(pack: bytes) -> bytes:
-    """Raises ValueError for a pack that is not whole, or larger than any that is written: a few
-    bytes may stand for gigabytes.
+    """Returns the decompressed content of a pack.
+
+    Raises ValueError if the pack is truncated, or larger than any that is written: a few bytes may
+    expand to gigabytes.
     """
     unpacking = zlib.decompressobj()
     content = unpacking.decompress(pack, PACK_BYTES_MAX)

@@ -1,8 +1,7 @@
-"""Types for programs that look at state without the program that wrote it: stand-ins replace
-classes that are not loaded here.
+"""Lets programs read state without the classes of the program that wrote it.
 
-A stand-in is a frozen dataclass with the name and the fields that were written, so writing it again
-gives what was read.
+A stand-in replaces a class that is not imported here. It is a frozen dataclass with the name and
+the fields that were written, so writing it again gives what was read.
 """
 
 from __future__ import annotations
@@ -18,16 +17,19 @@ __all__ = ["StandInTypes"]
 
 
 class StandInTypes(TypeRegistry):
-    """The types of this process, and stand-ins for records of other classes.
+    """The types of this process, plus a stand-in for each dataclass that is not imported.
 
-    Enums and registered types have no fields to go by.
+    Enums and registered types get no stand-in, because their fields are unknown.
     """
 
     def __init__(self) -> None:
         super().__init__(DEFAULT_TYPES)
 
     def assembler(self, name: str, fields: Sequence[str]) -> Assembler:
-        """As for any registry; LookupError for a class that is not loaded and no plain record."""
+        """Returns the assembler of type `name`, of a stand-in if the class is not imported.
+
+        Raises LookupError if the class is not imported and was no plain record.
+        """
         if self._resolve(name) is None and fields and all(_is_field(field) for field in fields):
             module, _, qualname = name.rpartition(":")
             label = qualname.rpartition(".")[2]

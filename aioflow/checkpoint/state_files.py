@@ -1,8 +1,8 @@
-"""State of subtasks as files of a store: streamed out and digested on the way, checked when they
-are read again.
+"""Writes the state of subtasks as files of a store, and reads them.
 
-Small state travels in its handle: a file for each of a thousand small subtasks would cost a store
-more than their bytes do. In a store that other processes do not see, everything travels so.
+Files are streamed, and digested on the way; reading checks the digest. Small state is stored inside
+its handle: a file for each of a thousand small subtasks would cost a store more than their bytes
+do. In a store that other processes cannot read, all state is stored so.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ DIGEST_BYTES = 16
 
 
 class FileOutput:
-    """A `StateOutput`: new files at `state/` in `objects`.
+    """A `StateOutput` that writes new files `state/<id>` to `objects`.
 
-    With `absolute`, handles name them by URL, not relative to the flow's root.
+    With `absolute`, handles name the files by URL, otherwise relative to the flow's root.
     """
 
     def __init__(self, host: Host, objects: ObjectStore, *, absolute: bool = False) -> None:
@@ -63,8 +63,8 @@ class FileOutput:
 
         stream = both()
         try:
-            # False cannot mean another's file, since the name is random: a reply was lost and the
-            # request repeated.
+            # The name is random, so False only means that a reply was lost and the request
+            # repeated.
             await self._objects.create(name, stream)
         finally:
             await stream.aclose()
@@ -74,9 +74,7 @@ class FileOutput:
 
 
 class FileInput:
-    """A `StateInput` over the root of a flow, `objects`; what handles name by URL is read from
-    there.
-    """
+    """A `StateInput` that reads files relative to `objects`, the root of a flow, or by URL."""
 
     def __init__(self, host: Host, objects: ObjectStore) -> None:
         self._places = Places(host, objects)
@@ -108,8 +106,9 @@ class FileInput:
 
 
 class Places:
-    """Finds the store of a file by its name: the flow's store, or, for a URL, that of its
-    directory.
+    """Finds the store that holds a state file, from the name of the file.
+
+    A plain name is in the flow's store, a URL in the store of its directory.
     """
 
     def __init__(self, host: Host, root: ObjectStore) -> None:
@@ -118,14 +117,14 @@ class Places:
         self._others: dict[str, ObjectStore] = {}
 
     def find(self, name: str) -> tuple[ObjectStore, str]:
-        """The store, and the name of the file there.
+        """Returns the store, and the name of the file in it.
 
-        Raises RestoreError for what cannot be the name of a file.
+        Raises RestoreError for an invalid name of a file.
         """
         objects, inner = self._root, name.removeprefix(f"{self._root.url}/")
         if "://" in inner:
             base, _, inner = inner.rpartition("/")
-            # Kept, because opening may make connections.
+            # The opened store is reused, because opening may make connections.
             objects = self._others[base] = self._others.get(base) or open_objects(base, self._host)
         if not is_name(inner):
             raise RestoreError(
@@ -136,7 +135,7 @@ class Places:
 
 
 class _Digested:
-    """Chunks as they pass, with their size and digest so far."""
+    """Passes chunks on, and computes their size and digest."""
 
     def __init__(self, chunks: AsyncIterator[bytes]) -> None:
         self._chunks = chunks

@@ -1,8 +1,7 @@
-"""What happened to the checkpoints of a job, for monitoring. The names are those of Flink's REST
-API.
+"""Statistics of a job's checkpoints for monitoring. The names are those of Flink's REST API.
 
-Plain data, read between two stimuli of the coordinator, which alone changes it. Times are
-wall-clock ms, -1 for what has not happened; durations ms; sizes bytes.
+Plain data that only the coordinator changes; others read it between two of the coordinator's steps.
+Times are wall-clock milliseconds, -1 if not happened; durations are milliseconds; sizes are bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = [
 
 
 class CheckpointStatus(StrEnum):
-    """Where a checkpoint stands."""
+    """The status of a checkpoint."""
 
     IN_PROGRESS = "IN_PROGRESS"
     COMPLETED = "COMPLETED"
@@ -45,21 +44,21 @@ class SubtaskRecord:
     index: int
     ack_timestamp: int
     end_to_end_duration: int
-    """From the trigger to the acknowledgement."""
+    """Milliseconds from the trigger to the acknowledgement."""
     stats: CheckpointStats
 
 
 @dataclass(slots=True)
 class VertexRecord:
-    """One vertex in one checkpoint."""
+    """The part of one vertex in one checkpoint."""
 
     vertex_id: int
     name: str
     num_subtasks: int
-    """Including finished ones, which acknowledge nothing."""
+    """Number of subtasks, including finished ones, which acknowledge nothing."""
     finished_subtasks: int
     subtasks: dict[int, SubtaskRecord] = field(default_factory=dict)
-    """By index, as they acknowledged."""
+    """Acknowledgements by subtask index, in order of arrival."""
 
     @property
     def num_acknowledged_subtasks(self) -> int:
@@ -68,7 +67,7 @@ class VertexRecord:
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointRecord:
-    """One checkpoint or savepoint, from its trigger on."""
+    """The course of one checkpoint or savepoint, from its trigger on."""
 
     id: int
     kind: CheckpointKind
@@ -76,12 +75,12 @@ class CheckpointRecord:
     tasks: dict[int, VertexRecord]
     status: CheckpointStatus = CheckpointStatus.IN_PROGRESS
     unaligned: bool = False
-    """Whether some subtask let it overtake data."""
+    """Whether the checkpoint was unaligned in at least one subtask."""
     latest_ack_timestamp: int = -1
     external_path: str = ""
-    """Where it is, once it completed."""
+    """Location of the completed checkpoint."""
     discarded: bool = False
-    """Whether it was deleted again, because newer ones completed."""
+    """Whether the checkpoint was deleted because newer ones completed."""
     failure_timestamp: int = -1
     failure_reason: CheckpointFailureReason | None = None
     failure_message: str = ""
@@ -106,7 +105,7 @@ class CheckpointRecord:
 
     @property
     def end_to_end_duration(self) -> int:
-        """To the latest acknowledgement, or to the failure."""
+        """Milliseconds from the trigger to the latest acknowledgement, or to the failure."""
         end = max(self.latest_ack_timestamp, self.failure_timestamp)
         return -1 if end < 0 else max(end - self.trigger_timestamp, 0)
 
@@ -120,7 +119,7 @@ class CheckpointRecord:
 
     @property
     def processed_data(self) -> int:
-        """Records that were processed while barriers were awaited."""
+        """Number of records that were processed during the alignment."""
         return sum(record.stats.alignment_processed for record in self._records())
 
     @property
@@ -143,7 +142,7 @@ class RestoredRecord:
 
 @dataclass(slots=True)
 class CheckpointCounts:
-    """Since the coordinator began."""
+    """Numbers of checkpoints since the coordinator started."""
 
     restored: int = 0
     total: int = 0
@@ -154,7 +153,7 @@ class CheckpointCounts:
 
 @dataclass(slots=True)
 class LatestCheckpoints:
-    """The newest of each kind, even if the history has dropped it."""
+    """The newest checkpoint of each kind, even if the history has dropped it."""
 
     completed: CheckpointRecord | None = None
     savepoint: CheckpointRecord | None = None
@@ -164,7 +163,9 @@ class LatestCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of one figure over the completed checkpoints of the history. Zeros when there are none."""
+    """The distribution of one figure over the completed checkpoints of the history. Zeros if
+    none.
+    """
 
     min: float = 0
     max: float = 0
@@ -177,7 +178,9 @@ class Distribution:
 
     @staticmethod
     def of(values: Sequence[float]) -> Distribution:
-        """Percentiles are values of actual checkpoints, without interpolation."""
+        """Returns the distribution of `values`. Percentiles are actual values, without
+        interpolation.
+        """
         if not values:
             return Distribution()
         ordered = sorted(values)
@@ -190,7 +193,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class SummaryStatistics:
-    """Over the completed checkpoints of the history."""
+    """Distributions over the completed checkpoints of the history."""
 
     checkpointed_size: Distribution
     state_size: Distribution
@@ -200,8 +203,9 @@ class SummaryStatistics:
 
 
 class CheckpointStatistics:
-    """The last `history_max` checkpoints and all that are in progress, newest first in
-    `history`.
+    """The statistics of a job's checkpoints.
+
+    `history` holds the last `history_max` checkpoints and all that are in progress, newest first.
     """
 
     def __init__(self, vertices: Sequence[CheckpointedVertex], history_max: int = 20) -> None:
@@ -216,7 +220,7 @@ class CheckpointStatistics:
         return list(reversed(self._records.values()))
 
     def record(self, checkpoint_id: int) -> CheckpointRecord | None:
-        """One checkpoint in detail. None if it was dropped from the history."""
+        """Returns the details of one checkpoint, None if the history has dropped it."""
         return self._records.get(checkpoint_id)
 
     @property
@@ -236,11 +240,11 @@ class CheckpointStatistics:
         latest: LatestCheckpoints,
         records: Sequence[CheckpointRecord],
     ) -> None:
-        """Show what another process has told; `records` newest last."""
+        """Replaces all statistics by those of another process; `records` are oldest first."""
         self.counts, self.latest = counts, latest
         self._records = {record.id: record for record in records}
 
-    # From the coordinator.
+    # Events of the coordinator.
 
     def triggered(
         self,

@@ -1,22 +1,22 @@
-"""The store of a flow: the files of its state, its completed checkpoints, its savepoints, and
-whether its job is over.
+"""The store of a flow: state files, completed checkpoints, savepoints, and which of them may be
+resumed.
 
     state/<id>                      one file of state
     checkpoints/<number>/metadata   a completed checkpoint: written last; without it there is none
     savepoints/<id>/...             a savepoint: a directory complete in itself, `metadata` beside
                                     `state/<id>`; it may be anywhere else too
-    taken/<number>                  says where savepoint <number> is, written after its metadata:
-                                    of those under the root, and of each that ended a job,
-                                    wherever it is, as what is older than it must not be resumed;
-                                    and of what a job was told to begin with, under a number of
-                                    its own
-    lease/<number>                  whose job it is (`lease`)
-    finished/<number>               up to that number there is nothing to resume: its jobs were
+    taken/<number>                  the location of savepoint <number>, written after its metadata:
+                                    of each savepoint under the root, and, wherever it is, of each
+                                    that ended a job, since nothing older may be resumed. Also,
+                                    under a number of its own, the checkpoint that a job was told
+                                    to begin with
+    lease/<number>                  which job runs the flow (`lease`)
+    finished/<number>               checkpoints up to this number are not resumed: their jobs were
                                     given up
     ended/<number>                  the job came to its end by itself with checkpoint <number>: a
                                     run from there has nothing to do
-    left/<number>                   a job that went on from an older one has left it behind: not
-                                    resumed unless it is asked for
+    left/<number>                   a job went back to an older checkpoint: this one is resumed
+                                    only on request
 
 Numbers grow over the whole life of a flow. The metadata of a checkpoint names state files relative
 to the root of the flow. That of a savepoint names them relative to its own directory, so a
@@ -58,21 +58,20 @@ __all__ = ["METADATA", "RESTORE_ONLY", "FlowStore", "open_store", "read_checkpoi
 logger = logging.getLogger(__name__)
 
 METADATA = "metadata"
-"""The file without which a directory is no checkpoint."""
+"""Name of the file that makes a directory a checkpoint."""
 
 RESTORE_ONLY = "memory://nothing-is-written"
-"""The store of a job that takes no checkpoints. What it restores is named by URL."""
+"""URL of the store of a job that takes no checkpoints. It restores files that are named by URL."""
 
 REMOTE_LEASE = LeaseOptions(lease_s=60.0, renew_s=15.0, stop_s=10.0)
-"""Of an object store, where each request costs time and money."""
+"""Options of a lease in an object store, where each request costs time and money."""
 
 
 class FlowStore:
-    """The store of one flow, for the processes that write and read its state, and for the one that
-    completes its checkpoints.
+    """The store of one flow, for the processes that write and read its state.
 
-    Write errors are CheckpointError, read errors RestoreError; both name the flow, the checkpoint
-    and the place.
+    The holder of the flow's lease also completes its checkpoints. Write errors are CheckpointError,
+    read errors RestoreError; both name the flow, the checkpoint and the place.
     """
 
     def __init__(self, host: Host, objects: ObjectStore, key: bytes | None = None) -> None:
@@ -97,27 +96,28 @@ class FlowStore:
     # Subtasks.
 
     def output(self, directory: str = "") -> StateOutput:
-        """Where a subtask writes its state: below the root, or below the directory (URL) of a
-        savepoint, as its barrier says.
+        """Returns the output to which a subtask writes its state.
+
+        It writes below the root, or below `directory`, the URL of a savepoint that its barrier
+        names.
         """
         if directory:
             return FileOutput(self._host, open_objects(directory, self._host), absolute=True)
         return FileOutput(self._host, self._objects)
 
     def input(self) -> StateInput:
-        """Reads state from the places that its handles name."""
+        """Returns the input that reads state files."""
         return FileInput(self._host, self._objects)
 
-    # Completing.
+    # The job that holds the lease.
 
     async def hold(
         self, on_lost: Callable[[CheckpointError], None], options: LeaseOptions | None = None
     ) -> FlowLease:
-        """Take the lease of this flow, and complete checkpoints only while it is held. The caller
-        releases it.
+        """Acquires the lease of this flow, so that this process may complete checkpoints.
 
-        Raises CheckpointError, naming the holder, if another job has it. `on_lost` is called when
-        it could not be renewed: then stop.
+        The caller releases the lease. Raises CheckpointError, naming the holder, if another job has
+        it. `on_lost` is called when the lease could not be renewed: the job must stop then.
         """
         if options is None:
             options = (
@@ -133,8 +133,8 @@ class FlowStore:
         await lease.acquire()
         self._lease = lease
         try:
-            # A checkpoint that is found is resumed, and its prepared data is committed: it must
-            # survive the next loss of power.
+            # The newest checkpoint is resumed, and its prepared data is committed: it must survive
+            # the next loss of power.
             await self._objects.harden()
         except BaseException as error:
             await lease.release()
@@ -146,19 +146,18 @@ class FlowStore:
         return lease
 
     def savepoint_url(self, directory: str | None = None) -> str:
-        """A new place for a savepoint: under the root, or in a directory (URL)."""
+        """Returns a URL for a new savepoint: under the root, or below `directory` (a URL)."""
         drawn = self._host.ids.new("savepoint")
         if directory is None:
             return join_url(self.url, f"savepoints/{drawn}")
         return join_url(open_objects(directory, self._host).url, f"savepoint-{drawn}")
 
     async def complete(self, checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
-        """Make a checkpoint, or the savepoint in `directory`, the newest one. It is durable when
-        this returns it with its `location`.
+        """Stores the metadata of a checkpoint or savepoint, which makes it the newest one.
 
-        After a CheckpointError it does not exist, and never will. If that cannot be ensured now,
-        because the store does not answer, `settle` ensures it later. Only if the lease was lost
-        meanwhile it may exist: the new holder decides.
+        Returns it with its `location` once it is durable. After a CheckpointError the checkpoint
+        does not exist, and never will. If the store does not answer, `settle` ensures that later.
+        Only if the lease was lost meanwhile may the checkpoint exist: the new holder decides.
         """
         await self._confirm_lease()
         await self.settle()
@@ -195,8 +194,9 @@ class FlowStore:
     async def _with_copies(
         self, savepoint: CompletedCheckpoint, directory: str
     ) -> CompletedCheckpoint:
-        """A savepoint is complete in itself: state of subtasks that finished before it is copied
-        from the files of the flow.
+        """Copies state of subtasks that had finished before into the savepoint's `directory`.
+
+        A savepoint must be complete in itself. Returns it with the names of the copies.
         """
         elsewhere: dict[str, StateFile] = {}
 
@@ -221,10 +221,10 @@ class FlowStore:
         )
 
     async def settle(self) -> None:
-        """Remove what failed writes may have left. Call before a job goes back to an older
-        checkpoint. Raises CheckpointError.
+        """Deletes what failed writes of metadata may have left.
 
-        It needs the lease: another holder may have found the doubtful checkpoint and begun with it.
+        Call before a job goes back to an older checkpoint. Raises CheckpointError, also if the
+        lease is lost: the new holder may have found such a checkpoint and begun with it.
         """
         if self._in_doubt:
             await self._confirm_lease()
@@ -244,15 +244,15 @@ class FlowStore:
                 ) from error
             if (
                 doubt in self._in_doubt
-            ):  # Others may settle it too, and further ones may have become doubtful meanwhile.
+            ):  # A concurrent call may have removed it, or added further ones.
                 self._in_doubt.remove(doubt)
 
     async def discard(self, discard: Discard) -> None:
-        """Remove what is no longer needed, metadata first. What the store refuses stays for
-        `sweep`, with all files that it may refer to.
+        """Deletes checkpoints and files that are no longer needed, metadata first.
 
-        Without the lease nothing is removed. A checkpoint that was given up here may have been
-        stored nevertheless, and another job may have begun with it.
+        If the store fails, the rest is left to `sweep`, with all files that it may refer to.
+        Without the lease nothing is deleted: another job may have begun with a checkpoint that was
+        given up here but stored nevertheless.
         """
         places = Places(self._host, self._objects)
         # Without a location nothing was stored, or `settle` has removed it.
@@ -262,8 +262,8 @@ class FlowStore:
         try:
             await self._confirm_lease()
             await self.settle()
-            # Also what an earlier call could not remove: it may refer to files that are removed
-            # now.
+            # Includes metadata that an earlier call could not delete: it may refer to files that
+            # are deleted now.
             for location in list(self._unwanted):
                 objects, name = places.find(join_url(location, METADATA))
                 await objects.delete([name])
@@ -278,9 +278,9 @@ class FlowStore:
             logger.warning("what is wanted no more in %s stays behind: %s", self.url, error)
 
     async def finish(self, number: int) -> None:
-        """Leave nothing to resume of what has a number up to `number`: a job begins without it.
+        """Marks all checkpoints up to `number` as not to be resumed: a new job begins without them.
 
-        Raises CheckpointError.
+        Raises CheckpointError if the store fails.
         """
         try:
             if number not in await self._numbers("finished"):
@@ -298,9 +298,9 @@ class FlowStore:
             ) from error
 
     async def end(self, number: int) -> None:
-        """The job came to its end by itself, with checkpoint `number`, which stays.
+        """Marks that the job came to its end by itself, with checkpoint `number`, which stays.
 
-        Raises CheckpointError.
+        Raises CheckpointError if the store fails.
         """
         try:
             await self._objects.create(f"ended/{number}", whole(b""))
@@ -313,8 +313,10 @@ class FlowStore:
             ) from error
 
     async def ended_ms(self, found: CompletedCheckpoint) -> int | None:
-        """When, by the wall clock, the job that `found` is the last checkpoint of came to its
-        end by itself. None: it did not.
+        """Returns when the job of checkpoint `found` came to its end by itself with that
+        checkpoint.
+
+        In wall-clock milliseconds; None if the job did not end so.
         """
         if found.kind.is_savepoint or found.location != join_url(
             self.url, f"checkpoints/{found.checkpoint_id}"
@@ -330,11 +332,10 @@ class FlowStore:
             ) from error
 
     async def leave_behind(self, number: int) -> None:
-        """A job goes back to `number`: `newest` no longer finds what is above. Durable on return.
-        Raises CheckpointError.
+        """Marks that a job goes back to checkpoint `number`: `newest` ignores all later ones.
 
-        Its sinks drop what they prepared since. So a savepoint of that past lacks data that it
-        would have to commit.
+        Sinks drop what they prepared since. So a savepoint taken in between lacks data that it
+        would have to commit. Durable on return. Raises CheckpointError if the store fails.
         """
         await self._confirm_lease()
         try:
@@ -349,11 +350,11 @@ class FlowStore:
             ) from error
 
     async def begin_with(self, found: CompletedCheckpoint, number: int) -> None:
-        """A job was told to begin with `found`: until it completes one of its own, `newest` finds
-        only that.
+        """Marks that a job was told to begin with `found`.
 
-        Its sinks drop what was prepared since, as in `leave_behind`. `number` is above all others.
-        Durable on return. Raises CheckpointError.
+        `newest` finds only that until the job completes its own first checkpoint. Sinks drop what
+        was prepared since, as in `leave_behind`. `number` must be larger than all others. Durable
+        on return. Raises CheckpointError if the store fails.
         """
         if (
             found.location.startswith(f"{self.url}/")
@@ -376,7 +377,7 @@ class FlowStore:
                 f"{self.url} cannot keep that its job begins with {found.location}: {error}"
             ) from error
 
-    # Finding.
+    # Searching.
 
     async def newest(self, *, fall_back: bool = False) -> CompletedCheckpoint | None:
         """Returns the newest completed checkpoint or savepoint that is not abandoned.
@@ -427,9 +428,7 @@ class FlowStore:
         return None
 
     async def highest(self) -> int:
-        """The largest number that was ever completed or finished, 0 if there is none: a new job
-        begins above it.
-        """
+        """Returns the largest number in use, 0 if there is none. A new job begins above it."""
         return max(
             [
                 await self.finished(),
@@ -446,19 +445,22 @@ class FlowStore:
         return max(await self._numbers("finished"), default=0)
 
     async def checkpoints(self) -> list[int]:
-        """Numbers of the completed checkpoints, savepoints not among them, ascending."""
+        """Returns the numbers of the completed checkpoints, ascending, without savepoints."""
         return await self._numbers("checkpoints")
 
     async def left_behind(self) -> list[int]:
-        """Numbers that are resumed only on request, ascending: a job went back to an older one."""
+        """Returns the numbers that are resumed only on request, ascending.
+
+        A job went back from them to an older checkpoint.
+        """
         return await self._numbers("left")
 
     async def checkpoint(self, number: int) -> CompletedCheckpoint:
-        """One of `checkpoints`."""
+        """Returns the completed checkpoint `number`. Raises RestoreError."""
         return await self._read(join_url(self.url, f"checkpoints/{number}"), number)
 
     async def savepoints(self) -> list[str]:
-        """URLs of the savepoints that are under the root, oldest first."""
+        """Returns the URLs of the savepoints under the root, oldest first."""
         found = []
         for number in await self._numbers("taken"):
             url, _, inside = await self._taken(number)
@@ -471,7 +473,9 @@ class FlowStore:
         return found
 
     async def _numbers(self, kind: str) -> list[int]:
-        """Numbers in the names `<kind>/<number>` or `<kind>/<number>/metadata`, ascending."""
+        """Returns the numbers in the names `<kind>/<number>` or `<kind>/<number>/metadata`,
+        ascending.
+        """
         try:
             names = [name.split("/") for name in await self._objects.names(kind)]
         except OSError as error:
@@ -500,8 +504,9 @@ class FlowStore:
         return stored
 
     async def _taken(self, number: int) -> tuple[str, CheckpointKind, int]:
-        """The place and kind of savepoint `number`, and the number in its metadata. That differs
-        if a job was told to begin with it.
+        """Returns the place and kind of savepoint `number`, and the number in its metadata.
+
+        The two numbers differ if a job was told to begin with that savepoint.
         """
         where = join_url(self.url, f"taken/{number}")
         try:
@@ -543,16 +548,15 @@ class FlowStore:
     async def _put(
         self, checkpoint: CompletedCheckpoint, objects: ObjectStore, name: str, data: bytes
     ) -> None:
-        """Create an object, or ensure that it does not exist."""
+        """Creates the metadata object of a checkpoint, or ensures that it does not exist."""
         where = join_url(objects.url, name)
         try:
-            # False may still be ours, if a reply was lost and the request repeated.
+            # The object may be ours despite False, if a reply was lost and the request repeated.
             created = (
                 await to_the_end(objects.create(name, whole(data)))
                 or await objects.read(name) == data
             )
-            # It may have taken too long. Then the present leader has not seen it, and it must not
-            # take effect.
+            # If it took too long, the present leader has not seen it, and it must not take effect.
             await self._confirm_lease()
         except (OSError, asyncio.CancelledError) as error:
             await self._withdraw(objects, name, data)
@@ -568,12 +572,12 @@ class FlowStore:
             )
 
     async def _confirm_lease(self) -> None:
-        """Raise CheckpointError if another job has the lease; a late holder finds out here."""
+        """Raises CheckpointError if another job has the lease. Renews a late lease."""
         if self._lease is not None:
             await self._lease.confirm()
 
     async def _withdraw(self, objects: ObjectStore, name: str, data: bytes) -> None:
-        """Ensure, now if possible, that an object does not exist."""
+        """Ensures that an object does not exist: at once, or in a later `settle`."""
         self._in_doubt.append((objects, name, data))
         try:
             await self._settle()
@@ -582,7 +586,7 @@ class FlowStore:
 
 
 async def _remove_own(objects: ObjectStore, name: str, data: bytes) -> None:
-    """Remove an object if it has this content: another writer may have made it meanwhile."""
+    """Deletes an object if its content is `data`: another writer may have created it meanwhile."""
     try:
         if await objects.read(name) == data:
             await objects.delete([name])
@@ -591,10 +595,10 @@ async def _remove_own(objects: ObjectStore, name: str, data: bytes) -> None:
 
 
 def open_store(url: str, host: Host, key: bytes | None = None) -> FlowStore:
-    """The store of the flow whose root is `url`, as `urls.flow_url(store, flow)` gives it. Does no
-    I/O.
+    """Returns the store of the flow whose root is `url` (see `urls.flow_url`). Does no I/O.
 
-    With a `key`, metadata carries a MAC made with it; metadata with another MAC or none is refused.
+    With a `key`, metadata is written with a MAC. Metadata without it or with another one is
+    refused.
     """
     return FlowStore(host, open_objects(url, host), key)
 
@@ -602,9 +606,10 @@ def open_store(url: str, host: Host, key: bytes | None = None) -> FlowStore:
 async def read_checkpoint(
     url: str, host: Host, key: bytes | None = None, *, root: ObjectStore | None = None
 ) -> CompletedCheckpoint:
-    """The checkpoint or savepoint whose directory is `url`, or a path. Raises RestoreError.
+    """Reads the checkpoint or savepoint whose directory is `url`, a URL or a path.
 
-    Its state files are named by URL, but those below `root`, if given, relative to it.
+    Raises RestoreError. Its state files are named by URL, or relative to `root` if they are below
+    it.
     """
     objects, name = open_objects(url, host), METADATA
     location = objects.url

@@ -1,5 +1,6 @@
-"""What one subtask contributes to a checkpoint, as plain data: its acknowledgement carries it,
-the metadata lists it.
+"""The part of one subtask in a checkpoint, as plain data.
+
+The subtask sends it with its acknowledgement, and the metadata of the checkpoint lists it.
 """
 
 from __future__ import annotations
@@ -22,41 +23,44 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class OperatorStateHandle:
-    """The state of one operator in one subtask. None: it has none of that kind."""
+    """Handles of the state of one operator in one subtask. None: the operator has no state of that
+    kind.
+    """
 
     uid: str
     keyed: KeyedStateHandle | None = None
     operator: StateFile | None = None
     """Operator state: split, union and broadcast, encoded."""
     source: StateFile | None = None
-    """Of a source: its splits with their positions and their event time, encoded."""
+    """State of a source: its splits with their positions and their event time, encoded."""
 
 
 class ChannelSide(StrEnum):
-    """Where data in flight waits, and what is counted there."""
+    """The place where data in flight waits; it determines the meaning of a handle's `index`."""
 
     INPUT = "input"
-    """At the consumer, in a channel of its gate."""
+    """Data at the consumer, in input channel `index`."""
     OUTPUT = "output"
-    """At the producer, in a subpartition."""
+    """Data at the producer, in subpartition `index`."""
     CHAIN = "chain"
-    """In the task, in front of an operator: from 1; 0: what a source without any has read."""
+    """Data in the task, in front of operator `index`, which counts from 1. Index 0 is data that a
+    source has read and not emitted."""
     RESTORED = "restored"
-    """Data in the task that it restored and has not processed.
+    """Data that the task has restored itself and not processed yet.
 
     It also holds the event time of the whole input.
     """
 
 
 HEAD_BYTES = 14
-"""Head of a file of data in flight: version, event time in front of the data, number of
-channels.
+"""Length of the head of a file of data in flight: version, event time in front of the data,
+number of channels.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelStateHandle:
-    """Data in flight on one exchange that an unaligned checkpoint overtook."""
+    """The data in flight at one place that an unaligned checkpoint overtook."""
 
     edge_id: int
     side: ChannelSide
@@ -65,8 +69,9 @@ class ChannelStateHandle:
 
     @property
     def is_data(self) -> bool:
-        """Whether it is more than the event time of a whole input. Alone, that is not needed: the
-        sources send it again.
+        """Whether the file holds records, not only the event time of the whole input.
+
+        Event time alone need not be restored: the sources send it again.
         """
         return self.side is not ChannelSide.RESTORED or self.file.size > HEAD_BYTES
 
@@ -78,12 +83,12 @@ class SubtaskState:
     operators: tuple[OperatorStateHandle, ...] = ()
     channels: tuple[ChannelStateHandle, ...] = ()
     finished: bool = False
-    """Whether its input had ended and it had finished before the checkpoint: nothing is left to
+    """Whether the subtask had finished before the checkpoint, so that nothing is left to
     process.
     """
 
     def files(self) -> Iterator[StateFile]:
-        """All that it refers to, in order."""
+        """Yields all files that the state refers to, in order."""
         for operator in self.operators:
             if operator.keyed is not None:
                 yield from operator.keyed.files
@@ -97,22 +102,22 @@ class SubtaskState:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStats:
-    """How one subtask's checkpoint went.
+    """Statistics of one subtask's part in a checkpoint.
 
     Durations in ms, sizes in bytes; the names are those of Flink's REST API.
     """
 
     start_delay_ms: int = 0
-    """From the trigger to the first barrier here."""
+    """Time from the trigger to the first barrier at this subtask."""
     alignment_ms: int = 0
     alignment_processed: int = 0
-    """Records that were processed while barriers were awaited."""
+    """Number of records processed between the first and the last barrier."""
     alignment_persisted: int = 0
-    """Bytes in flight that became part of the checkpoint."""
+    """Size of the data in flight that became part of the checkpoint."""
     sync_ms: float = 0.0
     async_ms: int = 0
     state_size: int = 0
-    """Bytes that the checkpoint refers to."""
+    """Size of all state that the checkpoint refers to."""
     checkpointed_size: int = 0
-    """Bytes that were written for it."""
+    """Size of the state that was written for this checkpoint."""
     unaligned: bool = False

@@ -1,7 +1,7 @@
-"""Finds files that crashed jobs and tasks left in the store of a flow, and removes old ones.
+"""Removes old files that crashed jobs and tasks left in the store of a flow.
 
-Nothing that a completed checkpoint refers to is ever removed. Nothing at all is removed when one of
-them cannot be read, because its references are not known then.
+Nothing that a completed checkpoint refers to is ever removed. Nothing at all is removed when a
+completed checkpoint cannot be read, because its references are not known then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["GRACE_MS", "sweep", "sweep_state"]
 logger = logging.getLogger(__name__)
 
 GRACE_MS = 10 * 60 * 1000
-"""How old something must be.
+"""Minimum age of a file before it is removed.
 
 A job that lost its lease may still write. Its files must not vanish under it.
 """
@@ -36,19 +36,18 @@ async def sweep(
     keep: Collection[int] = (),
     grace_ms: int = GRACE_MS,
 ) -> list[str]:
-    """Remove what is left over, and return its names. For the holder of the lease, before its job
-    writes anything.
+    """Removes what crashed jobs left, and returns the names.
 
-    The following is left over:
+    The caller holds the lease, and its job has not written anything yet. Removed are:
 
     * checkpoints beyond the `retain` newest, except those numbered in `keep`,
     * checkpoints of jobs that are over,
     * state without references,
     * savepoints that were never completed, and unfinished files.
 
-    Completed savepoints stay for ever. Checkpoints that a job left behind when it went back are not
-    among the newest, and stay until that job has completed another one. What the store refuses to
-    remove stays for the next time.
+    Completed savepoints stay for ever. Checkpoints that a job left behind when it went back do not
+    count among the newest, and stay until that job has completed another one. If the store refuses
+    to remove something, a later call tries again.
     """
     objects = store.objects
     before = host.clock.wall_ms() - grace_ms
@@ -85,12 +84,11 @@ async def sweep(
 
 
 async def sweep_state(store: FlowStore, host: Host, *, grace_ms: int = GRACE_MS) -> list[str]:
-    """Remove the state that no checkpoint refers to, and return its names. For a job whose tasks
-    are about to be deployed again.
+    """Removes the state files that no checkpoint refers to, and returns their names.
 
-    A task that was killed had written files for a checkpoint that never completed. Checkpoints may
-    complete meanwhile: their files are either younger than `grace_ms`, or belong to a checkpoint
-    that exists already.
+    Called before the tasks of a job are deployed again: a task that was killed may have written
+    files for a checkpoint that never completed. Checkpoints may complete meanwhile. Their files are
+    either younger than `grace_ms`, or belong to a checkpoint that exists already.
     """
     removed: list[str] = []
     try:
@@ -118,7 +116,7 @@ async def _remove_state(store: FlowStore, before_ms: int) -> list[str]:
 
 
 async def _remove_old(store: FlowStore, names: list[str], before_ms: int) -> list[str]:
-    """Removes the old files among `names`. Returns their names."""
+    """Removes those of `names` that are older than `before_ms`. Returns their names."""
     old = [name for name in names if await store.objects.modified_ms(name) < before_ms]
     await store.objects.delete(old)
     return old

@@ -1,12 +1,14 @@
-"""What is taken next, and when: savepoints, the final checkpoint, requested checkpoints, then
-periodic ones.
+"""Decides which checkpoint is taken next, and when.
 
-    The final checkpoint:
-    AHEAD      --every subtask is through with its data--> UNDER_WAY --complete--> COMPLETE
+Savepoints come first, then the final checkpoint, then requested checkpoints, then periodic ones.
+The state of the final checkpoint:
+
+    AHEAD      --every subtask has processed all its data--> UNDER_WAY --complete--> COMPLETE
     UNDER_WAY  --failed--> AHEAD, again after a while
     COMPLETE   --the job restarts--> AHEAD
 
-Nothing is taken behind the final one: the tasks are ending. After Flink's CheckpointRequestDecider.
+Nothing is taken after the final checkpoint: the tasks are ending. After Flink's
+CheckpointRequestDecider.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class _Final(Enum):
 
 
 class CheckpointTurns:
-    """The requests, the periodic trigger, and the state of the final checkpoint.
+    """Queues requests, times periodic checkpoints, and tracks the final checkpoint.
 
     `subtasks` is read, never changed.
     """
@@ -51,77 +53,78 @@ class CheckpointTurns:
         """The request of a user's stop: the final checkpoint is made for it."""
         self._final = _Final.AHEAD
         self._final_at_s = 0.0
-        """When the final checkpoint is retried. Once it is complete: when that is repeated.
-        """
+        """Time when the final checkpoint is retried, or its completion is notified again."""
         self._periodic_at_s: float | None = None
         self._last_completion_s: float | None = None
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a stop waits for its savepoint, which has not been triggered."""
+        """Whether a stop was requested whose final checkpoint is not triggered yet."""
         return self._stop is not None
 
     @property
     def final_is_complete(self) -> bool:
-        """Whether nothing is taken any more, unless the job restarts."""
+        """Whether the final checkpoint is complete. Nothing more is taken then, unless the job
+        restarts.
+        """
         return self._final is _Final.COMPLETE
 
-    # Who asks.
+    # Requests.
 
     def add(self, request: Request) -> Request | None:
-        """Queue the request. Returns the request that was turned away, if any."""
+        """Queues a request. If the queue is full, returns the request that was removed."""
         return self._requests.add(request)
 
     def stop(self, request: Request) -> None:
-        """The final checkpoint is made for `request`."""
+        """Makes the final checkpoint answer `request`."""
         self._stop = request
 
     def clear(self) -> list[Request]:
-        """Remove all queued requests, in order; a stop stays."""
+        """Removes all queued requests, and returns them in order. A requested stop stays."""
         return self._requests.clear()
 
     def give_up(self) -> list[Request]:
-        """Remove all waiting requests, and a stop too."""
+        """Removes all queued requests and a requested stop, and returns them."""
         waiting = self._requests.clear()
         if self._stop is not None:
             waiting.append(self._stop)
             self._stop = None
         return waiting
 
-    # The outcome of what was taken.
+    # Outcomes.
 
     def triggered(self, request: Request, now: Moment) -> None:
-        """It is under way; the interval counts from here."""
+        """Notes that a checkpoint was triggered; the interval counts from here."""
         if request.final:
             self._final = _Final.UNDER_WAY
         if self._options.interval_ms is not None and not request.kind.is_savepoint:
             self._periodic_at_s = now.s + self._options.interval_ms / 1000
 
     def completed(self, request: Request, now: Moment) -> None:
-        """It is durable; the pause counts from here."""
+        """Notes that a checkpoint completed; the minimum pause counts from here."""
         self._last_completion_s = now.s
         if request.final:
             self._final, self._final_at_s = _Final.COMPLETE, now.s + FINAL_REPEAT_S
 
     def failed(self, request: Request, now: Moment) -> None:
-        """It will not complete."""
+        """Notes that a checkpoint failed. A final one is retried after a while."""
         if request.final:
             self._final, self._final_at_s = _Final.AHEAD, now.s + FINAL_RETRY_S
 
     def restarted(self, now: Moment) -> None:
-        """Tasks that had ended run again."""
+        """Notes that ended tasks run again, so that another final checkpoint is needed."""
         if self._final is _Final.COMPLETE:
             self._final, self._final_at_s = _Final.AHEAD, now.s
 
-    # Whose turn it is.
+    # Decisions.
 
     def take(self, now: Moment) -> Request | None:
-        """The next request, if it may be triggered now."""
+        """Returns the request to trigger now, None if there is none."""
         if self._final is not _Final.AHEAD:
             return None
         first = self._requests.first
         if first is not None and first.tries and self._subtasks.any_closing:
-            first = None  # It met a task that is about to end, and would meet it again.
+            first = None  # It failed because a task is about to end, and would fail again.
         if first is not None and first.kind.is_savepoint:
             return self._requests.take()
         if self._subtasks.all_at_end:
@@ -134,15 +137,17 @@ class CheckpointTurns:
         return Request(kind=CheckpointKind.CHECKPOINT) if due is not None and now.s >= due else None
 
     def repeats(self, now: Moment) -> bool:
-        """Whether it is time to say again that the final checkpoint is complete."""
+        """Whether it is time to notify tasks again that the final checkpoint is complete."""
         if not self._awaits_the_end or now.s < self._final_at_s:
             return False
         self._final_at_s = now.s + FINAL_REPEAT_S
         return True
 
     def next_due(self, *, has_slot: bool) -> float | None:
-        """When time alone will change something, in seconds of the monotonic clock. Without a slot
-        nothing more can be triggered.
+        """Returns when to ask again although nothing happens, in seconds of the monotonic clock, or
+        None.
+
+        Without a slot no further checkpoint can be triggered.
         """
         if self._awaits_the_end:
             return self._final_at_s
@@ -152,7 +157,7 @@ class CheckpointTurns:
 
     @property
     def _awaits_the_end(self) -> bool:
-        """Whether the final checkpoint is complete, and tasks may not have heard of it."""
+        """Whether the final checkpoint is complete, and tasks may not know that yet."""
         return self._final is _Final.COMPLETE and self._subtasks.any_at_end
 
     def _final_request(self) -> Request:
@@ -162,9 +167,9 @@ class CheckpointTurns:
         return request
 
     def _periodic_due(self, now: Moment | None) -> float | None:
-        """When the next periodic checkpoint is due: the first one an interval after all tasks run.
+        """Returns when the next periodic checkpoint is due, None if never or not all tasks run.
 
-        None: never, or the tasks do not all run.
+        The first one is due an interval after all tasks run.
         """
         interval_ms = self._options.interval_ms
         if interval_ms is None or isinstance(self._subtasks.plan(), CheckpointRefused):

@@ -1,4 +1,4 @@
-"""Where things are: stores by URL, and the place of a flow in a store.
+"""Opens stores by URL, and computes the place of a flow in a store.
 
 A flow's name is any text. In its directory every character but `[A-Za-z0-9_-]` is written as a dot
 and two hexadecimal digits for each byte of its UTF-8. The result is cut into segments, of which all
@@ -28,17 +28,17 @@ SCHEMES = ("file", "memory", *REMOTE_SCHEMES)
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 GOES_ON = ".-"
 SEGMENT_LENGTH = 62
-"""Without the mark: a segment of an object's name has at most 64 characters."""
+"""Length of a segment without its mark. A segment of an object's name has at most 64 characters."""
 
 ESCAPED = re.compile(rb"\.([0-9A-F]{2})")
 
 
 def open_objects(url: str, host: Host) -> ObjectStore:
-    """The objects under a URL: `file:///path` or just a path, `memory://name`,
-    `s3://bucket/prefix`, `gs://`, `az://`.
+    """Returns the object store at a URL.
 
-    Does no I/O. Raises CheckpointError for an unknown kind of URL, or one whose extra is not
-    installed.
+    Known are `file:///path` or just a path, `memory://name`, `s3://bucket/prefix`, `gs://` and
+    `az://`. Does no I/O. Raises CheckpointError for an unknown kind of URL, or if the extra for it
+    is not installed.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -76,17 +76,19 @@ def open_objects(url: str, host: Host) -> ObjectStore:
 
 
 def join_url(url: str, name: str) -> str:
-    """The URL of `name` below `url`."""
+    """Returns the URL of `name` below `url`."""
     return f"{url.rstrip('/')}/{name}"
 
 
 def flow_url(store_url: str, flow: str) -> str:
-    """The root of a flow in a store."""
+    """Returns the URL of a flow's root in a store."""
     return join_url(store_url, encode_flow(flow))
 
 
 def encode_flow(flow: str) -> str:
-    """The place of a flow, as an object name."""
+    """Returns the place of a flow in a store, as an object name. Raises ValueError for an empty
+    name.
+    """
     if not flow:
         raise ValueError("the name of a flow is empty, expected a text to keep its state under")
     text = "".join(
@@ -98,7 +100,7 @@ def encode_flow(flow: str) -> str:
 
 
 def decode_flow(place: str) -> str:
-    """The name of the flow that has this place. Raises ValueError if none has."""
+    """Returns the name of the flow at a place. Raises ValueError if no flow can have it."""
     text = place.replace(f"{GOES_ON}/", "").encode("ascii")
     flow = ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), text).decode(
         "utf-8", "surrogatepass"
