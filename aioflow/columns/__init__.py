@@ -1,4 +1,9 @@
-"""Work on whole columns with numpy.
+"""Processes whole batches of records as numpy columns.
 
-Only operators that meet a batch of columns, and sources that make one, load this package.
+Only operators that receive a batch of columns, and sources that make one, load this package. Terms
+that its modules share:
+
+* Rows: the way that processes one record after the other. Columns give the same results.
+* Coded column: small ints (codes) that are indices into a list of distinct values (entries).
+* `NotOnColumns`: the exception that tells the caller to process a batch as rows.
 """

@@ -1,8 +1,8 @@
-"""Columns from Arrow arrays and back.
+"""Converts Arrow arrays to columns, and columns to Arrow arrays.
 
-A row holds what `to_pylist` would return, with one exception: a timestamp or duration of
+The values of a column equal those of `to_pylist`, with one exception. A timestamp or duration in
 nanoseconds becomes a `datetime` or `timedelta`, which end at microseconds. Integers and floats of
-every width are the int and float of Python, as there.
+every width become Python's int and float, as with `to_pylist`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["codes_of", "from_arrow", "numbers_of", "plain_texts", "to_arrow", "t
 
 
 def from_arrow(array: Any) -> Column:
-    """The column of an array or chunked array."""
+    """Returns an array or chunked array as a column."""
     if isinstance(array, pa.ChunkedArray):
         if pa.types.is_dictionary(array.type):
             array = array.unify_dictionaries()
@@ -47,7 +47,7 @@ def from_arrow(array: Any) -> Column:
         try:
             return _coded(array.dictionary_encode())
         except pa.ArrowNotImplementedError:
-            pass  # Durations and the like: one by one.
+            pass  # Durations and the like are converted value by value.
     return ObjectColumn(array.to_pylist())
 
 
@@ -84,16 +84,17 @@ def _coded(array: Any) -> CodedColumn:
 
 
 def codes_of(indices: Any) -> np.ndarray:
-    """Indices as codes, -1 for none."""
+    """Returns the indices of a dictionary array as codes of a coded column, -1 for null."""
     codes, valid = numbers_of(indices).astype(np.int32, copy=False), valid_of(indices)
     return codes if valid is None else np.where(valid, codes, np.int32(-1))
 
 
-# Arrow's own functions for these two load pandas, if it is installed: half a second, and 50 MB.
+# Arrow's own functions for the next two load pandas, if it is installed. That costs half a second
+# and 50 MB.
 
 
 def numbers_of(array: Any) -> np.ndarray:
-    """The numbers of an array. Nulls have arbitrary numbers."""
+    """Returns the values of a numeric or bool array. A null gets an arbitrary value."""
     if pa.types.is_boolean(array.type):
         return _bits(array, 1)
     buffer, dtype = array.buffers()[1], array.type.to_pandas_dtype()
@@ -103,7 +104,7 @@ def numbers_of(array: Any) -> np.ndarray:
 
 
 def valid_of(array: Any) -> np.ndarray | None:
-    """Where there is a value; None: everywhere."""
+    """Returns a mask that is True where the array has a value, or None if it has no nulls."""
     return _bits(array, 0) if array.null_count else None
 
 
@@ -119,7 +120,10 @@ def _bits(array: Any, number: int) -> np.ndarray:
 
 
 def plain_texts(array: Any) -> list[Any]:
-    """The values of an array without nulls; for texts in a third of the time of `to_pylist`."""
+    """Returns the values of an array without nulls.
+
+    For texts this takes a third of the time of `to_pylist`.
+    """
     kind = array.type
     is_large = pa.types.is_large_string(kind)
     if not len(array) or not (is_large or pa.types.is_string(kind)):
@@ -138,7 +142,7 @@ def plain_texts(array: Any) -> list[Any]:
 
 
 def to_table(batch: ColumnBatch) -> Any:
-    """The Arrow table of a batch.
+    """Returns a batch as an Arrow table.
 
     Raises pyarrow.ArrowInvalid or ArrowTypeError for a column of values that have no common type.
     """
@@ -146,7 +150,7 @@ def to_table(batch: ColumnBatch) -> Any:
 
 
 def to_arrow(column: Column) -> Any:
-    """The array of a column."""
+    """Returns a column as an Arrow array."""
     if isinstance(column, NumberColumn):
         return pa.array(column.values, mask=None if column.valid is None else ~column.valid)
     if isinstance(column, CodedColumn):

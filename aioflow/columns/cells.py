@@ -1,10 +1,10 @@
-"""Accumulators of many keys as arrays, one place for each code of a `KeyEncoder`.
+"""Holds the accumulators of many keys in arrays, as a write-back cache for a table of keyed state.
 
-The state backend remains the owner of state: cells are a write-back cache for one namespace of a
-table. Their content goes into the table in the form that rows use there. This happens before a
-snapshot, a query, or an operation on rows touches that namespace. A key that the table holds
-already is read from it when it first occurs. So a savepoint does not depend on how a result was
-computed.
+The arrays have one place for each key, at the code that a `KeyEncoder` gave the key. The state
+backend remains the owner of state: a `Cells` object caches one namespace of a table. Its content is
+written to the table in the form that rows use there. This happens before a snapshot, a query, or an
+operation on rows touches that namespace. A key that the table holds already is read from it when it
+first occurs. So a savepoint does not depend on how a result was computed.
 
 Records are added in their order (`np.add.at` adds one by one), so sums of floats equal those of
 rows bit by bit. Some values cannot be held in arrays this way: ints beyond 64 bits, alternating
@@ -28,7 +28,7 @@ from aioflow.core.column_batch import Column, ColumnBatch
 __all__ = ["WRITTEN_MAX", "Cells", "Merged"]
 
 WRITTEN_MAX = 16_384
-"""Number of keys that are written at a time, in some 10 ms."""
+"""Number of keys that are written at a time, which takes some 10 ms."""
 
 _LIMIT = 2**63
 
@@ -36,7 +36,7 @@ _LIMIT = 2**63
 class Cells:
     """The accumulators of one namespace.
 
-    `complete`: whether every key of the table is here.
+    `complete`: whether every key of the table's namespace is in the arrays.
     """
 
     def __init__(self, plan: Plan, *, complete: bool) -> None:
@@ -48,7 +48,7 @@ class Cells:
         self._arrived: list[np.ndarray] = []
         self._count = 0
         self._written = 0
-        """How many of `_arrived` are in the table."""
+        """Number of arrays in `_arrived` whose codes are in the table."""
 
     def fold(
         self,
@@ -58,11 +58,11 @@ class Cells:
         entries: list[Any],
         held: Mapping[Any, Any] | None,
     ) -> None:
-        """Add records, whose codes are `codes`. `which`: their places in the batch of `inputs`;
-        None: the whole batch.
+        """Adds records to the accumulators of their keys, given as `codes`.
 
-        `held` is the content of the table, None if it is empty. Raises NotOnColumns before any
-        change.
+        `which` gives the places of the records in the batch of `inputs`; None: the whole batch.
+        `entries` are the keys by code. `held` is the content of the table, None if it is empty.
+        Raises NotOnColumns before any change.
         """
         tally = tally_of(codes, len(entries))
         self._admit(codes, tally, inputs, entries, held)
@@ -77,7 +77,7 @@ class Cells:
         entries: list[Any],
         held: Mapping[Any, Any] | None,
     ) -> Column:
-        """Add records one after the other; returns the result after each.
+        """Adds records one after the other, and returns the aggregate's result after each.
 
         Raises NotOnColumns before any change.
         """
@@ -104,9 +104,10 @@ class Cells:
         entries: list[Any],
         held: Mapping[Any, Any] | None,
     ) -> None:
-        """Make room for records of these codes, which `tally` counts.
+        """Makes room for records with these codes, and loads accumulators of new keys from the
+        table.
 
-        Raises NotOnColumns if they cannot be added.
+        `tally` counts the records of each code. Raises NotOnColumns if the records cannot be added.
         """
         count, size = len(codes), len(entries)
         for leaf, given in zip(self._leaves, inputs, strict=True):
@@ -142,7 +143,9 @@ class Cells:
     def _seeds(
         self, new: np.ndarray, inputs: list[Inputs], entries: list[Any], held: Mapping[Any, Any]
     ) -> list[tuple[list[Any], list[int], list[int]]]:
-        """The table's accumulators of codes that occur for the first time, by leaf."""
+        """Returns the table's accumulators of the `new` codes: (totals, counts, codes) for each
+        leaf.
+        """
         found: list[tuple[list[Any], list[int], list[int]]] = [([], [], []) for _ in self._leaves]
         for code in new.tolist():
             accumulator = held.get(entries[code], _ABSENT)
@@ -177,11 +180,10 @@ class Cells:
     def write(
         self, table_of: Callable[[list[Any]], MutableMapping[Any, Any]], entries: list[Any]
     ) -> Iterator[int]:
-        """Write the changes into the table, keys in the order of their first occurrence. Yields the
-        number of keys after each part.
+        """Writes all changes into the table, in order of the keys' first occurrence.
 
-        Nothing may be added until it is over. It may be abandoned and started again: the next call
-        writes what is still unwritten.
+        Yields after each part, with its number of keys. Nothing may be added until the iterator
+        ends. It may also be abandoned: the next call writes what is still unwritten.
         """
         dirty = self._dirty
         if not dirty.any():
@@ -211,13 +213,13 @@ class Cells:
 
     @property
     def arrival(self) -> np.ndarray:
-        """All codes, in the order of their first occurrence."""
+        """All codes, in order of their first occurrence."""
         if len(self._arrived) > 2:
             self._arrived, self._written = _joined(self._arrived, self._written)
         return np.concatenate([np.zeros(0, np.int64), *self._arrived])
 
     def results(self, codes: np.ndarray) -> Column:
-        """The aggregate's result for each of `codes`."""
+        """Returns the aggregate's result for each of `codes`."""
         return self._results(self._leaves, codes)
 
     def _results(self, leaves: Sequence[Leaf], codes: np.ndarray) -> Column:
@@ -230,20 +232,23 @@ class Cells:
 
 
 class Merged:
-    """Some slices, at least one and in order of time, as one.
+    """The accumulators of several slices of event time, merged.
 
-    Results of some keys can be computed without those of the others.
+    There is at least one slice, and they are in order of time. Results can be computed for any part
+    of the keys.
     """
 
     def __init__(self, slices: Sequence[Cells]) -> None:
-        """Raises NotOnColumns if they cannot be merged on columns."""
+        """Raises NotOnColumns if the slices cannot be merged on columns."""
         self._slices = slices
         if len(slices) > 1:
             for leaves in zip(*(cells._leaves for cells in slices), strict=True):
                 check_merge(leaves)
 
     def codes(self) -> np.ndarray:
-        """The codes of all keys: earlier slices first, in order of arrival."""
+        """Returns the codes of all keys: earlier slices first, each in order of first
+        occurrence.
+        """
         first, *later = self._slices
         if not later:
             return first.arrival
@@ -256,7 +261,7 @@ class Merged:
         return np.concatenate(order)
 
     def results(self, codes: np.ndarray) -> Column:
-        """The aggregate's result for each of `codes` over all slices."""
+        """Returns the aggregate's result for each of `codes` over all slices."""
         first, *later = self._slices
         if not later:
             return first.results(codes)
@@ -271,6 +276,9 @@ _ABSENT: Any = object()
 
 
 def _joined(arrived: list[np.ndarray], written: int) -> tuple[list[np.ndarray], int]:
-    """At most two pieces: the written ones, and the others."""
+    """Joins the arrays into at most two: the first `written` ones, and the rest.
+
+    Returns them, and how many of them are written.
+    """
     pieces = [piece for piece in (arrived[:written], arrived[written:]) if piece]
     return [np.concatenate(piece) for piece in pieces], min(written, 1)

@@ -1,8 +1,8 @@
-"""Ints in a chosen key group, for entries of keyed state that do not belong to a record's key.
+"""Finds ints that belong to a chosen key group, as keys of state that holds records of many keys.
 
 The key group of an int is the CRC-32 of its canonical bytes, the last four of which are its lowest
 32 bits. Four bytes can lead a CRC from any value to any other. They are found by computing the CRC
-backwards: nothing is tried, and nothing is remembered.
+backwards, without any search.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ONES = (1 << _BITS) - 1
 
 
 def int_in_group(number: int, group: int) -> int:
-    """An int of this key group, a different one for each `number`, which is at least 1."""
+    """Returns an int whose key group is `group`, a different one for each `number`, at least 1."""
     head = canonical_key(number << _BITS)[:-4]
     register = crc32(head) ^ _ONES
     return number << _BITS | int.from_bytes(
@@ -29,7 +29,7 @@ def int_in_group(number: int, group: int) -> int:
 
 @cache
 def _four_bytes_before(checksum: int) -> int:
-    """The register of a CRC which four bytes of zero bring to `checksum`."""
+    """Returns the CRC register that four zero bytes turn into `checksum`."""
     register = checksum ^ _ONES
     for _ in range(4):
         index = _BY_TOP[register >> 24]

@@ -1,5 +1,6 @@
-"""Timestamps and watermarks on columns: the results of the generators and valves of rows, for a
-whole batch at once.
+"""Computes timestamps and watermarks for a whole batch of columns.
+
+The results equal those of the watermark generators and valves that process rows.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ __all__ = ["TimesOf", "bounded", "clamped", "raised", "taken"]
 
 
 class TimesOf:
-    """Reads timestamps by an expression."""
+    """Reads the timestamps of records by an expression."""
 
     def __init__(self, expression: Any) -> None:
         self._compute = ColumnExpression(expression)
 
     def __call__(self, values: Any) -> NumberColumn | None:
-        """The timestamps of a batch. None if rows must compute them, which also find invalid
-        timestamps.
+        """Returns the timestamps of a batch, in milliseconds.
+
+        Returns None if they must be computed as rows, which also report invalid timestamps.
         """
         if not isinstance(values, ColumnBatch):
             return None
@@ -40,10 +42,10 @@ class TimesOf:
 
 
 def bounded(times: NumberColumn, highest: int, lag: int) -> tuple[NumberColumn | None, int]:
-    """The watermark in force before each record, None when it does not move among them, and the
-    highest timestamp after the last record.
+    """Returns the watermark before each record, and the highest timestamp after the last one.
 
-    `highest` is the highest before the first; the watermark is always `lag` behind it.
+    The watermark is always `lag` behind the highest timestamp so far, which is `highest` before the
+    batch. The watermarks are None if only the last record may change the highest timestamp.
     """
     running = np.maximum.accumulate(times.values)
     np.maximum(running, highest, out=running)
@@ -57,19 +59,19 @@ def bounded(times: NumberColumn, highest: int, lag: int) -> tuple[NumberColumn |
 
 
 def raised(watermarks: NumberColumn, least: int) -> NumberColumn:
-    """The watermarks, none below `least`."""
+    """Returns the watermarks, with those below `least` raised to it."""
     return NumberColumn(np.maximum(watermarks.values, least))
 
 
 def clamped(watermarks: NumberColumn, low: int, high: int) -> NumberColumn | None:
-    """Watermarks within [low, high]; None when all of them become `low`."""
+    """Returns the watermarks limited to [low, high], None if all of them become `low`."""
     if high <= low or int(watermarks.values[-1]) <= low:
         return None
     return NumberColumn(np.clip(watermarks.values, low, high))
 
 
 def taken(items: Any, indices: np.ndarray) -> Any:
-    """A list or column at `indices`; None stays None."""
+    """Returns the items of a list or column at `indices`, or None for None."""
     if items is None:
         return None
     return [items[i] for i in indices.tolist()] if type(items) is list else items.take(indices)

@@ -1,13 +1,13 @@
-"""Computes expressions on columns, with exactly the answers of rows.
+"""Computes expressions on columns, with exactly the results of rows.
 
-numpy computes what it does as Python does: arithmetic and comparisons of 64-bit ints and floats,
-parts of times, Kleene's logic. An operation on text runs once for each distinct value, with the
-function that rows use. Everything else runs value by value, again with the function of rows. That
-is an int that would leave 64 bits, `**`, an int beyond 2**53 beside a float, and values of mixed
-types. So there is only one meaning, and slow cases are still right.
+numpy computes what it computes as Python does: arithmetic and comparisons of 64-bit ints and
+floats, parts of times, Kleene's logic. An operation on text runs once for each distinct value, with
+the function that rows use. Everything else runs value by value, again with the function of rows.
+That is an int that would leave 64 bits, `**`, an int beyond 2**53 beside a float, and values of
+mixed types. So an expression has one meaning, and slow cases are still right.
 
 A batch in which something fails raises `NotOnColumns`. The caller computes it as rows, which find
-the record and raise the proper error. `tests/core/expression_cases.py` holds both to one table.
+the record and raise the proper error. `tests/core/expression_cases.py` tests both with one table.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ __all__ = ["ColumnExpression", "ColumnSelect", "NotOnColumns"]
 
 
 LISTS_MAX = 64
-"""Number of lists of entries whose values are kept: each channel of an input has its own, and they
-alternate.
+"""Number of lists of entries whose results are kept. Each channel of an input has its own list, and
+the channels alternate.
 """
 
 
 class NotOnColumns(Exception):
-    """This batch has to be computed as rows. The message says why."""
+    """Tells the caller to compute this batch as rows. The message says why."""
 
 
 class ColumnExpression:
-    """An expression as a function from a batch to a column.
+    """Computes an expression on batches of columns.
 
-    Keeps what it has compiled: one for each operator.
+    It keeps compiled functions and the results for lists of entries, so each operator has its own.
     """
 
     def __init__(self, expression: ex.Expr[Any]) -> None:
@@ -57,17 +57,20 @@ class ColumnExpression:
         self._entries: dict[tuple[int, int], tuple[list[Any], int, Column]] = {}
 
     def __call__(self, batch: ColumnBatch) -> Column:
-        """The value for each row. Raises NotOnColumns."""
+        """Returns a column with the value of the expression for each row. Raises NotOnColumns."""
         try:
             with np.errstate(all="ignore"):
                 found = self._visit(self.expression, batch)
-        # The values' own code may raise anything. Rows raise it again, with the record named.
+        # Methods of the values may raise anything. Rows raise it again, naming the record.
         except Exception as error:
             raise NotOnColumns(f"{self.expression!r}: {type(error).__name__}: {error}") from error
         return found if isinstance(found, Column) else repeat(found._value, len(batch))
 
     def true(self, batch: ColumnBatch) -> np.ndarray:
-        """Where the expression is True: what `filter` keeps. Raises NotOnColumns."""
+        """Returns a mask that is True where the expression is True, as `filter` needs it.
+
+        Raises NotOnColumns.
+        """
         try:
             values, valid = _booleans(self(batch))
         except TypeError as error:
@@ -75,7 +78,7 @@ class ColumnExpression:
         truth: np.ndarray = values if valid is None else values & valid
         return truth
 
-    # The walk. A literal stays a literal, so that an operation need not make an array of it.
+    # A literal stays a literal, so that an operation need not make an array of it.
 
     def _visit(self, e: ex.Expr[Any], batch: ColumnBatch) -> Column | ex.Literal[Any]:
         match e:
@@ -113,7 +116,7 @@ class ColumnExpression:
         return column
 
     def _logic(self, e: ex.Binary[Any], batch: ColumnBatch) -> Column:
-        """Kleene's `&` and `|`.
+        """Computes Kleene's `&` and `|`.
 
         Where the left side decides, a failure of the right side does not count.
         """
@@ -122,7 +125,7 @@ class ColumnExpression:
         a, a_valid = _booleans(self._visit(e._left, batch), n)
         try:
             b, b_valid = _booleans(self._visit(e._right, batch), n)
-        except Exception:  # It counts, and is raised again, where the left side does not decide.
+        except Exception:  # Computed again, only for rows that the left side does not decide.
             decided = (a == decisive) if a_valid is None else (a == decisive) & a_valid
             open_ = np.flatnonzero(~decided)
             if len(open_) == n:
@@ -163,7 +166,7 @@ class ColumnExpression:
         default: ex.Expr[Any],
         batch: ColumnBatch,
     ) -> Column:
-        """Each value is computed only for the rows that take its branch."""
+        """Computes a case. Each value is computed only for the rows that take its branch."""
         rest: np.ndarray | None = None  # All rows.
         parts: list[tuple[np.ndarray, Column]] = []
         for condition, value in branches:
@@ -188,8 +191,9 @@ class ColumnExpression:
     # Value by value.
 
     def _by_value(self, e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Column:
-        """One operation with the function of rows. It runs once for each entry if a single operand
-        varies and is coded.
+        """Computes one operation with the function that rows use.
+
+        If only one operand varies and is a coded column, the function runs once for each entry.
         """
         varying = [operand for operand in operands if isinstance(operand, Column)]
         compute = self._compiled.get(id(e))
@@ -213,7 +217,7 @@ class ColumnExpression:
         if count <= len(column):
             try:
                 found = column_of(compute(list(zip(entries, strict=True))))
-            # Perhaps an entry that no row has. An entry with rows fails again.
+            # Perhaps no row has the entry that failed. Otherwise it fails again below.
             except Exception:  # noqa: BLE001
                 found = None
             if found is not None:
@@ -227,22 +231,20 @@ class ColumnExpression:
 
 
 class ColumnSelect:
-    """Named expressions as a function from a batch to a batch of dict rows: what `select` does."""
+    """Computes the named expressions of `select` on a batch; the result is a batch of dict rows."""
 
     def __init__(self, fields: Mapping[str, ex.Expr[Any]]) -> None:
         self._fields = {name: ColumnExpression(e) for name, e in fields.items()}
 
     def __call__(self, batch: ColumnBatch) -> ColumnBatch:
-        """Raises NotOnColumns."""
+        """Returns a batch with one column for each field. Raises NotOnColumns."""
         return ColumnBatch(
             {name: compute(batch) for name, compute in self._fields.items()}, len(batch)
         )
 
 
 def _on_numbers(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Column | None:
-    """The operation on arrays of numbers; None where it would differ from Python's result for a
-    value.
-    """
+    """Computes the operation on arrays of numbers, None if Python's result would differ."""
     numbers = [number_of(operand) for operand in operands]
     match e, numbers:
         case ex.Binary(_operator=operator), [a, b] if a is not None and b is not None:
@@ -270,7 +272,10 @@ def _on_numbers(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Co
 def _booleans(
     found: Column | ex.Literal[Any], length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Truth and validity. Raises TypeError for values that are no bool, as rows do."""
+    """Returns the truth of each value, and a mask of the values that are not None.
+
+    Raises TypeError for values that are not bool, as rows do.
+    """
     if isinstance(found, ex.Literal):
         assert length is not None, "a literal alone is no condition of a batch"
         found = repeat(found._value, length)
@@ -290,7 +295,7 @@ def _is_null(found: Column) -> NumberColumn:
 
 
 def _over_positions(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> ex.Expr[Any]:
-    """The operation `e` with the varying operands read from a tuple, in their order."""
+    """Returns the operation `e` reading each varying operand from a tuple, by position."""
     numbers = iter(range(len(operands)))
     children = [
         operand if isinstance(operand, ex.Literal) else ex.Column(next(numbers))

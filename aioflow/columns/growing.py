@@ -1,9 +1,8 @@
-"""Texts as codes into a list of entries that grows from batch to batch. A reader that knows the
-list knows the texts.
+"""Encodes texts with one list of entries that grows from batch to batch.
 
-A long-running source sees the same words again and again. With a dictionary for each batch, every
-reader would have to look up each word again. With one for all batches it looks up a word once, and
-the rest is arrays.
+A long-running source sees the same words again and again. With a list of entries for each batch,
+every reader of the columns would have to look up each word again. With one list for all batches, a
+reader looks up a word once, and the rest is arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +24,10 @@ each column keeps a list.
 
 
 class GrowingEntries(dict[Any, int]):
-    """Gives each new text the next code, and equal texts the same one; None has -1."""
+    """Maps each distinct text to a code: its index in the list `entries`. None has code -1.
+
+    After `entries_max` texts a new list begins.
+    """
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         super().__init__()
@@ -48,13 +50,15 @@ class GrowingEntries(dict[Any, int]):
         return code
 
     def column(self, texts: Iterable[Any], count: int) -> CodedColumn:
-        """The column of `count` texts, or None."""
+        """Returns a coded column of `count` texts, which may be None."""
         if self.is_full:
             self._begin()
         return CodedColumn(np.fromiter(map(self.__getitem__, texts), np.int32, count), self.entries)
 
     def recoded(self, column: CodedColumn) -> CodedColumn:
-        """The same column with these entries; each of its own entries is looked up once."""
+        """Returns the column with codes into these entries. Each entry of `column` is looked up
+        once.
+        """
         places = self.column(column.entries, len(column.entries))
         if not len(places):
             return column

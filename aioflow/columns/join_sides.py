@@ -1,19 +1,19 @@
-"""Both sides of a window join on columns: by slice of event time, in memory as they arrived, and in
-keyed state as chunks.
+"""Stores the records of both sides of a window join, by slice of event time, in columns.
 
-Records since the last `settle` are pending in memory, whole. `settle` writes them to the table:
-sorted by key group, and one chunk of bytes for each group. The key of a chunk is an int of its
-records' key group, made from the number of its first record. So splitting state by key group splits
-chunks exactly where rows would be split. That holds for a restore with another parallelism and for
-the files of a backend. An incremental checkpoint writes only the new chunks.
+Records since the last `settle` are pending in memory. `settle` writes them to a table of keyed
+state: sorted by key group, and one chunk of bytes for each group. The key of a chunk is an int that
+belongs to its records' key group, made from the number of its first record. So splitting state by
+key group splits chunks exactly where rows would be split. That holds for a restore with another
+parallelism and for the files of a backend. An incremental checkpoint writes only the new chunks.
 
-Reading goes by turns, and walks the table and the pending records. Between the first turn of a
-`gather` and its last nothing may be added or settled. So a query from outside never settles; it
-sees only chunks anyhow. Between two turns of a `settle` each slice is either pending or settled.
-Codes of keys are given up only when nothing is pending.
+Long operations are iterators, so that the event loop can run between their steps. Reading walks the
+table and the pending records. Between the first step of a `gather` and its last nothing may be
+added or settled. So a query from outside never settles; it sees only chunks anyhow. Between two
+steps of a `settle` each slice is either pending or settled. Codes of keys are discarded only when
+nothing is pending.
 
-Namespace of the table: (side, start of the slice, size, slide and offset of the windows). Value:
-bytes of `column_codec`, of the records with the columns key, arrival and value.
+Namespace of the table: (side, start of the slice, size, slide and offset of the windows). Value: a
+batch with the columns key, arrival and value, encoded by `column_codec`.
 """
 
 from __future__ import annotations
@@ -43,23 +43,22 @@ write.
 """
 
 KEYS_MIN = 100_000
-"""Codes of keys are given up at this number. It must also be twice the number of codes when the
-first slices went after the last time.
+"""Minimum number of codes before all codes are discarded. There must also be twice as many as when
+the first slices were dropped after the last time.
 """
 
 CHUNKS_MAX = 64
-"""Chunks that are read in one turn, or fewer with `READ_MAX` records: a chunk of a hot key has
-thousands.
+"""Maximum number of chunks that one step reads, or fewer with `READ_MAX` records: a chunk of a hot
+key has thousands.
 """
 
 READ_MAX = 131_072
 
 CHUNKS_WRITTEN_MAX = 512
-"""Chunks that are written in one turn, 20 us each: 1,800 slices have tens of thousands.
-"""
+"""Number of chunks that one step writes, 20 us each. 1,800 slices have tens of thousands."""
 
 ROWS_MAX = 4_096
-"""Records that are made rows in one turn."""
+"""Number of records that one step converts to rows."""
 
 Namespace = tuple[int, int, int, int, int]
 """Side, start of the slice, size, slide and offset of its windows."""
@@ -71,7 +70,7 @@ windows are computed by rows.
 
 
 class ChunkTable(Protocol):
-    """The operations of a table of keyed state that are used here."""
+    """The operations of a table of keyed state that `JoinSides` needs."""
 
     def of(self, namespace: Any, keys: Sequence[Any]) -> MutableMapping[Any, Any]: ...
     def peek(self, namespace: Any) -> Mapping[Any, Any]: ...
@@ -80,9 +79,10 @@ class ChunkTable(Protocol):
 
 
 class JoinSides:
-    """The records of both sides in the windows of one grid.
+    """The records of both sides of a join, in all windows of one definition.
 
-    `starts`: starts of the slices that are not empty, in order.
+    A side is 0 (left) or 1 (right). `starts` holds the start of each slice that is not empty,
+    sorted.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class JoinSides:
         codec: Codec,
         owner: str,
     ) -> None:
-        """`windows`: their size, slide and offset.
+        """`windows`: the size, slide and offset of the windows, in milliseconds.
 
-        `owner` is named where a value cannot be written.
+        `owner` is named in the error for a value that cannot be encoded.
         """
         self._table = table
         self._windows = windows
@@ -110,24 +110,24 @@ class JoinSides:
         self._pending_count = 0
         self._read: dict[
             tuple[int, int], Held
-        ] = {}  # Of (side, slice): its chunks, for the next window that holds them.
+        ] = {}  # Settled records by (side, start of slice), for the next window with them.
         found = {namespace[:2] for namespace in table.namespaces() if namespace[2:] == windows}
         self.starts: list[int] = sorted({start for _, start in found})
         self._starts_of: tuple[list[int], ...] = tuple(
             sorted(start for side, start in found if side == of) for of in (0, 1)
         )
 
-    # ----------------------------------------------------------------------------------------------
-    # add
+    # Adding records.
 
     def encode(self, keys: Any) -> np.ndarray | None:
-        """The codes of `keys`; None if they are neither ints nor texts, and have to be processed as
-        rows.
+        """Returns the codes of `keys`, None if they must be processed as rows.
+
+        That is if they are neither ints nor texts.
         """
         if len(self._encoder) > self._keys_max and not self._pending:
             self._read.clear()
-            # The doubled limit applies until the number of live keys is known. The same keys may
-            # come again at once, as with the list of a channel.
+            # The same keys may come again at once, for example from the list of a channel. So the
+            # limit is doubled until the number of live keys is known.
             self._keys_max, self._keys_counted = 2 * len(self._encoder), False
             self._encoder = KeyEncoder()
             self._groups = self._groups[:0]
@@ -139,7 +139,7 @@ class JoinSides:
         return codes
 
     def add(self, side: int, start: int, held: Held) -> None:
-        """Records of one side in the slice at `start`."""
+        """Adds records of one side to the slice that starts at `start`."""
         self._pending.setdefault((side, start), []).append(held)
         self._pending_count += len(held)
         _insert(self._starts_of[side], start)
@@ -147,11 +147,11 @@ class JoinSides:
 
     @property
     def is_full(self) -> bool:
-        """Whether enough is pending to settle."""
+        """Whether so many records are pending that `settle` should be called."""
         return self._pending_count >= PENDING_MAX
 
     def settle(self) -> Iterator[None]:
-        """Write everything into the table. Yields while there is much to write."""
+        """Writes all pending records into the table. Yields between parts."""
         chunks = 0
         while self._pending:
             side, start = slot = next(iter(self._pending))
@@ -164,7 +164,7 @@ class JoinSides:
                 chunks = 0
 
     def _settle(self, side: int, start: int, held: Held) -> int:
-        """Write one slice into the table; returns the number of its chunks."""
+        """Writes the records of one slice into the table. Returns the number of chunks."""
         groups = self._groups[held.codes].astype(np.uint16)  # Two bytes are sorted in linear time.
         order = groups.argsort(kind="stable")
         groups, held = groups[order], held.take(order)
@@ -185,8 +185,7 @@ class JoinSides:
         self._read.pop((side, start), None)
         return len(keys)
 
-    # ----------------------------------------------------------------------------------------------
-    # read
+    # Reading records.
 
     def has(self, side: int, begin: int, stop: int) -> bool:
         """Whether a slice in [begin, stop) holds a record of `side`."""
@@ -195,9 +194,9 @@ class JoinSides:
         return index < len(starts) and starts[index] < stop
 
     def gather(self, side: int, begin: int, stop: int) -> Generator[None, None, Held]:
-        """The records of `side` in the slices that begin from `begin` up to `stop`, which has some.
+        """Returns the records of `side` in the slices that start in [begin, stop), at least one.
 
-        Yields while there is much to read.
+        Yields between parts.
         """
         parts: list[Held] = []
         starts = self._starts_of[side]
@@ -229,7 +228,7 @@ class JoinSides:
         return map(itemgetter(1), self._table.peek((*slot, *self._windows)).items())
 
     def keys_of(self, codes: np.ndarray) -> Column:
-        """The keys that these codes stand for."""
+        """Returns the keys for `codes`."""
         return self._encoder.decode(codes)
 
     def _decode(self, content: bytes) -> Held:
@@ -237,8 +236,9 @@ class JoinSides:
         return Held(self._encoder.encode(keys), arrivals.values, values)
 
     def rows(self, stop: int, until: int) -> Generator[None, None, Iterator[Row]]:
-        """The records of both sides in the slices that begin before `stop`, in the order in
-        which they arrived. Yields like `gather`.
+        """Returns the records of both sides in slices before `stop`, as rows, in order of arrival.
+
+        Settles first. Yields between parts. `until` is the last item of each row.
         """
         yield from self.settle()
         found: list[Row] = []
@@ -269,7 +269,7 @@ class JoinSides:
         return map(found.__getitem__, order.tolist())
 
     def forget(self, below: int) -> None:
-        """Drop the slices that begin before `below`: no window needs them any more."""
+        """Drops the slices that start before `below`, because no window needs them any more."""
         starts = self.starts
         if starts and starts[0] < below and not self._keys_counted:
             # A window has fired: the number of the keys that it read, and of those that came since,
@@ -292,7 +292,7 @@ def _insert(starts: list[int], start: int) -> None:
 
 
 def rows_of(content: bytes, codec: Codec, side: int, start: int, until: int) -> list[Row]:
-    """The records of a chunk, in the order of the chunk."""
+    """Returns the records of the chunk `content` as rows, in the order of the chunk."""
     return _rows(*_parts_of(content, codec), side, start, until)
 
 

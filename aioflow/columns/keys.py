@@ -1,9 +1,8 @@
-"""Keys on columns: one small int for each distinct key, and the subtask that owns it, computed once
-a distinct key.
+"""Gives each distinct key a small int, its code, and finds the subtask that owns each key.
 
-Keys that are equal in Python are one key here too: a code stands for a key as a dict would find it.
-Key groups come from the same `SubtaskCache` that rows use, so columns and rows send a record to the
-same subtask.
+Both are computed once for a distinct key. Keys that are equal in Python have the same code, as they
+would be one key of a dict. Key groups come from the same `SubtaskCache` that rows use, so columns
+and rows send a record to the same subtask.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from aioflow.core.keygroups import SubtaskCache
 __all__ = ["KeyEncoder", "KeyRouter", "arrivals"]
 
 TABLE_SPAN_MAX = 1 << 22
-"""Ints in a range of this size are looked up in a table by their value, at three ns a record.
+"""Maximum range of ints that are looked up in a table by their value, at three ns a record.
 
-Others are sorted.
+Other ints are sorted.
 """
 
 KEYS_MAX = 1_000_000
-"""A router that has seen this many keys starts over, as `SubtaskCache` does."""
+"""Number of keys after which a router forgets all of them, as `SubtaskCache` does."""
 
 LISTS_MAX = 64
-"""Number of lists of entries that are remembered: each channel of an input has its own, and they
-alternate.
+"""Number of lists of entries that are remembered. Each channel of an input has its own list, and
+the channels alternate.
 """
 
 _TEXT = frozenset((str, bytes))
 _NONE: tuple[list[Any], np.ndarray] = ([], np.empty(0, np.int64))
-"""For a list of entries that is not known."""
+"""Stands for a list of entries that is not known."""
 
 
 class KeyEncoder:
-    """Gives each distinct key the next code. The order has no meaning.
+    """Gives distinct keys the codes 0, 1, 2 and so on. Their order has no meaning.
 
-    `entries[code]` is the key in its first spelling.
+    `entries[code]` is the key as it came first: equal keys may differ in type, as 1 and 1.0 do.
     """
 
     def __init__(self) -> None:
@@ -54,16 +53,17 @@ class KeyEncoder:
         self._table = np.empty(0, np.int64)  # Code of the int `_low + i`, -1: none yet.
         self._low = 0
         self._known: dict[int, tuple[list[Any], np.ndarray]] = {}
-        """Lists of entries by their identity, and the code of each entry; -1 where no record has
-        used it yet.
+        """Lists of entries by their identity, with the code of each entry. An entry that no record
+        has used yet has -1.
         """
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def encode_plain(self, keys: Any) -> np.ndarray | None:
-        """The code of each of `keys` if they are ints or texts, which have one spelling each;
-        otherwise None.
+        """Returns the codes of `keys` if they are all ints or texts, otherwise None.
+
+        Equal ints or texts are also of the same type.
         """
         if isinstance(keys, NumberColumn):
             return (
@@ -82,9 +82,9 @@ class KeyEncoder:
         return codes
 
     def encode(self, keys: Any) -> np.ndarray:
-        """The code of each of `keys`, a column or list without None.
+        """Returns the codes of `keys`, a column or list without None.
 
-        Raises TypeError for one that is not hashable.
+        Raises TypeError for a key that is not hashable.
         """
         if isinstance(keys, CodedColumn):
             codes, new = self._look_up(keys)
@@ -103,7 +103,7 @@ class KeyEncoder:
         if None in codes:
             for at, key in enumerate(keys):
                 if codes[at] is None:
-                    code = index.get(key)  # It may have come twice.
+                    code = index.get(key)  # The key may be twice in this batch.
                     if code is None:
                         code = index[key] = len(entries)
                         entries.append(key)
@@ -112,7 +112,7 @@ class KeyEncoder:
         return np.array(codes, np.int64)
 
     def decode(self, codes: np.ndarray) -> Column:
-        """The keys of `codes`."""
+        """Returns a column of the keys with these codes."""
         if self._kinds == {int}:
             known = len(self._ints)
             if known < len(self.entries):
@@ -121,16 +121,17 @@ class KeyEncoder:
         return CodedColumn(codes.astype(np.int32), self.entries)
 
     def _look_up(self, keys: CodedColumn) -> tuple[np.ndarray, np.ndarray]:
-        """The known codes of `keys`, and the entries that have no code yet, each once.
+        """Returns the codes of `keys`, -1 for new keys, and the new entries, each once.
 
-        Batches cut from one batch share the list, which may have grown at its end. Entries are
-        looked up when records use them: a lookup of a million entries would block the loop. It
-        would also put the whole list into an encoder that started over because it had too many.
+        Batches cut from one batch share the list of entries, which may have grown at its end.
+        Entries are looked up when records use them: a lookup of a million entries would block the
+        loop. It would also put the whole list into an encoder that started over because it had too
+        many.
         """
         entries = keys.entries
         known = self._known.get(id(entries), _NONE)[1]
         if len(known) < len(entries):
-            # First exactly this long, since most lists do not grow.
+            # The first array has exactly the length of the list, since most lists do not grow.
             grown = np.full(max(len(entries), 2 * len(known)), -1, np.int64)
             grown[: len(known)] = known
             self._known[id(entries)] = entries, grown
@@ -143,7 +144,9 @@ class KeyEncoder:
         ]
 
     def _learn(self, keys: CodedColumn, new: np.ndarray, found: list[Any]) -> np.ndarray:
-        """The codes of `keys`, whose entries at `new` are `found`."""
+        """Gives codes to `found`, the entries of `keys` at `new`. Returns the codes of all
+        `keys`.
+        """
         known = self._known[id(keys.entries)][1]
         known[new] = self._of_list(found)
         return known[keys.codes.astype(np.int64)]
@@ -169,13 +172,15 @@ class KeyEncoder:
         return codes  # type: ignore[no-any-return]
 
     def _reach(self, low: int, high: int) -> bool:
-        """Make the table hold these ints as well. False if they are too far apart."""
+        """Extends the table to the ints from `low` to `high`. Returns False if they are too far
+        apart.
+        """
         table = self._table
         if len(table):
             low, high = min(low, self._low), max(high, self._low + len(table) - 1)
         if high - low >= TABLE_SPAN_MAX:
             return False
-        # Some more than needed, so that rising keys do not make a new table for each batch.
+        # Larger than needed, so that rising keys do not need a new table for each batch.
         grown = np.full(min(TABLE_SPAN_MAX, 2 * (high - low + 1)), -1, np.int64)
         if len(table):
             grown[self._low - low : self._low - low + len(table)] = table
@@ -184,9 +189,9 @@ class KeyEncoder:
 
 
 def arrivals(codes: np.ndarray, which: np.ndarray, size: int) -> np.ndarray:
-    """`which`, a subset of `codes`, in the order of their first occurrence in `codes`.
+    """Returns `which`, a subset of `codes`, in the order of first occurrence in `codes`.
 
-    Codes are below `size`.
+    All codes are below `size`.
     """
     if len(which) < 2:
         return which
@@ -200,7 +205,7 @@ def arrivals(codes: np.ndarray, which: np.ndarray, size: int) -> np.ndarray:
 
 
 class KeyRouter:
-    """Splits batches of columns by key."""
+    """Splits batches of columns into one part for each consumer, by key."""
 
     def __init__(
         self,
@@ -209,7 +214,7 @@ class KeyRouter:
         max_parallelism: int,
         fields: tuple[str | int, ...] | None = None,
     ) -> None:
-        """`fields` of the records that go into the parts; None: all."""
+        """`expression` computes the keys. `fields` of the records are sent; None: all."""
         self._compute = ColumnExpression(expression)
         self._fields = fields
         self._consumers = consumers
@@ -227,9 +232,9 @@ class KeyRouter:
         self._cache = SubtaskCache(self._consumers, self._max_parallelism)
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
-        """The parts by consumer, with their keys.
+        """Returns pairs of a consumer and the records whose keys it owns, with those keys.
 
-        Raises NotOnColumns where rows have to report an invalid key.
+        Raises NotOnColumns for invalid keys, which rows have to report.
         """
         values: Any = batch.values
         if not isinstance(values, ColumnBatch):
@@ -281,7 +286,7 @@ class KeyRouter:
         return parts
 
     def _route(self, keys: Column) -> np.ndarray:
-        """The subtask of each key; meaningless if there is only one subtask."""
+        """Returns the subtask of each key. The result has no meaning for a single subtask."""
         coded = isinstance(keys, CodedColumn) and int(keys.codes.min(initial=0)) >= 0
         plain = (
             isinstance(keys, NumberColumn)
@@ -314,7 +319,7 @@ class KeyRouter:
             raise NotOnColumns(f"a key was refused: {error}") from error
 
     def _known(self) -> np.ndarray:
-        """The subtask of each code."""
+        """Returns the subtask of every code."""
         known = len(self._subtasks)
         if known < len(self._encoder):
             new = list(map(self._cache.find, self._encoder.entries[known:]))

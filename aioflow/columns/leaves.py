@@ -1,7 +1,7 @@
-"""The numbers of one aggregate for many keys, one place in an array for each.
+"""Holds the numbers of one aggregate, such as a sum, for many keys in arrays.
 
-Each operation treats the arrays as the loop of rows treats one accumulator after the other, in the
-order of the records.
+The index in an array is the key's code. Each operation has the same effect as adding the records
+one after the other, in their order, to one accumulator for each key, as rows do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LIMIT = 2**63
 
 
 class Groups:
-    """Records grouped by code, each group in order of arrival, for sums within it.
+    """The records of a batch grouped by code, each group in order of arrival.
 
     Codes are below 2**32.
     """
@@ -44,21 +44,24 @@ class Groups:
             else np.zeros(0, np.int64)
         )
         self.codes = ordered[self._first]
-        """The code of each group."""
+        """Code of each group."""
         self.lengths = np.diff(self._first, append=len(codes))
-        """The number of records of each group."""
+        """Number of records of each group."""
 
     def counted(self, before: np.ndarray) -> np.ndarray:
-        """For each record the number of records of its group up to and with it, after the `before`
-        ones of each group.
+        """Returns for each record how many records its group has so far, including this one.
+
+        The counts of a group continue from its `before`.
         """
         counts = np.repeat(before + 1 - self._first, self.lengths)
         counts += np.arange(len(counts))
         return self._as_they_came(counts)
 
     def sums(self, values: np.ndarray, before: np.ndarray) -> np.ndarray:
-        """The sum of the ints of each record's group up to and with that record, added to `before`
-        of each group.
+        """Returns for each record the sum of its group so far, including this one. `values` are
+        ints.
+
+        The sums of a group continue from its `before`.
         """
         ordered = values[self._order]
         sums = np.cumsum(ordered)
@@ -66,7 +69,7 @@ class Groups:
         return self._as_they_came(sums)
 
     def places(self) -> np.ndarray:
-        """The group of each record."""
+        """Returns the index of each record's group."""
         return self._as_they_came(np.repeat(np.arange(len(self.codes)), self.lengths))
 
     def _as_they_came(self, ordered: np.ndarray) -> np.ndarray:
@@ -80,8 +83,9 @@ Tally = tuple[np.ndarray, np.ndarray]
 
 
 def tally_of(codes: np.ndarray, size: int) -> Tally | None:
-    """How often each code is among `codes`, which are below `size`. None if there are so few that
-    looking at each costs less.
+    """Counts how often each code is among `codes`, which are all below `size`.
+
+    Returns None if there are so few records that looking at each one is cheaper.
     """
     if len(codes) * 4 <= size:
         return None
@@ -91,8 +95,9 @@ def tally_of(codes: np.ndarray, size: int) -> Tally | None:
 
 
 class Leaf:
-    """The numbers of one aggregate: a total or best value, and the number of its values or whether
-    there is one.
+    """The numbers of one aggregate for all keys.
+
+    For each code there is a total or best value, and the number of values or whether there is one.
     """
 
     __slots__ = ("bound", "counts", "kind", "values")
@@ -128,9 +133,9 @@ class Leaf:
                 self.values = grown(self.values, size)
 
     def unpack(self, held: Any, dtype: np.dtype[Any] | None) -> tuple[Any, int]:
-        """Value and count of an accumulator of rows.
+        """Returns the value and count in `held`, an accumulator as rows store it.
 
-        Raises NotOnColumns for one that the arrays cannot hold.
+        Raises NotOnColumns for an accumulator that the arrays cannot hold.
         """
         if self.kind is LeafKind.COUNT:
             total, count = None, held
@@ -157,8 +162,9 @@ class Leaf:
     def add(
         self, codes: np.ndarray, given: Inputs, which: np.ndarray | None, tally: Tally | None
     ) -> None:
-        """Add the records at `which`, whose codes are `codes`. `tally` counts each code, if that is
-        known.
+        """Adds the values of the records at `which` to the numbers of `codes`.
+
+        `tally` counts each code, if that is known.
         """
         values = given.values if given.values is None or which is None else given.values[which]
         if given.chosen is not None:
@@ -168,7 +174,7 @@ class Leaf:
         if not len(codes):
             return
         is_best = self.kind in (LeafKind.MIN, LeafKind.MAX)
-        # A key without a value yet takes its first one, even NaN.
+        # The first value of a key is taken as it is, even NaN.
         first = self.counts[codes] == 0 if is_best else None
         tally = tally or tally_of(codes, len(self.counts))
         if tally is None:
@@ -190,7 +196,7 @@ class Leaf:
             (np.fmin if self.kind is LeafKind.MIN else np.maximum).at(self.values, codes, values)
 
     def running(self, groups: Groups, given: Inputs) -> Column:
-        """The result after each record of `groups`."""
+        """Returns the aggregate's result after each record of `groups`, without adding them."""
         codes, chosen = groups.codes, given.chosen
         before = self.counts.take(codes)
         counts = (
@@ -230,7 +236,9 @@ class Leaf:
         values: np.ndarray,
         chosen: np.ndarray | None,
     ) -> np.ndarray:
-        """Sums of floats, and best values: each needs the one before it."""
+        """Returns the running results of float sums, min or max, where each needs the one
+        before.
+        """
         held: list[Any] = [
             value if count else None
             for value, count in zip(before.tolist(), counts.tolist(), strict=True)
@@ -254,9 +262,9 @@ class Leaf:
         return np.array(out, values.dtype)
 
     def taken(self, codes: np.ndarray) -> Leaf:
-        """A copy of the numbers of `codes`, in their order.
+        """Returns a copy with only the numbers of `codes`, in that order.
 
-        Codes beyond its end have none.
+        A code beyond the end of the arrays has no values.
         """
         copy = Leaf(self.kind)
         copy.counts = _taken(self.counts, codes)
@@ -264,8 +272,9 @@ class Leaf:
         return copy
 
     def merge(self, other: Leaf) -> None:
-        """Add the numbers of a later slice for the same codes, as `merge` of the aggregate does
-        with one accumulator after the other.
+        """Adds the numbers of a later slice for the same codes.
+
+        The result equals that of merging the accumulators of rows one by one.
         """
         if other.values is not None:
             if self.values is None:
@@ -280,7 +289,7 @@ class Leaf:
         self.counts += other.counts
 
     def accumulators(self, codes: np.ndarray) -> list[Any]:
-        """The accumulators in the form of rows."""
+        """Returns the accumulators of `codes` as rows store them."""
         counts = self.counts[codes]
         if self.kind is LeafKind.COUNT:
             return counts.tolist()  # type: ignore[no-any-return]
@@ -298,7 +307,7 @@ class Leaf:
         ]
 
     def results(self, codes: np.ndarray) -> Column:
-        """The aggregate's result for each of `codes`."""
+        """Returns the aggregate's result for each of `codes`."""
         if self.kind is LeafKind.COUNT:
             return NumberColumn(self.counts[codes])
         if self.kind is not LeafKind.MEAN and self.values is not None and self.counts[codes].all():
@@ -335,12 +344,15 @@ def _taken(array: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def grown(array: np.ndarray, size: int) -> np.ndarray:
-    """At least `size` long, padded with zeros; twice as long as before if it has to grow."""
+    """Returns an array of at least `size` items, padded with zeros.
+
+    Returns the same array if it is long enough, otherwise a copy at least twice as long.
+    """
     return array if size <= len(array) else copied(array, max(size, 2 * len(array)))
 
 
 def copied(array: np.ndarray, size: int) -> np.ndarray:
-    """A copy that is at least `size` long, padded with zeros."""
+    """Returns a copy of at least `size` items, padded with zeros."""
     copy = np.zeros(max(size, len(array)), array.dtype)
     copy[: len(array)] = array
     return copy

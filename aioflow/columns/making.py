@@ -1,4 +1,4 @@
-"""Columns from Python values, and the concatenation of columns."""
+"""Makes columns from Python values, and concatenates columns."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["column_of", "concat", "gather", "repeat", "scatter"]
 
 _NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
 _CODED = frozenset((str, bytes))
-"""Types whose equal values are identical: one entry may stand for all of them."""
+"""Types whose equal values cannot be told apart, so that one entry stands for all of them."""
 
 _NONE = type(None)
 
 
 def column_of(items: list[Any]) -> Column:
-    """The column of `items`. They keep their value and type.
+    """Returns a column of `items`, which keep their value and type.
 
-    An int beyond 64 bits makes it a column of objects.
+    Values of mixed types, and ints beyond 64 bits, make it a column of objects.
     """
     kinds = set(map(type, items))
     nullable = _NONE in kinds
@@ -54,12 +54,12 @@ def column_of(items: list[Any]) -> Column:
 
 
 def nothing(length: int) -> CodedColumn:
-    """None, `length` times."""
+    """Returns a column with `length` times None."""
     return CodedColumn(np.full(length, -1, np.int32), [])
 
 
 def repeat(value: Any, length: int) -> Column:
-    """The same value `length` times."""
+    """Returns a column with `length` times the same value."""
     dtype = _NUMBERS.get(type(value))
     if value is None:
         return nothing(length)
@@ -69,7 +69,7 @@ def repeat(value: Any, length: int) -> Column:
 
 
 def gather(column: Column, codes: np.ndarray) -> Column:
-    """`column[code]` for each code; None for -1."""
+    """Returns a column with `column[code]` for each code, and None for code -1."""
     absent = codes < 0
     if not absent.any():
         return column.take(codes)
@@ -89,7 +89,10 @@ def gather(column: Column, codes: np.ndarray) -> Column:
 
 
 def scatter(length: int, parts: Sequence[tuple[np.ndarray, Column]]) -> Column:
-    """A column with the values of each part at its indices. The parts cover every index once."""
+    """Returns a column with the values of each part at that part's indices.
+
+    The parts cover every index from 0 to below `length` once.
+    """
     parts = [(where, column) for where, column in parts if len(where)]
     if len(parts) == 1 and len(parts[0][0]) == length:
         where, column = parts[0]
@@ -122,7 +125,7 @@ def scatter(length: int, parts: Sequence[tuple[np.ndarray, Column]]) -> Column:
 
 
 def concat(columns: Sequence[Column]) -> Column:
-    """The values of some columns, at least one, one after the other.
+    """Returns the values of several columns, at least one, one after the other.
 
     Columns without a common form become a column of objects.
     """
@@ -154,7 +157,7 @@ def concat(columns: Sequence[Column]) -> Column:
 
 
 def _concat_coded(columns: Sequence[CodedColumn]) -> CodedColumn:
-    """Each list of entries is taken once, even if several columns share it."""
+    """Concatenates coded columns. A list of entries that several columns share is taken once."""
     if all(column.entries is columns[0].entries for column in columns):
         return CodedColumn(np.concatenate([column.codes for column in columns]), columns[0].entries)
     entries: list[Any] = []

@@ -1,5 +1,7 @@
-"""Operations of expressions on arrays of numbers. Each returns None where numpy would not do
-exactly what Python does with each value. These cases are:
+"""Computes operations of expressions on arrays of numbers.
+
+Each function returns None where numpy would not do exactly what Python does with each value. These
+cases are:
 
 * An int would leave 64 bits.
 * An int beyond 2**53 meets a float in a comparison, or another int in `/` (Python is exact there).
@@ -35,7 +37,7 @@ __all__ = [
 ]
 
 _EXACT = 2**53
-"""Every int up to here is exact as a float."""
+"""Largest magnitude up to which every int is exact as a float."""
 
 _LIMIT = 2**63
 _DAY_MS = 86_400_000
@@ -55,14 +57,17 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """An operand: an array, or one number. `kind` is that of numpy: b, i or f."""
+    """An operand of an operation: an array, or one number for all rows.
+
+    `kind` is that of the numpy type: b (bool), i (int) or f (float).
+    """
 
     values: Any
     valid: np.ndarray | None
     kind: str
 
     def as_ints(self) -> Any:
-        """The values where a bool counts as an int."""
+        """Returns the values, with bools as ints."""
         if self.kind != "b":
             return self.values
         return (
@@ -72,14 +77,14 @@ class Number:
         )
 
     def bounds(self) -> tuple[int, int]:
-        """The least and the greatest int; (0, 0) if there are none."""
+        """Returns the smallest and the largest int; (0, 0) if there are none."""
         values = self.values
         if not isinstance(values, np.ndarray):
             return int(values), int(values)
         return (int(values.min()), int(values.max())) if len(values) else (0, 0)
 
     def exact_as_float(self) -> bool:
-        """Whether each value is the same number as a float."""
+        """Whether every value can be converted to float without loss."""
         if self.kind != "i":
             return True
         low, high = self.bounds()
@@ -87,7 +92,7 @@ class Number:
 
 
 def number_of(operand: Column | ex.Literal[Any]) -> Number | None:
-    """The operand as numbers; None if it is something else."""
+    """Returns the operand as numbers, None if it is not numeric."""
     if isinstance(operand, NumberColumn):
         return Number(operand.values, operand.valid, operand.values.dtype.kind)
     if isinstance(operand, ex.Literal):
@@ -109,14 +114,17 @@ def _both(a: Number, b: Number) -> np.ndarray | None:
 
 
 def compare(name: str, a: Number, b: Number) -> NumberColumn | None:
-    """`== != < <= > >=`."""
+    """Computes the comparison `name`: `== != < <= >` or `>=`."""
     if "f" in (a.kind, b.kind) and not (a.exact_as_float() and b.exact_as_float()):
         return None
     return NumberColumn(_COMPARE[name](a.as_ints(), b.as_ints()), _both(a, b))
 
 
 def combine(name: str, a: Number, b: Number) -> NumberColumn | None:
-    """`+ - * / // %`."""
+    """Computes the arithmetic operation `name`: `+ - * / //` or `%`.
+
+    A division by zero gives None in that row.
+    """
     floats = "f" in (a.kind, b.kind)
     x, y, valid = a.as_ints(), b.as_ints(), _both(a, b)
     if name in _COMBINE:
@@ -150,9 +158,9 @@ def combine(name: str, a: Number, b: Number) -> NumberColumn | None:
 
 
 def remainder(x: np.ndarray, n: int) -> np.ndarray:
-    """`x % n` of ints, for one `n` above 0.
+    """Returns `x % n` of ints, for one `n` above 0.
 
-    It takes a tenth of the time of numpy's `%`, which divides each value by itself. Overflows
+    This takes a tenth of the time of numpy's `%`, which divides each value by itself. Overflows
     cancel out.
     """
     if n & (n - 1) == 0:
@@ -161,7 +169,7 @@ def remainder(x: np.ndarray, n: int) -> np.ndarray:
 
 
 def _fits(name: str, a: tuple[int, int], b: tuple[int, int]) -> bool:
-    """Whether every result of ints in these bounds has 64 bits."""
+    """Whether every result of `name` fits into 64 bits, for ints within the bounds `a` and `b`."""
     match name:
         case "+":
             ends = (a[0] + b[0], a[1] + b[1])
@@ -178,7 +186,7 @@ def _float(x: Any) -> Any:
 
 
 def negate(name: str, a: Number) -> NumberColumn | None:
-    """`-` and `abs`."""
+    """Computes `-` or `abs`, as `name` says."""
     x = a.as_ints()
     if a.kind == "i" and a.bounds()[0] == -_LIMIT:
         return None
@@ -186,9 +194,9 @@ def negate(name: str, a: Number) -> NumberColumn | None:
 
 
 def round_number(a: Number, digits: int) -> NumberColumn | None:
-    """Round half to even.
+    """Rounds to `digits` decimals, half to even.
 
-    numpy rounds decimals of a float differently: it scales, and Python does not.
+    Floats are rounded only to whole numbers: for decimals numpy scales first, and Python does not.
     """
     if a.kind == "f":
         return NumberColumn(np.rint(a.values), a.valid) if digits == 0 else None
@@ -196,7 +204,7 @@ def round_number(a: Number, digits: int) -> NumberColumn | None:
 
 
 def cast_number(a: Number, to: type) -> NumberColumn | None:
-    """Cast to bool, int or float; text is converted value by value."""
+    """Converts to bool, int or float. Text is not converted here."""
     x = a.values
     if to is bool:
         return NumberColumn(x != 0, a.valid)
@@ -213,9 +221,9 @@ def cast_number(a: Number, to: type) -> NumberColumn | None:
 
 
 def is_in(a: Number, members: tuple[Any, ...]) -> NumberColumn | None:
-    """Whether the value equals one of `members`.
+    """Returns whether each value equals one of `members`.
 
-    Other numbers than Python's own are compared value by value.
+    Returns None if a member is neither text nor one of Python's own numbers.
     """
     found: list[Any] = []
     for member in members:
@@ -224,7 +232,7 @@ def is_in(a: Number, members: tuple[Any, ...]) -> NumberColumn | None:
             or type(member) in (str, bytes)
             or (type(member) is float and math.isnan(member))
         ):
-            continue  # It equals no number.
+            continue  # None, texts and NaN equal no number.
         if type(member) not in (bool, int, float):
             return None
         if a.kind == "f":
@@ -240,7 +248,10 @@ def is_in(a: Number, members: tuple[Any, ...]) -> NumberColumn | None:
 
 
 def time_part(name: str, a: Number, every_ms: int = 1) -> Column | None:
-    """A part of times that are int milliseconds since the epoch."""
+    """Returns a part of times, which are int milliseconds since 1970 UTC.
+
+    `every_ms` is the unit of "truncate".
+    """
     if a.kind != "i":
         return None
     ms = a.values

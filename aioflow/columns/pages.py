@@ -1,10 +1,9 @@
-"""The Arrow pages of one reader as batches of columns, whose texts are codes into one list for each
-column.
+"""Reads the Arrow pages of one reader as batches whose text columns share one list of entries.
 
-Arrow itself finds known texts, so they never become Python values again. So `read`, which may be
-called in a thread, does nearly all of the work. The lists grow in `settle`, in the thread that
-hands the batches on: batches of earlier pages, still on their way, share them. A page is settled
-before the next one is read.
+Arrow itself looks up known texts, so they never become Python values again. So `read`, which may be
+called in a thread, does nearly all of the work. The lists of entries grow in `settle`, in the
+thread that emits the batches, because batches of earlier pages still share the lists. A page must
+be settled before the next one is read.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch
 __all__ = ["ArrowPages"]
 
 RECORDS_PER_ENTRY = 8
-"""Minimum number of records for each text of a page. Below it, looking the texts up costs more than
-their readers save.
+"""Minimum number of records per distinct text of a page. With fewer, looking up the texts costs
+more than it saves.
 """
 
 RECORDS_PER_KNOWN = 2
-"""Minimum number of records for each known text. Below it, the page is first read by itself."""
+"""Minimum number of records of a page per known text. With fewer, the page is read without them."""
 
 
 class _Found(CodedColumn):
-    """A column of texts, some of them new: entry `len(entries) + i` is `new[i]`."""
+    """A coded column with new texts: code `len(entries) + i` stands for `new[i]`."""
 
     __slots__ = ("new",)
 
@@ -41,7 +40,7 @@ class _Found(CodedColumn):
 
 
 class _Texts:
-    """The texts of one column."""
+    """The known texts of one column."""
 
     def __init__(self) -> None:
         self.growing = GrowingEntries()
@@ -50,7 +49,7 @@ class _Texts:
         )
 
     def read(self, array: Any) -> Column:
-        """The column of `array`, some of whose texts may be new."""
+        """Returns the column of `array`, which may hold new texts."""
         entries = self.growing.entries
         if self.growing.is_full or len(entries) * RECORDS_PER_KNOWN > len(array):
             return from_arrow(array)
@@ -70,7 +69,7 @@ class _Texts:
         return _Found(codes, entries, new.dictionary)
 
     def settle(self, column: CodedColumn) -> CodedColumn:
-        """The same column with the texts of all pages."""
+        """Returns the column with its new texts added to the known ones."""
         growing = self.growing
         if isinstance(column, _Found):
             entries = column.entries
@@ -81,7 +80,7 @@ class _Texts:
                 else column.new,
             )
             for text in plain_texts(column.new):
-                growing[text]  # This gives it its place.
+                growing[text]  # Adds the text to the entries.
             return CodedColumn(column.codes, entries)
         if column.entries is growing.entries:
             return column
@@ -92,7 +91,7 @@ class _Texts:
         return growing.recoded(column)
 
     def _those_known(self, kind: Any) -> Any:
-        """The known texts as an array of that type."""
+        """Returns the known texts as an Arrow array of the type `kind`."""
         entries = self.growing.entries
         of, known = self._known or (entries, None)
         if known is None or of is not entries or known.type != kind or len(known) < len(entries):
@@ -102,13 +101,13 @@ class _Texts:
 
 
 class ArrowPages:
-    """The texts that one reader knows from its pages."""
+    """The known texts of all columns of one reader."""
 
     def __init__(self) -> None:
         self._texts: dict[Any, _Texts] = {}
 
     def read(self, table: Any) -> ColumnBatch:
-        """The columns of an Arrow table or record batch, to be settled.
+        """Returns an Arrow table or record batch as columns, to be passed to `settle`.
 
         It may run in any thread, one page at a time.
         """
@@ -118,7 +117,10 @@ class ArrowPages:
         return ColumnBatch(columns, table.num_rows)
 
     def settle(self, page: ColumnBatch) -> ColumnBatch:
-        """The last page read. Where it pays, its texts are codes into the lists of all pages."""
+        """Returns the last page read, with its new texts added to the lists of entries.
+
+        Only columns whose texts recur often use these lists.
+        """
         columns = {name: self._settled(name, column) for name, column in page.columns.items()}
         return ColumnBatch(columns, len(page), page.make)
 

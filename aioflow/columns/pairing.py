@@ -1,4 +1,4 @@
-"""The pairs of two sides that have equal keys, on columns.
+"""Computes the pairs of records with equal keys on two sides of a join, on columns.
 
 Keys come in the order of their first arrival on either side. Within a key the left records vary
 slowest, each side in its order of arrival. A join of rows gives the same order.
@@ -27,8 +27,10 @@ _SORTED_MAX = 1 << 31
 
 @dataclass(slots=True)
 class Held:
-    """Records of one side: the code of each key, the number of each record in the common order of
-    arrival, and the record itself.
+    """Records of one side of a join, as columns.
+
+    For each record: the code of its key, its number in the order of arrival of both sides, its
+    value.
     """
 
     codes: np.ndarray
@@ -43,7 +45,7 @@ class Held:
 
 
 def together(parts: Sequence[Held]) -> Held:
-    """Several parts, at least one, as one."""
+    """Concatenates several parts, at least one."""
     if len(parts) == 1:
         return parts[0]
     codes = np.concatenate([part.codes for part in parts])
@@ -52,10 +54,11 @@ def together(parts: Sequence[Held]) -> Held:
 
 
 class Pairing:
-    """All pairs of `left` and `right`. Any range of them can be made separately: a hot key may have
-    millions.
+    """All pairs of records from `left` and `right` with equal keys.
 
-    For millions of records the caller makes the runs of each side in a turn of its own.
+    Any range of the pairs can be made separately, because a frequent key may have millions. The
+    caller makes the `Runs` of each side in a separate step, because sorting millions of records
+    takes long.
     """
 
     def __init__(self, left: Runs, right: Runs) -> None:
@@ -74,7 +77,7 @@ class Pairing:
         return int(self._stops[-1]) if len(self._stops) else 0
 
     def part(self, begin: int, stop: int) -> ColumnBatch:
-        """The pairs from `begin` up to `stop`, at least one."""
+        """Returns the pairs in [begin, stop), at least one."""
         first, last = (
             self._stops.searchsorted(begin, "right"),
             self._stops.searchsorted(stop - 1, "right") + 1,
@@ -103,8 +106,10 @@ class Pairing:
 
 
 class Runs:
-    """The records of one side sorted by key, and within a key by arrival. It knows the run of each
-    key, and the arrival of its first record.
+    """The records of one side, sorted by key and then by arrival.
+
+    A run is all records with one key. For each run there are the key, the start and count in the
+    sorted order, and the arrival of the first record.
     """
 
     __slots__ = ("counts", "first", "keys", "order", "starts", "values")
@@ -131,7 +136,7 @@ class Runs:
 
 
 def _met(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The positions of the common keys on both sides.
+    """Returns the positions in `left` and in `right` of the keys that both contain.
 
     Codes of keys are small: a table takes a third of the time of sorting.
     """
@@ -147,9 +152,9 @@ def _met(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sorted(numbers: np.ndarray) -> np.ndarray:
-    """`numbers`, from 0 to below `_SORTED_MAX`, in order, and below each its place.
+    """Returns the sorted `numbers`, each shifted left by 32 bits, with its original index below.
 
-    numpy sorts numbers faster than it computes their order.
+    The numbers are below `_SORTED_MAX`. numpy sorts numbers faster than it computes their order.
     """
     both = (numbers << _PLACE_BITS) | np.arange(len(numbers))
     both.sort()

@@ -1,4 +1,4 @@
-"""The computation of an aggregate on columns, and its inputs from each batch."""
+"""Describes an aggregate that can be computed on columns, and computes its inputs from a batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Inputs", "LeafKind", "LeafSpec", "Plan"]
 
 
 class LeafKind(Enum):
-    """The meaning of one number of a key."""
+    """The kind of a basic aggregate."""
 
     COUNT = "count"
     SUM = "sum"
@@ -28,7 +28,10 @@ class LeafKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """One aggregate: its input, and its filter; None: all records."""
+    """A basic aggregate of the expression `fn`, over the records for which `where` is true.
+
+    `fn` is None for a count. `where` is None for all records.
+    """
 
     kind: LeafKind
     fn: Expr[Any] | None
@@ -37,18 +40,22 @@ class LeafSpec:
 
 @dataclass(slots=True)
 class Inputs:
-    """The input of one aggregate from a batch: values, and which records have one (None: all)."""
+    """The input of one basic aggregate from a batch.
+
+    `values` is None for a count. `chosen` is the mask of the records that count, None for all.
+    """
 
     values: np.ndarray | None
     chosen: np.ndarray | None
     greatest: int = 0
-    """The largest magnitude among ints."""
+    """Largest magnitude of the values, if they are ints."""
 
 
 class Plan:
-    """An aggregate on columns.
+    """An aggregate that can be computed on columns: one or more basic aggregates, the leaves.
 
-    `names` is None for a single one, otherwise the names in the dict of `agg`.
+    `names` are the names of the leaves in the result of `agg`; None for a single one without a
+    name.
     """
 
     def __init__(self, leaves: Sequence[LeafSpec], names: Sequence[str] | None) -> None:
@@ -60,7 +67,7 @@ class Plan:
         ]
 
     def inputs(self, batch: ColumnBatch) -> list[Inputs]:
-        """The input of each aggregate from `batch`. Raises NotOnColumns."""
+        """Returns the input of each basic aggregate from `batch`. Raises NotOnColumns."""
         return [self._input(i, batch) for i in range(len(self.leaves))]
 
     def _input(self, i: int, batch: ColumnBatch) -> Inputs:

@@ -1,5 +1,6 @@
-"""Running aggregates on columns: the table of an operator as one set of cells, and a result for
-each record.
+"""Computes running aggregates on columns: a result for each record.
+
+The accumulators of an operator are kept in one `Cells` object.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ KEYS_MAX = 1_000_000
 
 
 class RunningColumns:
-    """Additions by batches of columns that the table does not hold yet.
+    """The running aggregate of one operator, with changes that its state table does not hold yet.
 
-    `table_of` and `peek` lead to the table.
+    `table_of` returns the table for writes of some keys, `peek` its content. `is_one_spelling`
+    checks that equal keys have the same type. Beyond `keys_max` keys the memory is emptied.
     """
 
     def __init__(
@@ -49,7 +51,10 @@ class RunningColumns:
         return len(self._encoder)
 
     def process(self, keys: Any, values: Any) -> ColumnBatch:
-        """`(key, result so far)` for each record. Raises NotOnColumns before any change."""
+        """Returns a pair (key, result so far) for each record.
+
+        Raises NotOnColumns before any change.
+        """
         if not isinstance(values, ColumnBatch):
             raise NotOnColumns("the values are no records of columns")
         if len(self._encoder) > self._keys_max:
@@ -69,12 +74,15 @@ class RunningColumns:
         return ColumnBatch({0: keys, 1: results}, len(values))
 
     def settle(self) -> None:
-        """Write the additions into the table."""
+        """Writes all changes into the table."""
         if self._cells is not None:
             for _ in self._cells.write(self._table_of, self._encoder.entries):
                 pass
 
     def release(self) -> None:
-        """Call before rows write to the table."""
+        """Writes all changes into the table, and forgets the accumulators.
+
+        Call it before rows write to the table.
+        """
         self.settle()
         self._cells = None

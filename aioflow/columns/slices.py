@@ -1,8 +1,8 @@
-"""The slices of windows as cells: one `Cells` for each slice that batches of columns have added to.
+"""Computes window aggregates on columns: one `Cells` object for each slice of event time.
 
 `settle` writes unwritten content into the table. Before rows are added to a slice, call `release`.
-Both, and the results of a window, go by turns. Between two turns a query may look at the state,
-which settles the rest; nothing is added.
+Both, and the results of a window, are iterators, so that the event loop can run between steps.
+Between two steps a query may look at the state, which settles the rest; nothing may be added.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ from aioflow.core.functions import WindowResult
 __all__ = ["SliceColumns"]
 
 KEYS_MIN = 100_000
-"""Codes of keys that are gone are given up above this number, if it is also four times the number
-of keys of a slice.
+"""Minimum number of codes before all codes are discarded. There must also be four times as many as
+keys in a slice.
 """
 
 SLICE_KEYS = 64
 """Number of keys whose writes cost about as much as one more slice."""
 
 TableOf = Callable[[int, list[Any]], MutableMapping[Any, Any]]
-"""The content of the slice that starts there, for changes to these keys of it."""
+"""Function of a slice's start and some keys; it returns the table for writing these keys."""
 
 
 class SliceColumns:
-    """All cells of one operator. `table_of` and `peek` lead to the table."""
+    """The slices of one window operator that are kept on columns.
+
+    `table_of` and `peek` return the table's content of a slice, for writing and for reading.
+    """
 
     def __init__(
         self, plan: Plan, table_of: TableOf, peek: Callable[[int], Mapping[Any, Any]]
@@ -52,12 +55,13 @@ class SliceColumns:
 
     @property
     def starts(self) -> list[int]:
-        """Starts of the slices that are here."""
+        """Start of each slice that is kept here."""
         return list(self._cells)
 
     def make_room(self) -> Iterator[None]:
-        """Call before `prepare`: gives up the codes of keys that are gone, if there are many.
-        Yields like `settle`.
+        """Discards the codes of all keys if many of the keys are gone. Call it before `prepare`.
+
+        Yields between parts, like `settle`.
         """
         count = len(self._encoder)
         if count > KEYS_MIN and count > 4 * max(
@@ -67,7 +71,10 @@ class SliceColumns:
             self._encoder = KeyEncoder()
 
     def prepare(self, keys: Any, values: Any) -> tuple[np.ndarray, list[Inputs]]:
-        """The codes of `keys`, and the aggregates' inputs from `values`. Raises NotOnColumns."""
+        """Returns the codes of `keys`, and the inputs of the aggregates from `values`.
+
+        Raises NotOnColumns.
+        """
         if not isinstance(values, ColumnBatch):
             raise NotOnColumns("the values are no records of columns")
         inputs = self._plan.inputs(values)
@@ -85,7 +92,7 @@ class SliceColumns:
         *,
         new: bool,
     ) -> None:
-        """Add records to the slice at `start`; `new`: the table has nothing of it.
+        """Adds records to the slice that starts at `start`. `new`: the table has nothing for it.
 
         Raises NotOnColumns before any change.
         """
@@ -102,7 +109,7 @@ class SliceColumns:
         self._cells[start] = cells
 
     def settle(self) -> Iterator[None]:
-        """Write everything into the table. Yields while there is much to write.
+        """Writes all changes into the table. Yields between parts.
 
         Nothing may be added in between.
         """
@@ -122,25 +129,25 @@ class SliceColumns:
                     written = 0
 
     def release(self, starts: Sequence[int]) -> Iterator[None]:
-        """Call before rows are added to these slices, which are here.
+        """Writes the slices at `starts` into the table, and forgets them. Yields between parts.
 
-        Yields like `settle`.
+        Call it before rows are added to these slices.
         """
         yield from self._settle(starts)
         for start in starts:
             del self._cells[start]
 
     def drop(self, start: int) -> None:
-        """Drop the slice: no window needs it any more."""
+        """Drops a slice, because no window needs it any more."""
         cells = self._cells.pop(start, None)
         if cells is not None:
             self._count_before = cells.count
 
     def results(self, starts: Sequence[int], begin: int, end: int) -> Iterator[ColumnBatch] | None:
-        """The results of the window [begin, end) made of these slices, in pieces. None if the table
-        holds something of them that is not here.
+        """Returns the results of the window [begin, end), made of the slices at `starts`, in parts.
 
-        Nothing may be added until all pieces are made.
+        Returns None if the table holds something of them that is not here. Nothing may be added
+        until all parts are made.
         """
         cells = [one for one in map(self._cells.get, starts) if one is not None and one.complete]
         if len(cells) < len(starts):

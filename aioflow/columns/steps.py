@@ -1,6 +1,4 @@
-"""Stateless steps on columns: `filter` and `map` by expressions, and `select`, each on the whole
-batch.
-"""
+"""Applies stateless steps to whole batches: `filter` and `map` by expressions, and `select`."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ __all__ = ["ColumnSteps"]
 
 
 class ColumnSteps:
-    """A sequence of steps. Each is the expression of a filter, or the fields of a select."""
+    """A sequence of steps. Each step is the expression of a filter, or the fields of a select."""
 
     def __init__(self, steps: Sequence[Expr[Any] | Mapping[str, Expr[Any]]]) -> None:
         self._steps = [
@@ -31,12 +29,12 @@ class ColumnSteps:
         ]
 
     def __call__(self, batch: RecordBatch) -> RecordBatch:
-        """The rest of `batch`, with its times and watermarks; keys are dropped.
+        """Returns the batch after all steps, with its timestamps and watermarks but without keys.
 
         Raises NotOnColumns before any change.
         """
         values: Any = batch.values
-        kept: np.ndarray | None = None  # All.
+        kept: np.ndarray | None = None  # None: all records.
         for step, fields in self._steps:
             if not isinstance(values, ColumnBatch):
                 raise NotOnColumns("the values are no records of columns")
@@ -68,8 +66,9 @@ class ColumnSteps:
 def _read_behind(
     steps: Sequence[Expr[Any] | Mapping[str, Expr[Any]]],
 ) -> frozenset[str | int] | None:
-    """The fields that `steps` read up to a select, after which there are no others. None: records
-    come out whole.
+    """Returns the fields that the later `steps` read, up to and including the first select.
+
+    Returns None if there is no select, so that whole records come out.
     """
     read: list[str | int] = []
     for step in steps:
