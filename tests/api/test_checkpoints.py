@@ -493,7 +493,7 @@ async def test_open_fails_before_the_block_is_entered(store: str) -> None:
 async def test_a_savepoint_is_restored_at_another_parallelism_and_back(
     store: str, tmp_path: Path, parallelism: int
 ) -> None:
-    """H3: every key group goes to exactly one subtask; RELIABILITY 39."""
+    """H3: every key group goes to exactly one subtask; R39."""
     rows: list[Any] = []
     numbers = Numbers()
     paths: list[str] = []
@@ -662,7 +662,7 @@ async def test_a_savepoint_is_made_while_the_job_goes_on(store: str, tmp_path: P
 async def test_a_checkpoint_that_cannot_be_stored_is_given_up_and_the_job_goes_on(
     tmp_path: Path,
 ) -> None:
-    """RELIABILITY 13: no half checkpoint is ever taken for one; the next that is stored covers
+    """R13: no half checkpoint is ever taken for one; the next that is stored covers
     what the lost one did.
     """
     rows: list[Any] = []
@@ -752,7 +752,7 @@ async def test_a_store_that_is_dead_is_an_error_of_whatever_needs_it_and_nothing
 
 
 async def test_a_job_that_lost_its_lease_ends_and_does_not_come_back(store: str) -> None:
-    """RELIABILITY 8: two never write into one store; who came later has the larger number."""
+    """R8: two never write into one store; who came later has the larger number."""
     numbers, rows = Numbers(10), []
     with pytest.raises(af.CheckpointError, match="lease"):
         async with counting(numbers, rows).run(checkpoints=store) as job:

@@ -423,7 +423,7 @@ def test_unknown_reason_counts_as_declined() -> None:
 
 
 def test_failed_metadata_write_fails_that_checkpoint_and_the_next_one_subsumes_it() -> None:
-    """RELIABILITY 2.1: tasks learn that 1 was aborted with nothing completed, then that 2
+    """R22.1: tasks learn that 1 was aborted with nothing completed, then that 2
     completed: sinks commit all up to 2.
     """
     job = Job()

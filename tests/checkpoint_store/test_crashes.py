@@ -29,7 +29,7 @@ OPTIONS = LeaseOptions(lease_s=4.0, renew_s=0.5, stop_s=1.0)
 def test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged(
     how: str,
 ) -> None:
-    """I6.3, R6, R16, R17, G13: whatever the disk kept, lost or tore, the previous one is
+    """I6.3, R6, R16, R17: whatever the disk kept, lost or tore, the previous one is
     readable.
     """
     crashed_inside = 0

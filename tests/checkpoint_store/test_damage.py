@@ -69,7 +69,7 @@ def damages(content: bytes) -> list[bytes]:
 
 
 async def test_metadata_damaged_at_any_byte_or_cut_at_any_length_is_refused(host: Host) -> None:
-    """R15, G11: every byte of a small checkpoint's metadata, with and without a MAC."""
+    """R15: every byte of a small checkpoint's metadata, with and without a MAC."""
     for key in (None, b"key"):
         objects = Damaged(MemoryObjects(host, f"damage-metadata-{key!r}"))
         store = FlowStore(host, objects, key)
@@ -90,7 +90,7 @@ async def test_metadata_damaged_at_any_byte_or_cut_at_any_length_is_refused(host
 
 
 async def test_state_files_damaged_at_any_byte_or_cut_at_any_length_are_refused(host: Host) -> None:
-    """R15, G11: what lies in a file."""
+    """R15: what lies in a file."""
     objects, store, written = await stored(host, "state")
     small = min((file for file in files(written) if file.name), key=lambda file: file.size)
     content = await store.input().read(small)

@@ -1,4 +1,4 @@
-"""G16: what an older aioflow wrote restores for ever, at any parallelism, with the results of a
+"""R40: what an older aioflow wrote restores for ever, at any parallelism, with the results of a
 run that was never stopped.
 """
 
@@ -26,7 +26,7 @@ def test_there_is_one_of_each_released_format() -> None:
 async def test_a_savepoint_of_an_older_release_restores_with_the_results_of_one_run(
     version: str, parallelism: int, tmp_path: Path
 ) -> None:
-    """G16, R39, R40."""
+    """R39, R40."""
     shutil.copytree(DATA / version / "savepoint", tmp_path / "savepoint")
     rows: list[str] = []
     store = f"memory://golden-{tmp_path.name}"

@@ -311,7 +311,7 @@ async def test_who_has_another_secret_or_role_is_not_let_in(secret: bytes, role:
 async def test_strangers_are_bounded_and_closed_with_the_server(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Row 31."""
+    """R31."""
     async with serving({}) as (server, port, _):
         streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(WAITING_MAX + 3)]
         for reader, _ in streams[:3]:

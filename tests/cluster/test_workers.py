@@ -164,7 +164,7 @@ async def test_a_worker_that_says_hello_and_opens_the_job_takes_tasks() -> None:
 
 
 async def test_a_silent_worker_is_given_up_killed_and_not_heard_any_more() -> None:
-    """Row 2."""
+    """R2."""
     peers = Peers()
     async with pool(peers) as (workers, said, lost):
         worker = await workers.start_worker()

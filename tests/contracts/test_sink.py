@@ -457,7 +457,7 @@ async def test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_
 async def test_an_attempt_that_is_gone_removes_nothing_of_a_later_one(
     case: Case, ctx: SinkContext
 ) -> None:
-    """Rule 2 of RELIABILITY section 2: what comes late changes nothing."""
+    """R22.2: what comes late changes nothing."""
     zombie = case.writer()
     go_on(zombie)
     await zombie.open()
@@ -574,7 +574,7 @@ async def run_job(
 async def test_dying_before_or_after_any_step_loses_and_repeats_nothing(
     case: Case, ctx: SinkContext
 ) -> None:
-    """Row 22 of RELIABILITY: before prepare, after it, before and after the commit (the reply is
+    """R22: before prepare, after it, before and after the commit (the reply is
     lost); then once more.
     """
     if isinstance(case.sink, KafkaTopics):

@@ -621,7 +621,7 @@ STEP = st.tuples(
 def test_backend_agrees_with_plain_dicts_under_any_rescaling(
     name: str, steps: list[Any], parallelisms: list[int]
 ) -> None:
-    """H3.1, G16: at p = 1 to 8 each key is found by the one subtask that owns it."""
+    """H3.1, R39: at p = 1 to 8 each key is found by the one subtask that owns it."""
     bench = Bench(name)
     backends = bench.rescaled([], parallelisms[0])
     scales = iter(parallelisms * (len(steps) + 1))

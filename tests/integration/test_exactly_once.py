@@ -107,7 +107,7 @@ async def test_workers_that_are_killed_under_load_lose_and_repeat_nothing(tmp_pa
 async def test_a_job_over_workers_goes_on_where_it_was_stopped_at_another_parallelism(
     tmp_path: Path,
 ) -> None:
-    """H3: state that was written by one number of processes is read by another; RELIABILITY 39."""
+    """H3: state that was written by one number of processes is read by another; R39."""
     for workers, parallelism in ((2, 3), (0, 1), (1, 5)):
         async with counted(tmp_path, parallelism=parallelism).run(
             workers=workers, checkpoints=tmp_path / "store", every="50ms"
@@ -144,7 +144,7 @@ async def test_a_store_in_memory_outlives_the_workers(tmp_path: Path) -> None:
 async def test_a_program_that_is_killed_goes_on_when_it_is_started_again(
     tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    """RELIABILITY 6: all at once, with -9; the next start takes the lease of a holder that is
+    """R6: all at once, with -9; the next start takes the lease of a holder that is
     known to be dead.
     """
     for _ in range(3):

@@ -151,7 +151,7 @@ async def test_writers_that_open_at_once_make_the_tables_once(
 async def test_a_commit_goes_on_over_a_new_connection(
     server: PostgresServer, schema: str, dsn: str, ctx: SinkContext
 ) -> None:
-    """Row 22: the connection ends between two commits; the next try connects again."""
+    """R22: the connection ends between two commits; the next try connects again."""
     server.query(schema, "CREATE TABLE t (x INT)")
     operator = SinkOperator(postgres(dsn, "t"), Retry(5, backoff="1ms"))
     operator.setup(ctx)  # type: ignore[arg-type]

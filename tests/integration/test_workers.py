@@ -320,7 +320,7 @@ def exits(how: Callable[[int], None], n: int) -> int:
 
 
 async def test_sys_exit_in_a_worker_ends_the_job_for_good_as_in_one_process() -> None:
-    """Row 27: not tried again, and the program gets the request."""
+    """R27: not tried again, and the program gets the request."""
     import sys
 
     for workers in (0, 1):
@@ -335,7 +335,7 @@ async def test_sys_exit_in_a_worker_ends_the_job_for_good_as_in_one_process() ->
 
 
 async def test_os_exit_in_a_worker_is_a_lost_worker_named_with_its_exit_code() -> None:
-    """Row 27."""
+    """R27."""
     with pytest.raises(
         af.Broken, match=r"worker-1 \(process \d+\) is gone: its process ended with exit code 7"
     ):
@@ -370,7 +370,7 @@ async def started_rows(job: af.Job, stream: af.DataStream[Any]) -> None:
 async def test_a_killed_worker_under_load_restarts_the_job_and_the_result_is_right(
     tmp_path: Path,
 ) -> None:
-    """I5.1, row 1."""
+    """I5.1, R1."""
     killed = tmp_path / "killed"
 
     async def halves() -> AsyncIterator[int]:
@@ -414,7 +414,7 @@ async def test_without_restart_a_killed_worker_fails_the_job_and_is_named() -> N
 
 
 async def test_a_worker_that_sleeps_is_given_up_and_fenced_and_the_job_goes_on_without_it() -> None:
-    """Row 2: what it says afterwards is not heard, and its process is gone before it can wake
+    """R2: what it says afterwards is not heard, and its process is gone before it can wake
     up.
     """
     flow = af.Flow("stopped", parallelism=2)
@@ -444,7 +444,7 @@ def hold(n: int) -> int:
 async def test_a_worker_whose_function_blocks_is_not_given_up_and_says_where_it_blocks(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Row 25: its heartbeats come from a thread, which also looks at the loop."""
+    """R25: its heartbeats come from a thread, which also looks at the loop."""
     rows = (
         await af.Flow("blocks").source([1]).map(hold).collect(workers=1, heartbeat=QUICK)
     )  # No restarts: a loss would fail it.
@@ -455,7 +455,7 @@ async def test_a_worker_whose_function_blocks_is_not_given_up_and_says_where_it_
 
 
 async def test_what_a_fenced_worker_still_says_changes_nothing() -> None:
-    """Row 2, without the kill: its reports reach the cluster and are ignored."""
+    """R2, without the kill: its reports reach the cluster and are ignored."""
     flow = af.Flow("fenced")
     events = flow.source(af.io.push())
     events.map(lambda n: n).sink(lambda n: None)

@@ -1,5 +1,5 @@
 """File sources restored at a position: of a file that has grown, was shortened, was replaced or
-is gone. Row 21 of RELIABILITY.
+is gone. R21.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def test_a_file_that_has_grown_is_read_on_to_its_new_end(
 async def test_a_file_that_was_shortened_below_the_position_is_refused(
     tmp_path: Path, ctx: Context, packed: bool
 ) -> None:
-    """Row 21: never jump silently."""
+    """R21: never jump silently."""
     path = tmp_path / ("a.txt.gz" if packed else "a.txt")
 
     def write(text: str) -> None:
@@ -83,7 +83,7 @@ async def test_a_file_that_was_shortened_below_the_position_is_refused(
 async def test_a_file_that_was_replaced_is_refused(
     tmp_path: Path, ctx: Context, packed: bool, read: int
 ) -> None:
-    """Row 21: another one under the same name, as long as it or longer.
+    """R21: another one under the same name, as long as it or longer.
 
     Its middle is not what was left of the first.
     """
@@ -281,7 +281,7 @@ async def test_a_rotation_while_the_job_was_down_loses_and_repeats_nothing(
 async def test_a_followed_file_that_is_not_what_it_was_is_refused_after_a_restore(
     tmp_path: Path, ctx: Context, how: str
 ) -> None:
-    """Row 21: nobody knows what was in it after the position."""
+    """R21: nobody knows what was in it after the position."""
     source = lines(f"{tmp_path}/*.log", follow=True, every="1ms")
     log = tmp_path / "a.log"
     log.write_text("1\n2\n3\n")

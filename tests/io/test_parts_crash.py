@@ -1,7 +1,7 @@
 """Part files when the process or the machine dies: between any two operations on the disk, and
 within each write.
 
-G13 of RELIABILITY section 6: crash between every two operations x {lost, torn, kept}. What is seen
+R16: crash between every two operations x {lost, torn, kept}. What is seen
 afterwards is exactly what was committed, and the next run to its end leaves every record once and
 no other file.
 """
@@ -148,7 +148,7 @@ def check(
 def test_a_crash_at_any_operation_leaves_what_was_committed_and_the_next_run_the_rest(
     fate: str, aborted: frozenset[int]
 ) -> None:
-    """G13, rows 16 and 22."""
+    """R16, R22."""
     (operations,) = check([], [1], aborted)
     assert operations > 20
     for crash_at in range(1, operations + 1):
@@ -158,7 +158,7 @@ def test_a_crash_at_any_operation_leaves_what_was_committed_and_the_next_run_the
 
 @pytest.mark.parametrize("fate", [KILL, "lost", "torn"])
 def test_a_crash_while_recovering_from_a_crash(fate: str) -> None:
-    """Row 38: what the first attempt left is dealt with by the third as the second would have."""
+    """R38: what the first attempt left is dealt with by the third as the second would have."""
     (operations,) = check([], [1])
     for first, second in itertools.product(range(2, operations + 1, 4), range(1, 12, 2)):
         check([(first, "after", fate), (second, "before", fate)], [1])
@@ -167,7 +167,7 @@ def test_a_crash_while_recovering_from_a_crash(fate: str) -> None:
 @pytest.mark.parametrize("parallelisms", [[3, 1], [1, 3], [3, 2], [2, 3, 1]], ids=str)
 @pytest.mark.parametrize("fate", [KILL, "lost"])
 def test_a_crash_and_a_restart_at_another_parallelism(fate: str, parallelisms: list[int]) -> None:
-    """Row 39: committables go to whoever gets them, leftovers to one heir each."""
+    """R39: committables go to whoever gets them, leftovers to one heir each."""
     operations = check([], parallelisms[:1])[0]
     for crash_at in range(1, operations + 1, 3):
         later = [(crash_at % 11 + 1, "before", fate)] * (len(parallelisms) - 2)

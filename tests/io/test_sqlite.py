@@ -176,7 +176,7 @@ async def test_names_are_quoted_whatever_is_in_them(
 async def test_rows_that_were_staged_and_are_gone_are_an_error_and_not_nothing(
     tmp_path: Path, ctx: SinkContext, sql: Any
 ) -> None:
-    """Row 23 of RELIABILITY: what is lost before its commit stops the job, it is never passed
+    """R23: what is lost before its commit stops the job, it is never passed
     over.
     """
     sql("CREATE TABLE t (x)")

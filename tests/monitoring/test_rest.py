@@ -87,7 +87,7 @@ async def paths(client: Client) -> dict[str, str]:
 
 
 async def test_every_body_has_the_shape_that_the_document_promises() -> None:
-    """R2 and R12: types, enums and presence; the same under /v1."""
+    """K2, K12: types, enums and presence; the same under /v1."""
     flow, events = events_flow()
     async with watched(flow, checkpoints="memory://shapes", every="1h") as client:
         await fed(client, events)
@@ -102,7 +102,7 @@ async def test_every_body_has_the_shape_that_the_document_promises() -> None:
 
 
 async def test_a_versioned_path_answers_as_the_plain_one() -> None:
-    """R12: over a job that stands still."""
+    """K12: over a job that stands still."""
     flow, events = events_flow()
     async with watched(flow) as client:
         await fed(client, events)
@@ -120,7 +120,7 @@ async def test_a_versioned_path_answers_as_the_plain_one() -> None:
 
 
 async def test_shapes_hold_before_the_first_task_and_after_the_end() -> None:
-    """R2 where hardly anything is known yet, and where everything is over."""
+    """K2 where hardly anything is known yet, and where everything is over."""
     flow = af.Flow("short")
     flow.source([1, 2, 3], name="numbers").map(str).sink(af.io.blackhole())
     async with watched(flow) as client:
@@ -144,7 +144,7 @@ async def test_shapes_hold_before_the_first_task_and_after_the_end() -> None:
      "/jobs/{job}/checkpoints/{none}", "/jobs/{job}/savepoints/{none}"],
 )  # fmt: skip
 async def test_what_is_not_there_is_404_with_errors(path: str) -> None:
-    """R1 and R8."""
+    """K1, K8."""
     flow, _ = events_flow()
     async with watched(flow) as client:
         status, body = await client.ask(path.format(none="0" * 32, job=client.job.id))
@@ -344,7 +344,7 @@ async def test_exceptions_are_bounded_by_what_is_asked_for() -> None:
 
 
 async def test_cancel_is_accepted_again_once_cancelled_and_refused_once_finished() -> None:
-    """R5."""
+    """K5."""
     flow, _ = events_flow()
     async with watched(flow, monitor_options=CONTROL) as client:
         assert await client.change("PATCH", f"{client.path}?mode=cancel") == (202, {})
@@ -360,7 +360,7 @@ async def test_cancel_is_accepted_again_once_cancelled_and_refused_once_finished
 
 
 async def test_a_savepoint_is_polled_to_its_end_and_asked_for_once() -> None:
-    """R8: in progress, then completed with its place; the same id is the same savepoint."""
+    """K8: in progress, then completed with its place; the same id is the same savepoint."""
     flow, events = events_flow()
     async with watched(
         flow, checkpoints="memory://savepoints", every="1h", monitor_options=CONTROL
@@ -543,7 +543,7 @@ async def test_a_body_of_more_than_a_mebibyte_is_refused() -> None:
 
 
 async def test_a_slow_operator_is_busy_and_what_feeds_it_is_held_back() -> None:
-    """R10: the endpoint answers while every task is held back, and says by whom."""
+    """K10: the endpoint answers while every task is held back, and says by whom."""
     gate = asyncio.Event()
 
     async def slow(value: int) -> int:
@@ -592,7 +592,7 @@ def endless() -> Any:
 
 
 async def test_asking_all_the_time_does_not_stop_the_job() -> None:
-    """Row 43: while four readers ask as fast as they can, records go on."""
+    """R43: while four readers ask as fast as they can, records go on."""
     flow, events = events_flow()
     async with watched(flow) as client:
         over = asyncio.Event()

@@ -90,7 +90,7 @@ async def feed(partition: ResultPartition, count: int, size: int = 10, index: in
 
 @pytest.mark.parametrize("batch_bytes", [100, 100_000], ids=["one-frame", "four-frames"])
 def test_a_hundred_resets_under_load_cost_no_record_and_none_comes_twice(batch_bytes: int) -> None:
-    """Row 9: as a firewall that lost its state, on real sockets."""
+    """R10: as a firewall that lost its state, on real sockets."""
 
     async def main(planes: Planes, proxy: FaultProxy) -> None:
         partition = planes.partition()
@@ -432,7 +432,7 @@ def test_a_consumer_that_comes_back_after_its_producer_has_forgotten_it_fails() 
 
 
 def test_an_outage_shorter_than_giving_up_costs_nothing() -> None:
-    """Row 10."""
+    """R7."""
 
     async def main(machines: TwoMachines) -> None:
         planes = machines.planes
@@ -455,7 +455,7 @@ def test_an_outage_shorter_than_giving_up_costs_nothing() -> None:
 
 
 def test_a_process_that_stands_still_longer_than_the_heartbeats_goes_on() -> None:
-    """Row 29: as after SIGSTOP, swap, or a call that blocks the loop."""
+    """R7: as after SIGSTOP, swap, or a call that blocks the loop."""
 
     async def main(machines: TwoMachines) -> None:
         planes = machines.planes

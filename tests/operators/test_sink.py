@@ -129,7 +129,7 @@ async def take(operator: SinkOperator, checkpoint_id: int, *values: int) -> None
 
 
 async def test_nothing_is_committed_before_its_checkpoint_is_complete(ctx: SinkContext) -> None:
-    """Row 22 of RELIABILITY: prepared is not committed."""
+    """R22: prepared is not committed."""
     ledger = Ledger()
     operator = await opened(ledger, ctx)
     await take(operator, 1, 1, 2)
@@ -144,7 +144,7 @@ async def test_nothing_is_committed_before_its_checkpoint_is_complete(ctx: SinkC
 async def test_a_completed_checkpoint_commits_everything_prepared_up_to_it_in_order(
     ctx: SinkContext,
 ) -> None:
-    """Rule 1 of RELIABILITY section 2: the metadata of 1 was never written, 2 is complete: 1 is
+    """R22.1: the metadata of 1 was never written, 2 is complete: 1 is
     part of it.
     """
     ledger = Ledger()
@@ -247,7 +247,7 @@ async def test_the_state_holds_what_is_not_confirmed_and_nothing_else(ctx: SinkC
 async def test_restored_committables_are_committed_before_the_writer_opens(
     ctx: SinkContext,
 ) -> None:
-    """Row 22: the notification was lost with the process; the restored checkpoint is complete
+    """R22: the notification was lost with the process; the restored checkpoint is complete
     all the same.
     """
     ledger = Ledger()
@@ -264,7 +264,7 @@ async def test_restored_committables_are_committed_before_the_writer_opens(
 
 
 async def test_restoring_twice_commits_once(ctx: SinkContext) -> None:
-    """Row 22: the reply to the commit was lost, or the process died right after it."""
+    """R22: the reply to the commit was lost, or the process died right after it."""
     ledger = Ledger()
     operator = await opened(ledger, ctx)
     await take(operator, 1, 1)

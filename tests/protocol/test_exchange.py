@@ -404,7 +404,7 @@ def test_a_channel_goes_on_exactly_where_the_connection_broke(arrived: int) -> N
 def test_an_event_that_overtakes_comes_once_wherever_the_connection_broke(
     arrived: int, moment: str
 ) -> None:
-    """F6, fault 10: what is here in front of it and what the producer keeps as overtaken are all
+    """F6, R10: what is here in front of it and what the producer keeps as overtaken are all
     that was produced, each once.
     """
     link = Link()

@@ -1,7 +1,7 @@
 """A disk that is full, or fails, at one single operation of a run: each of them in turn, and what
 is committed is exact all the same.
 
-Seeds meet such moments by chance; here none is left out. Row 13 and 14 of RELIABILITY.
+Seeds meet such moments by chance; here none is left out. R13, R14.
 """
 
 from __future__ import annotations

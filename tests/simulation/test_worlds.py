@@ -21,7 +21,7 @@ FIRST = range(0, 200, SEEDS_A_TEST)
 
 @pytest.mark.parametrize("first", FIRST)
 def test_whatever_fails_everything_is_committed_exactly_once(first: int) -> None:
-    """RELIABILITY 1, 2, 6, 8, 10, 11, 13, 14, 16, 18-20, 22, 32: 25 seeds a test, in one
+    """R1, R2, R6, R8, R10, R11, R13, R14, R16, R18, R19, R20, R22, R32: 25 seeds a test, in one
     process, with workers and on clusters.
     """
     for seed in range(first, first + SEEDS_A_TEST):
@@ -48,7 +48,7 @@ def test_seeds_choose_among_all_places_and_few_choose_a_long_world() -> None:
 
 @pytest.mark.parametrize("place", ["one", "workers"])
 def test_what_a_service_holds_does_not_grow_in_ten_minutes_of_faults(place: str) -> None:
-    """RELIABILITY G7, for ten minutes: each calm completes checkpoints, and holds no more than
+    """R46: each calm completes checkpoints, and holds no more than
     the first.
     """
     seed = next(seed for seed in range(3000, 10_000) if Settings.drawn(seed, place).long)
