@@ -1,9 +1,9 @@
-"""User counters as Flink shows accumulators: the counters that functions made through the runtime
-context.
+"""Answers calls for Flink's accumulators with the counters that functions made through their
+runtime context.
 
-Metrics travel without their kind. So every whole number that an operator reports under a single
-word counts as a counter, apart from the engine's own names. It is added up over subtasks and
-operators.
+Metrics are collected without their kind. So every whole number that an operator reports under a
+name without a dot counts as a counter, apart from the engine's own names. The values are summed
+over subtasks and operators.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ OF_THE_ENGINE = frozenset(
         "asyncCallsMax",
     )
 )
-"""Metrics that operators report by themselves."""
+"""Names of the metrics that the engine itself reports for operators."""
 
 
 def _counted(
     call: Call, view: JobView, vertex: JobVertex, metrics: Mapping[str, float]
 ) -> dict[str, int]:
-    """The counters of one subtask."""
+    """Returns the user's counters of one subtask, by name, summed over its operators."""
     index, found = call.monitor.metrics(view), dict[str, int]()
     for name, value in metrics.items():
         operator, metric = index.operator_of(vertex.id, name)
@@ -76,13 +76,13 @@ def _bodies(counted: Mapping[str, int]) -> list[dict[str, str]]:
 
 
 def results(call: Call) -> dict[str, int]:
-    """Of the whole job."""
+    """Returns the user's counters of the whole job, by name."""
     view = call.job
     return _sum(one for vertex in view.graph.vertices for one in _of_vertex(call, view, vertex))
 
 
 def job_accumulators(call: Call) -> Any:
-    """GET /jobs/:jobid/accumulators."""
+    """Answers GET /jobs/:jobid/accumulators."""
     return {
         "job-accumulators": [],
         "user-task-accumulators": _bodies(results(call)),
@@ -91,7 +91,7 @@ def job_accumulators(call: Call) -> Any:
 
 
 def vertex_accumulators(call: Call) -> Any:
-    """GET .../vertices/:vertexid/accumulators."""
+    """Answers GET .../vertices/:vertexid/accumulators."""
     view, vertex = call.job, call.vertex
     return {
         "id": view.vertex_ids[vertex.id],
@@ -100,7 +100,7 @@ def vertex_accumulators(call: Call) -> Any:
 
 
 def subtask_accumulators(call: Call) -> Any:
-    """GET .../vertices/:vertexid/subtasks/accumulators."""
+    """Answers GET .../vertices/:vertexid/subtasks/accumulators."""
     view, vertex = call.job, call.vertex
     counted = _of_vertex(call, view, vertex)
     subtasks = [

@@ -1,5 +1,6 @@
-"""Views of everything that runs jobs: one process, its worker processes, a job on a cluster, the
-JobManager of a cluster.
+"""Adapts everything that runs jobs to the view of the monitoring endpoint.
+
+A job may run in one process, with worker processes, or on a cluster. A JobManager has several jobs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ HERE = "local"
 
 
 class _Counted(Protocol):
-    """A job on Spark has no more than this, because nothing is counted there."""
+    """The metrics that every job has. A job on Spark has no others."""
 
     def snapshot(self) -> Mapping[str, float]: ...
 
@@ -42,7 +43,7 @@ class _Counted(Protocol):
 @runtime_checkable
 class _Metrics(_Counted, Protocol):
     def own_values(self) -> Mapping[str, float]:
-        """The metrics of this process itself."""
+        """Returns the metrics of this process itself."""
 
 
 class _Tasks(TapGateway, Protocol):
@@ -60,7 +61,7 @@ class _HasPool(Protocol):
 
 
 class RunsJob(Protocol):
-    """A LocalCluster, a WorkersCluster or a RemoteRun."""
+    """A running job: a LocalCluster, a WorkersCluster or a RemoteRun."""
 
     @property
     def host(self) -> Host: ...
@@ -75,11 +76,11 @@ class RunsJob(Protocol):
 
 
 class MonitoredJob:
-    """One job and the processes that were started for it."""
+    """View of one job and the processes that were started for it."""
 
     def __init__(self, cluster: RunsJob, state_backend: str) -> None:
         self._cluster = cluster
-        # Read once, because every answer asks for it for each subtask.
+        # Looked up once, because every answer uses it for each subtask.
         self._pool = cluster.pool if isinstance(cluster, _HasPool) else None
         self._remote = cast("RemoteRun", cluster) if hasattr(cluster, "ask_taskmanager") else None
         self._job = JobView(
@@ -191,7 +192,7 @@ class MonitoredJob:
 
 
 class MonitoredCluster:
-    """A JobManager: its jobs, also some that have ended, and its TaskManagers."""
+    """View of a JobManager with its TaskManagers and its jobs, including some that have ended."""
 
     def __init__(self, manager: JobManager) -> None:
         self._manager = manager
@@ -203,12 +204,12 @@ class MonitoredCluster:
 
     @property
     def fenced_total(self) -> int:
-        """See `JobManager.fenced_total`."""
+        """Number of messages that the cluster has refused (see `JobManager.fenced_total`)."""
         return self._manager.fenced_total
 
     def jobs(self) -> Sequence[JobView]:
         known = self._manager.known_jobs()
-        # A view is made once: the series and the cached metrics of the job belong to it.
+        # The view of a job is reused, because its cached metrics belong to it.
         self._views = {
             job_id: self._views.get(job_id)
             or JobView(
@@ -224,7 +225,7 @@ class MonitoredCluster:
         return tuple(self._views.values())
 
     async def refresh(self) -> None:
-        """Nothing to do: everything is here."""
+        """Does nothing: the JobManager has all data in this process."""
 
     def workers(self) -> Sequence[WorkerView]:
         running = [view for view in self.jobs() if not view.status.is_terminal]
@@ -257,7 +258,7 @@ class MonitoredCluster:
         found: dict[str, float] = {}
         for job in self._manager.known_jobs().values():
             for name, value in _status(job.metrics_of(worker_id)).items():
-                # Each job has network memory of its own there.
+                # Each job has its own network memory in the process, so that metric is summed.
                 found[name] = value + (found.get(name, 0) if name.startswith(MEMORY) else 0)
         return found
 
@@ -266,16 +267,16 @@ class MonitoredCluster:
 
 
 def _status(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of the process itself, without those of its tasks."""
+    """Returns the metrics of the process itself, without those of its tasks."""
     return dict(itertools.takewhile(lambda entry: entry[0].startswith(STATUS), metrics.items()))
 
 
 def monitored(what: object) -> Monitored:
-    """The view of `what`: a Monitored, something that has one (an `af.Job`), or a JobManager.
+    """Returns the view of `what`: a Monitored, an object with one (an `af.Job`), or a JobManager.
 
-    TypeError for anything else.
+    Raises TypeError for anything else.
     """
-    from aioflow.cluster.jobmanager import JobManager  # Loads what only clusters need.
+    from aioflow.cluster.jobmanager import JobManager  # Imports modules that only clusters need.
 
     if isinstance(what, JobManager):
         return MonitoredCluster(what)

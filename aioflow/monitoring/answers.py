@@ -1,4 +1,4 @@
-"""Bodies as they go out: JSON of plain values, and errors in Flink's shape."""
+"""Encodes the bodies of answers: JSON of plain values, and errors in Flink's format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def json_bytes(body: Any) -> bytes:
-    """`body` as JSON. Text that is no UTF-8, as names of users may be, is escaped."""
+    """Returns `body` as JSON. Text that is not valid UTF-8, as users' names may be, is escaped."""
     try:
         return _encoder.encode(body)
     except UnicodeEncodeError:
@@ -28,5 +28,5 @@ def json_response(body: Any, status: int = 200) -> web.Response:
 
 
 def error_response(status: int, *messages: str) -> web.Response:
-    """`{"errors": [...]}`, which every client of Flink's REST expects."""
+    """Returns an answer `{"errors": [...]}`, which every client of Flink's REST API expects."""
     return json_response({"errors": list(messages)}, status)

@@ -1,5 +1,6 @@
-"""The aiohttp application: the routes under `/` and `/v1`, the dashboard's files, and one guard
-in front of all of it.
+"""Builds the aiohttp application of the endpoint.
+
+It has the routes under `/` and `/v1`, the dashboard's files, and one guard in front of all.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 BODY_BYTES_MAX = 1024 * 1024
 
 BODY_S = 20.0
-"""Time for the body of a request to arrive."""
+"""Maximum time for the body of a request to arrive, in seconds."""
 
 MONITOR: web.AppKey[Monitor] = web.AppKey("monitor", Monitor)
 
@@ -46,22 +47,22 @@ ASSET_TYPES = {
     ".png": "image/png",
     ".webmanifest": "application/manifest+json",
 }
-"""Nothing else is served."""
+"""Content types of the dashboard's files, by suffix. No other files are served."""
 
 
 def monitor_app(job_or_cluster: Any, **options: Any) -> web.Application:
-    """The endpoint of a job or a cluster, to be mounted in a service: `app.add_subapp("/flow/",
-    af.monitor_app(job))`.
+    """Returns the endpoint of a job or a cluster as an application to mount in a service:
+    `app.add_subapp("/flow/", af.monitor_app(job))`.
 
     `options`: `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=`, `show_data=`. Without
-    options it is read-only, and answers this machine only. Raises TypeError for other options,
-    NotAuthenticated for options that would let anybody in.
+    options it is read-only, and answers only this machine. Raises TypeError for other options,
+    NotAuthenticated for options that would give access without a token.
     """
     return make_app(Monitor(monitored(job_or_cluster), parse_monitor_options(options)))
 
 
 def make_app(monitor: Monitor) -> web.Application:
-    """The application of `monitor`."""
+    """Returns the application of `monitor`."""
     app = web.Application(
         middlewares=[_errors, guard(monitor.options)], client_max_size=BODY_BYTES_MAX
     )
@@ -70,7 +71,7 @@ def make_app(monitor: Monitor) -> web.Application:
         endpoint = _endpoint(monitor, route)
         for prefix in ("", "/v1"):
             if route.method == "GET":
-                # A HEAD request for a stream would wait for its end.
+                # HEAD is not allowed, because a HEAD request for a stream would wait for its end.
                 app.router.add_get(
                     prefix + route.path, endpoint, allow_head=route.schema != "Events"
                 )
@@ -90,7 +91,7 @@ def make_app(monitor: Monitor) -> web.Application:
     app.on_startup.append(_start)
     app.on_shutdown.append(
         _shut_down
-    )  # Before the connections are closed: streams of events end by themselves.
+    )  # Before the connections are closed, so that streams of events end by themselves.
     return app
 
 
@@ -138,7 +139,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 
 def _checked(body: dict[str, Any], route: Route) -> dict[str, Any]:
-    """`body`, if the call knows all its fields. Raises BadRequest."""
+    """Returns `body` if the route knows all its fields. Raises BadRequest otherwise."""
     schema = BODIES.get(route.body, {})
     known = schema.get("properties", {})
     for name in body:
@@ -154,7 +155,7 @@ def _checked(body: dict[str, Any], route: Route) -> dict[str, Any]:
 async def _errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answers every error in Flink's shape.
+    """Middleware that answers every error in Flink's format.
 
     An unexpected error is logged, and answered without its details.
     """
@@ -211,7 +212,7 @@ for _handler in (_index, _asset):
 
 
 def _file(name: str) -> web.StreamResponse:
-    """A file of the package by its name, never by a path."""
+    """Answers with a file of the package, found by its name, never by a path."""
     for entry in files("aioflow.monitoring").joinpath("dashboard").iterdir():
         content_type = ASSET_TYPES.get(entry.name[entry.name.rfind(".") :])
         if entry.name == name and content_type is not None and entry.is_file():

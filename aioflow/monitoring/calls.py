@@ -1,6 +1,4 @@
-"""One call of the endpoint as handlers see it, the answers that they return, and the errors that
-have a status.
-"""
+"""A call of the endpoint as its handler sees it, the answers, and the errors with a status."""
 
 from __future__ import annotations
 
@@ -29,44 +27,44 @@ __all__ = [
 
 
 class RestError(Exception):
-    """An error that is answered with `{"errors": [message]}`."""
+    """An error that is answered with its status and `{"errors": [message]}`."""
 
     status = 500
 
 
 class BadRequest(RestError):
-    """The call makes no sense in any state of the job."""
+    """The call is invalid in every state of the job (400)."""
 
     status = 400
 
 
 class Forbidden(RestError):
-    """The call needs the token."""
+    """The call needs the token (403)."""
 
     status = 403
 
 
 class NotFound(RestError):
-    """There is no such thing."""
+    """The requested object does not exist (404)."""
 
     status = 404
 
 
 class Conflict(RestError):
-    """The job's state does not allow the call."""
+    """The job's state does not allow the call (409)."""
 
     status = 409
 
 
 class Unavailable(RestError):
-    """The call cannot be answered now."""
+    """The call cannot be answered now (503)."""
 
     status = 503
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A body with another status than 200, or text (or its bytes) instead of JSON."""
+    """An answer with a status other than 200, or with text (or bytes) instead of JSON."""
 
     body: Any
     status: int = 200
@@ -75,14 +73,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`body` is the decoded JSON of a changing call, {} for none."""
+    """One call: the parameters of its path, its query and its body.
+
+    `body` is the decoded JSON of a call that changes something, {} if there is none.
+    """
 
     monitor: Monitor
     params: Mapping[str, str]
     query: Mapping[str, str]
     body: Mapping[str, Any] = field(default_factory=dict)
     request: web.Request | None = None
-    """For streaming answers; None where a handler is called directly."""
+    """Request of the client, for streaming answers. None where a test calls a handler directly."""
 
     @property
     def now_ms(self) -> int:
@@ -90,12 +91,12 @@ class Call:
 
     @property
     def job(self) -> JobView:
-        """The job of the path. Raises NotFound."""
+        """The job that the path names. Raises NotFound."""
         return self.monitor.job(self.params["jobid"])
 
     @property
     def vertex(self) -> JobVertex:
-        """The vertex of the path. Raises NotFound."""
+        """The vertex that the path names. Raises NotFound."""
         job, vertex_id = self.job, self.params["vertexid"]
         vertex = job.vertex(vertex_id)
         if vertex is None:
@@ -107,7 +108,7 @@ class Call:
 
     @property
     def subtask(self) -> int:
-        """The subtask of the path. Raises BadRequest, NotFound."""
+        """The index of the subtask that the path names. Raises BadRequest, NotFound."""
         vertex, index = self.vertex, self.number("subtaskindex")
         if index >= vertex.parallelism:
             raise NotFound(
@@ -118,18 +119,18 @@ class Call:
 
     @property
     def process(self) -> str | None:
-        """The process that the query asks about; None is the one that answers."""
+        """Id of the process that the query names, None for the answering process."""
         return self.query.get("taskmanager") or None
 
     def number(self, name: str) -> int:
-        """A part of the path that is a number. Raises BadRequest."""
+        """Returns the number that the path has as `name`. Raises BadRequest."""
         text = self.params[name]
         if not (text.isascii() and text.isdecimal()) or len(text) > 18:
             raise BadRequest(f"{name} is {text[:40]!r}, expected a number")
         return int(text)
 
     def wanted(self, name: str) -> list[str] | None:
-        """A comma-separated list of the query; None if it is not there."""
+        """Returns the items of a comma-separated query parameter, None if it is missing."""
         text = self.query.get(name)
         return None if text is None else [part for part in text.split(",") if part]
 
@@ -144,9 +145,9 @@ class Call:
             )
 
     def text(self, *names: str) -> str | None:
-        """The first of these fields of the body that is given.
+        """Returns the first of the body's fields `names` that is set, None if none is.
 
-        Raises BadRequest if it is no text.
+        Raises BadRequest if the value is not text.
         """
         for name in names:
             value = self.body.get(name)
@@ -157,7 +158,9 @@ class Call:
         return None
 
     def flag(self, name: str) -> bool:
-        """A boolean of the body. Raises BadRequest for anything else."""
+        """Returns a boolean field of the body, False if missing. Raises BadRequest for other
+        values.
+        """
         value = self.body.get(name)
         if value is not None and not isinstance(value, bool):
             raise BadRequest(f"{name} is {value!r:.60}, expected true or false")
@@ -165,4 +168,4 @@ class Call:
 
 
 Handler = Callable[[Call], Any | Awaitable[Any]]
-"""Returns a JSON value or an `Answer`; may be a coroutine function."""
+"""Function or coroutine function that returns a JSON value or an `Answer`."""

@@ -1,4 +1,4 @@
-"""Shows the data itself: keyed state, and records as they pass.
+"""Shows users' data: keyed state, and samples of the records on an edge.
 
 Access needs the token, unless `show_data` opens it to everybody.
 """
@@ -34,7 +34,7 @@ ITEMS_SHOWN = 50
 TIMEOUT_S = 5.0
 TAP_EVERY_S = 0.5
 TAP_RECORDS = 10
-"""Number of records in one event: a sample, not the stream."""
+"""Maximum number of records in one event. The events are a sample of the stream."""
 
 VALUE_CHARACTERS_MAX = 500
 
@@ -45,8 +45,9 @@ _repr.maxlevel = 6
 
 
 async def overview(call: Call) -> Any:
-    """GET /aioflow/jobs/:jobid/state: the operators with keyed state, their number of keys, and
-    their size.
+    """Answers GET /aioflow/jobs/:jobid/state.
+
+    Lists the operators with keyed state, their number of keys, and their size.
     """
     view = call.job
     metrics = call.monitor.metrics(view)
@@ -71,8 +72,9 @@ async def overview(call: Call) -> Any:
 
 
 async def look_up(call: Call) -> Any:
-    """GET /aioflow/jobs/:jobid/state/:operator/:name?key=: the value of a key, or without a key
-    some of the pairs.
+    """Answers GET /aioflow/jobs/:jobid/state/:operator/:name?key=.
+
+    The answer is the value of a key, or without a key some of the pairs.
     """
     call.require_data()
     view, name = call.job, call.params["name"]
@@ -121,7 +123,11 @@ def _check_state(name: str, node: StreamNode, names: set[str]) -> None:
 
 
 def _key(call: Call) -> Any:
-    """`text=` is taken as it is. `key=` is JSON: a list is a tuple, and invalid JSON is text."""
+    """Returns the key that the query names.
+
+    `text=` is taken as it is. `key=` is JSON: a list becomes a tuple, and invalid JSON counts as
+    text.
+    """
     if "text" in call.query:
         return call.query["text"]
     try:
@@ -158,8 +164,10 @@ def _keyed_operator(view: JobView, wanted: str) -> tuple[JobVertex, StreamNode]:
 
 
 async def _ask(view: JobView, vertex: JobVertex, index: int, node: StreamNode, query: Any) -> Any:
-    """Raises Unavailable while the subtask is busy with one element, JobNotRunning while it does
-    not run.
+    """Returns the result of `query` on the keyed state of one operator in a subtask.
+
+    Raises Unavailable if the subtask is busy with one element for too long, JobNotRunning if it
+    does not run.
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -171,7 +179,7 @@ async def _ask(view: JobView, vertex: JobVertex, index: int, node: StreamNode, q
         ) from None
 
 
-# Functions of a module, with plain arguments: they may travel to another process.
+# Module-level functions with plain arguments, because they may be sent to another process.
 
 
 def _names(backend: KeyedStateBackend) -> list[str]:
@@ -202,19 +210,20 @@ def _get(name: str, key: Any, backend: KeyedStateBackend) -> tuple[list[str], bo
 
 
 def shown(value: Any) -> str:
-    """The value's `repr`, cut where it is long. It says so if a user's `__repr__` fails."""
+    """Returns the value's `repr`, shortened if long, or a note if a user's `__repr__` fails."""
     try:
         return _repr.repr(value)[: 2 * VALUE_CHARACTERS_MAX]
-    except Exception as error:  # noqa: BLE001  # Code of users.
+    except Exception as error:  # noqa: BLE001  # A user's `__repr__` may raise anything.
         return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
 
 
-# Records as they pass.
+# Samples of records.
 
 
 async def tap(call: Call) -> web.StreamResponse:
-    """GET /aioflow/jobs/:jobid/tap?edge=SOURCE-TARGET: a sample of the records on an edge, twice a
-    second, as events `records`.
+    """Answers GET /aioflow/jobs/:jobid/tap?edge=SOURCE-TARGET with a stream of events `records`.
+
+    Twice a second, an event shows a sample of the records on the edge.
     """
     call.require_data()
     view = call.job

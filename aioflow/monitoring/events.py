@@ -1,8 +1,8 @@
-"""Server-sent events of one job, once a second: first the whole state, then the changes as a JSON
-merge patch (RFC 7396).
+"""Streams the state of a job to the dashboard as server-sent events, once a second.
 
+The first event is the whole state, then come the changes as a JSON merge patch (RFC 7396).
 Everything that changes is an object with names, never a list, so that a patch is small and
-unambiguous. A slow reader skips moments: its next patch is the difference to its last one.
+unambiguous. A slow reader skips seconds: its next patch is the difference to its last state.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ STREAMS_MAX = 32
 """Maximum number of streams of one endpoint at a time."""
 
 WRITE_TIMEOUT_S = 30.0
-"""A reader that takes nothing for this long is gone."""
+"""Time after which a reader that reads nothing is disconnected, in seconds."""
 
 
 async def events(call: Call) -> web.StreamResponse:
-    """GET /jobs/:jobid/events."""
+    """Answers GET /jobs/:jobid/events with a stream of the job's state."""
     view = call.job
     stream = Stream(call)
     async with stream:
@@ -50,9 +50,9 @@ async def events(call: Call) -> web.StreamResponse:
 
 
 class Stream:
-    """One stream of events to one reader, inside `async with`.
+    """One stream of events to one reader, to be used with `async with`.
 
-    Raises Unavailable when there are too many.
+    Raises Unavailable if there are too many streams.
     """
 
     def __init__(self, call: Call) -> None:
@@ -80,11 +80,11 @@ class Stream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> bool:
         self._monitor.streams -= 1
-        # The reader went away: there is no one to answer.
+        # The reader has disconnected, so no answer is possible.
         return isinstance(error, (ConnectionError, TimeoutError))
 
     async def send(self, name: str, body: Mapping[str, Any]) -> None:
-        """Send one event. Raises TimeoutError when the reader does not take it."""
+        """Sends one event. Raises TimeoutError if the reader does not read it in time."""
         self._number += 1
         content = b"event: %s\nid: %d\ndata: %s\n\n" % (
             name.encode(),
@@ -96,8 +96,9 @@ class Stream:
 
 
 def snapshot(monitor: Monitor, view: JobView) -> dict[str, Any]:
-    """The job as the dashboard follows it: states, all metrics of each subtask, and short records
-    of checkpoints and failures.
+    """Returns the state of the job for the dashboard.
+
+    It holds the states, all metrics of each subtask, and short records of checkpoints and failures.
     """
     now = monitor.host.clock.wall_ms()
     metrics = monitor.metrics(view).all()
@@ -155,7 +156,7 @@ def _short(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    """Numbers; values that JSON has no number for are quoted."""
+    """Returns the metrics with NaN and infinities as text, because JSON has no such numbers."""
     return {
         name: value if math.isfinite(value) else str(value).replace("nan", "NaN")
         for name, value in metrics.items()
@@ -163,7 +164,7 @@ def _plain(metrics: Mapping[str, float]) -> dict[str, float | str]:
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The patch that turns `old` into `new`.
+    """Returns the merge patch that turns `old` into `new`.
 
     A None in `new` counts as absent, as in RFC 7396.
     """

@@ -1,5 +1,6 @@
-"""Flame graphs: what loops spend their time on, in Flink's shape; of one process, and of the
-tasks of a vertex in all processes.
+"""Makes flame graphs, in Flink's format, that show how event loops and tasks spend their time.
+
+A graph covers one process, or the tasks of a vertex in all processes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SECONDS, SECONDS_MAX = 1.0, 10.0
 
 
 async def loop_graph(call: Call) -> Any:
-    """GET /aioflow/flamegraph: everything that the loop of a process runs, by task."""
+    """Answers GET /aioflow/flamegraph: everything that the loop of a process runs, by task."""
     stacks: Counter[Stack] = Counter()
     for task, stack, count in await call.monitor.ask(call.process, "flames", _seconds(call)):
         stacks[(task or "the loop itself", *stack)] += count
@@ -28,9 +29,9 @@ async def loop_graph(call: Call) -> Any:
 
 
 async def vertex_graph(call: Call) -> Any:
-    """GET .../vertices/:vertexid/flamegraph?type=full|on_cpu|off_cpu.
+    """Answers GET .../vertices/:vertexid/flamegraph?type=full|on_cpu|off_cpu.
 
-    `off_cpu` shows the tasks that wait, where they wait.
+    `off_cpu` shows where waiting tasks wait.
     """
     kind = call.query.get("type", "full").lower()
     if kind not in ("full", "on_cpu", "off_cpu"):
@@ -74,7 +75,9 @@ def _seconds(call: Call) -> float:
 
 
 def tree(stacks: Counter[Stack], name: str) -> dict[str, Any]:
-    """Flink's shape: {name, value, children}, the widest child first."""
+    """Returns the stacks as a tree in Flink's format: {name, value, children}, widest child
+    first.
+    """
     root: dict[str, Any] = {"name": name, "value": sum(stacks.values()), "children": []}
     below: dict[int, dict[str, dict[str, Any]]] = {}
     for stack, count in stacks.items():

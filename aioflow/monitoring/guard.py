@@ -1,10 +1,12 @@
-"""Access rules: one middleware before every route, which lets through only what a rule allows.
+"""The access rules of the endpoint: a middleware that lets a request through only if a rule allows
+it.
 
 Rules, in order:
 
-* The Host header names this endpoint: a page elsewhere cannot reach it by a name of its own ("DNS
-  rebinding").
-* A browser that says it is on another site is refused, and so is an Origin that is not the Host.
+* The Host header must name this endpoint, so that a page of another site cannot reach it by a host
+  name of that site ("DNS rebinding").
+* A request that a browser sends from another site is refused. So is an Origin that differs from the
+  Host.
 * Reading is GET and HEAD. It needs the token if the endpoint is for other machines. It also needs
   the token if another machine asks, since a service that mounts the endpoint may listen for all.
 * Any other method needs `enable_control`, the token in a header, and a route that is declared to
@@ -59,7 +61,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def guard(options: MonitorOptions) -> Any:
-    """The middleware. A refusal states its reason, for the person who configures the endpoint."""
+    """Returns the middleware. A refusal states its reason, for the person who configures the
+    endpoint.
+    """
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -128,11 +132,11 @@ def _refusal(
 
 
 def _is_from_elsewhere(request: web.Request) -> bool:
-    """Whether the request may come from another machine.
+    """Whether the request may come from another machine, by the address of the client.
 
-    `Host` does not tell: the client writes it.
+    The Host header does not tell that, because the client writes it.
     """
     peer = None if request.transport is None else request.transport.get_extra_info("peername")
     if isinstance(peer, tuple):
         return not is_loopback_name(str(peer[0]).removeprefix("::ffff:"))
-    return not isinstance(peer, str | bytes)  # The address of a socket in the file system.
+    return not isinstance(peer, str | bytes)  # Text is the address of a Unix domain socket.

@@ -15,7 +15,7 @@ SHOWN = 200
 
 
 async def tail(call: Call) -> Any:
-    """GET /aioflow/logs?after=&level=&limit=."""
+    """Answers GET /aioflow/logs?after=&level=&limit= with the last log records."""
     numbers = {}
     for name, otherwise in (("after", 0), ("limit", SHOWN)):
         text = call.query.get(name, str(otherwise))
@@ -32,7 +32,7 @@ async def tail(call: Call) -> Any:
 
 
 async def worker_log(call: Call) -> Any:
-    """GET /taskmanagers/:taskmanagerid/log: what is kept in memory, as text."""
+    """Answers GET /taskmanagers/:taskmanagerid/log with the records kept in memory, as text."""
     records = await call.monitor.ask(find_worker(call).id, "logs", 0, logging.NOTSET, RECORDS_MAX)
     lines = [
         f"{one['time']} {one['level']} {one['logger']}: {one['message']}\n{one['stack']}"

@@ -1,7 +1,7 @@
-"""The metrics of a job by vertex and subtask, read at most every `FRESH_S`.
+"""Indexes the metrics of a job by vertex and subtask. Metrics are read at most every `FRESH_S`.
 
-Tasks name their metrics "task name (1/4).operator.metric". Names of users may hold any character,
-so a name is parsed with the names of the job graph, once, and remembered.
+Tasks name their metrics "task name (1/4).operator.metric". Names of users may hold any character.
+So a name is parsed with the help of the names in the job graph, once, and the result is kept.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ if TYPE_CHECKING:
 __all__ = ["MetricIndex", "OperatorMetric", "shown_value"]
 
 FRESH_S = 0.2
-"""A call within this time gets the last reading: a hundred readers a second cost five readings.
-"""
+"""Time for which a reading is reused, in seconds: a hundred calls a second cost five readings."""
 
 Subtask = tuple[int, int]
-"""Vertex and index."""
+"""Vertex id and subtask index."""
 
 OperatorMetric = tuple[str, str]
-"""Operator, empty for the task itself, and metric."""
+"""Name of the operator, empty for the task itself, and name of the metric."""
 
 
 class MetricIndex:
-    """`read()` gives all metrics of the job by dotted name; `now()` monotonic seconds."""
+    """The metrics of one job by vertex and subtask.
+
+    `read()` returns all metrics of the job by dotted name; `now()` returns monotonic seconds.
+    """
 
     def __init__(
         self, graph: JobGraph, read: Callable[[], Mapping[str, float]], now: Callable[[], float]
@@ -39,17 +41,16 @@ class MetricIndex:
         self._read_at: float | None = None
         self._values: list[float] = []
         self._by_subtask: dict[Subtask, dict[str, float]] | None = None
-        """Built from the last reading at the first call that needs it."""
+        """Metrics by subtask, built from the last reading when first needed."""
         self._names: list[str] = []
-        """Of the last reading.
+        """Names of the metrics in the last reading.
 
-        They change when tasks start and when programs make metrics, so what follows from them is
-        kept.
+        They change only when tasks start or programs make metrics, so `_plan` is kept meanwhile.
         """
         self._plan: list[tuple[Subtask, list[str], list[int]]] = []
-        """By subtask: the names of its metrics there, and the indices of their values."""
+        """For each subtask: the names of its metrics, and the indices of their values."""
         self.version = 0
-        """Changes with the names."""
+        """Number that changes whenever the names do."""
         self._split: dict[tuple[int, str], OperatorMetric] = {}
         self._prefixes = {
             vertex.metrics_name(index): (vertex.id, index)
@@ -62,16 +63,16 @@ class MetricIndex:
         }
 
     def of_subtask(self, vertex_id: int, index: int) -> dict[str, float]:
-        """Name -> value; names of an operator's metrics begin with its name."""
+        """Returns the metrics of one subtask by name. An operator's metrics begin with its name."""
         return self.all().get((vertex_id, index), {})
 
     def of_vertex(self, vertex: JobVertex) -> list[dict[str, float]]:
-        """Of each subtask."""
+        """Returns the metrics of each subtask of a vertex."""
         found = self.all()
         return [found.get((vertex.id, index), {}) for index in range(vertex.parallelism)]
 
     def all(self) -> dict[Subtask, dict[str, float]]:
-        """Of all subtasks. Not to be changed by the caller."""
+        """Returns the metrics of all subtasks. The caller must not change the result."""
         self._refresh()
         if self._by_subtask is None:
             values = self._values
@@ -82,12 +83,12 @@ class MetricIndex:
         return self._by_subtask
 
     def values(self) -> list[float]:
-        """All values in the order of `all`, without the names: names change with `version` only."""
+        """Returns all values in the order of `all`. Their names change only when `version` does."""
         self._refresh()
         return [self._values[at] for _, _, places in self._plan for at in places]
 
     def operator_of(self, vertex_id: int, name: str) -> OperatorMetric:
-        """Splits the name of a subtask's metric."""
+        """Splits the name of a subtask's metric into operator and metric."""
         known = self._split.get((vertex_id, name))
         if known is None:
             operators = [o for o in self._operators.get(vertex_id, ()) if name.startswith(f"{o}.")]
@@ -137,7 +138,7 @@ class MetricIndex:
 
 
 def shown_value(value: float) -> str:
-    """A value as REST shows it: always a string."""
+    """Returns a value as text, as REST shows it."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     return str(value)

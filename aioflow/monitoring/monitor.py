@@ -1,5 +1,6 @@
-"""State that the handlers of one endpoint share: the view, the metrics by job, the requested
-operations, and the last ten minutes.
+"""The state that the handlers of one endpoint share.
+
+It holds the view of the jobs, their metrics, the requested operations, and the last ten minutes.
 """
 
 from __future__ import annotations
@@ -26,36 +27,36 @@ if TYPE_CHECKING:
 __all__ = ["Monitor"]
 
 ASK_S = 30.0
-"""How long another process may take to answer: a flame graph takes ten seconds, and a function may
-block its loop.
+"""Maximum time for another process to answer, in seconds. A flame graph takes ten seconds, and a
+function may block the loop.
 """
 
 
 class Monitor:
-    """One endpoint. Everything is called on the loop that serves it."""
+    """The state of one endpoint. All methods are called on the event loop that serves it."""
 
     def __init__(self, watched: Monitored, options: MonitorOptions) -> None:
         self.watched = watched
         self.options = options
         self.cpu_count = os.cpu_count() or 1
         self.door: Door | None = None
-        """Bounds the connections. None: the application is mounted in a server of the user."""
+        """Limit of the connections. None: the application is mounted in a server of the user."""
         self.streams = 0
         """Number of open streams of events."""
         self.sampler = Sampler(self)
         self.exposition = Exposition(self)
         self.operations = Operations()
         self.process = ProcessInspector(watched.host)
-        """This process."""
+        """Inspector of this process."""
         self._metrics: dict[str, tuple[JobView, MetricIndex]] = {}
 
     def start(self) -> None:
-        """Begin to read once a second."""
+        """Starts to read the metrics once a second."""
         self.sampler.start()
         self.process.start()
 
     async def close(self) -> None:
-        """End the tasks of the endpoint."""
+        """Stops the tasks of the endpoint."""
         await self.sampler.stop()
         await self.process.close()
         await self.operations.close()
@@ -73,7 +74,7 @@ class Monitor:
         return self.watched.jobs()
 
     def job(self, job_id: str) -> JobView:
-        """Raises NotFound."""
+        """Returns the view of a job. Raises NotFound."""
         for view in self.watched.jobs():
             if view.id == job_id:
                 return view
@@ -83,7 +84,7 @@ class Monitor:
         return self.watched.workers()
 
     def metrics(self, view: JobView) -> MetricIndex:
-        """The metrics of a job, by vertex and subtask."""
+        """Returns the metrics of a job, by vertex and subtask."""
         known = self._metrics.get(view.id)
         if known is None or known[0] is not view:
             self.forget()
@@ -94,18 +95,18 @@ class Monitor:
         return known[1]
 
     def forget(self) -> None:
-        """Drop the data of jobs that are no longer shown."""
+        """Drops the metrics of jobs that are no longer shown."""
         shown = {view.id for view in self.jobs()}
         self._metrics = {
             job_id: entry for job_id, entry in self._metrics.items() if job_id in shown
         }
 
     def expire(self) -> None:
-        """Drop the cached readings, so that the next call reads again."""
+        """Drops the cached readings, so that the next call reads again."""
         self._metrics.clear()
 
     async def ask(self, worker_id: str | None, what: str, *args: Any) -> Any:
-        """The answer of a process about itself (see `ProcessInspector.ask`); None is this process.
+        """Asks a process about itself (see `ProcessInspector.ask`). None is this process.
 
         Raises NotFound, Unavailable.
         """
@@ -123,8 +124,9 @@ class Monitor:
             ) from error
 
     async def ask_all(self, worker_ids: Iterable[str], what: str, *args: Any) -> list[Any]:
-        """The answers of these processes, in the order of their ids. Processes that cannot answer
-        now are left out.
+        """Asks several processes, and returns their answers in the order of their ids.
+
+        Processes that cannot answer now are left out.
         """
         asked = [self.ask(worker_id, what, *args) for worker_id in sorted(worker_ids)]
         answers = await asyncio.gather(*asked, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of the routes: a route that is missing there is not served."""
+"""Makes the OpenAPI document from the routes. So it describes every route that is served."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ERRORS = {
 
 
 def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
-    """OpenAPI 3.0, which most tools read."""
+    """Returns the document of `routes`, in OpenAPI 3.0, which most tools read."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -93,7 +93,7 @@ def _operation(route: Route) -> dict[str, Any]:
                 "application/json": {"schema": {"$ref": f"#/components/schemas/{route.body}"}}
             },
         }
-    # A reading call may need the token too, if other machines can ask.
+    # A reading call may need the token too, if other machines can call.
     operation["security"] = [{"token": []}] if route.method != "GET" else [{}, {"token": []}]
     return operation
 
@@ -110,7 +110,7 @@ def _parameter(name: str) -> dict[str, Any]:
 
 
 def _as_openapi(schema: Any) -> Any:
-    """OpenAPI 3.0 has no type "null": it says `nullable`."""
+    """Returns a JSON Schema as OpenAPI 3.0, which says `nullable` for the type "null"."""
     if isinstance(schema, list):
         return [_as_openapi(one) for one in schema]
     if not isinstance(schema, dict):

@@ -1,8 +1,7 @@
-"""Requested operations that take their time: savepoints, checkpoints, stops. Each is one task,
-found by the id of its request.
+"""Runs requested operations that take long: savepoints, checkpoints and stops.
 
-A request with a known id is the same request: nothing is done twice, however often a client
-repeats it.
+Each operation is one task, found by the id of its request. Repeating a request with the same id has
+no effect.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ __all__ = ["Operation", "Operations", "check_request_id"]
 
 RUNNING_MAX = 64
 KEPT_MAX = 300
-"""Includes finished operations; the oldest of those are dropped first."""
+"""Maximum number of operations that are kept. The oldest finished ones are dropped first."""
 
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(slots=True)
 class Operation:
-    """`task` ends with the result of the operation, or with its error."""
+    """A requested operation; `task` ends with its result or its error."""
 
     job_id: str
     kind: str
@@ -43,7 +42,7 @@ class Operations:
         self._known: dict[tuple[str, str, str], Operation] = {}
 
     def find(self, job_id: str, kind: str, request_id: str) -> Operation:
-        """Raises NotFound."""
+        """Returns a requested operation. Raises NotFound."""
         operation = self._known.get((job_id, kind, request_id))
         if operation is None:
             raise NotFound(f"there is no {kind} request {request_id[:40]!r} of job {job_id[:40]}")
@@ -55,10 +54,10 @@ class Operations:
     async def begin(
         self, job_id: str, kind: str, request_id: str, work: Coroutine[Any, Any, Any]
     ) -> None:
-        """Start `work`, which must not be known yet. Raises Unavailable when too much is under way.
+        """Starts `work` for a new request. Raises Unavailable if too many operations are under way.
 
-        An AioflowError of its first step, before it waits for anything, is raised here. Then there
-        is no request to poll.
+        An AioflowError that `work` raises before it first waits is raised here, and the request is
+        forgotten.
         """
         over = [key for key, operation in self._known.items() if operation.task.done()]
         if len(self._known) - len(over) >= RUNNING_MAX:
@@ -85,13 +84,13 @@ class Operations:
 
 
 def check_request_id(text: str) -> str:
-    """Raises BadRequest if a client's id is not 32 hex digits."""
+    """Returns `text`. Raises BadRequest if a client's request id is not 32 hex digits."""
     if not _REQUEST_ID.fullmatch(text):
         raise BadRequest(f"triggerId is {text[:40]!r}, expected 32 hex digits, lower case")
     return text
 
 
 def _retrieved(task: asyncio.Task[Any]) -> None:
-    """Retrieves the task's error: a client that polls gets it, but no client has to."""
+    """Marks the task's error as retrieved, because clients need not poll for it."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""What an endpoint may show and do, and who may call it."""
+"""The options of an endpoint: what it may show and do, and who may call it."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ __all__ = [
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 CONNECTIONS_MAX = 200
-"""Browsers open six, scrapers one; beyond that a client is holding sockets."""
+"""Maximum number of connections. Browsers open six, scrapers one."""
 
 TOKEN_CHARACTERS_MIN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorOptions:
-    """Safe by default: reading only, and only under the names of this machine.
+    """Options of an endpoint. The defaults are safe: reading only, by names of this machine only.
 
-    Raises NotAuthenticated for options that would let anybody read or change.
+    Raises NotAuthenticated for options that would let anyone read or change.
     """
 
     token: str | None = field(default=None, repr=False)
-    """Expected as `Authorization: Bearer <token>`: for every changing call, and for reading where
-    other machines could ask.
+    """Token that clients send as `Authorization: Bearer <token>`: with every changing call, and for
+    reading where other machines could call.
     """
     enable_control: bool = False
     """Whether jobs can be stopped, cancelled and checkpointed. Needs a token."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names under which it may be called, besides those of loopback; without ports. `"*"`: any."""
+    """Host names without port that requests may use, besides those of loopback. `"*"`: any."""
     open_reads: bool = False
     """Whether reading needs no token: for a service that has checked its callers already.
     """
@@ -50,7 +50,7 @@ class MonitorOptions:
     connections_max: int = CONNECTIONS_MAX
 
     def __post_init__(self) -> None:
-        given: object = self.token  # As given: the annotation is only a promise.
+        given: object = self.token  # Callers may pass other types than the annotation says.
         if given is not None and not isinstance(given, str):
             raise TypeError(
                 f"token= takes text, got {type(given).__name__}: make one with "
@@ -80,7 +80,7 @@ class MonitorOptions:
         return bool(self.allowed_hosts) and not self.open_reads
 
     def allows_host(self, name: str) -> bool:
-        """Whether a request may name this host, with or without a port."""
+        """Whether a request may have this Host header, with or without a port."""
         host = _without_port(name).lower().rstrip(".")
         return (
             "*" in self.allowed_hosts
@@ -89,7 +89,7 @@ class MonitorOptions:
         )
 
     def accepts(self, authorization: str | None) -> bool:
-        """Whether this header holds the token; in constant time."""
+        """Whether the header `authorization` holds the token; compared in constant time."""
         if self.token is None:
             return False
         given = (authorization or "").encode("utf-8", "surrogateescape")
@@ -103,9 +103,9 @@ def _without_port(name: str) -> str:
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether only this machine can reach a listener there.
+    """Whether only this machine can reach a listener at `host`.
 
-    False for a name that is not known to be of this machine.
+    False for a name that may belong to another machine.
     """
     if host == "localhost":
         return True
@@ -116,11 +116,11 @@ def is_loopback_name(host: str) -> bool:
 
 
 def parse_monitor_address(text: str) -> tuple[str, int]:
-    """`HOST:PORT` in its parts; without a host it is 127.0.0.1.
+    """Splits `HOST:PORT` into host and port. Without a host the host is 127.0.0.1.
 
-    Raises ValueError, or TypeError for what is no text.
+    Raises ValueError, or TypeError if `text` is not a str.
     """
-    given: object = text  # As given: the annotation is only a promise.
+    given: object = text  # Callers may pass other types than the annotation says.
     if not isinstance(given, str):
         raise TypeError(
             f'monitor is {type(given).__name__}: {given!r}, expected "HOST:PORT", like '
@@ -137,16 +137,16 @@ def parse_monitor_address(text: str) -> tuple[str, int]:
 
 
 def parse_monitor_options(given: Mapping[str, Any]) -> MonitorOptions:
-    """`MonitorOptions` from keyword arguments.
+    """Returns `MonitorOptions` from keyword arguments.
 
-    Raises TypeError for an unknown one, naming the nearest that exists; NotAuthenticated.
+    Raises TypeError for an unknown option, naming the most similar one; NotAuthenticated.
     """
     _check_names(given)
     return MonitorOptions(**given)
 
 
 def _check_names(given: Mapping[str, Any]) -> None:
-    whole: object = given  # As given: the annotation is only a promise.
+    whole: object = given  # Callers may pass other types than the annotation says.
     if not isinstance(whole, Mapping):
         raise TypeError(
             f'monitor_options= takes a mapping, like {{"token": ...}}, got {type(whole).__name__}'
@@ -163,7 +163,7 @@ def _check_names(given: Mapping[str, Any]) -> None:
 
 
 def served_options(address: str, given: Mapping[str, Any]) -> MonitorOptions:
-    """The options of an endpoint at `address`.
+    """Returns the options of an endpoint that listens at `address`.
 
     Raises NotAuthenticated if other machines could call it without a token.
     """

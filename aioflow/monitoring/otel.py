@@ -1,16 +1,14 @@
-"""All metrics of a job for OpenTelemetry (`pip install 'aioflow[otel]'`), through the program's own
-meter provider.
+"""Exports all metrics of a job to OpenTelemetry (`pip install 'aioflow[otel]'`).
 
-    export = OpenTelemetryExport()  # The program's own meter provider, set up as for anything else.
+    export = OpenTelemetryExport()  # Uses the meter provider that the program has set.
     async with flow.run() as job, export.watching(job):
         ...
 
 Metrics are read on the loop, once a second. The provider's readers have threads of their own, and
 get the last reading. So nothing waits for an exporter, and no thread touches a task. Instruments
 have Flink's names after a scope, in lower case, as the SDK requires:
-flink.taskmanager.job.task.numrecordsin. A task's counts are counters, everything else is a gauge;
-the attributes say where a value belongs. Values that are no number (the lag of a watermark that
-does not exist yet) are left out.
+flink.taskmanager.job.task.numrecordsin. A task's counts are counters, everything else is a gauge.
+The attributes name the job, task and operator of a value. NaN and infinities are left out.
 """
 
 from __future__ import annotations
@@ -50,17 +48,18 @@ _COUNTED = re.compile(
 
 Attributes = dict[str, str | int]
 Reading = dict[str, list[Observation]]
-"""By the name of the instrument."""
+"""Observations by the name of their instrument."""
 
 
 class OpenTelemetryExport:
-    """Makes each instrument once, at the first reading that has a value for it.
+    """Exports metrics of jobs through a meter provider.
 
-    It serves any number of jobs, on one loop.
+    An instrument is made at the first reading with a value for it. One export serves any number of
+    jobs, on one loop.
     """
 
     def __init__(self, meter_provider: MeterProvider | None = None) -> None:
-        """The default provider is the one that the program has set."""
+        """Uses the meter provider that the program has set, if none is given."""
         self._provider = meter_provider or get_meter_provider()
         self._meter = self._provider.get_meter("aioflow")
         self._known: set[str] = set()
@@ -71,8 +70,9 @@ class OpenTelemetryExport:
 
     @asynccontextmanager
     async def watching(self, job_or_cluster: Any) -> AsyncIterator[None]:
-        """Export the metrics of a job, or of the jobs of a JobManager, inside the block. The last
-        values are flushed at the end.
+        """Exports the metrics of a job, or of all jobs of a JobManager, inside the block.
+
+        The last values are flushed at the end.
         """
         monitor = Monitor(monitored(job_or_cluster), MonitorOptions())
         key = object()
@@ -121,7 +121,7 @@ class OpenTelemetryExport:
             make(name, callbacks=[partial(self._observe, name)])
 
     def _observe(self, name: str, options: CallbackOptions) -> Iterable[Observation]:
-        """Called in a thread of a reader."""
+        """Returns the last values of an instrument. Called in the thread of a reader."""
         return [
             observation
             for reading in self._readings.values()
@@ -130,7 +130,7 @@ class OpenTelemetryExport:
 
 
 def _values(monitor: Monitor) -> Iterator[tuple[str, str, float, Attributes]]:
-    """(scope, name, value, attributes) of every metric."""
+    """Yields (scope, name, value, attributes) of every metric."""
     now_ms = monitor.host.clock.wall_ms()
     yield from _all("flink.jobmanager", cluster_metrics(monitor), {})
     for worker in monitor.workers():

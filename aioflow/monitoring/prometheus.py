@@ -1,7 +1,6 @@
-"""All metrics in Prometheus format, under the names and labels of Flink's reporter, gathered on
-request.
+"""Shows all metrics in Prometheus format, with the names and labels of Flink's reporter.
 
-The beginning of a line never changes, so it is built once: a scrape only appends the numbers.
+The text before each value rarely changes, so it is built once. A scrape only inserts the numbers.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ __all__ = ["CONTENT_TYPE", "Exposition", "metrics", "split_of"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 FRESH_S = 0.2
-"""As long as the metrics themselves are cached: two scrapers at the same time cost one."""
+"""Time for which a page is reused, in seconds, as for the metrics themselves."""
 
 _UNFIT = re.compile(r"[^a-zA-Z0-9:_]")
 
 _SPLIT = re.compile(r"split\.(.*)\.watermark\.(\w+)", re.DOTALL)
-"""A metric of one split of a source: the split becomes a label."""
+"""Pattern of a metric of one split of a source. The split becomes a label."""
 
 
 def metrics(call: Call) -> Any:
-    """GET /metrics."""
+    """Answers GET /metrics."""
     return Answer(call.monitor.exposition.page(), content_type=CONTENT_TYPE)
 
 
 class Exposition:
-    """The page of one endpoint."""
+    """The Prometheus page of one endpoint."""
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
@@ -47,14 +46,14 @@ class Exposition:
         only in its numbers.
         """
         self._order: list[int] = []
-        """The lines of the page, as the index of the value of each."""
+        """Index of the value of each line of the page."""
         self._beginnings: list[str] = []
-        """The text before each value, including the end of the line before."""
+        """Text before each value, including the end of the previous line."""
         self._page = b""
         self._made_at: float | None = None
 
     def page(self) -> bytes:
-        """The page of now, or of a moment ago."""
+        """Returns the page, at most `FRESH_S` old."""
         now = self._monitor.host.clock.monotonic()
         if self._made_at is None or now - self._made_at >= FRESH_S:
             self._page, self._made_at = self._make().encode(), now
@@ -82,7 +81,7 @@ class Exposition:
         parts = []
         for beginning, place in zip(self._beginnings, self._order, strict=True):
             value = values[place]
-            # The difference is NaN for what is not finite.
+            # The difference is NaN for NaN and infinities.
             parts.append(
                 f"{beginning}{+value}" if value - value == 0 else f"{beginning}{_not_finite(value)}"
             )
@@ -94,7 +93,7 @@ class Exposition:
         workers: Mapping[str, Mapping[str, float]],
         jobs: Sequence[tuple[JobView, Mapping[str, float], MetricIndex]],
     ) -> list[tuple[str, str]]:
-        """Of each metric, as they are read: its family, and what its line begins with."""
+        """Returns (family, beginning of the line) of each metric, in the order of reading."""
         lines = [
             (family, family) for family in (f"flink_jobmanager_{_name(name)}" for name in cluster)
         ]
@@ -154,7 +153,9 @@ class Exposition:
 
 
 def split_of(metric: str) -> tuple[str | None, str]:
-    """The split of a source that a task's metric is about, if any, and the name without it."""
+    """Returns the split of a source that a task's metric is about, or None, and the rest of the
+    name.
+    """
     found = _SPLIT.fullmatch(metric)
     return (None, metric) if found is None else (found[1], f"split.watermark.{found[2]}")
 

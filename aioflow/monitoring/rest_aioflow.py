@@ -1,4 +1,4 @@
-"""What only an asyncio engine has to show: under /aioflow, apart from Flink's paths."""
+"""Answers calls under /aioflow, which Flink does not have, such as those about the event loop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ SERIES_SHOWN = 200
 
 
 async def asyncio_view(call: Call) -> Any:
-    """GET /aioflow/asyncio?taskmanager=. All values are of one process. Without a name, lag and
-    tasks are those of the answering process, slow callbacks and calls in flight those of all.
+    """Answers GET /aioflow/asyncio?taskmanager= about the event loop of a process.
+
+    If no process is named, lag and tasks are those of the answering process, slow callbacks and
+    calls in flight those of all processes.
     """
     loop = await call.monitor.ask(call.process, "loop")
     slow: list[dict[str, Any]] = []
@@ -50,7 +52,7 @@ async def asyncio_view(call: Call) -> Any:
 
 
 def _operators(call: Call) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
-    """Each operator of each subtask: its place, and its own metrics."""
+    """Yields each operator of each subtask: the fields that identify it, and its metrics."""
     for view in call.monitor.jobs():
         index = call.monitor.metrics(view)
         places = {
@@ -79,7 +81,7 @@ def _operators(call: Call) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
 
 
 def processes(call: Call) -> Any:
-    """GET /aioflow/processes: this process, then the others, in short.
+    """Answers GET /aioflow/processes: a summary of this process, then of the others.
 
     Null is a value that a process has not reported yet.
     """
@@ -127,20 +129,20 @@ def _process(
 
 
 async def thread_dump(call: Call) -> Any:
-    """GET /jobmanager/thread-dump."""
+    """Answers GET /jobmanager/thread-dump."""
     return {"threadInfos": await call.monitor.ask(None, "threads")}
 
 
 async def worker_thread_dump(call: Call) -> Any:
-    """GET /taskmanagers/:taskmanagerid/thread-dump."""
+    """Answers GET /taskmanagers/:taskmanagerid/thread-dump."""
     return {"threadInfos": await call.monitor.ask(find_worker(call).id, "threads")}
 
 
 def series(call: Call) -> Any:
-    """GET /aioflow/jobs/:jobid/series?metric=&since=: the last ten minutes. Without `metric` the
-    existing names.
+    """Answers GET /aioflow/jobs/:jobid/series?metric=&since= with the last ten minutes of metrics.
 
-    A part of a name may be `*`: `*.*.busyTimeMsPerSecond` is that of every subtask of every vertex.
+    Without `metric` it lists the existing names. A part of a name may be `*`:
+    `*.*.busyTimeMsPerSecond` is that of every subtask of every vertex.
     """
     view = call.job
     buffer = call.monitor.sampler.series(view)

@@ -1,4 +1,4 @@
-"""Checkpoints, in Flink's shapes: snake case, unlike everything else there."""
+"""Answers calls about checkpoints, in Flink's format. Its fields here are in snake case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["checkpoints", "config", "details", "record_body", "subtask_details"]
 
 LONG_MAX = 2**63 - 1
-"""How Flink shows an interval that never comes, and an unlimited number."""
+"""Number that Flink shows for an interval that never ends, and for no limit."""
 
 
 def checkpoints(call: Call) -> Any:
@@ -63,7 +63,7 @@ SUMMARY = (
 
 
 def record_body(view: JobView, record: CheckpointRecord) -> dict[str, Any]:
-    """One checkpoint as the history lists it."""
+    """Returns one checkpoint as the history lists it."""
     body: dict[str, Any] = {
         "className": record.status.value.lower(),
         "id": record.id,

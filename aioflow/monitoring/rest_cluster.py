@@ -1,4 +1,7 @@
-"""The cluster as a whole and its processes, in Flink's shapes. What only a JVM has is 0 or -1."""
+"""Answers calls about the cluster and its processes, in Flink's format.
+
+Values that only a JVM has are 0 or -1.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ __all__ = [
 ]
 
 FLINK_VERSION = "1.20"
-"""The version whose REST shapes are used; aioflow's own version is beside it."""
+"""Version of Flink whose REST format is used; aioflow's own version is shown beside it."""
 
 COMMIT = "unknown"
 
@@ -78,7 +81,7 @@ def jobmanager_config(call: Call) -> Any:
 
 
 def jobmanager_environment(call: Call) -> Any:
-    """`jvm` is the Python runtime.
+    """Answers GET /jobmanager/environment, with the Python runtime as `jvm`.
 
     Arguments of the process are not shown: they may hold secrets.
     """
@@ -110,7 +113,7 @@ async def taskmanager(call: Call) -> Any:
 
 
 def find_worker(call: Call) -> WorkerView:
-    """The worker of the path. Raises NotFound."""
+    """Returns the worker that the path names. Raises NotFound."""
     wanted = call.params["taskmanagerid"]
     for worker in call.monitor.workers():
         if worker.id == wanted:
@@ -164,7 +167,9 @@ def _resource(cores: float) -> dict[str, Any]:
 
 
 def _told(call: Call, worker: WorkerView) -> Mapping[str, float]:
-    """The metrics of a process itself; of another process the last that it reported."""
+    """Returns the metrics of a process itself: current ones, or the last that another process
+    sent.
+    """
     return (
         call.monitor.process.metrics()
         if worker.is_here
@@ -189,13 +194,16 @@ def _memory(memory: Mapping[str, Any], told: Mapping[str, float]) -> dict[str, A
 
 
 def no_logs(call: Call) -> Any:
-    """Logs go where the program sends them; those kept in memory are at /aioflow/logs."""
+    """Answers calls for the list of log files with an empty list.
+
+    Logs go where the program sends them; the last records are at /aioflow/logs.
+    """
     if "taskmanagerid" in call.params:
         find_worker(call)
     return {"logs": []}
 
 
 def nothing(call: Call) -> Any:
-    """Answers for files that a process does not keep."""
+    """Answers calls for files that a process does not keep with an empty text."""
     find_worker(call)
     return Answer("", content_type="text/plain")

@@ -1,6 +1,6 @@
-"""Jobs, their plans and their exceptions, in Flink's shapes.
+"""Answers calls about jobs, their plans and their exceptions, in Flink's format.
 
-Kebab case here; checkpoints have their own file and snake case.
+Fields are in kebab case here. `rest_checkpoints` has those in snake case.
 """
 
 from __future__ import annotations
@@ -95,15 +95,15 @@ def job(call: Call) -> Any:
 
 
 JOB_STATES = (*(status.value for status in JobStatus), "SUSPENDED", "RECONCILING")
-"""Includes two of Flink's states that a job is never in here, because clients may count on every
-name.
+"""Names of all job states in Flink. No job here is ever in the last two, but clients may expect
+them.
 """
 
 SHOWN_STATES = tuple(ExecutionState)
 
 
 def vertex_body(call: Call, view: JobView, vertex: JobVertex, now: int) -> dict[str, Any]:
-    """A vertex, as a job lists it."""
+    """Returns a vertex as the answer about its job lists it."""
     subtasks = view.subtasks(vertex)
     starts = [one.start_ms for one in subtasks if one.start_ms >= 0]
     start = min(starts, default=-1)
@@ -128,7 +128,7 @@ def vertex_body(call: Call, view: JobView, vertex: JobVertex, now: int) -> dict[
 
 
 def io_metrics(subtasks: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """The input and output counts of a vertex, or of one of its subtasks.
+    """Returns the input and output counts of a vertex, or of one of its subtasks.
 
     Bytes are counted where records are encoded.
     """
@@ -156,7 +156,9 @@ def io_metrics(subtasks: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 
 def vertex_status(subtasks: Sequence[SubtaskView]) -> str:
-    """One state for all subtasks: the most alarming one, as in Flink's ExecutionJobVertex."""
+    """Returns one state for all subtasks: the most alarming one, as in Flink's
+    ExecutionJobVertex.
+    """
     states = [one.state for one in subtasks]
     for state in (
         ExecutionState.FAILED,
@@ -190,7 +192,7 @@ def plan(call: Call) -> Any:
 
 
 def plan_of(view: JobView) -> dict[str, Any]:
-    """The job graph; producers first."""
+    """Returns the job graph in Flink's format, producers first."""
     nodes = []
     for vertex in view.graph.vertices:
         node: dict[str, Any] = {
@@ -279,7 +281,10 @@ def _task_failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
 
 
 def _failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
-    """`notes` is our own field: the operator, subtask and record that the engine names."""
+    """Returns a failure in Flink's format. The field `notes` is aioflow's own.
+
+    It names the operator, the subtask and the record.
+    """
     task = None
     if failure.attempt is not None:
         vertex = view.graph.vertex(failure.attempt.vertex_id)
@@ -330,7 +335,7 @@ def execution_result(call: Call) -> Any:
 
 
 def failure_cause(error: BaseException) -> dict[str, Any]:
-    """The error of an operation. There is no Java object to deserialize."""
+    """Returns the error of an operation in Flink's format, without a serialized Java object."""
     return {
         "class": type(error).__qualname__,
         "stack-trace": redacted(f"{type(error).__qualname__}: {error}"),
@@ -339,9 +344,9 @@ def failure_cause(error: BaseException) -> dict[str, Any]:
 
 
 def cancel(call: Call) -> Any:
-    """PATCH /jobs/:jobid?mode=cancel.
+    """Answers PATCH /jobs/:jobid?mode=cancel.
 
-    A job that was cancelled stays cancelled; one that ended otherwise is not changed.
+    Cancelling a cancelled job again has no effect. For a job that ended otherwise the call fails.
     """
     mode = call.query.get("mode", "cancel")
     if mode != "cancel":

@@ -1,5 +1,7 @@
-"""Metrics by name, in Flink's shapes: a list of names without `get`, values as strings with it, and
-numbers where they are aggregated.
+"""Answers calls about metrics, in Flink's format.
+
+The answer is a list of names without the parameter `get`, with `get` the values as text, and
+numbers where values are aggregated.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def _aggregated(call: Call, sets: Iterable[Mapping[str, float]]) -> Any:
 
 
 def _chosen(call: Call, name: str, known: Mapping[str, Any]) -> list[Any]:
-    """The values that the query names, or all."""
+    """Returns the values whose names the query parameter `name` lists, or all."""
     wanted = call.wanted(name)
     return (
         list(known.values()) if wanted is None else [known[one] for one in wanted if one in known]
@@ -88,8 +90,8 @@ def _chosen(call: Call, name: str, known: Mapping[str, Any]) -> list[Any]:
 
 
 def vertex(call: Call) -> Any:
-    """Metrics of all subtasks, each name after its subtask: `0.numRecordsIn`,
-    `0.map.numRecordsIn`.
+    """Answers with the metrics of all subtasks of a vertex, each name after its subtask:
+    `0.numRecordsIn`, `0.map.numRecordsIn`.
     """
     subtasks = call.monitor.metrics(call.job).of_vertex(call.vertex)
     return _by_name(
@@ -111,7 +113,7 @@ def subtasks(call: Call) -> Any:
 
 
 def _ranges(parts: Sequence[str], count: int) -> list[int]:
-    """`0,2-4` as numbers below `count`."""
+    """Returns the numbers in a list such as `0,2-4`, all below `count`."""
     wanted: list[int] = []
     for part in parts:
         first, _, last = part.partition("-")
@@ -129,7 +131,7 @@ def subtask(call: Call) -> Any:
 
 
 def operators(call: Call) -> Any:
-    """Metrics of operator coordinators. There are none that count anything."""
+    """Answers calls for metrics of operator coordinators, which report none here."""
     _ = call.vertex
     return _by_name(call, {})
 
@@ -146,7 +148,7 @@ def jobs(call: Call) -> Any:
 
 
 def job_metrics(view: JobView, now_ms: int) -> dict[str, float]:
-    """The metrics of a job as a whole.
+    """Returns the metrics of a job as a whole.
 
     `lastCheckpointExternalPath` is text, and is at /checkpoints.
     """
@@ -206,7 +208,7 @@ def jobmanager(call: Call) -> Any:
 
 
 def cluster_metrics(monitor: Monitor) -> dict[str, float]:
-    """The metrics of the cluster, and of this process."""
+    """Returns the metrics of the cluster, and of this process."""
     workers = monitor.workers()
     fenced = (
         {"fenced_total": monitor.watched.fenced_total}
@@ -236,7 +238,9 @@ def taskmanager(call: Call) -> Any:
 
 
 def _worker_metrics(call: Call, worker_id: str) -> dict[str, float]:
-    """The metrics of the process, without those of its tasks: the vertices have them."""
+    """Returns the metrics of a process, without those of its tasks, which belong to the
+    vertices.
+    """
     monitor = call.monitor
     here = next((worker.is_here for worker in monitor.workers() if worker.id == worker_id), False)
     tasks = [

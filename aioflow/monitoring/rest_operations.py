@@ -1,5 +1,6 @@
-"""Changing calls that take their time, in Flink's shapes: POST returns a request id, GET with that
-id returns the status.
+"""Answers calls that start long operations, in Flink's format.
+
+POST returns a request id; GET with that id returns the status.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SCHEMES = ("file", "memory", "s3", "gs", "az")
 
 
 async def savepoint(call: Call) -> Any:
-    """POST /jobs/:jobid/savepoints."""
+    """Answers POST /jobs/:jobid/savepoints."""
     view = _running(call)
     directory, cancels = (
         _directory(call, "target-directory", "targetDirectory"),
@@ -60,14 +61,14 @@ async def savepoint(call: Call) -> Any:
 
 
 async def stop(call: Call) -> Any:
-    """POST /jobs/:jobid/stop."""
+    """Answers POST /jobs/:jobid/stop."""
     view = _running(call)
     directory, drain = _directory(call, "targetDirectory", "target-directory"), call.flag("drain")
     _check_format(call)
 
     async def work() -> dict[str, Any]:
         view.master.stop(drain=drain, savepoint=True, directory=directory)
-        # If the JobMaster is elsewhere, only its status is known.
+        # If the JobMaster is in another process, only its status is known here.
         while not view.status.is_terminal:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         error = view.master.stop_error
@@ -81,7 +82,7 @@ async def stop(call: Call) -> Any:
 
 
 async def checkpoint(call: Call) -> Any:
-    """POST /jobs/:jobid/checkpoints."""
+    """Answers POST /jobs/:jobid/checkpoints."""
     view = _running(call)
     kind = call.text("checkpointType") or TYPES[0]
     if kind not in TYPES:
@@ -94,12 +95,12 @@ async def checkpoint(call: Call) -> Any:
 
 
 def savepoint_status(call: Call) -> Any:
-    """GET /jobs/:jobid/savepoints/:triggerid."""
+    """Answers GET /jobs/:jobid/savepoints/:triggerid."""
     return _status(call, SAVEPOINTS)
 
 
 def checkpoint_status(call: Call) -> Any:
-    """GET /jobs/:jobid/checkpoints/:triggerid."""
+    """Answers GET /jobs/:jobid/checkpoints/:triggerid."""
     return _status(call, CHECKPOINTS)
 
 
@@ -130,9 +131,9 @@ def _status(call: Call, kind: str) -> Any:
 
 
 def _running(call: Call) -> JobView:
-    """The job, if it is not over. Known operations are answered even when it is.
+    """Returns the job if it is not over, or if the request is known already.
 
-    Raises Conflict.
+    Raises Conflict otherwise.
     """
     view, given = call.job, call.text("triggerId")
     if view.status.is_terminal and not any(
@@ -150,7 +151,10 @@ def _check_format(call: Call) -> None:
 
 
 def _directory(call: Call, *names: str) -> str | None:
-    """The URL of a directory; a path of this machine must be absolute."""
+    """Returns the URL of the directory in the body, None if missing.
+
+    A path of this machine must be absolute.
+    """
     where = call.text(*names)
     if not where:
         return None
@@ -164,16 +168,16 @@ def _directory(call: Call, *names: str) -> str | None:
     )
 
 
-# Calls of Flink without an equivalent here: answered, so that clients go on.
+# Calls of Flink without an equivalent here. They are answered, so that clients go on.
 
 
 def savepoint_disposal(call: Call) -> Any:
-    """POST /savepoint-disposal. A request from the network never deletes anything."""
+    """Refuses POST /savepoint-disposal: a request from the network never deletes anything."""
     raise Conflict("savepoints are not deleted here: remove the directory of the savepoint")
 
 
 def rescaling(call: Call) -> Any:
-    """PATCH /jobs/:jobid/rescaling: switched off in Flink too, since 1.9."""
+    """Refuses PATCH /jobs/:jobid/rescaling, which is switched off in Flink too, since 1.9."""
     _ = call.job
     raise Unavailable(
         "rescaling is switched off: stop with a savepoint, and run with another parallelism from it"
@@ -181,7 +185,7 @@ def rescaling(call: Call) -> Any:
 
 
 def requirements(call: Call) -> Any:
-    """GET /jobs/:jobid/resource-requirements."""
+    """Answers GET /jobs/:jobid/resource-requirements."""
     view = call.job
     return {
         view.vertex_ids[vertex.id]: {
@@ -192,12 +196,12 @@ def requirements(call: Call) -> Any:
 
 
 def set_requirements(call: Call) -> Any:
-    """PUT /jobs/:jobid/resource-requirements."""
+    """Refuses PUT /jobs/:jobid/resource-requirements, as `rescaling` does."""
     return rescaling(call)
 
 
 def client_heartbeat(call: Call) -> Any:
-    """PATCH /jobs/:jobid/clientHeartbeat.
+    """Answers PATCH /jobs/:jobid/clientHeartbeat, without effect.
 
     Jobs here do not end with the client that watches them.
     """
@@ -206,5 +210,5 @@ def client_heartbeat(call: Call) -> Any:
 
 
 def end_cluster(call: Call) -> Any:
-    """DELETE /cluster."""
+    """Refuses DELETE /cluster: only a signal or `aioflow cluster stop` ends the process."""
     raise Conflict("the process is not ended over HTTP: aioflow cluster stop, or a signal, does it")

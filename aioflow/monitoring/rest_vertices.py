@@ -1,5 +1,5 @@
-"""Vertices and their subtasks, in Flink's shapes: states, times, back pressure, watermarks,
-processes.
+"""Answers calls about vertices and their subtasks, in Flink's format: states, times, back pressure,
+watermarks and processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 LOW_SHARE, HIGH_SHARE = 0.1, 0.5
-"""Back pressure is ok up to the first, and high above the second."""
+"""Shares of time under back pressure: ok up to the first, high above the second."""
 
 
 def vertex(call: Call) -> Any:
@@ -46,7 +46,10 @@ def vertex(call: Call) -> Any:
 def _subtask_body(
     one: SubtaskView, metrics: Sequence[Mapping[str, float]], now: int
 ) -> dict[str, Any]:
-    """`start_time` repeats `start-time`, as Flink keeps it for old readers."""
+    """Returns one subtask in Flink's format.
+
+    `start_time` repeats `start-time`, as Flink does for old clients.
+    """
     return {
         "subtask": one.index,
         "status": one.state.value,

@@ -1,4 +1,6 @@
-"""Every route of the endpoint, once. The router, the OpenAPI document and the tests use it."""
+"""Lists every route of the endpoint. The router, the OpenAPI document and the tests use the
+list.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,10 @@ __all__ = ["ROUTES", "Route"]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`schema` names the shape of the answer in `schemas`; `query` the parameters that are read,
-    all optional.
+    """A route of the endpoint.
+
+    `schema` names the JSON Schema of the answer in `schemas`. `query` lists the parameters that the
+    handler reads, all optional.
     """
 
     method: str
@@ -37,7 +41,7 @@ class Route:
     summary: str
     query: tuple[str, ...] = ()
     body: str = ""
-    """Names the shape of the body of a changing call."""
+    """Name of the JSON Schema of a changing call's body."""
     status: int = 200
 
 
@@ -279,7 +283,7 @@ ROUTES: tuple[Route, ...] = (
         body="Anything",
     ),
     Route("DELETE", "/cluster", rest_operations.end_cluster, "Empty", "Is refused"),
-    # Under paths of our own.
+    # Routes that Flink does not have.
     _get(
         "/aioflow/asyncio",
         rest_aioflow.asyncio_view,

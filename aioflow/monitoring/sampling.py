@@ -1,6 +1,4 @@
-"""The endpoint's own work once a second: it reads all metrics for the plots and the streams of
-events.
-"""
+"""Reads all metrics once a second, for the plots and the streams of events."""
 
 from __future__ import annotations
 
@@ -25,9 +23,8 @@ EVERY_S = 1.0
 
 
 class Sampler:
-    """Runs as one task between `start` and `stop`.
-
-    `tick` returns after each reading.
+    """The task that reads the metrics between `start` and `stop`. `tick` waits for the next
+    reading.
     """
 
     def __init__(self, monitor: Monitor) -> None:
@@ -44,7 +41,7 @@ class Sampler:
             )
 
     async def stop(self) -> None:
-        """Ends streams that wait for the next tick."""
+        """Stops the task, and ends streams that wait for the next reading."""
         task, self._task = self._task, None
         if task is not None:
             await cancel_and_wait([task])
@@ -56,13 +53,13 @@ class Sampler:
         return self._task is not None
 
     async def tick(self) -> None:
-        """Wait for the next reading, or for the end of sampling."""
+        """Waits for the next reading, or for the end of sampling."""
         if self._next is None or self._next.done():
             self._next = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._next)
 
     def series(self, view: JobView) -> SeriesBuffer:
-        """The series of one job; empty before its first reading."""
+        """Returns the series of one job; empty before its first reading."""
         known = self._series.get(view.id)
         return known if known is not None else self._series.setdefault(view.id, SeriesBuffer())
 
@@ -86,13 +83,13 @@ class Sampler:
             await asyncio.sleep(EVERY_S)
 
     def sample(self) -> None:
-        """Read once."""
+        """Reads the metrics of all jobs once."""
         monitor = self._monitor
         now_ms = monitor.host.clock.wall_ms()
         views = monitor.jobs()
         for view in views:
             if view.status.is_terminal and view.id in self._series:
-                continue  # Its numbers no longer change: its last ten minutes stay.
+                continue  # The job has ended: keep its last ten minutes.
             names = view.vertex_ids
             values = {
                 f"{names[vertex_id]}.{index}.{name}": value

@@ -1,7 +1,6 @@
-"""The shape of every answer, as JSON Schema: part of the OpenAPI document, and checked by the tests
-against real answers.
+"""The JSON Schema of every answer, for the OpenAPI document. Tests check real answers against them.
 
-Objects list the fields that are always there; more may come.
+Schemas of objects list the fields that are always there; an answer may have more.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def _object(properties: dict[str, Schema], optional: dict[str, Schema] | None = 
 
 
 def _only(properties: dict[str, Schema]) -> Schema:
-    """These and no others, none of which is needed."""
+    """Returns the schema of an object with these optional fields and no others."""
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
@@ -594,7 +593,7 @@ SCHEMAS: dict[str, Schema] = {
         },
     ),
 }
-"""By the name that a route gives."""
+"""JSON Schemas of answers, by the name that a route gives."""
 
 TRIGGER: Schema = {
     "type": "string",

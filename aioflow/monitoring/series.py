@@ -1,7 +1,7 @@
-"""The last ten minutes of every metric, once a second, in memory: plots need no other system.
+"""Keeps the last ten minutes of every metric in memory, one value a second, for plots.
 
-One time axis for all series; a series is a ring of doubles. A metric is NaN at moments when it did
-not exist.
+All series have the same times. A series is a ring buffer of doubles. It holds NaN for times when
+the metric did not exist.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from collections.abc import Mapping, Sequence
 __all__ = ["POINTS_MAX", "SeriesBuffer"]
 
 POINTS_MAX = 600
-"""Ten minutes at one a second."""
+"""Number of values in a series: ten minutes at one a second."""
 
 SERIES_MAX = 2_000
-"""About 10 MB.
+"""Maximum number of series of a job, about 10 MB.
 
-A job with more metrics keeps the ones that came first.
+A job with more metrics keeps those that came first.
 """
 
 
 class SeriesBuffer:
-    """The series of one job. Names: `vertex.subtask.metric` for tasks, plain for the whole job."""
+    """The series of one job, named `vertex.subtask.metric` for tasks, `metric` for the whole
+    job.
+    """
 
     def __init__(self, points_max: int = POINTS_MAX, series_max: int = SERIES_MAX) -> None:
         self._points_max = points_max
@@ -38,7 +40,7 @@ class SeriesBuffer:
         return list(self._series)
 
     def add(self, now_ms: int, values: Mapping[str, float]) -> None:
-        """Add the values of one moment."""
+        """Adds the values of all metrics at one time."""
         column, series = self._next % self._points_max, self._series
         for name, value in values.items():
             ring = series.get(name)
@@ -55,8 +57,9 @@ class SeriesBuffer:
     def read(
         self, names: Sequence[str], since_ms: int = 0
     ) -> tuple[list[int], dict[str, list[float | None]]]:
-        """Times, oldest first, and for each known name its values then; None where it had no
-        value.
+        """Returns the times after `since_ms`, oldest first, and the values of each known metric.
+
+        A value is None where the metric had no finite value.
         """
         times = list(self._times_ms)
         first = next((index for index, time in enumerate(times) if time > since_ms), len(times))

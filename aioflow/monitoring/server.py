@@ -1,4 +1,4 @@
-"""Serves an endpoint at an address of its own, beside a job or a JobManager."""
+"""Serves an endpoint at its own address, beside a job or a JobManager."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 30.0
 SHUTDOWN_S = 1.0
-"""How long answers under way may take when the endpoint ends; streams of events would never end by
+"""Maximum time for answers under way when the endpoint ends. Streams of events would never end by
 themselves.
 """
 
@@ -33,9 +33,9 @@ CLOSE_S = 10.0
 
 @asynccontextmanager
 async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIterator[str]:
-    """Serve `what` inside the block; yields the URL.
+    """Serves `what`, a job or a JobManager, inside the block; yields the URL.
 
-    Raises OSError if the address cannot be listened at, naming it.
+    Raises OSError, naming the address, if the server cannot listen there.
     """
     options = served_options(address, given)
     host, port = parse_monitor_address(address)
@@ -71,10 +71,12 @@ async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIte
 
 
 def _refused(error: OSError, address: str) -> OSError:
-    """The error of an address that cannot be listened at, with the option that named it."""
+    """Returns the error of an address that the server cannot listen at, naming the option to
+    change.
+    """
     code = error.errno or 0
     reason = (
         os.strerror(code) if code > 0 else error.strerror or str(error)
-    )  # Names that are not found have numbers of their own.
+    )  # Host names that are not found have special error numbers.
     remedy = "; take another port, or port 0 for any free one" if code == errno.EADDRINUSE else ""
     return OSError(code, f"monitor={address!r} cannot be listened at: {reason}{remedy}")

@@ -1,9 +1,8 @@
-"""The endpoint's view of jobs and their processes: plain reads, between two turns of the loop, and
-never a Flow.
+"""The endpoint's view of jobs and their processes.
 
-`Monitored` is all that an application gets. One process, worker processes and the JobManager of a
-cluster each make one (`adapters`). A `JobView` reads the JobMaster, which is the same in all three.
-Times are wall-clock ms, -1 for what has not happened.
+`Monitored` is all that an application sees. One process, worker processes and the JobManager of a
+cluster each have one (`adapters`). A `JobView` reads the JobMaster, which is the same in all three.
+All reads are plain and take place on the event loop. Times are wall-clock ms, -1 if not happened.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ __all__ = ["JobMasterView", "JobView", "Monitored", "SubtaskView", "WorkerView",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """A process that runs tasks. In a cluster of one it is this one."""
+    """A process that runs tasks. Without other processes it is this process."""
 
     id: str
     location: str = ""
-    """`host:port` at which others read its partitions; it also tells which tasks run there."""
+    """`host:port` where other processes read its partitions. Tasks name their process by it."""
     slots: int
     free_slots: int
     silence_ms: int = 0
-    """Time since its last heartbeat."""
+    """Time since the last heartbeat of the process."""
     is_here: bool = False
-    """Whether it is this process."""
+    """Whether the worker is this process."""
     job_ids: tuple[str, ...] = ()
-    """The job of each slot that is taken."""
+    """Ids of the jobs that occupy its slots, one for each occupied slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +69,11 @@ class SubtaskView:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs, or is about to."""
+        """Whether the attempt runs or is about to."""
         return not self.state.is_terminal
 
     def duration_ms(self, now_ms: int) -> int:
-        """So far, or in all; -1 before it started."""
+        """Returns the duration until `now_ms`, or until the end; -1 before the start."""
         return (
             -1
             if self.start_ms < 0
@@ -82,12 +81,12 @@ class SubtaskView:
         )
 
     def status_durations(self, now_ms: int) -> dict[str, int]:
-        """How long it was in each non-terminal state; -1: never."""
+        """Returns the time that the attempt spent in each non-terminal state, -1 for never."""
         order = sorted(self.times_ms.items(), key=lambda entry: entry[1])
         ends = [at for _, at in order[1:]] + [now_ms]
         spent = {
             state: max(end - at, 0) for (state, at), end in zip(order, ends, strict=False)
-        }  # Empty for a task without reports.
+        }  # Empty for a task that has not reported yet.
         return {
             state.value: spent.get(state, -1) for state in ExecutionState if not state.is_terminal
         }
@@ -130,10 +129,10 @@ the task.
 
 
 class JobView:
-    """One job.
+    """View of one job.
 
-    `read_metrics()` returns all its metrics by dotted name; `worker_at(location)` the id of the
-    process there.
+    `read_metrics()` returns all its metrics by dotted name. `worker_at(location)` returns the id of
+    the process at a location.
     """
 
     def __init__(
@@ -186,23 +185,23 @@ class JobView:
 
     @property
     def changed_ms(self) -> int:
-        """Time of the last change of its state."""
+        """Time of the last change of the job's state."""
         return max(self.master.timestamps_ms.values(), default=-1)
 
     def duration_ms(self, now_ms: int) -> int:
-        """So far, or in all."""
+        """Returns the duration until `now_ms`, or until the end."""
         return max((now_ms if self.end_ms < 0 else self.end_ms) - self.start_ms, 0)
 
     def vertex(self, vertex_id: str) -> JobVertex | None:
-        """The vertex of these 32 hex digits, its id in REST."""
+        """Returns the vertex with this id, which is 32 hex digits in REST, or None."""
         return self._vertices.get(vertex_id)
 
     def subtasks(self, vertex: JobVertex) -> list[SubtaskView]:
-        """The current attempt of each."""
+        """Returns the current attempt of each subtask of a vertex."""
         return [self._subtask(vertex, index) for index in range(vertex.parallelism)]
 
     def attempts(self, vertex: JobVertex, index: int) -> list[SubtaskView]:
-        """All remembered attempts of one subtask, oldest first, the current one last."""
+        """Returns all remembered attempts of one subtask, oldest first, the current one last."""
         current = self._subtask(vertex, index)
         records = self._records(vertex, index)
         earlier = [
@@ -235,7 +234,7 @@ class JobView:
         )
 
     def worker_ids(self) -> set[str]:
-        """The processes that have a task of this job now."""
+        """Returns the ids of the processes that have a task of this job now."""
         return {
             one.worker_id
             for vertex in self.graph.vertices
@@ -244,7 +243,7 @@ class JobView:
         }
 
     def worker_at(self, location: str) -> str:
-        """Id of the process at `location`."""
+        """Returns the id of the process at `location`."""
         return self._worker_at(location)
 
     def _records(
@@ -254,7 +253,7 @@ class JobView:
 
     @property
     def failures(self) -> Sequence[FailureRecord]:
-        """Oldest first."""
+        """The remembered failures, oldest first."""
         return tuple(self.master.history.failures)
 
     @property
@@ -268,7 +267,7 @@ class JobView:
     async def query_state(
         self, vertex: JobVertex, index: int, node_id: int, query: Callable[[Any], Any]
     ) -> Any:
-        """The result of `query(keyed backend)` on one subtask. Raises JobNotRunning."""
+        """Returns the result of `query(keyed backend)` on one subtask. Raises JobNotRunning."""
         execution = self.master.executions.executions[vertex.id, index]
         if self._query_state is None or execution.state is not ExecutionState.RUNNING:
             raise JobNotRunning(
@@ -279,38 +278,40 @@ class JobView:
 
 
 class Monitored(Protocol):
-    """What an endpoint shows."""
+    """The jobs and processes that an endpoint shows."""
 
     @property
     def host(self) -> Host: ...
 
     def jobs(self) -> Sequence[JobView]:
-        """Running ones and those that ended a while ago, oldest first."""
+        """Returns running jobs and jobs that ended lately, oldest first."""
 
     def workers(self) -> Sequence[WorkerView]: ...
 
     async def refresh(self) -> None:
-        """Fetch what only other processes know; called once a second.
+        """Fetches data that only other processes have. Called once a second.
 
         Raises AioflowError or TimeoutError while they do not answer.
         """
 
     def settings(self) -> Mapping[str, str]:
-        """The configuration of the cluster, without secrets."""
+        """Returns the configuration of the cluster, without secrets."""
 
     async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
-        """The answer of another process about itself: see `ProcessInspector.ask`.
+        """Asks another process about itself (see `ProcessInspector.ask`).
 
-        Raises Broken if it is gone.
+        Raises Broken if the process is gone.
         """
 
     def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
-        """The metrics of one process itself, by dotted name, without those of its tasks."""
+        """Returns the metrics of one process itself, by dotted name, without those of its tasks."""
 
 
 def vertex_hex(vertex: JobVertex) -> str:
-    """32 hex digits that depend on the uids alone: the same from run to run, even if other
-    operators are added.
+    """Returns the id of a vertex in REST: 32 hex digits that depend only on the uids of its
+    operators.
+
+    So the id is the same from run to run, even if other operators are added.
     """
     return hashlib.blake2b(
         "\x00".join(vertex.uids).encode("utf-8", "surrogatepass"), digest_size=16
