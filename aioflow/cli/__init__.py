@@ -1,5 +1,7 @@
-"""The command line: flows run here or on a cluster, clusters and their jobs, and what is in
-savepoints. Exit codes: see `command`.
+"""The command line.
+
+Commands run flows here or on a cluster, manage clusters and their jobs, and show savepoints. Exit
+codes: see `command`.
 """
 
 from aioflow.cli.command import main

@@ -1,4 +1,4 @@
-"""How a command asks a cluster: the addresses of its JobManagers, the secret, and the message if
+"""Connects a command to a cluster: the addresses of its JobManagers, the secret, and the message if
 no JobManager answers.
 """
 
@@ -66,7 +66,10 @@ def asking(
 def run_on_host(
     arguments: argparse.Namespace, body: Callable[[Host], Coroutine[Any, Any, int]]
 ) -> int:
-    """Run `body` in a loop of its own; errors of the world become a line and a code."""
+    """Runs `body` in a new event loop, and returns the exit code of the command.
+
+    A failure of the cluster or the system is printed as one line.
+    """
 
     async def on_a_host() -> int:
         host = secured_host(arguments)
@@ -103,7 +106,7 @@ def _failed(arguments: argparse.Namespace, error: Exception) -> int:
 
 
 def _remedy(arguments: argparse.Namespace) -> str:
-    """What to do when no JobManager listens."""
+    """Returns what the user can do when no JobManager listens."""
     data = arguments.data if "data" in arguments else arguments.secret_file.parent
     alive = [] if arguments.at.data is None else processes_of(data)
     if alive:
@@ -118,10 +121,10 @@ def _remedy(arguments: argparse.Namespace) -> str:
 
 
 def secret_of(path: Path) -> bytes:
-    """Raises NotAuthenticated."""
+    """Returns the secret in the file `path`. Raises NotAuthenticated if it cannot be read."""
     if (
         path == DATA / "secret" and not path.exists()
-    ):  # The default path: probably the first command in a new directory.
+    ):  # The user gave no path, and probably has not started a cluster here yet.
         here = f"no cluster was started in this directory: there is no {path}"
         raise NotAuthenticated(
             f"{here}. Start one with aioflow cluster start, or name the secret of another with "
@@ -131,14 +134,17 @@ def secret_of(path: Path) -> bytes:
 
 
 def find_started(arguments: argparse.Namespace) -> None:
-    """Fills in --at: the cluster that was started here, at any port, or the default address."""
+    """Sets `--at` if it is missing: to the cluster started in this directory, or the default
+    address.
+    """
     if arguments.at is None:
         data = arguments.secret_file.parent
         arguments.at = whereabouts_of(data) if (data / "address").exists() else LOCAL
 
 
 def whereabouts_of(data: Path) -> Whereabouts:
-    """Returns where to find the JobManager that started last, or the present leader.
+    """Returns where to find the JobManager of the directory `data` that started last, or the
+    leader.
 
     Raises FileNotFoundError, or UsageError for a file with other contents.
     """

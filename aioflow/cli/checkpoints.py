@@ -14,7 +14,7 @@ __all__ = ["add_checkpoint_options", "checkpoint_options"]
 
 
 def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
-    """Give a command the options of checkpoints."""
+    """Adds the checkpoint options to a command."""
     parser.add_argument(
         "--checkpoints",
         metavar="URL",

@@ -1,5 +1,6 @@
-"""The commands about the processes of a cluster: `jobmanager`, `taskmanager`, and `cluster`,
-which starts and ends them on this machine.
+"""The commands about the processes of a cluster: `jobmanager`, `taskmanager` and `cluster`.
+
+`cluster` starts and ends the processes on this machine.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ STOP_TIMEOUT_S = 15.0
 
 
 def add_commands(commands: Any) -> None:
-    """Add the commands to an argparse subparsers object."""
+    """Adds the commands to an argparse subparsers object."""
     jobmanager = commands.add_parser(
         "jobmanager",
         help="run a JobManager",
@@ -188,7 +189,7 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
         def on_listening(address: str, number: int) -> None:
             whole = (
                 arguments.data / f"address.{os.getpid()}"
-            )  # A process that waits for the file must not find it empty.
+            )  # Atomic, because a process that waits for the file must not find it empty.
             whole.write_text(f"{address}:{number}\n", encoding="utf-8")
             whole.replace(arguments.data / "address")
             print(f"jobmanager listens at {address}:{number}", flush=True)
@@ -231,12 +232,12 @@ STUCK_GRACE_S = 1.0
 
 
 def _end_soon(why: str) -> None:
-    """End this process, because a function goes on although its task was cancelled.
+    """Ends this process, because a function goes on although its task was cancelled.
 
     The supervisor of the process starts another one.
     """
     print(f"this taskmanager ends: {why}", file=sys.stderr, flush=True)
-    # Not at once: the job is to hear of it.
+    # Delayed, so that the JobManager gets the message about it.
     asyncio.get_running_loop().call_later(STUCK_GRACE_S, os._exit, STUCK)
 
 
@@ -250,8 +251,8 @@ def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-        # On its way out already: who tells it once more, as `cluster stop` does with all that are
-        # still there, is not to kill it.
+        # Shutdown has begun: ignore further SIGTERMs, which `cluster stop` sends to all processes
+        # that still run.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -265,7 +266,7 @@ def _new_secret(host: Host) -> bytes:
 def _in_directory(
     action: Callable[[argparse.Namespace], int], arguments: argparse.Namespace
 ) -> int:
-    """Carry out what begins with the files of a cluster.
+    """Runs `action`, which reads or writes the directory of a cluster.
 
     Raises UsageError for a directory that cannot be used.
     """
@@ -310,7 +311,10 @@ def _bring_up(
     tls: list[str],
     monitoring: list[str],
 ) -> int:
-    """Start all processes, which go into `started`, and wait until the JobManager knows them."""
+    """Starts all processes, and waits until the TaskManagers are registered. Returns the exit code.
+
+    The processes are appended to `started`.
+    """
     data = arguments.data
     options = ["--port", str(arguments.port), "--request-timeout", arguments.request_timeout]
     with _uninterrupted():
@@ -406,7 +410,7 @@ async def _all_registered(
 
 
 def _last_words(data: Path, name: str) -> str:
-    """Of a process that has ended."""
+    """Returns the last line in the log of a process that has ended."""
     lines = _log(data, name)
     return lines[-1] if lines else "it said nothing"
 
@@ -458,13 +462,13 @@ def _stop_cluster(arguments: argparse.Namespace) -> int:
             f"aioflow cluster: the jobmanager does not answer ({error}), its processes are ended",
             file=sys.stderr,
         )
-    # JobManagers first: a standby would lead next, and to one that leads the end of a TaskManager
-    # is a failure of the jobs that run there.
+    # JobManagers end first. A standby would become leader, and a leader treats the end of a
+    # TaskManager as a failure of its jobs.
     for pid in jobmanagers_of(arguments.data):
         if pid != leader:
             _signal(pid, signal.SIGTERM)
     _wait_until(lambda: not jobmanagers_of(arguments.data), STOP_TIMEOUT_S)
-    for pid in processes_of(arguments.data):  # Those that no leader has sent home.
+    for pid in processes_of(arguments.data):  # TaskManagers that no leader has ended.
         _signal(pid, signal.SIGTERM)
     if not _wait_until(lambda: not processes_of(arguments.data), STOP_TIMEOUT_S):
         for pid in processes_of(arguments.data):
@@ -477,7 +481,7 @@ def _stop_cluster(arguments: argparse.Namespace) -> int:
 
 
 def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait for something that processes of this machine do. False if it takes too long."""
+    """Waits until `condition` holds. Returns False if that takes too long."""
 
     async def poll() -> bool:
         deadline = asyncio.get_running_loop().time() + timeout_s

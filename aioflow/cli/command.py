@@ -1,8 +1,8 @@
-"""The commands and their options. `main` gives the exit code: 0 finished, 1 the job failed, 2 wrong
-usage, 130 ended by Ctrl-C.
+"""Parses the command line and runs the command.
 
-A command that runs a flow loads nothing of the others: a service that was killed is back so much
-earlier.
+`main` returns the exit code: 0 finished, 1 the job failed, 2 wrong usage, 130 ended by Ctrl-C. A
+command that runs a flow imports nothing of the other commands, so that a killed service restarts
+faster.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ TARGET_HELP = "MODULE:FLOW or PATH.py:FLOW, where FLOW is a Flow or a function t
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out a command line; by default that of this process."""
+    """Runs the command line `argv`, by default that of this process. Returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         arguments = _parser(argv[0] if argv else "").parse_args(argv)
-    except SystemExit as stop:  # argparse has said what was wrong, or shown the help.
+    except SystemExit as stop:  # argparse has printed the error or the help.
         return stop.code if isinstance(stop.code, int) else FINISHED
     try:
         code = int(arguments.carry_out(arguments))
         print(
             end="", flush=True
-        )  # Here, not when the process ends: a reader that has left is known below.
+        )  # Flushed here, so that the code below handles a reader that has gone.
         return code
     except UsageError as error:
         print(f"aioflow {arguments.command}: {error}", file=sys.stderr)
@@ -60,7 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    """A parser that knows `command`, and every other one too unless that is one of those here."""
+    """Returns a parser that knows `command`.
+
+    It also knows the commands of other modules, unless `command` is one of this module.
+    """
     parser = argparse.ArgumentParser(
         prog="aioflow", description="A stateful stream processor for asyncio."
     )
@@ -137,7 +140,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _place(text: str) -> Any:
-    """Where `--on` runs a flow."""
+    """Returns the `aioflow.Spark` that the value of `--on` names."""
     name, _, master = text.partition("=")
     if name != "spark":
         raise argparse.ArgumentTypeError(f"expected spark, or spark=MASTER, got {text!r}")
@@ -164,7 +167,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     except GraphError as error:
         raise UsageError(in_flags(str(error))) from error
-    # The job's own error, of any type: it becomes the exit code.
+    # The job may fail with any type of error.
     except Exception as error:  # noqa: BLE001
         return _failed(arguments, flow.name, error)
     if not arguments.quiet:
@@ -228,7 +231,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _own_name() -> str:
-    """How this program was started, to be shown in a line that can be pasted."""
+    """Returns how the user started this program, for lines that can be copied to a shell."""
     if Path(sys.argv[0]).stem != "aioflow":
         return f"{os.path.relpath(sys.executable)} -m aioflow"
     return "aioflow" if shutil.which("aioflow") else os.path.relpath(sys.argv[0])

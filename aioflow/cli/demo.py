@@ -1,8 +1,8 @@
-"""The demonstration: 336,776 flights out of New York in 2013, replayed in the order in which the
-planes left.
+"""The demonstration: 336,776 flights out of New York in 2013, in the order in which the planes
+left.
 
-An event's time is when the plane *should* have left. So lateness is natural: a plane that left five
-hours late comes five hours late.
+The time of an event is when the plane *should* have left. So late data occurs naturally: a plane
+that left five hours late comes five hours late.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = af.MapStateDescriptor[str, str]("airline names")
 
 
 def build_flow(folder: Path, report: Report) -> af.Flow:
-    """The whole job: reads the files of `folder`, fills `report`."""
+    """Returns the flow of the demonstration. It reads the files of `folder`, and fills `report`."""
     flow = af.Flow("flight-delays")
     flights = flow.source(
         FlightLog(folder),
@@ -49,8 +49,7 @@ def build_flow(folder: Path, report: Report) -> af.Flow:
     )
     airlines = flow.source(af.io.csv(folder / "airlines.csv", Airline), name="airlines")
 
-    # The same flights on another clock: when the plane really left. On this one nothing is ever
-    # late.
+    # The same flights with the real departure as event time. With this time nothing is late.
     happened = flights.assign_timestamps_and_watermarks(
         af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda flight: flight.moment),
         name="as it happened",
@@ -70,9 +69,9 @@ def build_flow(folder: Path, report: Report) -> af.Flow:
 def delay_by_airline(
     flights: af.DataStream[Flight], airlines: af.DataStream[Airline], report: Report
 ) -> None:
-    """Each airline's days, its year, and the worst days of all.
+    """Computes each airline's days, its year, and the worst days of all.
 
-    A day is over two hours after its last minute, in event time.
+    The window of a day closes two hours after its last minute, in event time.
     """
     departed = flights.process(without_cancelled, name="departed")
     days = (
@@ -122,7 +121,7 @@ def delay_by_airline(
 
 
 def without_cancelled(flight: Flight, ctx: af.ProcessContext) -> Iterator[Flight]:
-    """Passes flights that left on, and sends cancelled flights to a side output."""
+    """Yields flights that left, and sends cancelled flights to a side output."""
     if flight.delay is None:
         ctx.output(CANCELLED, flight)
     else:
@@ -130,7 +129,7 @@ def without_cancelled(flight: Flight, ctx: af.ProcessContext) -> Iterator[Flight
 
 
 class AirlineDay(NamedTuple):
-    """One airline's departures of one day. `start` is ms, delays are minutes."""
+    """The departures of one airline on one day. `start` is ms since 1970, delays are minutes."""
 
     airline: str
     start: int
@@ -146,10 +145,11 @@ class AirlineDay(NamedTuple):
 
 
 class NameAirline(af.KeyedBroadcastProcessFunction[str, Any, Airline, AirlineDay]):
-    """Puts the name in place of the carrier's code. A day whose name is not known yet waits.
+    """Replaces the carrier's code by the airline's name.
 
-    The airlines have no event time, so their stream holds back this operator's watermark until it
-    has been read to its end: a timer at the day's own time fires when every name is there.
+    A day waits in state while its name is not known. The stream of airlines has no event time, so
+    it holds back this operator's watermark until it has been read to its end. A timer at the day's
+    own time fires when all names are known.
     """
 
     def open(self, ctx: af.RuntimeContext) -> None:
@@ -210,10 +210,11 @@ def delay_by_weather(
 
 
 class Alarm(NamedTuple):
-    """Nothing left an airport from `since` on; `until` is None while that lasts. Times in ms.
+    """An alarm: no plane left airport `origin` from `since` to `until`, which is None while that
+    lasts.
 
-    When the input ends, event time runs to its end and every airport falls quiet: the last alarms
-    stay open.
+    Times are ms. `cancelled` counts the cancelled flights since. When the input ends, every airport
+    falls quiet, so the last alarms stay open.
     """
 
     origin: str
@@ -223,8 +224,9 @@ class Alarm(NamedTuple):
 
 
 class QuietAirport(af.KeyedProcessFunction[str, Flight, Alarm]):
-    """Raises an alarm when no plane has left an airport for nine hours, and ends it with the
-    next that does.
+    """Raises an alarm when no plane has left an airport for nine hours.
+
+    The next departure ends the alarm.
     """
 
     def open(self, ctx: af.RuntimeContext) -> None:
@@ -252,15 +254,18 @@ class QuietAirport(af.KeyedProcessFunction[str, Flight, Alarm]):
 
 
 def flow() -> af.Flow:
-    """Returns the flow on the installed data, with an unused report: `aioflow graph
-    aioflow.cli.demo:flow`.
+    """Returns the flow on the installed data, with a report that is not shown.
+
+    For example for `aioflow graph aioflow.cli.demo:flow`.
     """
     return build_flow(find_data(), Report())
 
 
 @dataclass(slots=True)
 class Report:
-    """Collects the results: plain lists, filled by the flow's sinks while it runs."""
+    """The results of the demonstration in plain lists, which the flow's sinks fill while it
+    runs.
+    """
 
     airlines: list[Any] = field(default_factory=list)
     """WindowResult of each airline's year: flights, minutes, worst, late15."""
@@ -268,12 +273,12 @@ class Report:
     skies: list[Any] = field(default_factory=list)
     """WindowResult of each kind of weather: flights, minutes, late15."""
     alarms: list[Alarm] = field(default_factory=list)
-    """Each alarm twice: when it was raised, and when it ended."""
+    """Alarms, each once when it was raised and once when it ended."""
     late: list[Flight] = field(default_factory=list)
-    """What came when its day was over."""
+    """Flights that came after the window of their day had closed."""
     cancelled: dict[str, int] = field(default_factory=dict)
     """Cancelled flights by airport."""
 
     def count_cancelled(self, count: tuple[str, int]) -> None:
-        """A new running count of one airport."""
+        """Stores the running count of cancelled flights of one airport."""
         self.cancelled[count[0]] = count[1]

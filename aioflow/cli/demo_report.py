@@ -12,9 +12,9 @@ __all__ = ["next_lines", "report_lines"]
 
 
 def report_lines(report: Report, *, seconds: float, workers: int = 0) -> Iterator[str]:
-    """Yields the report on a year of flights.
+    """Yields the lines of the report on a year of flights.
 
-    `seconds` is how long the job took, `workers` over how many processes.
+    The job took `seconds`, with `workers` worker processes.
     """
     yield from _airlines(report)
     yield from _worst_days(report)
@@ -24,7 +24,7 @@ def report_lines(report: Report, *, seconds: float, workers: int = 0) -> Iterato
 
 
 def next_lines(command: str) -> Iterator[str]:
-    """Yields what to try next, for a user who starts the program by `command`."""
+    """Yields lines that suggest what to try next. The user starts the program by `command`."""
     yield "What to try next"
     for line, what in (
         (f"{command} graph aioflow.cli.demo:flow --svg flow.svg", "how this ran, as a picture"),
@@ -77,7 +77,7 @@ def _alarms(report: Report) -> Iterator[str]:
     zone = _new_york()
     for alarm in report.alarms:
         if alarm.until is None:
-            continue  # It was raised; the row that ends it says more.
+            continue  # The row that ends the alarm says more.
         since, until = (
             datetime.fromtimestamp(ms / 1000, zone) for ms in (alarm.since, alarm.until)
         )
@@ -119,5 +119,5 @@ def _new_york() -> tzinfo:
     try:
         return ZoneInfo("America/New_York")
     except ZoneInfoNotFoundError:
-        # A machine without the time zone data base: standard time has to do.
+        # A machine without the time zone database shows standard time.
         return timezone(timedelta(hours=-5), "EST")

@@ -1,10 +1,13 @@
-"""The Spark leg of `make demo`: looks for Java, says what comes, installs what is missing, and runs
+"""Runs the Spark part of `make demo`.
+
+It looks for Java, says what it will do, installs what is missing, and runs
 `examples/spark_flights.py`.
 
     python -m aioflow.cli.demo_spark [--jre]
 
 It is a program of the checkout, not a command of `aioflow`: it installs into the environment that
-it runs in. Without Java it says how to get one and ends well, for the core has been shown by then.
+it runs in. Without Java it says how to get one and succeeds, because the core demonstration has run
+before.
 """
 
 from __future__ import annotations
@@ -27,13 +30,13 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "examples" / "spark_flights.py"
 
 NEEDED = ("pyspark", "pyarrow", "pandas", "google.protobuf")
-"""Modules of the extra [spark]."""
+"""Modules that the extra [spark] installs."""
 
 PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0 also where there is no Java."""
+    """Runs the program, and returns the exit code, which is 0 also without Java."""
     parser = argparse.ArgumentParser(
         prog="demo_spark", description="The year of flights once more, with Spark."
     )
@@ -63,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def what_comes(java: Java | None, extras: Sequence[str]) -> list[str]:
-    """Describes what is about to happen, and how to skip it.
+    """Returns lines that describe what the program will do, and how to skip it.
 
-    `java`: None if it is about to be installed. `extras`: what is installed.
+    `java`: None if it will be installed. `extras`: the packages that are installed.
     """
     which = (
         "a Java of its own"
@@ -88,7 +91,9 @@ def what_comes(java: Java | None, extras: Sequence[str]) -> list[str]:
 
 
 def without_java(reason: str) -> list[str]:
-    """`reason` is a sentence that says what was looked for."""
+    """Returns lines that say how to get Java. `reason` is a sentence that says what was looked
+    for.
+    """
     return [
         "",
         "The same year with Spark is left out:",

@@ -1,5 +1,7 @@
-"""The report of a failed job for its user: the error, its place in the flow, and the line of the
-user's own code. Frames of the engine are left out.
+"""Describes the failure of a job for its user.
+
+The description holds the error, its place in the flow, and the line of the user's own code. Frames
+of the engine are left out.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ FOREIGN = (
     sysconfig.get_path("platlib"),
     "<",
 )
-"""Where files lie that the user did not write."""
+"""Paths of files that the user did not write."""
 
 
 def describe(error: BaseException) -> list[str]:
-    """`error` in a few lines: type and message, its notes (they name operator, subtask and
-    record), the user's innermost line.
+    """Returns a few lines about `error`.
+
+    They are its type and message, its notes (which name operator, subtask and record), and the
+    user's innermost line of code.
     """
     text = message_of(error)
     lines = [f"{type(error).__name__}: {text}" if text else type(error).__name__]

@@ -25,19 +25,20 @@ FLAGS = {
     "token": "--monitor-token-file",
     "workers": "--workers",
 }
-"""By argument; those that a command line does not offer stay as they are."""
+"""Flags by the name of their argument. Other arguments have no flag, and stay as they are."""
 
 ARGUMENT = re.compile(
     rf"(?<![\w?&-])(?P<name>{'|'.join(FLAGS)})="
     r"(?P<value>True|None|\"[^\"]*\"|'[^']*'|[A-Z]+\b|\d+\b|Path\(\.\.\.\))?"
 )
 SUBJECT = re.compile(rf"(?P<name>{'|'.join(FLAGS)}) (?=is ['\"])")
-"""`every is '0s', expected more than nothing`: what begins a message, and names what was given."""
+"""Beginning of a message such as `every is '0s', expected more than nothing`."""
 
 
 def in_flags(message: str) -> str:
-    """`message` with flags in place of arguments: `--fresh` for `fresh=True` and for
-    `restore=None`, `--every 1s` for `every='1s'`.
+    """Returns `message` with command line flags in place of arguments.
+
+    `--fresh` replaces `fresh=True` and `restore=None`; `--every 1s` replaces `every='1s'`.
     """
     message = message.replace("restore=None, fresh=True", "--fresh").replace(
         "give restore=None with it", "leave --restore out"

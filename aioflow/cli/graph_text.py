@@ -1,4 +1,4 @@
-"""A flow's tasks as text, and as a Mermaid flowchart."""
+"""Shows the tasks of a flow as text, and as a Mermaid flowchart."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ __all__ = ["edge_label", "mermaid", "text"]
 
 
 def text(graph: JobGraph) -> str:
-    """Each task, its operators and inputs, and why they run as they do."""
+    """Returns a text that lists each task, its operators and inputs, and why they run as they
+    do.
+    """
     return explain_graph(graph)
 
 
 def mermaid(graph: JobGraph) -> str:
-    """A flowchart: a box for each task with its chained operators, an arrow for each exchange."""
+    """Returns a flowchart with a box for each task and its operators, and an arrow for each
+    exchange.
+    """
     lines = ["flowchart LR"]
     for vertex in graph.vertices:
         operators = "<br/>".join(_escaped(node.name) for node in vertex.nodes)
@@ -32,7 +36,7 @@ def edge_label(edge: JobEdge) -> str:
 
 
 def _escaped(label: str) -> str:
-    """Mermaid knows entity codes that begin with #; a code for # itself comes first."""
+    """Escapes a label for Mermaid, where `#` begins an entity code and must be replaced first."""
     for character, code in (
         ("#", "#35;"),
         ('"', "#quot;"),

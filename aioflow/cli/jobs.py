@@ -42,16 +42,14 @@ from aioflow.graph.job_graph import build_job_graph
 __all__ = ["add_commands", "how_far", "print_jobs", "remote_cluster"]
 
 STATUS_WIDTH = 12
-"""Of the longest status there is, INITIALIZING: what follows stays where it is as long as
-nothing waits.
-"""
+"""Width of the longest status, INITIALIZING, so that the next columns are aligned."""
 
 OWN_ERRORS = ("CheckpointError:", "RestoreError:")
-"""Of jobs, that may speak of arguments."""
+"""Beginnings of jobs' errors whose messages may name arguments, which become flags."""
 
 
 def add_commands(commands: Any) -> None:
-    """Add the commands to an argparse subparsers object."""
+    """Adds the commands to an argparse subparsers object."""
     submit = commands.add_parser(
         "submit",
         help="run a flow on a cluster",
@@ -138,7 +136,10 @@ def add_commands(commands: Any) -> None:
 
 
 def _secret_in(directory: str) -> Path:
-    """A cluster is known by its secret; `find_started` looks for its address beside it."""
+    """Returns the path of the secret in a cluster's directory.
+
+    The path identifies the cluster: `find_started` looks for the address beside it.
+    """
     return Path(directory) / "secret"
 
 
@@ -146,7 +147,7 @@ def remote_cluster(arguments: argparse.Namespace) -> RemoteCluster:
     """Returns the cluster that `--at` and `--secret-file` name."""
     address = (
         str(arguments.at) if arguments.at.data is None else Path(arguments.at.data)
-    )  # Its lease knows the next leader too.
+    )  # The lease in that directory also names the next leader.
     return RemoteCluster(address, secret=secret_of(arguments.secret_file), tls=tls_files(arguments))
 
 
@@ -201,12 +202,13 @@ async def _submit_and_wait(client: ClusterClient, job: Any, detach: bool) -> int
 async def _followed(
     client: ClusterClient, job_id: str, ask: Callable[[], Awaitable[None]] | None = None
 ) -> int:
-    """Wait for the end of a job; its JobManager may die before it, and the next one is asked
-    again.
+    """Waits for the end of a job, and returns the exit code.
+
+    If the JobManager dies meanwhile, the next one is asked again.
     """
     try:
         return _ended(await client.follow(job_id, RETURN_TIMEOUT_S, ask))
-    except CheckpointError:  # What was asked is refused.
+    except CheckpointError:  # The cluster refused the request.
         raise
     except (OSError, AioflowError) as error:
         gone = f"the jobmanager of job {job_id} is gone, and none was found that has it: {error}"
@@ -250,15 +252,16 @@ def print_jobs(lines: list[JobLine]) -> None:
     shown = [how_far(line) for line in lines]
     width = max(STATUS_WIDTH, *map(len, shown)) if shown else STATUS_WIDTH
     for line, state in zip(lines, shown, strict=True):
-        error = line.error.partition("\n")[0]  # A job is a line.
+        error = line.error.partition("\n")[0]  # One line for each job.
         print(f"{line.job_id}  {state:{width}}  {line.name}{'  ' + error if error else ''}")
     if not lines:
         print("no jobs")
 
 
 def how_far(line: JobLine) -> str:
-    """The status of a job, how many of its tasks run, and what it waits for: RUNNING alone says
-    that it was started, no more.
+    """Returns the status of a job, how many of its tasks run, and what it waits for.
+
+    The status RUNNING alone only says that the job was started.
     """
     if line.status.is_terminal or not line.tasks:
         return line.status.value
@@ -321,7 +324,7 @@ def _savepoint(arguments: argparse.Namespace) -> int:
 
 
 def _directory(given: str | None) -> str | None:
-    """The URL of a directory as it was given."""
+    """Returns the URL of the directory that the user gave, or None. Raises UsageError."""
     try:
         return None if given is None else store_url(given, "the directory")
     except ValueError as error:
@@ -329,7 +332,7 @@ def _directory(given: str | None) -> str | None:
 
 
 def _had_ended(line: JobLine, done: str) -> int:
-    """Say that a job is over and stays as it is: no savepoint was made of it."""
+    """Prints that a job was over already, so that nothing was `done`. Returns the exit code."""
     print(
         f"{line.name}: had ended already, {line.status.value}: nothing was {done}", file=sys.stderr
     )
@@ -337,7 +340,7 @@ def _had_ended(line: JobLine, done: str) -> int:
 
 
 async def _job(client: ClusterClient, beginning: str) -> JobLine:
-    """The one job whose id begins so. Raises UsageError."""
+    """Returns the only job whose id begins with `beginning`. Raises UsageError."""
     found = [line for line in await client.jobs() if line.job_id.startswith(beginning)]
     if len(found) != 1:
         what = "no job has" if not found else f"{len(found)} jobs have"

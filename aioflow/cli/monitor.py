@@ -17,7 +17,7 @@ __all__ = ["add_monitor_options", "monitor_arguments", "monitor_options", "serve
 
 
 def add_monitor_options(parser: argparse.ArgumentParser) -> None:
-    """Add them to the options of a command."""
+    """Adds the options of the monitoring endpoint to a command."""
     parser.add_argument(
         "--monitor",
         type=_address,
@@ -49,8 +49,9 @@ def _address(text: str) -> str:
 
 
 def monitor_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the given options as options of a run. Raises UsageError for options that would allow
-    access to anyone.
+    """Returns the given options as keyword arguments of a run.
+
+    Raises UsageError for options that would allow access to anyone.
     """
     if arguments.monitor is None:
         if (
@@ -81,7 +82,7 @@ def monitor_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def monitor_arguments(arguments: argparse.Namespace) -> list[str]:
-    """The same options, for a process that is started with them.
+    """Returns the given options as command line arguments for another process.
 
     Raises UsageError as `monitor_options`.
     """
@@ -105,12 +106,12 @@ def monitor_arguments(arguments: argparse.Namespace) -> list[str]:
 
 @asynccontextmanager
 async def served(what: Any, arguments: argparse.Namespace) -> AsyncIterator[None]:
-    """Serve `what` inside the block, if it was asked for."""
+    """Serves `what`, a job or a JobManager, inside the block if `--monitor` was given."""
     options = monitor_options(arguments)
     if not options:
         yield
         return
-    from aioflow.monitoring.server import serving  # Loads aiohttp.
+    from aioflow.monitoring.server import serving  # Imported late, because it imports aiohttp.
 
     async with AsyncExitStack() as stack:
         try:

@@ -21,17 +21,21 @@ JOBMANAGER, TASKMANAGER = "jobmanager", "taskmanager"
 
 
 def processes_of(data: Path) -> list[int]:
-    """JobManagers and TaskManagers with `--data` of this directory that run here."""
+    """Returns the pids of JobManagers and TaskManagers on this machine with `--data` set to
+    `data`.
+    """
     return [pid for pid, _ in _found(data)]
 
 
 def jobmanagers_of(data: Path) -> list[int]:
-    """Those that lead, or would lead next."""
+    """Returns the pids of the JobManagers among them: leaders and standbys."""
     return [pid for pid, command in _found(data) if command == JOBMANAGER]
 
 
 def _found(data: Path) -> Iterator[tuple[int, str]]:
-    """(pid, command) of each; none on a system that does not tell (`/proc`)."""
+    """Yields (pid, command) of each process of the cluster. Needs `/proc`, without it yields
+    nothing.
+    """
     whole = os.path.realpath(data)
     for pid in sorted(int(entry.name) for entry in PROC.glob("[0-9]*") if entry.name.isdecimal()):
         try:
@@ -48,14 +52,14 @@ def _found(data: Path) -> Iterator[tuple[int, str]]:
                 and os.path.realpath((PROC / str(pid) / "cwd").readlink() / directory) == whole
             ):
                 yield pid, command
-        except OSError:  # It has ended meanwhile, or belongs to another user.
+        except OSError:  # The process has ended, or belongs to another user.
             continue
 
 
 def _command(argv: list[str]) -> str:
-    """Which part of a cluster it is; nothing for any other program.
+    """Returns "jobmanager" or "taskmanager" if `argv` runs one, otherwise "".
 
-    One that only starts it, like `timeout`, is none.
+    A program that only starts one, such as `timeout`, does not count.
     """
     if os.path.basename(argv[0]).startswith("python"):
         for program, command in pairwise(argv):
@@ -65,7 +69,10 @@ def _command(argv: list[str]) -> str:
 
 
 def _data(argv: list[str], command: str) -> str | None:
-    """Its `--data`. None: a TaskManager that was told its JobManager alone, which ends it."""
+    """Returns the value of `--data` in `argv`, or its default.
+
+    Returns None for a TaskManager without `--data`: its JobManager ends it.
+    """
     given = None if command == TASKMANAGER else str(DATA)
     for option, value in zip(argv, [*argv[1:], ""], strict=True):
         if option == "--data":

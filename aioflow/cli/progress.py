@@ -1,7 +1,7 @@
-"""Renders a running job from the metrics of its tasks: as a table with one row for each task, or as
-one line.
+"""Renders the progress of a running job from its metrics: as a table, or as one line.
 
-Nothing here prints, and nothing reads a clock: who shows it gives the time that has passed.
+The table has one row for each task. Nothing here prints or reads a clock: the caller passes the
+elapsed time.
 """
 
 from __future__ import annotations
@@ -18,37 +18,42 @@ __all__ = ["TaskRow", "one_line", "table", "task_rows"]
 NAME_WIDTH_MIN = 16
 NOTHING = "-"
 BUSY_SHARE = 0.8
-"""From here on a task is marked: what it does sets the pace."""
+"""Share of busy time from which a task is marked as the bottleneck."""
 PRESSED_SHARE = 0.5
-"""From here on a task is marked as held back by those after it."""
+"""Share of time under back pressure from which a task is marked as held back."""
 
 BOLD, DIM, YELLOW, RED, RESET = "\x1b[1m", "\x1b[2m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One task, all its subtasks together. Shares are 0 to 1; None is what is not known (yet)."""
+    """The progress of one task, over all its subtasks.
+
+    Shares of time are from 0 to 1. None stands for values that are not known (yet).
+    """
 
     name: str
     is_source: bool
     records_in: int | None
     records_out: int | None
     rate: float | None
-    """Records in a second; those of a source are what it read."""
+    """Records per second. A source counts the records that it reads."""
     watermark: int | None
-    """The slowest subtask's output watermark, ms; None before the first."""
+    """Output watermark of the slowest subtask, in ms; None before the first."""
     busy: float | None
     idle: float | None
     back_pressured: float | None
 
     @property
     def at_end(self) -> bool:
-        """Event time is over here: everything has passed."""
+        """Whether the task has processed all its input, so that its event time has ended."""
         return self.watermark == MAX_WATERMARK
 
 
 def task_rows(graph: JobGraph, metrics: Mapping[str, float]) -> list[TaskRow]:
-    """The rows of `job.metrics()`, producers first."""
+    """Returns a row for each task from `metrics`, which `job.metrics()` returns, producers
+    first.
+    """
     return [_row(vertex, metrics) for vertex in graph.vertices]
 
 
@@ -92,17 +97,17 @@ COLUMNS: tuple[tuple[str, int, Callable[[TaskRow], str]], ...] = (
     ("idle", 6, lambda row: NOTHING if row.at_end else _percent(row.idle)),
     ("held", 6, lambda row: NOTHING if row.at_end else _percent(row.back_pressured)),
 )
-"""Heading, width and text of each column after the name.
-
-`held`: waiting for those after it, that is, back-pressured.
-"""
+"""Heading, width and text of each column after the name. `held` is time under back pressure."""
 
 DROPPED_FIRST = ("idle", "out", "held", "event time", "rate/s", "busy", "in")
-"""The order in which columns are given up when the terminal is narrow."""
+"""Columns in the order in which they are dropped when the terminal is narrow."""
 
 
 def table(rows: Sequence[TaskRow], *, title: str, width: int, color: bool) -> list[str]:
-    """Lines of at most `width` characters: the title, a heading, a line for each task."""
+    """Returns the lines of a table: the title, a heading, a line for each task.
+
+    Lines have at most `width` characters.
+    """
     columns = list(COLUMNS)
     for name in DROPPED_FIRST:
         if sum(column[1] for column in columns) + NAME_WIDTH_MIN <= width:
@@ -124,8 +129,10 @@ def table(rows: Sequence[TaskRow], *, title: str, width: int, color: bool) -> li
 
 
 def one_line(rows: Sequence[TaskRow], *, elapsed_s: float, over: bool) -> str:
-    """The whole job in a line for a log: what the sources read, and until it is over how fast,
-    up to which event time, who is busiest.
+    """Returns one line about the whole job for a log.
+
+    It has the number of records that the sources read. Until the job is over, it also has their
+    rate, the event time, and the busiest task.
     """
     sources = [row for row in rows if row.is_source]
     parts = [
@@ -146,7 +153,7 @@ def one_line(rows: Sequence[TaskRow], *, elapsed_s: float, over: bool) -> str:
 
 
 def clipped(text: str, width: int) -> str:
-    """`text` in at most `width` characters, its end given up."""
+    """Returns `text` shortened to at most `width` characters."""
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 

@@ -33,15 +33,15 @@ class Watcher:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Around the run."""
+        """Prepares the display for the run, and ends it afterwards."""
         yield
 
     def show(self, job: Job, elapsed_s: float) -> None:
-        """The job as it is now."""
+        """Shows the job's state after `elapsed_s` seconds."""
 
 
 class Lines(Watcher):
-    """A line every few seconds: for pipes, files and logs."""
+    """Prints a line every few seconds: for pipes, files and logs."""
 
     every_s = LINES_EVERY_S
 
@@ -56,7 +56,7 @@ class Lines(Watcher):
 
 
 class Live(Watcher):
-    """A table that is redrawn in place. It stays on the screen as it was at the end."""
+    """Shows a table that is redrawn in place. At the end it stays on the screen."""
 
     every_s = LIVE_EVERY_S
 
@@ -88,10 +88,10 @@ def watcher_for(stream: TextIO) -> Watcher:
 
 
 def run_flow(flow: Flow, watcher: Watcher, **options: Any) -> JobResult:
-    """Run `flow` to its end, in a loop of its own. The first Ctrl-C stops it gracefully, the second
-    at once, with KeyboardInterrupt.
+    """Runs `flow` to its end in a new event loop.
 
-    Raises what the job failed with.
+    The first Ctrl-C stops it gracefully, the second one at once, with KeyboardInterrupt. Raises the
+    error of a failed job.
     """
     with asyncio.Runner(loop_factory=new_event_loop) as runner, watcher.shown():
         return runner.run(_run(flow, watcher, options))

@@ -1,4 +1,4 @@
-"""The TLS options of every command that talks to a cluster, and the host that they configure."""
+"""The TLS options of every command that connects to a cluster, and the host that uses them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTIONS = ("--tls-cert", "--tls-key", "--tls-ca")
 
 
 def add_tls_options(command: argparse.ArgumentParser) -> None:
-    """All three or none of them."""
+    """Adds the TLS options to a command. The user gives all three or none."""
     group = command.add_argument_group(
         "TLS between the processes of a cluster, each of which proves itself by a certificate"
     )
@@ -33,7 +33,10 @@ def add_tls_options(command: argparse.ArgumentParser) -> None:
 
 
 def tls_files(arguments: argparse.Namespace) -> TlsFiles | None:
-    """Raises NotAuthenticated when only some are given."""
+    """Returns the TLS files that the user gave, or None.
+
+    Raises NotAuthenticated if only some are given.
+    """
     certificate, key, authority = (
         None if path is None else str(path) for path in _given(arguments)
     )
@@ -41,7 +44,7 @@ def tls_files(arguments: argparse.Namespace) -> TlsFiles | None:
 
 
 def tls_arguments(arguments: argparse.Namespace) -> list[str]:
-    """The same options, for another process."""
+    """Returns the TLS options as command line arguments for another process."""
     return [
         text
         for name, path in zip(OPTIONS, _given(arguments), strict=True)
@@ -51,7 +54,7 @@ def tls_arguments(arguments: argparse.Namespace) -> list[str]:
 
 
 def secured_host(arguments: argparse.Namespace) -> Host:
-    """A host whose cluster connections are as the options say.
+    """Returns a host that uses TLS for cluster connections if the options say so.
 
     Raises NotAuthenticated for files that cannot be used.
     """

@@ -1,4 +1,4 @@
-"""`aioflow state show PATH`: prints the contents of a savepoint or a checkpoint of any job."""
+"""The command `aioflow state show PATH`, which prints the contents of a savepoint or checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FINISHED, FAILED = 0, 1
 
 
 def add_commands(commands: Any) -> None:
-    """Add the commands to an argparse subparsers object."""
+    """Adds the commands to an argparse subparsers object."""
     state = commands.add_parser("state", help="look into savepoints and checkpoints")
     actions = state.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser(

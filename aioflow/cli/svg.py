@@ -1,9 +1,9 @@
-"""A flow's tasks as a picture: producers left, consumers right, each task a box with its chained
-operators.
+"""Draws the tasks of a flow as an SVG picture: producers left, consumers right.
 
-Layered layout: a task stands one layer right of its farthest producer; an exchange that passes
-layers bends around their boxes through a place of its own in each. Within a layer, boxes follow the
-mean height of what feeds them, so that few arrows cross.
+Each task is a box with its chained operators. The layout has layers. A task stands one layer right
+of its farthest producer. The arrow of an exchange that passes a layer bends around the boxes there,
+through a place of its own. Within a layer, boxes follow the mean height of their producers, so that
+few arrows cross.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aioflow.graph.job_graph import JobEdge, JobGraph, JobVertex
 __all__ = ["svg"]
 
 CHARACTER = 7.3
-"""Width of a character of the font, in pixels; labels are measured with it, for lack of a font."""
+"""Assumed width of a character in pixels, because the font cannot be measured here."""
 LINE = 18
 PAD = 12
 HEADER = 24
@@ -28,7 +28,7 @@ ROW_GAP = 28
 MARGIN = 24
 NAME_CHARACTERS_MAX = 34
 SWEEPS = 4
-"""How often the order within layers is improved, to the right and back. More changes little."""
+"""Number of sweeps that improve the order within layers. More sweeps change little."""
 
 STYLE = """
   svg { color-scheme: light dark; }
@@ -54,7 +54,9 @@ STYLE = """
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """The place of a task, or of an exchange that passes through a layer (`vertex` None)."""
+    """The place of a task in a layer, or of an exchange that passes the layer (`vertex` is
+    None).
+    """
 
     vertex: JobVertex | None
     layer: int
@@ -71,7 +73,7 @@ class Place:
 
 
 def svg(graph: JobGraph) -> str:
-    """The picture as a stand-alone SVG document, for light and dark pages."""
+    """Returns the picture as a stand-alone SVG document, for light and dark pages."""
     places, routes = _places(graph)
     layers = _layers(places)
     _order(layers)
@@ -104,16 +106,16 @@ def _title(graph: JobGraph) -> str:
 
 
 def _places(graph: JobGraph) -> tuple[list[Place], list[tuple[JobEdge, list[Place]]]]:
-    """A place for each task, and for each exchange in each layer that it passes; the route of
-    each exchange through them.
+    """Returns all places, and for each exchange the places that its arrow connects.
+
+    There is a place for each task, and for each exchange in each layer that it passes.
     """
     layer_of: dict[int, int] = {}
-    for vertex in graph.vertices:  # Producers first, so theirs are known.
+    for vertex in graph.vertices:  # Producers come first, so their layers are known.
         layer_of[vertex.id] = max(
             (layer_of[edge.source] + 1 for edge in graph.inputs_of(vertex.id)), default=0
         )
-    # A source stands beside its first reader: an arrow across the whole picture would say nothing
-    # more.
+    # A source stands beside its first consumer, to keep its arrow short.
     for vertex in graph.vertices:
         readers = [layer_of[edge.target] for edge in graph.outputs_of(vertex.id)]
         if vertex.head.source is not None and readers:
@@ -160,8 +162,9 @@ def _layers(places: Sequence[Place]) -> list[list[Place]]:
 
 
 def _order(layers: list[list[Place]]) -> None:
-    """Sort each layer by the mean position of its neighbours, to the right and back (Sugiyama's
-    barycentre), and keep the best order.
+    """Sorts each layer by the mean position of its neighbours (Sugiyama's barycentre).
+
+    Sweeps to the right and back, and keeps the best order.
     """
     position = {place: index for layer in layers for index, place in enumerate(layer)}
 
@@ -185,7 +188,7 @@ def _order(layers: list[list[Place]]) -> None:
 
 
 def _crossings(layers: Sequence[Sequence[Place]], position: dict[Place, int]) -> int:
-    """How many pairs of arrows cross between neighbouring layers."""
+    """Returns how many pairs of arrows cross between neighbouring layers."""
     crossings = 0
     for layer in layers:
         arrows = sorted(
@@ -203,7 +206,7 @@ def _crossings(layers: Sequence[Sequence[Place]], position: dict[Place, int]) ->
 def _arrange(
     layers: list[list[Place]], routes: Sequence[tuple[JobEdge, list[Place]]]
 ) -> tuple[float, float]:
-    """Set x and y of every place. Gives the size of the picture."""
+    """Sets x and y of every place. Returns the width and height of the picture."""
     top = MARGIN * 2 + LINE
     heights = [
         sum(place.height for place in layer) + ROW_GAP * (len(layer) - 1) for layer in layers
@@ -272,7 +275,7 @@ def _path(route: Sequence[Place]) -> str:
 
 
 def _label(edge: JobEdge, route: Sequence[Place]) -> str:
-    """In the last gap, where the arrow is on its own."""
+    """Returns the label of an exchange, placed in the last gap, where its arrow is alone."""
     start, end = route[-2], route[-1]
     x = (start.x + start.width + end.x) / 2
     y = (_leaving(start, end) + _arriving(start, end)) / 2 + 3.5
@@ -290,7 +293,7 @@ def _arriving(start: Place, end: Place) -> float:
 
 
 def _spread(place: Place, index: int, count: int) -> float:
-    """Several arrows share a side: each has a point of its own."""
+    """Returns the y at which arrow `index` of `count` meets the side of a place."""
     return place.y + place.height * (index + 1) / (count + 1)
 
 

@@ -1,5 +1,6 @@
-"""Finds the flow that a command names: `MODULE:FLOW` or `PATH.py:FLOW`, a Flow or a function
-that returns one.
+"""Finds the flow that a command names: `MODULE:FLOW` or `PATH.py:FLOW`.
+
+FLOW is a Flow or a function that returns one.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ __all__ = ["UsageError", "load_flow"]
 
 
 class UsageError(Exception):
-    """The command line cannot be carried out as it was written."""
+    """The command line is valid, but cannot be carried out."""
 
 
 def load_flow(target: str) -> Flow:
-    """The flow of `target`. Raises UsageError, which says what was found instead."""
+    """Returns the flow that `target` names. Raises UsageError, which says what was found
+    instead.
+    """
     place, colon, name = target.rpartition(":")
     if not colon:
         module = _load(target)
@@ -39,7 +42,7 @@ def load_flow(target: str) -> Flow:
     if callable(found):
         try:
             made = found()
-        except Exception as error:  # It is the user's function: every error of it is reported.
+        except Exception as error:  # The user's function may raise anything.
             raise UsageError(
                 f"{name}() of {place} raised\n  " + "\n  ".join(describe(error))
             ) from error
@@ -64,7 +67,7 @@ def _load(place: str) -> ModuleType:
         if os.getcwd() not in sys.path:
             sys.path.insert(
                 0, os.getcwd()
-            )  # As `python -m` does: a module in this folder is meant.
+            )  # As with `python -m`, modules of the current directory can be imported.
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
@@ -89,7 +92,7 @@ def _load_file(path: Path) -> ModuleType:
         raise UsageError(f"there is no file {str(path)!r} (looked in {os.getcwd()})")
     sys.path.insert(
         0, str(path.resolve().parent)
-    )  # As `python PATH.py` does: it may import its neighbours.
+    )  # As with `python PATH.py`, modules in the same directory can be imported.
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None, "a name that ends in .py has a loader"
     module = importlib.util.module_from_spec(spec)
@@ -103,7 +106,9 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _found_in(module: ModuleType) -> str:
-    """Returns the flows and functions of the module, for the message about a wrong name."""
+    """Returns the names of flows and functions in the module, for the message about a wrong
+    name.
+    """
     flows = [name for name, value in vars(module).items() if isinstance(value, Flow)]
     functions = [
         name

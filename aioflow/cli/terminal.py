@@ -1,8 +1,7 @@
-"""A block of lines that is redrawn in place at the bottom of a terminal. The program's output
-scrolls by above it.
+"""Redraws a block of lines in place at the bottom of a terminal.
 
-Plain ANSI, no curses. While a block is shown, `sys.stdout` and `sys.stderr` go through it when they
-are the same terminal.
+The program's output scrolls by above the block. Plain ANSI, no curses. While a block is shown,
+`sys.stdout` and `sys.stderr` are replaced if they are the same terminal.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ SIZE_DEFAULT = (100, 40)
 
 
 def is_live(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether lines can be redrawn in place on `stream`."""
+    """Whether lines can be redrawn in place on `stream`."""
     return stream.isatty() and environ.get("TERM", "") != "dumb"
 
 
 def uses_color(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether `stream` shows colours and the user wants them: see no-color.org."""
+    """Whether `stream` shows colours and the user wants them: see no-color.org."""
     return is_live(stream, environ) and not environ.get("NO_COLOR")
 
 
 def reader_is_gone() -> bool:
-    """Returns whether the reader of standard output has gone (`| head`).
+    """Whether the reader of standard output has gone (`| head`).
 
-    Output that is still to be flushed is then discarded.
+    If so, later output is discarded.
     """
     watched = select.poll()
-    watched.register(sys.stdout.fileno(), 0)  # Errors are told without being asked for.
+    watched.register(sys.stdout.fileno(), 0)  # Errors are always reported.
     if not watched.poll(0):
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -49,9 +48,9 @@ def reader_is_gone() -> bool:
 
 
 class LiveBlock:
-    """The lines last drawn on `stream`.
+    """A block of lines that is redrawn in place on `stream`.
 
-    May be used from several threads: sinks print from the executor's.
+    May be used from several threads, because sinks print in threads of an executor.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -60,17 +59,17 @@ class LiveBlock:
         self._lock = threading.Lock()
 
     def size(self) -> tuple[int, int]:
-        """Columns and lines that a block may have."""
+        """Returns the columns and lines that a block may have."""
         try:
             columns, lines = os.get_terminal_size(self._stream.fileno())
         except (OSError, ValueError):
             columns, lines = 0, 0  # Not a terminal.
-        if not columns or not lines:  # Some terminals do not know: a serial line, a recording.
+        if not columns or not lines:  # Some terminals report 0: a serial line, a recording.
             columns, lines = shutil.get_terminal_size(SIZE_DEFAULT)
         return max(columns - 1, 20), max(lines - 1, 3)
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Put `lines` in place of those drawn before."""
+        """Replaces the lines of the block."""
         with self._lock:
             text = self._back() + _over(lines)
             self._lines = list(lines)
@@ -78,9 +77,7 @@ class LiveBlock:
             self._stream.flush()
 
     def print_above(self, stream: TextIO, text: str) -> None:
-        """Write `text`, whole lines, to `stream` where the block stands, and the block again
-        below it.
-        """
+        """Writes whole lines `text` to `stream` above the block."""
         with self._lock:
             self._stream.write(self._back())
             self._stream.flush()
@@ -92,7 +89,7 @@ class LiveBlock:
 
     @contextmanager
     def above(self) -> Iterator[None]:
-        """Meanwhile what the program prints on the terminal appears above the block."""
+        """Makes the output of the program appear above the block, inside a `with` statement."""
         before = sys.stdout, sys.stderr
         outlets = [_Outlet(self, stream) if stream.isatty() else stream for stream in before]
         sys.stdout, sys.stderr = outlets
@@ -105,12 +102,12 @@ class LiveBlock:
                     outlet.close()
 
     def _back(self) -> str:
-        """To the first line of the block."""
+        """Returns the control sequence that moves the cursor to the first line of the block."""
         return f"\x1b[{len(self._lines)}F" if self._lines else ""
 
 
 def _over(lines: Sequence[str]) -> str:
-    """`lines` over what stands there, and nothing below.
+    """Returns the text that overwrites the lines on the screen, and clears the rest below.
 
     Clearing first would flicker, and fill the history of some terminals.
     """
@@ -118,9 +115,9 @@ def _over(lines: Sequence[str]) -> str:
 
 
 class _Outlet(io.TextIOBase):
-    """Stands in for a stream of the terminal.
+    """Replaces a stream of the terminal, and prints its lines above a block.
 
-    Passes on whole lines; the rest of one waits for its end.
+    An incomplete line is kept until its end is written.
     """
 
     def __init__(self, block: LiveBlock, stream: TextIO) -> None:

@@ -1,7 +1,7 @@
-"""`aioflow top`: shows the jobs of a process in a terminal, read from its monitoring endpoint.
+"""The command `aioflow top`, which shows the jobs of a process in a terminal.
 
-Asks what any dashboard of Flink asks: `/overview`, `/jobs/overview`, and of each job under way its
-detail, checkpoints, exceptions and metrics.
+It reads the process's monitoring endpoint as a dashboard of Flink does: `/overview`,
+`/jobs/overview`, and for each running job its detail, checkpoints, exceptions and metrics.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PORT = 8081
 TIMEOUT_S = 10.0
 TOKEN_VARIABLE = "AIOFLOW_MONITOR_TOKEN"
 JOBS_MAX = 20
-"""More do not fit on a screen."""
+"""Maximum number of jobs that are shown. More do not fit on a screen."""
 
 WIDTH_OF_PIPE = 120
 ANSWERS_NOT_JSON = "{url} answered {what}, expected the endpoint of aioflow or Flink"
 
 
 def add_top(commands: Any) -> None:
-    """Add the command to an argparse subparsers object."""
+    """Adds the command to an argparse subparsers object."""
     top = commands.add_parser(
         "top",
         help="show live what the jobs of a process do",
@@ -91,9 +91,9 @@ def _width() -> int:
 
 
 async def _follow(at: tuple[str, int], every_s: float) -> None:
-    """Until Ctrl-C.
+    """Shows the jobs until Ctrl-C.
 
-    An endpoint that goes away after it answered may come back: it is asked again.
+    An endpoint that stops answering may come back, so it is asked again.
     """
     block, color, lines = LiveBlock(sys.stdout), uses_color(sys.stdout), list[str]()
     async with _session() as session:
@@ -123,7 +123,10 @@ def _session() -> aiohttp.ClientSession:
 async def shown(
     session: aiohttp.ClientSession, at: tuple[str, int], *, width: int, color: bool
 ) -> list[str]:
-    """One look as lines. Raises Broken if the endpoint does not answer as one should."""
+    """Reads the endpoint once, and returns the lines to show.
+
+    Raises Broken for an invalid answer.
+    """
     host, port = at
     place = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
     base = f"http://{place}"
@@ -136,8 +139,9 @@ async def shown(
 
 
 async def _job(session: aiohttp.ClientSession, base: str, job_id: str) -> JobLines:
-    """One question after the other: they take a millisecond each, and the process has other
-    things to do.
+    """Reads everything about one job.
+
+    The questions are asked one after the other, because the process has other work to do.
     """
     place = f"{base}/jobs/{job_id}"
     detail = await ask(session, place)
@@ -154,7 +158,7 @@ async def _job(session: aiohttp.ClientSession, base: str, job_id: str) -> JobLin
 
 
 async def ask(session: aiohttp.ClientSession, url: str) -> Any:
-    """The JSON at `url`. Raises Broken, which says what was found instead."""
+    """Returns the JSON at `url`. Raises Broken, which says what was found instead."""
     import aiohttp
 
     try:

@@ -1,7 +1,7 @@
-"""The text of `aioflow top`: jobs and their tasks, from the answers of a monitoring endpoint.
+"""Renders the text of `aioflow top` from the answers of a monitoring endpoint.
 
-Nothing here prints, asks or reads a clock; times are the endpoint's own. Names come from afar, so
-what would steer a terminal is left out.
+Nothing here prints, asks or reads a clock; times are those of the endpoint. Names come from another
+process, so control characters are removed from them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ METRICS = (
     "currentInputWatermark",
     "currentOutputWatermark",
 )
-"""Asked of each vertex, aggregated over its subtasks."""
+"""Names of the metrics that are read for each vertex, aggregated over its subtasks."""
 
 NOTHING = "-"
 BAR_CELLS = 20
 NAME_WIDTH_MIN, NAME_WIDTH_MAX = 14, 48
 BUSY_SHARE, PRESSED_SHARE = 0.8, 0.5
-"""From here on a task sets the pace, or is held back: it is coloured."""
+"""Shares of time from which a task is coloured as the bottleneck, or as held back."""
 
 DATE_FROM_MS = 365 * 24 * 3600 * 1000
-"""Event time before 1971 is no date: a test counts from 0, a simulation runs for ages."""
+"""Event time before 1971 is not shown as a date: tests and simulations count from 0."""
 
 BOLD, DIM, RED, GREEN, YELLOW, MAGENTA, RESET = (
     "\x1b[1m",
@@ -58,7 +58,10 @@ STATE_COLORS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskLine:
-    """One vertex, all its subtasks together. Shares are 0 to 1; None is what is not known (yet)."""
+    """One task in the display, over all its subtasks.
+
+    Shares of time are from 0 to 1. None stands for values that are not known (yet).
+    """
 
     name: str
     parallelism: int
@@ -68,12 +71,12 @@ class TaskLine:
     rate_in: float | None
     rate_out: float | None
     watermark: int | None
-    """The slowest subtask's, ms."""
+    """Output watermark of the slowest subtask, in ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLines:
-    """One job. `now_ms` is the endpoint's clock when it answered."""
+    """One job in the display. `now_ms` is the endpoint's clock when it answered."""
 
     name: str
     state: str
@@ -82,10 +85,10 @@ class JobLines:
     failures: int
     last_failure: str = ""
     waiting: int = 0
-    """Subtasks without a slot."""
+    """Number of subtasks without a slot."""
     subtasks: int = 0
     checkpoints: Mapping[str, Any] = field(default_factory=dict)
-    """As GET /jobs/:id/checkpoints answers."""
+    """Answer of GET /jobs/:id/checkpoints."""
     tasks: Sequence[TaskLine] = ()
 
 
@@ -95,8 +98,9 @@ def job_lines(
     exceptions: Mapping[str, Any],
     metrics: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> JobLines:
-    """Puts a job together from its answers; `metrics` are those of each vertex by id, as
-    aggregated over subtasks.
+    """Builds the display of a job from the endpoint's answers.
+
+    `metrics` are those of each vertex by id, aggregated over subtasks.
     """
     history = exceptions.get("exceptionHistory") or {}
     entries = history.get("entries") or ()
@@ -149,7 +153,10 @@ def _task_line(vertex: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) 
 def screen(
     place: str, overview: Mapping[str, Any], jobs: Sequence[JobLines], *, width: int, color: bool
 ) -> list[str]:
-    """Lines of at most `width` characters: the process, then each job with its tasks."""
+    """Returns the lines to show: the process, then each job with its tasks.
+
+    Lines have at most `width` characters.
+    """
     paint = _Paint(width, color)
     slots = (
         f"{overview['slots-total'] - overview['slots-available']} of {overview['slots-total']} "
@@ -217,7 +224,7 @@ COLUMNS: tuple[tuple[str, int, Callable[[JobLines, TaskLine], str], int], ...] =
 
 
 def _bar(task: TaskLine) -> list[tuple[str, str]]:
-    """Busy, held back and idle: told apart without colours too."""
+    """Returns a bar of busy, back-pressured and idle time, which differ even without colours."""
     if task.state != "RUNNING" or task.busy is None:
         return [(DIM, clipped(task.state.lower(), BAR_CELLS).ljust(BAR_CELLS))]
     busy = round(task.busy * BAR_CELLS)
@@ -320,7 +327,7 @@ def _printable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Paint:
-    """Makes a line of parts, each a colour and a text: cut to the width before it is coloured."""
+    """Builds a line from parts with colours, cut to the width of the terminal."""
 
     width: int
     color: bool

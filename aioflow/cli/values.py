@@ -1,6 +1,6 @@
 """Parsers of option values: numbers, ports, durations, addresses.
 
-Each says what it expected instead of what it got.
+The error of each parser says which value is expected.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ PORT_MAX = 65_535
 
 
 def count(text: str) -> int:
-    """0 or more."""
+    """Parses an int that is at least 0."""
     return _number(text, 0, None)
 
 
 def positive(text: str) -> int:
-    """1 or more."""
+    """Parses an int that is at least 1."""
     return _number(text, 1, None)
 
 
 def port(text: str) -> int:
-    """Parses the port to listen on; 0 is any free port."""
+    """Parses the port to listen at; 0 is any free port."""
     return _number(text, 0, PORT_MAX)
 
 
@@ -46,7 +46,7 @@ def _number(text: str, least: int, most: int | None) -> int:
 
 
 def duration(text: str) -> str:
-    """A length of time, as it was written: it may be passed on to another process."""
+    """Checks a duration above 0, and returns the text, which may be passed to another process."""
     try:
         seconds = to_seconds(text, "it")
     except ValueError as error:
@@ -57,7 +57,7 @@ def duration(text: str) -> str:
 
 
 def id_beginning(text: str) -> str:
-    """The id of a job, or its beginning. Nothing at all would be the beginning of any."""
+    """Checks that the text, a job's id or the beginning of one, is not empty."""
     if not text:
         raise argparse.ArgumentTypeError(
             "expected the id of a job, or its beginning, got nothing: see aioflow list"
@@ -66,7 +66,7 @@ def id_beginning(text: str) -> str:
 
 
 def bind_address(text: str) -> str:
-    """An address of this machine to listen at, without a port."""
+    """Checks an address of this machine to listen at, without a port."""
     host, colon, number = text.rpartition(":")
     if colon and number.isdecimal() and ":" not in host:
         raise argparse.ArgumentTypeError(
