@@ -35,8 +35,7 @@ from aioflow.io.pushing import PushInlet, PushSource
 if TYPE_CHECKING:
     from aioflow.api.options import RunOptions
     from aioflow.api.streams import DataStream
-    from aioflow.cluster.remote import RemoteRun
-    from aioflow.cluster.workers import WorkersCluster
+    from aioflow.cluster.running_job import RunningJob
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
     from aioflow.graph.job_graph import JobGraph, JobVertex
@@ -435,7 +434,7 @@ class Job:
 
     def metrics(self) -> dict[str, float]:
         """All metrics now, by dotted name: task, operator, metric."""
-        return dict(self._cluster.metrics.snapshot())
+        return dict(self._cluster.metrics())
 
     def subscribe(
         self, stream: DataStream[T], buffer: int = 1000, overflow: str = "drop_oldest"
@@ -619,12 +618,10 @@ def _commits(node: StreamNode) -> bool:
     )
 
 
-def _cluster(
-    host: Host, graph: JobGraph, options: RunOptions
-) -> LocalCluster | WorkersCluster | RemoteRun:
+def _cluster(host: Host, graph: JobGraph, options: RunOptions) -> RunningJob:
     if options.on is not None:
         settings = options.checkpoint_settings()
-        return options.on.start(  # type: ignore[no-any-return]
+        return options.on.start(
             host, graph, options.restart, options.task_options(graph.name), settings
         )
     if not options.workers:

@@ -22,6 +22,7 @@ from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
 if TYPE_CHECKING:
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.heartbeat import HeartbeatOptions
+    from aioflow.cluster.running_job import RunningJob
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph
 
@@ -47,11 +48,8 @@ class Runner(Protocol):
         restart: RestartPolicy,
         options: TaskOptions,
         checkpoints: CheckpointSettings | None,
-    ) -> Any:
-        """Returns an object that runs one job and has the interface of `LocalCluster`.
-
-        The return type is Any because each runner implements another part of this interface.
-        """
+    ) -> RunningJob:
+        """Makes the run of one job. Raises what keeps it from running there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

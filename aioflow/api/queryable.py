@@ -17,9 +17,7 @@ from aioflow.graph.deployment import ExecutionState
 from aioflow.state.backend import INTERNAL_PREFIX
 
 if TYPE_CHECKING:
-    from aioflow.cluster.local import LocalCluster
-    from aioflow.cluster.remote import RemoteRun
-    from aioflow.cluster.workers import WorkersCluster
+    from aioflow.cluster.running_job import RunningJob
     from aioflow.graph.job_graph import JobGraph
     from aioflow.state.backend import KeyedStateBackend
 
@@ -39,9 +37,7 @@ class StateReader:
     holds the subtask, TimeoutError.
     """
 
-    def __init__(
-        self, cluster: LocalCluster | WorkersCluster | RemoteRun, graph: JobGraph, node_id: int
-    ) -> None:
+    def __init__(self, cluster: RunningJob, graph: JobGraph, node_id: int) -> None:
         self._cluster = cluster
         self._vertex, index = graph.vertex_of_node(node_id)
         self._node = self._vertex.nodes[index]
@@ -50,10 +46,8 @@ class StateReader:
                 f"operator {self._node.name!r} has no keyed state: only what follows key_by(...) "
                 "directly has"
             )
-        # Of a place where no task can be asked: it says so now, instead of a wait for tasks that
-        # run elsewhere.
-        if (refuse := getattr(cluster, "refuse_state", None)) is not None:
-            refuse(self._node.name)
+        # Now, instead of a wait for tasks that can never be asked.
+        cluster.refuse_state(self._node.name)
 
     if not TYPE_CHECKING:  # A checker knows that it is not there.
 

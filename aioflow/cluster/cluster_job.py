@@ -82,7 +82,7 @@ class ClusterJob:
         self._on_over = on_over
         self._shipped = load_job(job.graph)
         graph = self._shipped.graph
-        at_home = [vertex.name for vertex in graph.vertices if _stays_here(vertex)]
+        at_home = [vertex.name for vertex in graph.vertices if vertex.stays_here]
         if at_home and (submitter is None or not submitter.location):
             raise GraphError(
                 f"job {job.name!r} cannot run without the process that submitted it, which is "
@@ -286,9 +286,7 @@ class ClusterJob:
         ]
         if not batch or self._over:
             return
-        roaming = [
-            _subtask(descriptor) for descriptor in batch if not _stays_here(descriptor.vertex)
-        ]
+        roaming = [_subtask(descriptor) for descriptor in batch if not descriptor.vertex.stays_here]
         if not roaming:
             self._deploy(batch, {})
             return
@@ -337,7 +335,7 @@ class ClusterJob:
         executions = self.job_master.executions
         for descriptor in batch:
             worker_id = (
-                SUBMITTER if _stays_here(descriptor.vertex) else slots[_subtask(descriptor)][0]
+                SUBMITTER if descriptor.vertex.stays_here else slots[_subtask(descriptor)][0]
             )
             peer = self._peers.get(worker_id)
             executions.locations[_subtask(descriptor)] = "" if peer is None else peer.location
@@ -349,7 +347,7 @@ class ClusterJob:
                 continue
             self.job_master.slot_is_there(attempt, True)
             content = self._shipped.ship_task(self._located(descriptor))
-            allocation_id = "" if _stays_here(descriptor.vertex) else slots[_subtask(descriptor)][1]
+            allocation_id = "" if descriptor.vertex.stays_here else slots[_subtask(descriptor)][1]
             _ = self._group.create_task(
                 self._submit(attempt, allocation_id, content), name=f"submit {attempt}"
             )
@@ -602,8 +600,4 @@ def _subtask(descriptor: TaskDeploymentDescriptor) -> tuple[int, int]:
 
 def needs_submitter(job: PersistedJob) -> bool:
     """Whether a part of the job cannot leave the process that submitted it."""
-    return any(_stays_here(vertex) for vertex in load_job(job.graph).graph.vertices)
-
-
-def _stays_here(vertex: Any) -> bool:
-    return any(node.stays_here for node in vertex.nodes)
+    return any(vertex.stays_here for vertex in load_job(job.graph).graph.vertices)

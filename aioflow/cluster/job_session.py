@@ -145,7 +145,7 @@ class JobSession:
         """
         discovery = self._discovery = SplitDiscovery(self._host, self._home, self._splits)
         for vertex in self._job.graph.vertices:
-            if vertex.head.source is not None and vertex.head.stays_here:
+            if vertex.head.source is not None and vertex.stays_here:
                 self._splits[vertex.id] = await discover_splits(vertex.head.source, self._host)
                 if vertex.id in discovery.vertices:
                     looking = discovery.watch(vertex, self.executor)

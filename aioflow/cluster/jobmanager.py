@@ -32,7 +32,7 @@ from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.cluster.scheduler import SlotOffer
 from aioflow.cluster.slots import SlotStatus
 from aioflow.cluster.submitters import Submitters
-from aioflow.cluster.told import ToldWorker, tell
+from aioflow.cluster.told import ToldWorker, status_of, tell
 from aioflow.cluster.whereabouts import LEASE_DIRECTORY, NobodyLeads
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import JobNotRunning, NotAuthenticated
@@ -253,11 +253,6 @@ class JobManager:
         if job is None:
             raise UnknownJob(f"job {job_id} is not known here; list the jobs")
         for worker_id, slots, free, silence_s in self.taskmanagers():
-            status = {
-                name: value
-                for name, value in job.metrics_of(worker_id).items()
-                if name.startswith("Status.")
-            }
             workers.append(
                 ToldWorker(
                     worker_id,
@@ -265,7 +260,7 @@ class JobManager:
                     free,
                     round(silence_s * 1000),
                     job.location_of(worker_id),
-                    status,
+                    status_of(job.metrics_of(worker_id)),
                 )
             )
         return tell(job.job_master, workers)

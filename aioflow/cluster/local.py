@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
+from aioflow.cluster.running_job import RunningJob
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.metrics import MetricGroup
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["LocalCluster"]
 
 
-class LocalCluster:
+class LocalCluster(RunningJob):
     """Runs one job for as long as `run` runs.
 
     `job_master` and `task_executor` can be used meanwhile.
     """
+
+    job_master: JobMaster
+    task_executor: TaskExecutor
 
     def __init__(
         self,
@@ -39,12 +43,12 @@ class LocalCluster:
         self._group = OrderedTaskGroup()
         self.host = host
         self.job_id = host.ids.new("job")
-        self.metrics = MetricGroup(host.clock.monotonic)
+        self._metrics = MetricGroup(host.clock.monotonic)
         self.job_master = JobMaster(
             host, self.job_id, graph, restart, self._group, checkpoints=checkpoints
         )
         self.task_executor = TaskExecutor(
-            host, self.job_master, self.job_master.fencing_token, self.metrics, options
+            host, self.job_master, self.job_master.fencing_token, self._metrics, options
         )
 
     async def run(self) -> JobStatus:
@@ -83,3 +87,9 @@ class LocalCluster:
                 raise failure
             attach_errors(self.job_master.error, [failure])
         return status
+
+    def metrics(self) -> dict[str, float]:
+        return dict(self._metrics.snapshot())
+
+    def own_metrics(self) -> dict[str, float]:
+        return self._metrics.own_values()

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import cloudpickle
 
 from aioflow.cluster.dispatcher import UnknownJob
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.fencing import StaleLeader
-from aioflow.cluster.job_session import attempt_key, unpack_error
+from aioflow.cluster.job_session import unpack_error
 from aioflow.cluster.remote_home import RemoteHome
 from aioflow.cluster.remote_master import RemoteJobMaster
+from aioflow.cluster.running_job import RunningJob
 from aioflow.cluster.secret_file import given_secret
 from aioflow.cluster.submission import ClusterClient, submission_of
 from aioflow.cluster.told import ToldWorker, decode_told, statistics_of
@@ -32,11 +30,8 @@ from aioflow.network.security import SecuredHost, Security, TlsFiles
 
 if TYPE_CHECKING:
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
-    from aioflow.cluster.gateways import OnMissed
     from aioflow.cluster.restart import RestartPolicy
-    from aioflow.core.elements import RecordBatch
     from aioflow.core.host import Host
-    from aioflow.core.ids import TapPlace
     from aioflow.graph.job_graph import JobGraph
     from aioflow.task.environment import TaskOptions
 
@@ -121,12 +116,10 @@ class RemoteCluster:
         return self.address if isinstance(self.address, Path) else DATA
 
 
-class RemoteRun:
-    """One job on a cluster.
+class RemoteRun(RunningJob):
+    """One job on a cluster."""
 
-    It has the interface of `LocalCluster`, and is the `TaskExecutorGateway` of the job's
-    subscriptions and queries.
-    """
+    job_master: RemoteJobMaster
 
     def __init__(
         self,
@@ -143,8 +136,6 @@ class RemoteRun:
         self.job_id = host.ids.new("job")
         self.job_master = RemoteJobMaster(host, self.job_id, graph, restart)
         self.job_master.checkpoint_settings = checkpoints
-        self.metrics = self
-        self.task_executor = self
         self._submission = submission_of(graph, restart, options, checkpoints)
         self._secret = secret
         self._bind = bind
@@ -156,9 +147,10 @@ class RemoteRun:
             graph,
             options,
             bind,
-            self._tell,
-            lambda: self._client.connection.is_writable,
+            lambda: self._client.connection,
+            lambda: self._submitted and not self.job_master.terminated.done(),
         )
+        self.task_executor = self._home
         self._client = ClusterClient(host, where, secret, self._handlers())
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the connection to the leader ends before the job does."""
@@ -169,7 +161,7 @@ class RemoteRun:
         self._asking: dict[asyncio.Task[None], None] = {}
         self._submitted = False
         self._metrics: dict[str, float] = {}
-        self.workers: list[ToldWorker] = []
+        self._workers: list[ToldWorker] = []
         """The TaskManagers of the cluster at the last `refresh`."""
 
     async def run(self) -> JobStatus:
@@ -278,9 +270,6 @@ class RemoteRun:
             self.job_master.set_status(JobStatus.FAILED)
             self._client.hang_up(error)
 
-    def _tell(self, method: str, *args: Any) -> None:
-        self._client.connection.notify(method, *args)
-
     def _call(self, method: str, *args: Any) -> Awaitable[Any]:
         return self._client.connection.call(method, *args)
 
@@ -378,6 +367,18 @@ class RemoteRun:
 
     # For monitoring.
 
+    def metrics(self) -> dict[str, float]:
+        return {**self._metrics, **self._home.metrics()}
+
+    def own_metrics(self) -> dict[str, float]:
+        return self._home.own_metrics()
+
+    def workers(self) -> list[ToldWorker]:
+        return self._workers
+
+    def worker_at(self, location: str) -> str:
+        return next((one.id for one in self._workers if location and one.location == location), "")
+
     async def refresh(self) -> None:
         """Asks the JobMaster for attempts, failures, checkpoints and processes.
 
@@ -391,55 +392,7 @@ class RemoteRun:
         self.job_master.checkpoint_statistics = (
             None if told.checkpoints is None else statistics_of(told.checkpoints)
         )
-        self.workers = told.workers
+        self._workers = told.workers
 
-    async def ask_taskmanager(self, worker_id: str, what: str, *args: Any) -> Any:
-        """Asks a TaskManager about itself: see `ProcessInspector.ask`."""
+    async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
         return await self._client.connection.call("ask_taskmanager", worker_id, what, *args)
-
-    # For subscriptions, queries and metrics of the job's handle.
-
-    def snapshot(self) -> dict[str, float]:
-        """The last reported metrics of all processes."""
-        return {**self._metrics, **self._home.snapshot()}
-
-    def own_values(self) -> dict[str, float]:
-        """Metrics of this process itself."""
-        return self._home.own_values()
-
-    def add_tap(
-        self,
-        job_id: str,
-        place: TapPlace,
-        tap: Callable[[RecordBatch], None],
-        on_missed: OnMissed | None = None,
-    ) -> Sequence[asyncio.Future[None]]:
-        tap_id = self._home.add_tap(place, tap, on_missed)
-        if self._submitted and not self.job_master.terminated.done():
-            return [
-                self._client.connection.ask("add_tap", job_id, place, tap_id, on_missed is not None)
-            ]
-        return ()
-
-    def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
-        for tap_id in self._home.remove_tap(place, tap):
-            if self._submitted and not self.job_master.terminated.done():
-                self._tell("remove_tap", job_id, place, tap_id)
-
-    async def query_state(
-        self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
-    ) -> Any:
-        asked = partial(
-            self._client.connection.call, "query_state", self.job_id, attempt_key(attempt), node_id
-        )
-        return self._home.codec.decode(await asked(cloudpickle.dumps(query)))
-
-    def submit_task(self, descriptor: Any, fencing_token: str) -> None:
-        """Fails: the cluster's JobMaster deploys tasks, never this process."""
-        raise Broken(f"job {self.job_id} is deployed by the cluster at {self._where}")
-
-    def cancel_task(self, attempt: ExecutionAttemptId) -> None:
-        """Does nothing: the cluster's JobMaster cancels tasks."""
-
-    def stop_sources(self, job_id: str, *, drain: bool) -> None:
-        self.job_master.stop(drain=drain)

@@ -7,12 +7,15 @@ subscriptions outlive both.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aioflow.cluster.job_session import AttemptKey, JobSession
+import cloudpickle
+
+from aioflow.cluster.job_session import AttemptKey, JobSession, attempt_key
 from aioflow.cluster.shipping import local_job
 from aioflow.core.batch_codec import decode_batch
 from aioflow.core.errors import Broken, TypeNotSupported
@@ -21,6 +24,7 @@ from aioflow.graph.deployment import ExecutionAttemptId
 
 if TYPE_CHECKING:
     from aioflow.cluster.gateways import OnMissed
+    from aioflow.cluster.rpc import RpcConnection
     from aioflow.core.elements import RecordBatch
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
@@ -38,10 +42,10 @@ class _Tap:
 
 
 class RemoteHome:
-    """The local part of a job.
+    """The local part of a job, and the `TaskReader` of its subscriptions and queries.
 
-    `tell` notifies the JobManager. While not `is_writable()`, rows for subscribers that may miss
-    some are only counted.
+    `connection()` is the connection to the leader. `runs()` says whether the job has a JobMaster
+    there.
     """
 
     def __init__(
@@ -52,8 +56,8 @@ class RemoteHome:
         graph: JobGraph,
         options: TaskOptions,
         bind: str,
-        tell: Callable[..., None],
-        is_writable: Callable[[], bool],
+        connection: Callable[[], RpcConnection],
+        runs: Callable[[], bool],
     ) -> None:
         self._host = host
         self._secret = secret
@@ -61,8 +65,8 @@ class RemoteHome:
         self._job = local_job(graph, options)
         self.codec = Codec(self._job.types)
         self._bind = bind
-        self._tell = tell
-        self._is_writable = is_writable
+        self._connection = connection
+        self._runs = runs
         self._session: JobSession | None = None
         self._taps: dict[int, _Tap] = {}
         self._tap_numbers = itertools.count(1)
@@ -72,7 +76,7 @@ class RemoteHome:
 
         Returns the address for other processes, empty if no part stays.
         """
-        if not any(node.stays_here for vertex in self._job.graph.vertices for node in vertex.nodes):
+        if not any(vertex.stays_here for vertex in self._job.graph.vertices):
             return ""
         session = JobSession(
             self._host,
@@ -80,8 +84,8 @@ class RemoteHome:
             self._job_id,
             self._job,
             0,
-            self._tell,
-            self._is_writable,
+            lambda *what: self._connection().notify(*what),
+            lambda: self._connection().is_writable,
             lambda _: None,
         )
         await session.open(self._bind)
@@ -99,11 +103,11 @@ class RemoteHome:
 
     # Metrics and subscriptions.
 
-    def snapshot(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The metrics of the tasks that run here."""
         return {} if self._session is None else self._session.metrics.snapshot()
 
-    def own_values(self) -> dict[str, float]:
+    def own_metrics(self) -> dict[str, float]:
         """Metrics of this process itself."""
         return {} if self._session is None else self._session.metrics.own_values()
 
@@ -114,27 +118,37 @@ class RemoteHome:
         }
 
     def add_tap(
-        self, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None
-    ) -> int:
-        """Adds a subscription and returns its number for the cluster."""
+        self,
+        job_id: str,
+        place: TapPlace,
+        tap: Callable[[RecordBatch], None],
+        on_missed: OnMissed | None = None,
+    ) -> Sequence[asyncio.Future[None]]:
         tap_id = next(self._tap_numbers)
         self._taps[tap_id] = _Tap(place, tap, on_missed)
         if self._session is not None:
-            self._session.executor.add_tap(self._job_id, place, tap)
-        return tap_id
+            self._session.executor.add_tap(job_id, place, tap)
+        if not self._runs():
+            return ()
+        return [self._connection().ask("add_tap", job_id, place, tap_id, on_missed is not None)]
 
-    def remove_tap(self, place: TapPlace, tap: Callable[[RecordBatch], None]) -> list[int]:
-        """Removes a subscription and returns the numbers that the cluster must remove."""
+    def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
         if self._session is not None:
-            self._session.executor.remove_tap(self._job_id, place, tap)
-        removed = [
-            tap_id
-            for tap_id, entry in self._taps.items()
-            if (entry.place, entry.take) == (place, tap)
-        ]
-        for tap_id in removed:
+            self._session.executor.remove_tap(job_id, place, tap)
+        for tap_id in [i for i, one in self._taps.items() if (one.place, one.take) == (place, tap)]:
             del self._taps[tap_id]
-        return removed
+            if self._runs():
+                self._connection().notify("remove_tap", job_id, place, tap_id)
+
+    async def query_state(
+        self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
+    ) -> Any:
+        content = cloudpickle.dumps(query)
+        return self.codec.decode(
+            await self._connection().call(
+                "query_state", self._job_id, attempt_key(attempt), node_id, content
+            )
+        )
 
     # Calls of the JobManager.
 

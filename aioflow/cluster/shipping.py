@@ -156,7 +156,7 @@ def _without_what_stays(graph: JobGraph) -> JobGraph:
     """
     vertices = [
         vertex
-        if not any(node.stays_here for node in vertex.nodes)
+        if not vertex.stays_here
         else dataclasses.replace(
             vertex,
             nodes=tuple(

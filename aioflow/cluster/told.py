@@ -7,7 +7,9 @@ nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,12 +27,24 @@ from aioflow.core.errors import RemoteProtocolError
 if TYPE_CHECKING:
     from aioflow.cluster.job_master import JobMaster
 
-__all__ = ["ToldCheckpoints", "ToldJob", "ToldWorker", "decode_told", "statistics_of", "tell"]
+__all__ = [
+    "ToldCheckpoints",
+    "ToldJob",
+    "ToldWorker",
+    "decode_told",
+    "statistics_of",
+    "status_of",
+    "tell",
+]
+
+
+STATUS = "Status."
+"""Prefix of the metrics of a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToldWorker:
-    """A TaskManager."""
+    """A process that runs tasks of a job, other than the program itself."""
 
     id: str
     slots: int
@@ -104,6 +118,11 @@ def decode_told(content: bytes) -> ToldJob:
         raise RemoteProtocolError(
             f"what the JobManager tells about a job is not understood: {error}"
         ) from error
+
+
+def status_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the metrics of a process itself, which come before those of its tasks."""
+    return dict(itertools.takewhile(lambda entry: entry[0].startswith(STATUS), metrics.items()))
 
 
 def statistics_of(told: ToldCheckpoints) -> CheckpointStatistics:

@@ -23,9 +23,11 @@ from aioflow.checkpoint.subtask import CheckpointStats
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
 from aioflow.cluster.overdue import until_overdue
+from aioflow.cluster.running_job import RunningJob
 from aioflow.cluster.shipping import local_job, ship_job
 from aioflow.cluster.split_discovery import pack_splits
 from aioflow.cluster.task_executor import RESOURCES_CLOSE_S, TaskExecutor
+from aioflow.cluster.told import ToldWorker, status_of
 from aioflow.cluster.worker_pool import (
     MASTER_SILENCE_FACTOR,
     WORKER_HEARTBEAT,
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
-    from aioflow.graph.job_graph import JobGraph, JobVertex
+    from aioflow.graph.job_graph import JobGraph
     from aioflow.operators.source import Split
     from aioflow.task.environment import TaskOptions
 
@@ -80,8 +82,11 @@ class _Tap:
     on_missed: OnMissed | None
 
 
-class WorkersCluster:
-    """Runs one job over `count` worker processes. It has the interface of `LocalCluster`."""
+class WorkersCluster(RunningJob):
+    """Runs one job over `count` worker processes."""
+
+    job_master: JobMaster
+    task_executor: WorkersCluster
 
     def __init__(
         self,
@@ -104,7 +109,6 @@ class WorkersCluster:
         self._count = count
         secret = fresh_secret(host)
         self._metrics = MetricGroup(host.clock.monotonic)
-        self.metrics = _AllMetrics(self)
         self.job_master = JobMaster(
             host, self.job_id, graph, restart, self._group, self._ready, checkpoints, self._codec
         )
@@ -278,7 +282,7 @@ class WorkersCluster:
         for vertex in self._graph.vertices:
             for index in range(vertex.parallelism):
                 place = self._placed.get((vertex.id, index))
-                if _stays_here(vertex):
+                if vertex.stays_here:
                     self._placed[vertex.id, index], locations[vertex.id, index] = (
                         HERE,
                         self._location,
@@ -333,10 +337,43 @@ class WorkersCluster:
         await self.pool.close()
         await self._data_plane.close()
 
+    # For monitoring.
+
     @property
     def location(self) -> str:
-        """Where workers read the partitions of this process; empty before it listens."""
         return self._location
+
+    def metrics(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for worker in self.pool.all:  # Oldest first: for a task that has moved, later values win.
+            found.update(worker.metrics)
+        return {**found, **self._metrics.snapshot()}
+
+    def own_metrics(self) -> dict[str, float]:
+        return self._metrics.own_values()
+
+    def workers(self) -> list[ToldWorker]:
+        slots = max(vertex.parallelism for vertex in self._graph.vertices)
+        return [
+            ToldWorker(
+                worker.id,
+                slots,
+                slots if self.job_master.status.is_terminal else 0,
+                round(self.pool.silence_s(worker) * 1000),
+                worker.location,
+                status_of(worker.metrics),
+            )
+            for worker in self.pool.open
+        ]
+
+    def worker_at(self, location: str) -> str:
+        return next((one.id for one in self.pool.all if one.location == location), "")
+
+    async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
+        for worker in self.pool.open:
+            if worker.id == worker_id and worker.connection is not None:
+                return await worker.connection.call("inspect", what, *args)
+        raise Broken(f"worker {worker_id} is gone")
 
     # TaskExecutorGateway: each call goes to the process that runs the task.
 
@@ -569,28 +606,3 @@ class WorkersCluster:
 
 def _key(attempt: ExecutionAttemptId) -> tuple[str, int, int, int]:
     return attempt.job_id, attempt.vertex_id, attempt.subtask_index, attempt.attempt
-
-
-def _stays_here(vertex: JobVertex) -> bool:
-    """Whether a vertex needs the program that runs the flow."""
-    return any(node.stays_here for node in vertex.nodes)
-
-
-class _AllMetrics:
-    """The metrics of all processes, merged."""
-
-    def __init__(self, cluster: WorkersCluster) -> None:
-        self._cluster = cluster
-
-    def snapshot(self) -> dict[str, float]:
-        """Returns values by dotted name; those of a worker are its last report."""
-        found: dict[str, float] = {}
-        for (
-            worker
-        ) in self._cluster.pool.all:  # Oldest first: for a task that has moved, later values win.
-            found.update(worker.metrics)
-        return {**found, **self._cluster._metrics.snapshot()}
-
-    def own_values(self) -> dict[str, float]:
-        """Metrics of this process itself."""
-        return self._cluster._metrics.own_values()

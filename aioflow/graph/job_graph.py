@@ -70,6 +70,11 @@ class JobVertex:
     def head(self) -> StreamNode:
         return self.nodes[0]
 
+    @property
+    def stays_here(self) -> bool:
+        """Whether an operator of the chain cannot leave the program that runs the flow."""
+        return any(node.stays_here for node in self.nodes)
+
     def task_name(self, index: int) -> str:
         """Returns the name of a subtask in logs and notes."""
         return f"{self.name} ({index + 1}/{self.parallelism})"

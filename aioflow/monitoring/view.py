@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from aioflow.cluster.job_history import AttemptRecord
 from aioflow.core.errors import JobNotRunning
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
     from aioflow.checkpoint.statistics import CheckpointStatistics
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
-    from aioflow.cluster.execution_graph import ExecutionGraph, JobStatus
+    from aioflow.cluster.execution_graph import JobStatus
     from aioflow.cluster.gateways import TapGateway
-    from aioflow.cluster.job_history import FailureRecord, JobHistory
+    from aioflow.cluster.job_history import FailureRecord
+    from aioflow.cluster.running_job import JobMasterView
     from aioflow.core.host import Host
     from aioflow.graph.deployment import ExecutionAttemptId
     from aioflow.graph.job_graph import JobGraph, JobVertex
 
-__all__ = ["JobMasterView", "JobView", "Monitored", "SubtaskView", "WorkerView", "vertex_hex"]
+__all__ = ["JobView", "Monitored", "SubtaskView", "WorkerView", "vertex_hex"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,36 +91,6 @@ class SubtaskView:
         return {
             state.value: spent.get(state, -1) for state in ExecutionState if not state.is_terminal
         }
-
-
-class JobMasterView(Protocol):
-    """The part of a JobMaster that the endpoint reads and calls."""
-
-    @property
-    def status(self) -> JobStatus: ...
-    @property
-    def error(self) -> BaseException | None: ...
-    @property
-    def executions(self) -> ExecutionGraph: ...
-    @property
-    def timestamps_ms(self) -> Mapping[JobStatus, int]: ...
-    @property
-    def history(self) -> JobHistory: ...
-    @property
-    def checkpoint_settings(self) -> CheckpointSettings | None: ...
-    @property
-    def checkpoint_statistics(self) -> CheckpointStatistics | None: ...
-    @property
-    def stopped_with(self) -> str | None: ...
-    @property
-    def stop_error(self) -> BaseException | None: ...
-
-    def cancel(self) -> None: ...
-    def stop(
-        self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None
-    ) -> None: ...
-    async def savepoint(self, directory: str | None = None) -> str: ...
-    async def checkpoint(self) -> int: ...
 
 
 QueryState = Callable[["ExecutionAttemptId", int, Callable[[Any], Any]], Any]
@@ -277,6 +248,7 @@ class JobView:
         return await self._query_state(execution.attempt, node_id, query)
 
 
+@runtime_checkable
 class Monitored(Protocol):
     """The jobs and processes that an endpoint shows."""
 

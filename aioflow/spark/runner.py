@@ -24,12 +24,13 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_session import unpack_error
 from aioflow.cluster.remote_master import RemoteJobMaster
 from aioflow.cluster.restart import no_restart
+from aioflow.cluster.running_job import RunningJob
 from aioflow.cluster.shipping import local_job, ship_job
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import CheckpointError, GraphError, ProtocolError
@@ -147,8 +148,10 @@ class Spark:
         return spark
 
 
-class SparkRun:
-    """One job on Spark, with the interface that a `Job` expects of its cluster."""
+class SparkRun(RunningJob):
+    """One job on Spark."""
+
+    job_master: RemoteJobMaster
 
     def __init__(
         self,
@@ -163,8 +166,7 @@ class SparkRun:
         self.host = host
         self.job_id = host.ids.new("job")
         self.job_master = RemoteJobMaster(host, self.job_id, plan.graph, no_restart())
-        self.metrics = self
-        self.task_executor = self
+        self.task_executor = _NoTasks(plan.graph.name)
         self._plan = plan
         self._spark = spark
         self._sources = sources
@@ -324,27 +326,13 @@ class SparkRun:
                     break
         return committables
 
-    # What a `Job` asks for.
-
-    def snapshot(self) -> dict[str, float]:
-        """Spark counts in its own web interface."""
+    def metrics(self) -> dict[str, float]:
+        """Returns nothing: Spark counts in its own web interface."""
         return {}
 
-    def add_tap(self, *_: Any, **__: Any) -> Any:
+    def refuse_state(self, operator: str) -> None:
         raise GraphError(
-            f"job {self._plan.graph.name!r} runs on Spark, where nothing can be seen before it is "
-            "through: use collect(), or a sink"
-        )
-
-    remove_tap = add_tap
-    query_state = add_tap
-
-    def refuse_state(self, name: str) -> None:
-        """Raises GraphError: the state of operator `name` is in tasks of Spark, which cannot be
-        asked.
-        """
-        raise GraphError(
-            f"state of {name!r} cannot be read: job {self._plan.graph.name!r} runs on Spark, "
+            f"state of {operator!r} cannot be read: job {self._plan.graph.name!r} runs on Spark, "
             "where nothing can be seen before it is "
             "through; emit what you want to see, or run the flow with on=af.SparkWorkers(...)"
         )
@@ -371,6 +359,28 @@ class SparkRun:
         raise CheckpointError(
             f"job {self._plan.graph.name!r} runs on Spark, where there is no {method}: lost tasks "
             "are run again"
+        )
+
+
+class _NoTasks:
+    """The tasks of job `name`, which are tasks of Spark: none of them can be asked."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def add_tap(self, *_: object, **__: object) -> Never:
+        raise self._refusal()
+
+    def remove_tap(self, *_: object, **__: object) -> Never:
+        raise self._refusal()
+
+    async def query_state(self, *_: object) -> Never:
+        raise self._refusal()
+
+    def _refusal(self) -> GraphError:
+        return GraphError(
+            f"job {self._name!r} runs on Spark, where nothing can be seen before it is "
+            "through: use collect(), or a sink"
         )
 
 

@@ -138,7 +138,7 @@ def plan_flow(graph: JobGraph) -> SparkPlan:
 def plan_stages(graph: JobGraph) -> SparkPlan:
     """The stages of a graph whose ends are apart."""
     graph = _with_frames_there(graph)
-    home = {vertex.id for vertex in graph.vertices if any(node.stays_here for node in vertex.nodes)}
+    home = {vertex.id for vertex in graph.vertices if vertex.stays_here}
     for edge in graph.edges:
         if edge.source in home:
             name = graph.vertex(edge.source).name

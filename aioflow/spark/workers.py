@@ -140,11 +140,7 @@ class SparkWorkers:
 
         Raises SparkError if the given number is too small.
         """
-        roaming = {
-            vertex.id
-            for vertex in graph.vertices
-            if not any(node.stays_here for node in vertex.nodes)
-        }
+        roaming = {vertex.id for vertex in graph.vertices if not vertex.stays_here}
         # As they will be asked for: where narrow operators lie beside a wide one that stays here,
         # they share fewer slots than they might.
         needed = max(

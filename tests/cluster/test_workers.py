@@ -278,11 +278,7 @@ async def test_subtask_i_goes_to_worker_i_and_what_is_the_programs_stays() -> No
     cluster = cluster_of(parallelism=4, workers=2)
     add_workers(cluster, "a", "b")
     cluster._place()
-    here = {
-        vertex.id
-        for vertex in cluster._graph.vertices
-        if any(node.stays_here for node in vertex.nodes)
-    }
+    here = {vertex.id for vertex in cluster._graph.vertices if vertex.stays_here}
 
     assert here
     assert all(

@@ -50,7 +50,7 @@ def test_slots_are_counted_as_they_will_be_asked_for() -> None:
     three = numbers.rebalance().map(lambda n: n + 1, parallelism=3)
     three.rebalance().map(lambda n: n + 1, parallelism=2).rebalance().sink(print)
     graph = build_job_graph(flow.graph, apart=True)
-    here = {vertex.id for vertex in graph.vertices if any(node.stays_here for node in vertex.nodes)}
+    here = {vertex.id for vertex in graph.vertices if vertex.stays_here}
     assert sorted((vertex.id in here, vertex.parallelism) for vertex in graph.vertices) == [
         (False, 1),
         (False, 2),
