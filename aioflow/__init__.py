@@ -39,8 +39,8 @@ _HOMES = {
         "RemoteError "
         "RemoteProtocolError RestoreError StateError TypeNotSupported"
     ),
-    "core.expression_roots": "col left lit right when",
-    "core.expressions": "Expr",
+    "expressions.roots": "col left lit right when",
+    "expressions.nodes": "Expr",
     "core.functions": (
         "AggregateFunction BroadcastProcessFunction CheckpointedFunction CoProcessFunction Failed "
         "FilterFunction FlatMapFunction "

@@ -46,12 +46,6 @@ from aioflow.core.errors import RemoteProtocolError as RemoteProtocolError
 from aioflow.core.errors import RestoreError as RestoreError
 from aioflow.core.errors import StateError as StateError
 from aioflow.core.errors import TypeNotSupported as TypeNotSupported
-from aioflow.core.expression_roots import col as col
-from aioflow.core.expression_roots import left as left
-from aioflow.core.expression_roots import lit as lit
-from aioflow.core.expression_roots import right as right
-from aioflow.core.expression_roots import when as when
-from aioflow.core.expressions import Expr as Expr
 from aioflow.core.functions import AggregateFunction as AggregateFunction
 from aioflow.core.functions import BroadcastProcessFunction as BroadcastProcessFunction
 from aioflow.core.functions import CheckpointedFunction as CheckpointedFunction
@@ -90,6 +84,12 @@ from aioflow.core.states import MapState as MapState
 from aioflow.core.states import ReducingState as ReducingState
 from aioflow.core.states import ValueState as ValueState
 from aioflow.core.type_registry import register_type as register_type
+from aioflow.expressions.nodes import Expr as Expr
+from aioflow.expressions.roots import col as col
+from aioflow.expressions.roots import left as left
+from aioflow.expressions.roots import lit as lit
+from aioflow.expressions.roots import right as right
+from aioflow.expressions.roots import when as when
 from aioflow.monitoring.app import monitor_app as monitor_app
 from aioflow.network.security import TlsFiles as TlsFiles
 from aioflow.operators.aggregates import agg as agg

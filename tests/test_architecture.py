@@ -44,8 +44,6 @@ HASH_ALLOWED: dict[str, str] = {}
 CIRCLES = """
 api.connected api.joins api.keyed api.streams api.windows
 checkpoint.savepoint checkpoint.savepoint_edit
-core.expression_hints core.expression_namespaces core.expression_text core.expression_trees
-core.expressions
 io.csv_columns io.csv_files io.json_files io.kafka_reader io.kafka_topics io.nats_sink
 io.nats_streams io.record_columns io.redis_sink io.redis_streams
 spark.connector spark.runner spark.session
@@ -56,9 +54,7 @@ CIRCLES_OF_TYPES = """
 api.checkpoint_options api.connected api.entering api.explain api.flow api.gather api.job
 api.joins api.keyed api.options api.steps api.streams api.subscription api.windows
 checkpoint.savepoint checkpoint.savepoint_edit
-core.expression_hints core.expression_namespaces core.expression_text core.expression_trees
-core.expressions core.functions core.host core.states core.system_files core.system_network
-core.system_processes
+core.functions core.host core.states core.system_files core.system_network core.system_processes
 io.blocks io.csv_columns io.csv_files io.flat_json io.json_files io.kafka_client
 io.kafka_partitions io.kafka_reader io.kafka_sink io.kafka_topics io.nats_sink io.nats_streams
 io.paths io.record_columns io.redis_entries io.redis_sink io.redis_streams

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError, did_you_mean
-from aioflow.core.expressions import is_expression
 from aioflow.core.functions import AggregateFunction, CheckpointedFunction, Function
+from aioflow.expressions.nodes import is_expression
 from aioflow.graph.stream_graph import (
     Chaining,
     Partitioning,

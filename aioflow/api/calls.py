@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from aioflow.api.build import fresh, make_operator
 from aioflow.api.hints import field_hint
 from aioflow.core.errors import GraphError, did_you_mean
-from aioflow.core.expressions import is_expression
 from aioflow.core.functions import Function, OutputTag
 from aioflow.core.retry import Retry
 from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import to_seconds
+from aioflow.expressions.nodes import is_expression
 from aioflow.graph.stream_graph import Chaining
 from aioflow.operators.async_wait import AsyncWaitOperator, GuardedRowsOperator
 from aioflow.operators.function_classes import check_function_class

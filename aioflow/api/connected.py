@@ -31,8 +31,8 @@ from aioflow.operators.stateless import StatelessKind
 from aioflow.operators.userfunction import has_operator_state
 
 if TYPE_CHECKING:
-    from aioflow.core.expressions import Expr
     from aioflow.core.state_descriptors import MapStateDescriptor
+    from aioflow.expressions.nodes import Expr
     from aioflow.operators.operator import Operator
 
 __all__ = ["BroadcastStream", "ConnectedStreams"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from aioflow.core.expressions import is_expression
+from aioflow.expressions.nodes import is_expression
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.operators.column_reasons import ONE_BY_ONE, why_rows

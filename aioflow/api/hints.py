@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from keyword import iskeyword
 from typing import Any
 
-from aioflow.core.expression_trees import column_names
-from aioflow.core.expressions import Column, is_expression
 from aioflow.core.functions import AggregateFunction
+from aioflow.expressions.nodes import Column, is_expression
+from aioflow.expressions.trees import column_names
 
 __all__ = [
     "aggregates_hint",

@@ -23,8 +23,8 @@ from aioflow.operators.window_join import WindowJoinOperator
 from aioflow.operators.window_plan import check_window
 
 if TYPE_CHECKING:
-    from aioflow.core.expressions import Expr
     from aioflow.core.functions import ProcessContext
+    from aioflow.expressions.nodes import Expr
     from aioflow.operators.operator import Operator
     from aioflow.operators.triggers import Trigger
     from aioflow.operators.windowing import Evictor, WindowAssigner

@@ -17,9 +17,9 @@ from aioflow.api.hints import aggregates_hint, keys_hint, window_time_hint
 from aioflow.api.streams import DataStream, Elements
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods, hinted
-from aioflow.core.expressions import is_expression
 from aioflow.core.functions import KeyedProcessFunction, ProcessContext, ProcessFunction
 from aioflow.core.signatures import check_takes
+from aioflow.expressions.nodes import is_expression
 from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.operators.aggregates import count, resolve_aggregate
 from aioflow.operators.aggregates import max as max_of
@@ -36,8 +36,8 @@ from aioflow.operators.stateless import is_async
 if TYPE_CHECKING:
     from aioflow.api.joins import IntervalJoin
     from aioflow.api.windows import WindowedStream
-    from aioflow.core.expressions import Expr
     from aioflow.core.functions import AggregateFunction
+    from aioflow.expressions.nodes import Expr
     from aioflow.operators.operator import Operator
     from aioflow.operators.triggers import Trigger
     from aioflow.operators.windowing import Evictor, WindowAssigner

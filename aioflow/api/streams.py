@@ -27,8 +27,6 @@ from aioflow.api.sinks import add_sink
 from aioflow.api.steps import nearest_method, no_such_method
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
-from aioflow.core.expression_rows import columns_to_function
-from aioflow.core.expressions import Expr, is_expression
 from aioflow.core.functions import (
     FilterFunction,
     FlatMapFunction,
@@ -38,6 +36,8 @@ from aioflow.core.functions import (
     ProcessContext,
     ProcessFunction,
 )
+from aioflow.expressions.nodes import Expr, is_expression
+from aioflow.expressions.rows import columns_to_function
 from aioflow.graph.stream_graph import Chaining, ShipStrategy
 from aioflow.operators.plain_functions import (
     check_plain,

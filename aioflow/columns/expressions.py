@@ -7,7 +7,8 @@ That is an int that would leave 64 bits, `**`, an int beyond 2**53 beside a floa
 mixed types. So an expression has one meaning, and slow cases are still right.
 
 A batch in which something fails raises `NotOnColumns`. The caller computes it as rows, which find
-the record and raise the proper error. `tests/core/expression_cases.py` tests both with one table.
+the record and raise the proper error. `tests/expressions/expression_cases.py` tests both with one
+table.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from aioflow.columns.numbers import (
     round_number,
     time_part,
 )
-from aioflow.core import expressions as ex
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn
-from aioflow.core.expression_rows import compile_rows
+from aioflow.expressions import nodes as ex
+from aioflow.expressions.rows import compile_rows
 
 __all__ = ["ColumnExpression", "ColumnSelect", "NotOnColumns"]
 

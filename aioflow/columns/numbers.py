@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from aioflow.core import expressions as ex
 from aioflow.core.column_batch import CodedColumn, Column, NumberColumn
+from aioflow.expressions import nodes as ex
 
 __all__ = [
     "Number",

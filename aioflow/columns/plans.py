@@ -11,7 +11,7 @@ import numpy as np
 
 from aioflow.columns.expressions import ColumnExpression, NotOnColumns
 from aioflow.core.column_batch import ColumnBatch, NumberColumn
-from aioflow.core.expressions import Expr
+from aioflow.expressions.nodes import Expr
 
 __all__ = ["Inputs", "LeafKind", "LeafSpec", "Plan"]
 

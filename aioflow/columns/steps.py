@@ -11,8 +11,8 @@ from aioflow.columns.event_time import taken
 from aioflow.columns.expressions import ColumnExpression, ColumnSelect, NotOnColumns
 from aioflow.core.column_batch import ColumnBatch
 from aioflow.core.elements import RecordBatch
-from aioflow.core.expression_trees import column_names
-from aioflow.core.expressions import Expr
+from aioflow.expressions.nodes import Expr
+from aioflow.expressions.trees import column_names
 
 __all__ = ["ColumnSteps"]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.expression_trees import column_names
-from aioflow.core.expressions import is_expression
+from aioflow.expressions.nodes import is_expression
+from aioflow.expressions.trees import column_names
 from aioflow.graph.stream_graph import (
     Partitioning,
     ShipStrategy,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.expressions import is_expression
+from aioflow.expressions.nodes import is_expression
 from aioflow.graph.column_sources import with_fields
 from aioflow.graph.stream_graph import ShipStrategy, StreamEdge, StreamGraph, StreamNode
 from aioflow.operators.inlining import body_of

@@ -149,7 +149,7 @@ class DatagenSource(Generic[T]):
         """Makes the elements of some indices."""
         fn: Any = self._fn
         if isinstance(fn, Mapping):
-            from aioflow.core.expression_rows import columns_to_function
+            from aioflow.expressions.rows import columns_to_function
 
             if self.columnar:
                 from aioflow.io.generating_columns import GeneratedColumns
@@ -161,8 +161,8 @@ class DatagenSource(Generic[T]):
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
-    from aioflow.core.expression_trees import column_names
-    from aioflow.core.expressions import as_expression
+    from aioflow.expressions.nodes import as_expression
+    from aioflow.expressions.trees import column_names
 
     unknown = [name for name in column_names(*map(as_expression, fields.values())) if name != INDEX]
     if unknown or not fields:

@@ -9,8 +9,8 @@ import numpy as np
 
 from aioflow.columns.expressions import ColumnSelect, NotOnColumns
 from aioflow.core.column_batch import ColumnBatch, NumberColumn
-from aioflow.core.expression_rows import columns_to_function
-from aioflow.core.expressions import as_expression
+from aioflow.expressions.nodes import as_expression
+from aioflow.expressions.rows import columns_to_function
 
 __all__ = ["GeneratedColumns"]
 

@@ -24,8 +24,8 @@ from typing import Any, Never, TypeVar
 
 from aioflow.core.errors import GraphError, with_article
 from aioflow.core.explained_calls import explained
-from aioflow.core.expressions import is_expression
 from aioflow.core.functions import AggregateFunction, OrNone
+from aioflow.expressions.nodes import is_expression
 from aioflow.operators.folding import (
     FoldingAggregate,
     LoopWriter,
@@ -215,7 +215,7 @@ def explain_failure(aggregate: object, error: BaseException, value: Any) -> None
 
     An example is that a field is text.
     """
-    from aioflow.core.expression_hints import note_text
+    from aioflow.expressions.row_errors import note_text
 
     for part in aggregate.parts.values() if isinstance(aggregate, Agg) else [aggregate]:
         if isinstance(part, (Sum, Mean)) and is_expression(part.fn):

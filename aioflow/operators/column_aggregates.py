@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflow.core.expression_trees import column_names
-from aioflow.core.expressions import is_expression
+from aioflow.expressions.nodes import is_expression
+from aioflow.expressions.trees import column_names
 from aioflow.operators.aggregates import Agg, BuiltIn, Count, Max, Mean, Min, Sum
 
 if TYPE_CHECKING:

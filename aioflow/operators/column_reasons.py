@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.expressions import is_expression
+from aioflow.expressions.nodes import is_expression
 from aioflow.operators import column_aggregates
 from aioflow.operators.async_wait import AsyncWaitOperator
 from aioflow.operators.clock_window import ClockWindowOperator

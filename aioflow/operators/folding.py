@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from aioflow.core.errors import GraphError, with_article
-from aioflow.core.expression_rows import (
-    ROW_ERRORS,
+from aioflow.core.functions import AggregateFunction
+from aioflow.core.signatures import check_takes
+from aioflow.expressions.nodes import Expr, is_expression
+from aioflow.expressions.row_errors import ROW_ERRORS
+from aioflow.expressions.rows import (
     build_function,
     compile_predicate,
     compile_row,
     shadowed,
 )
-from aioflow.core.expression_source import Emitter, RowKind
-from aioflow.core.expressions import Expr, is_expression
-from aioflow.core.functions import AggregateFunction
-from aioflow.core.signatures import check_takes
+from aioflow.expressions.source import Emitter, RowKind
 from aioflow.operators.inlining import body_of, call_again
 from aioflow.operators.plain_functions import check_without_resources, check_without_state
 

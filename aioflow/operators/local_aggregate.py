@@ -34,7 +34,7 @@ from typing import Any
 
 from aioflow.core.column_batch import highest, lowest
 from aioflow.core.elements import RecordBatch
-from aioflow.core.expressions import is_expression
+from aioflow.expressions.nodes import is_expression
 from aioflow.operators.aggregates import BuiltIn, First, Last, Max, MaxBy, Min, MinBy
 from aioflow.operators.inlining import body_of
 from aioflow.operators.slice_grid import SliceGrid

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import note_once
-from aioflow.core.expressions import is_expression
 from aioflow.core.functions import Function
+from aioflow.expressions.nodes import is_expression
 from aioflow.operators.inlining import Body, body_of, failure_of
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator
 from aioflow.operators.results import FirstResult

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.expression_rows import compile_predicate, compile_row
-from aioflow.core.expressions import is_expression
 from aioflow.core.functions import CheckpointedFunction, Function
 from aioflow.core.injection import injected_parameters
+from aioflow.expressions.nodes import is_expression
+from aioflow.expressions.rows import compile_predicate, compile_row
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext

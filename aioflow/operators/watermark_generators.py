@@ -290,10 +290,10 @@ def timestamp_extractor(timestamp: Any) -> Extractor | None:
     if timestamp is None or inspect.isroutine(timestamp):
         return timestamp
     # Imported here: a program without expressions does not load them.
-    from aioflow.core.expressions import is_expression
+    from aioflow.expressions.nodes import is_expression
 
     if is_expression(timestamp):
-        from aioflow.core.expression_rows import compile_row
+        from aioflow.expressions.rows import compile_row
 
         extract: Any = compile_row(timestamp)
         extract.expression = timestamp  # For batches of columns.

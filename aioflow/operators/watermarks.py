@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch
 from aioflow.core.errors import note_once
 from aioflow.core.explained_calls import explained_methods
-from aioflow.core.expressions import is_expression
 from aioflow.core.signatures import wrong_signature
 from aioflow.core.timeunits import Duration, to_ms
+from aioflow.expressions.nodes import is_expression
 from aioflow.operators.operator import Operator, ProcessingTimeTimer
 from aioflow.operators.plain_functions import (
     check_plain,
@@ -41,7 +41,7 @@ from aioflow.operators.watermark_generators import (
 )
 
 if TYPE_CHECKING:
-    from aioflow.core.expressions import Expr
+    from aioflow.expressions.nodes import Expr
 
 __all__ = [
     "WATERMARKS",

@@ -20,10 +20,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from aioflow.core.elements import MAX_WATERMARK
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained
-from aioflow.core.expression_rows import compile_row
-from aioflow.core.expressions import Expr
 from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import Duration, to_ms
+from aioflow.expressions.nodes import Expr
+from aioflow.expressions.rows import compile_row
 from aioflow.operators.arguments import is_event_time, positive_ms, signed_ms
 from aioflow.operators.slice_grid import last_instant
 from aioflow.operators.triggers import Trigger, default_trigger, global_trigger

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core import expressions as ex
 from aioflow.core.errors import GraphError
-from aioflow.core.expression_trees import walk
-from aioflow.core.expressions import is_expression
+from aioflow.expressions import nodes as ex
+from aioflow.expressions.nodes import is_expression
+from aioflow.expressions.trees import walk
 from aioflow.operators.stateless import StatelessKind
 from aioflow.spark.runner_rows import FrameRows
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import note_once
-from aioflow.core.expressions import is_expression
 from aioflow.core.keygroups import KeyNotSupported, SubtaskCache, canonical_key
+from aioflow.expressions.nodes import is_expression
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.operators.inlining import Body, as_getter, body_of, failure_of
 from aioflow.operators.userfunction import UserFunction, describe_record
 
 if TYPE_CHECKING:
     from aioflow.columns.keys import KeyRouter
-    from aioflow.core.expressions import Expr
     from aioflow.core.host import Rng
+    from aioflow.expressions.nodes import Expr
     from aioflow.operators.local_aggregate import LocalAggregate
 
 __all__ = ["BroadcastPartitioner", "Partitioner", "create_partitioner"]

@@ -14,7 +14,6 @@ from typing import Any
 from aioflow.api.build import fresh
 from aioflow.api.streams import DataStream
 from aioflow.core.errors import GraphError
-from aioflow.core.expressions import is_expression
 from aioflow.core.functions import (
     AggregateFunction,
     BroadcastProcessFunction,
@@ -28,6 +27,7 @@ from aioflow.core.functions import (
     ProcessFunction,
     ProcessWindowFunction,
 )
+from aioflow.expressions.nodes import is_expression
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.operators.aggregates import resolve_aggregate

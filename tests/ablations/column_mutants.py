@@ -127,7 +127,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a compiled expression that has travelled looks for its names where it came from",
-        "aioflow/core/expression_rows.py",
+        "aioflow/expressions/rows.py",
         (
             "        function.__globals__.update(\n"
             '            {**{k: v for k, v in chosen.__globals__.items() if k != "f"}, "_mixed": '
@@ -137,7 +137,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         '        names.update({**{k: v for k, v in chosen.__globals__.items() if k != "f"}, '
         '"_mixed": mixed})\n',
         (
-            "tests/core/"
+            "tests/expressions/"
             "test_expressions.py::test_a_compiled_expression_that_has_travelled_is_the_same",
         ),
     ),

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from aioflow.columns.expressions import ColumnExpression, ColumnSelect, NotOnColumns
 from aioflow.columns.making import column_of
 from aioflow.core.column_batch import CodedColumn, ColumnBatch, NumberColumn, ObjectColumn
-from aioflow.core.expression_roots import col, lit, when
-from aioflow.core.expression_rows import compile_filter, compile_rows
-from aioflow.core.expressions import Expr
+from aioflow.expressions.nodes import Expr
+from aioflow.expressions.roots import col, lit, when
+from aioflow.expressions.rows import compile_filter, compile_rows
 from tests.columns.batches import batch_of_rows
-from tests.core.expression_cases import CASES, ExpressionCase
+from tests.expressions.expression_cases import CASES, ExpressionCase
 
 
 def same(a: Any, b: Any) -> bool:

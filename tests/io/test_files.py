@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from aioflow.api.flow import Flow
 from aioflow.core.errors import GraphError, MalformedInput
-from aioflow.core.expression_roots import col
 from aioflow.core.functions import OutputTag
 from aioflow.core.host import SystemHost
+from aioflow.expressions.roots import col
 from aioflow.io.blocks import BlockFile
 from aioflow.io.csv_files import CsvDecoder, csv
 from aioflow.io.file_reader import FileReader

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from aioflow.core.column_batch import ColumnBatch
 from aioflow.core.errors import GraphError
-from aioflow.core.expression_roots import col
 from aioflow.core.functions import OutputTag
+from aioflow.expressions.roots import col
 from aioflow.io.csv_files import CsvDecoder, csv
 from aioflow.io.file_reader import Decoded
 from aioflow.io.generating import datagen

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflow.core.errors import GraphError
-from aioflow.core.expression_roots import col
-from aioflow.core.expression_values import MissingFieldError
 from aioflow.core.functions import AggregateFunction
+from aioflow.expressions.roots import col
+from aioflow.expressions.values import MissingFieldError
 from aioflow.operators import aggregates as af
 from aioflow.operators.folding import FoldingAggregate, is_mergeable
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
-from aioflow.core.expression_roots import col
+from aioflow.expressions.roots import col
 from aioflow.operators.watermarks import (
     IdlenessTimer,
     TimestampsAndWatermarksOperator,

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import StateError
-from aioflow.core.expression_roots import col
 from aioflow.core.functions import (
     AggregateFunction,
     OutputTag,
@@ -22,6 +21,7 @@ from aioflow.core.functions import (
     WindowResult,
 )
 from aioflow.core.state_descriptors import ValueStateDescriptor
+from aioflow.expressions.roots import col
 from aioflow.operators import key_spelling
 from aioflow.operators.key_spelling import KeySpelling
 from aioflow.operators.session_window import SessionWindowOperator

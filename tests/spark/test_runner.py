@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import aioflow as af
-from aioflow.core.expression_rows import compile_predicate
+from aioflow.expressions.rows import compile_predicate
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.spark import runner_rdds
 from aioflow.spark.runner_blocks import BlockRow

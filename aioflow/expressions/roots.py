@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from aioflow.core.expressions import Column, Expr, Field, Part, When, as_expression, field_name
+from aioflow.expressions.nodes import Column, Expr, Field, Part, When, as_expression, field_name
 
 __all__ = ["col", "left", "lit", "right", "when"]
 

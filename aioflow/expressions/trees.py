@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from aioflow.core.expressions import (
+from aioflow.expressions.nodes import (
     BOOLEAN_CALLS,
     COMPARISONS,
     LOGICAL,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-from aioflow.core.expression_roots import col, lit, when
-from aioflow.core.expressions import Expr
+from aioflow.expressions.nodes import Expr
+from aioflow.expressions.roots import col, lit, when
 
 __all__ = ["CASES", "ExpressionCase"]
 

@@ -19,9 +19,9 @@ from itertools import count
 from keyword import iskeyword
 from typing import Any
 
-from aioflow.core import expressions as ex
-from aioflow.core.expression_trees import is_boolean
-from aioflow.core.expression_values import (
+from aioflow.expressions import nodes as ex
+from aioflow.expressions.trees import is_boolean
+from aioflow.expressions.values import (
     DATE_PARTS,
     cast_value,
     power,

@@ -1,9 +1,9 @@
 """Expressions: a computation on one element written as data, `col.price * 1.08 > 10`.
 
-An expression is a tree of frozen nodes. It does nothing by itself: `core.expression_rows` compiles
-it to one Python function, and columns and Spark read the same tree. What each operation means is
-fixed here and in `core.expression_values`, and held to by the table in
-`tests/core/expression_cases.py`:
+An expression is a tree of frozen nodes. It does nothing by itself: `expressions.rows` compiles the
+tree to one Python function, and columns and Spark read the same tree. What each operation means is
+fixed here and in `expressions.values`, and held to by the table in
+`tests/expressions/expression_cases.py`:
 
 * any operation on None gives None, except `is_null`, `fill_null`, `when` (None is not true) and the
   Kleene `&` and `|`;
@@ -20,10 +20,15 @@ nested field is read.
 
 from __future__ import annotations
 
+import keyword
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar
+
+from aioflow.core.timeunits import to_ms
+from aioflow.expressions import hints
 
 __all__ = [
     "Expr",
@@ -45,14 +50,13 @@ __all__ = [
     "Then",
     "Part",
     "When",
+    "StrNamespace",
+    "DtNamespace",
     "COMPARISONS",
     "LOGICAL",
     "BOOLEAN_CALLS",
     "CAST_TARGETS",
 ]
-
-if TYPE_CHECKING:
-    from aioflow.core.expression_namespaces import DtNamespace, StrNamespace
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +70,13 @@ BOOLEAN_CALLS = frozenset({"str.contains", "str.starts_with", "str.ends_with"})
 """Names of the `Call` nodes whose value is a bool."""
 CAST_TARGETS = (bool, int, float, str)
 """Target types of `cast`."""
+
+_PRECEDENCE = {"==": 1, "!=": 1, "<": 1, "<=": 1, ">": 1, ">=": 1, "|": 2, "&": 3, "+": 4, "-": 4}
+_PRECEDENCE |= {"*": 5, "/": 5, "//": 5, "%": 5}
+_UNARY_PRECEDENCE = 6
+_POWER_PRECEDENCE = 7
+_PRECEDENCE["**"] = _POWER_PRECEDENCE
+_PRIMARY = 8
 
 
 class Part:
@@ -141,12 +152,12 @@ class Expr(Generic[T]):
     # Comparisons. `==` builds an expression, which is why nodes are compared by `same_as`.
     def __eq__(self, other: Any) -> Expr[Any]:  # type: ignore[override]
         if other is None:
-            _tell_of_none(self, "==")
+            _warn_of_none(self, "==")
         return Binary("==", self, as_expression(other))
 
     def __ne__(self, other: Any) -> Expr[Any]:  # type: ignore[override]
         if other is None:
-            _tell_of_none(self, "!=")
+            _warn_of_none(self, "!=")
         return Binary("!=", self, as_expression(other))
 
     def __lt__(self, other: Any) -> Expr[Any]:
@@ -188,9 +199,8 @@ class Expr(Generic[T]):
             )
         plain = tuple(values)
         if any(isinstance(value, (Expr, Part)) for value in plain):
-            from aioflow.core.expression_hints import no_values
-
-            raise TypeError(no_values(self, plain))
+            others = [repr(value) for value in plain if isinstance(value, Expr)]
+            raise TypeError(hints.no_values(_shown(self), others))
         return IsIn(self, plain)
 
     def is_null(self) -> Expr[Any]:
@@ -225,8 +235,6 @@ class Expr(Generic[T]):
     @property
     def str(self) -> StrNamespace:
         """Operations on text, by code point."""
-        from aioflow.core.expression_namespaces import StrNamespace
-
         return StrNamespace(self)
 
     @property
@@ -234,8 +242,6 @@ class Expr(Generic[T]):
         """Operations on time: int milliseconds since the epoch, UTC, or a datetime (naive ones
         are taken as UTC).
         """
-        from aioflow.core.expression_namespaces import DtNamespace
-
         return DtNamespace(self)
 
     def __getitem__(self, name: Any) -> Expr[Any]:
@@ -250,9 +256,7 @@ class Expr(Generic[T]):
         return ()
 
     def __bool__(self) -> bool:
-        from aioflow.core.expression_hints import no_truth
-
-        raise TypeError(no_truth(self))
+        raise TypeError(hints.no_truth())
 
     def __contains__(self, item: object) -> bool:
         return bool(self)  # It has no truth value, and says what stands for `in`.
@@ -267,36 +271,36 @@ class Expr(Generic[T]):
         # What a type checker refuses by itself, told the operation that is meant.
 
         def __int__(self):
-            raise TypeError(_no_value(self, "int(...)", "cast(int)"))
+            raise TypeError(hints.no_value(repr(self), _shown(self), "int(...)", "cast(int)"))
 
         def __float__(self):
-            raise TypeError(_no_value(self, "float(...)", "cast(float)"))
+            raise TypeError(hints.no_value(repr(self), _shown(self), "float(...)", "cast(float)"))
 
         def __len__(self):
-            raise TypeError(_no_value(self, "len(...)", "str.len()"))
+            raise TypeError(hints.no_value(repr(self), _shown(self), "len(...)", "str.len()"))
 
         def __format__(self, _spec):
             raise TypeError(
-                _no_value(self, "a formatted text", "str.concat(...)")
+                hints.no_value(repr(self), _shown(self), "a formatted text", "str.concat(...)")
                 + ", or {...!r} to show the expression itself"
             )
 
         def __getattr__(self, name):
             if name.startswith("__"):  # Copying and introspection ask for these.
                 raise AttributeError(name, name=name, obj=self)
-            from aioflow.core.expression_hints import no_attribute
-
-            raise AttributeError(no_attribute(self, name), name=name, obj=self)
+            text, time = _operations(StrNamespace), _operations(DtNamespace)
+            told = hints.no_attribute(name, repr(self), _shown(self), text, time)
+            raise AttributeError(told, name=name, obj=self)
 
     def __repr__(self) -> str_:
-        from aioflow.core.expression_text import (
-            render,
-        )  # The text knows the nodes, so it stands above them.
-
         try:
-            return render(self)
+            return self._render()[0]
         except RecursionError:
             return f"<a deeply nested {type(self).__name__}>"
+
+    def _render(self) -> tuple[str_, int]:
+        """Returns the source text, and the precedence of its outermost operator."""
+        return f"{type(self).__name__}({', '.join(map(repr, self._children))})", _PRIMARY
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -308,12 +312,22 @@ class Column(Expr[T]):
 
     _name: str | int
 
+    def _render(self) -> tuple[str, int]:
+        name = self._name
+        plain = isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
+        if plain and not str(name).startswith("__"):
+            return f"col.{name}", _PRIMARY
+        return f"col({name!r})", _PRIMARY
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Literal(Expr[T]):
     """A constant."""
 
     _value: T
+
+    def _render(self) -> tuple[str, int]:
+        return f"lit({_constant(self._value)})", _PRIMARY
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -327,6 +341,9 @@ class Field(Expr[T]):
     def _children(self) -> tuple[Expr[Any], ...]:
         return (self._operand,)
 
+    def _render(self) -> tuple[str, int]:
+        return f"{_receiver(self._operand)}[{self._name!r}]", _PRIMARY
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Unary(Expr[T]):
@@ -338,6 +355,11 @@ class Unary(Expr[T]):
     @property
     def _children(self) -> tuple[Expr[Any], ...]:
         return (self._operand,)
+
+    def _render(self) -> tuple[str, int]:
+        if self._operator == "abs":
+            return f"{_receiver(self._operand)}.abs()", _PRIMARY
+        return f"{self._operator}{_wrap(self._operand, _UNARY_PRECEDENCE)}", _UNARY_PRECEDENCE
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -352,6 +374,39 @@ class Binary(Expr[T]):
     def _children(self) -> tuple[Expr[Any], ...]:
         return (self._left, self._right)
 
+    def __bool__(self) -> bool:
+        if self._operator not in COMPARISONS:
+            raise TypeError(hints.no_truth())
+        for side in (self._right, self._left):
+            if isinstance(side, Binary) and side._operator in LOGICAL:
+                # `x > 1 & y < 5` is the chain x > (1 & y) < 5.
+                ends = (
+                    (self._left, side._left) if side is self._right else (side._left, self._right)
+                )
+                first: Expr[Any] = Binary(self._operator, *ends)
+                shown = f"({first!r}) {side._operator} ({_shown(side._right)} < 5)"
+                raise TypeError(hints.no_truth_of_mixed(side._operator, self._operator, shown))
+        # Python has turned `1 < x` round to `x > 1`; of `y < x` the middle of the chain is on the
+        # right.
+        middle = self._left if isinstance(self._right, Literal) else self._right
+        raise TypeError(hints.no_truth_of_chain(repr(middle)))
+
+    def _render(self) -> tuple[str, int]:
+        operator, left, right = self._operator, self._left, self._right
+        strength = _PRECEDENCE[operator]
+        # Comparisons do not chain and ** binds to the right: both need their left side tighter than
+        # themselves.
+        left_strength = strength + 1 if strength in (1, _POWER_PRECEDENCE) else strength
+        right_strength = strength if operator == "**" else strength + 1
+        plain = isinstance(left, Literal) is not isinstance(
+            right, Literal
+        )  # One side must stay an expression.
+        # A constant that stands left of a comparison would come back mirrored: 1 < col.x is
+        # col.x > 1. And text % x is Python's own formatting.
+        left_plain = plain and operator not in COMPARISONS and operator != "%"
+        left_text = _wrap(left, left_strength, plain=left_plain)
+        return f"{left_text} {operator} {_wrap(right, right_strength, plain=plain)}", strength
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class IsNull(Expr[T]):
@@ -362,6 +417,9 @@ class IsNull(Expr[T]):
     @property
     def _children(self) -> tuple[Expr[Any], ...]:
         return (self._operand,)
+
+    def _render(self) -> tuple[str, int]:
+        return f"{_receiver(self._operand)}.is_null()", _PRIMARY
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -375,6 +433,9 @@ class FillNull(Expr[T]):
     def _children(self) -> tuple[Expr[Any], ...]:
         return (self._operand, self._value)
 
+    def _render(self) -> tuple[str, int]:
+        return f"{_receiver(self._operand)}.fill_null({_argument(self._value)})", _PRIMARY
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class IsIn(Expr[T]):
@@ -386,6 +447,10 @@ class IsIn(Expr[T]):
     @property
     def _children(self) -> tuple[Expr[Any], ...]:
         return (self._operand,)
+
+    def _render(self) -> tuple[str, int]:
+        values = ", ".join(map(_constant, self._values))
+        return f"{_receiver(self._operand)}.is_in([{values}])", _PRIMARY
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -403,6 +468,10 @@ class Cast(Expr[T]):
     def _children(self) -> tuple[Expr[Any], ...]:
         return (self._operand,)
 
+    def _render(self) -> tuple[str, int]:
+        strict = "" if self._strict else ", strict=False"
+        return f"{_receiver(self._operand)}.cast({self._to.__name__}{strict})", _PRIMARY
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Round(Expr[T]):
@@ -414,6 +483,9 @@ class Round(Expr[T]):
     @property
     def _children(self) -> tuple[Expr[Any], ...]:
         return (self._operand,)
+
+    def _render(self) -> tuple[str, int]:
+        return f"{_receiver(self._operand)}.round({self._digits or ''})", _PRIMARY
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -436,6 +508,14 @@ class Call(Expr[T]):
             raise TypeError(f"{self!r} is an expression, it cannot be called")
         return self
 
+    def _render(self) -> tuple[str, int]:
+        receiver, shown = _receiver(self._operand), list(self._arguments)
+        if self._name == "dt.truncate":
+            return f"{receiver}.dt.truncate('{shown[0]}ms')", _PRIMARY
+        while shown and shown[-1] is None:
+            shown.pop()
+        return f"{receiver}.{self._name}({', '.join(map(_argument, shown))})", _PRIMARY
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Case(Expr[T]):
@@ -450,6 +530,14 @@ class Case(Expr[T]):
     @property
     def _children(self) -> tuple[Expr[Any], ...]:
         return (*(e for branch in self._branches for e in branch), self._default)
+
+    def _render(self) -> tuple[str, int]:
+        return f"{self._render_branches()}.otherwise({_argument(self._default)})", _PRIMARY
+
+    def _render_branches(self) -> str:
+        return "".join(
+            f".when({_argument(c)}).then({_argument(v)})" for c, v in self._branches
+        ).removeprefix(".")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -467,6 +555,9 @@ class Then(Case[T]):
         """Completes the case with the value if no condition is true."""
         return Case(self._branches, as_expression(value))
 
+    def _render(self) -> tuple[str, int]:
+        return self._render_branches(), _PRIMARY
+
 
 @dataclass(frozen=True, slots=True)
 class When(Part):
@@ -482,6 +573,151 @@ class When(Part):
     def __repr__(self) -> str_:
         before = f"{Then(self._branches, Literal(None))!r}." if self._branches else ""
         return f"{before}when({self._condition!r}) without its .then(value)"
+
+
+class _Namespace(Part):
+    """The common base: an unknown operation is an error that names the known ones."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            if name.startswith("__"):
+                raise AttributeError(name, name=name, obj=self)
+            told = hints.no_operation(self._prefix, name, _operations(type(self)))
+            raise AttributeError(told, name=name, obj=self)
+
+
+@dataclass(frozen=True, slots=True)
+class StrNamespace(_Namespace):
+    """`.str`: text, by code point."""
+
+    _prefix = ".str"
+    _operand: Expr[Any]
+
+    def lower(self) -> Expr[Any]:
+        return Call("str.lower", self._operand)
+
+    def upper(self) -> Expr[Any]:
+        return Call("str.upper", self._operand)
+
+    def strip(self, characters: str | None = None) -> Expr[Any]:
+        """The text without white space, or without any of `characters`, at both ends."""
+        return Call("str.strip", self._operand, (characters,))
+
+    def lstrip(self, characters: str | None = None) -> Expr[Any]:
+        return Call("str.lstrip", self._operand, (characters,))
+
+    def rstrip(self, characters: str | None = None) -> Expr[Any]:
+        return Call("str.rstrip", self._operand, (characters,))
+
+    def len(self) -> Expr[Any]:
+        """Number of code points of a text, or of items of a list."""
+        return Call("str.len", self._operand)
+
+    def contains(self, text: Any) -> Expr[Any]:
+        """Whether `text` (plain text, no pattern) occurs."""
+        return Call("str.contains", self._operand, (as_expression(text),))
+
+    def starts_with(self, text: Any) -> Expr[Any]:
+        return Call("str.starts_with", self._operand, (as_expression(text),))
+
+    def ends_with(self, text: Any) -> Expr[Any]:
+        return Call("str.ends_with", self._operand, (as_expression(text),))
+
+    def slice(self, start: int, length: int | None = None) -> Expr[Any]:
+        """`length` code points from `start`; None: all that follow.
+
+        A negative `start` counts from the end.
+        """
+        if length is not None and length < 0:
+            raise ValueError(f"str.slice needs a length of 0 or more, got {length}")
+        return Call("str.slice", self._operand, (start, length))
+
+    def replace(self, old: Any, new: Any) -> Expr[Any]:
+        """The text with every occurrence of `old` replaced by `new`."""
+        return Call("str.replace", self._operand, (as_expression(old), as_expression(new)))
+
+    def concat(self, *others: Any) -> Expr[Any]:
+        """The text followed by `others`, each plain text or an expression."""
+        return Call("str.concat", self._operand, tuple(map(as_expression, others)))
+
+    def split(self, separator: str | None = None) -> Expr[Any]:
+        """The list of parts between `separator`s; None splits at runs of white space."""
+        if separator == "":
+            raise ValueError("str.split needs a separator that is not empty")
+        return Call("str.split", self._operand, (separator,))
+
+
+@dataclass(frozen=True, slots=True)
+class DtNamespace(_Namespace):
+    """`.dt`: parts of a time in UTC.
+
+    A part may be written with or without parentheses: `.dt.hour`, `.dt.hour()`.
+    """
+
+    _prefix = ".dt"
+    _operand: Expr[Any]
+
+    @property
+    def year(self) -> Call[Any]:
+        return Call("dt.year", self._operand)
+
+    @property
+    def month(self) -> Call[Any]:
+        """The month, 1 to 12."""
+        return Call("dt.month", self._operand)
+
+    @property
+    def day(self) -> Call[Any]:
+        """The day of the month, from 1."""
+        return Call("dt.day", self._operand)
+
+    @property
+    def hour(self) -> Call[Any]:
+        return Call("dt.hour", self._operand)
+
+    @property
+    def minute(self) -> Call[Any]:
+        return Call("dt.minute", self._operand)
+
+    @property
+    def second(self) -> Call[Any]:
+        return Call("dt.second", self._operand)
+
+    @property
+    def millisecond(self) -> Call[Any]:
+        return Call("dt.millisecond", self._operand)
+
+    @property
+    def weekday(self) -> Call[Any]:
+        """The day of the week; Monday is 0."""
+        return Call("dt.weekday", self._operand)
+
+    @property
+    def date(self) -> Call[Any]:
+        """The date as `datetime.date`."""
+        return Call("dt.date", self._operand)
+
+    @property
+    def epoch_ms(self) -> Call[Any]:
+        """The time in int milliseconds since the epoch, rounded down."""
+        return Call("dt.epoch_ms", self._operand)
+
+    def truncate(self, every: str | timedelta) -> Expr[Any]:
+        """The time rounded down to a multiple of the duration since the epoch.
+
+        An int stays an int, a datetime a datetime.
+        """
+        every_ms = to_ms(every, "dt.truncate")
+        if every_ms <= 0:
+            raise ValueError(f"dt.truncate is given {every!r}, expected a duration of more than 0")
+        return Call("dt.truncate", self._operand, (every_ms,))
+
+
+def _operations(namespace: type[Part]) -> tuple[str, ...]:
+    return tuple(name for name in vars(namespace) if not name.startswith("_"))
 
 
 def is_expression(x: object) -> TypeGuard[Expr[Any]]:
@@ -502,17 +738,9 @@ def as_expression(value: Any) -> Expr[Any]:
     return Literal(value)
 
 
-def _no_value(e: Expr[Any], asked: str, method: str) -> str:
-    from aioflow.core.expression_hints import no_value
-
-    return no_value(e, asked, method)
-
-
-def _tell_of_none(e: Expr[Any], operator: str) -> None:
+def _warn_of_none(e: Expr[Any], operator: str) -> None:
     """Warns of a literal None. It is no error, because None may be the value of a variable."""
-    from aioflow.core.expression_hints import always_none
-
-    logger.warning(always_none(e, operator))
+    logger.warning(hints.always_none(_shown(e), operator))
 
 
 def field_name(name: Any) -> str | int:
@@ -523,3 +751,32 @@ def field_name(name: Any) -> str | int:
             f"{name!r}"
         )
     return name
+
+
+def _shown(e: Expr[Any]) -> str:
+    """Returns `e` as it is written before a method or an operator."""
+    return f"({e!r})" if isinstance(e, (Binary, Unary)) else repr(e)
+
+
+def _wrap(e: Expr[Any], strength: int, plain: bool = False) -> str:
+    if plain and isinstance(e, Literal):
+        text = _constant(e._value)
+        return f"({text})" if text.startswith("-") else text
+    text, own = e._render()
+    return text if own >= strength else f"({text})"
+
+
+def _receiver(e: Expr[Any]) -> str:
+    return _wrap(e, _PRIMARY)
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, Literal):
+        return _constant(value._value)
+    return repr(value) if isinstance(value, Expr) else _constant(value)
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return f"float({str(value)!r})"
+    return repr(value)

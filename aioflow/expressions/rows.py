@@ -1,6 +1,6 @@
 """Compiles expressions to Python functions over rows.
 
-An expression becomes the source of one Python expression (`core.expression_source`), so that a row
+An expression becomes the source of one Python expression (`expressions.source`), so that a row
 costs one call and no interpretation: `col.price * 1.08 > 10` over dicts is `None if (v0 :=
 row['price']) is None else v0 * 1.08 > 10`.
 
@@ -11,7 +11,7 @@ back to one that looks at each row. Expressions are pure, so computing one again
 
 Invariant: the answer of every form (`compile_row`, `compile_rows`, `compile_predicate`,
 `columns_to_function`, and the source that `Emitter` gives to other generated loops) is the same for
-every kind of row, and is the one of `tests/core/expression_cases.py`.
+every kind of row, and is the one of `tests/expressions/expression_cases.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aioflow.core import expressions as ex
 from aioflow.core.errors import GraphError
-from aioflow.core.expression_source import Emitter, RowKind
-from aioflow.core.expression_trees import column_names, walk
-from aioflow.core.expression_values import MissingFieldError, missing
+from aioflow.expressions import nodes as ex
+from aioflow.expressions.row_errors import CONTAINERS, ROW_ERRORS, explain
+from aioflow.expressions.source import Emitter, RowKind
+from aioflow.expressions.trees import column_names
 
 __all__ = [
     "compile_row",
@@ -33,18 +33,9 @@ __all__ = [
     "compile_filter",
     "columns_to_function",
     "columns_to_rows",
-    "ROW_ERRORS",
-    "CONTAINERS",
-    "explain",
     "shadowed",
     "build_function",
 ]
-
-ROW_ERRORS = (TypeError, AttributeError, LookupError)
-"""Errors that generated code raises for a row of the other kind, or without the field."""
-
-CONTAINERS = frozenset({dict, list, tuple, str})
-"""Plain values that have no fields to be read by attribute."""
 
 _SHADOWED = frozenset(name for kind in CONTAINERS for name in dir(kind))
 """Attributes of plain containers: `row.items` of a dict would not fail but return a method."""
@@ -218,37 +209,6 @@ def _specialising(
         RowKind.MAPPING
     )  # So that an expression which cannot be compiled fails while the flow is built.
     return function  # type: ignore[no-any-return]
-
-
-def explain(
-    row: Any, kind: RowKind, error: Exception, expressions: tuple[ex.Expr[Any], ...]
-) -> None:
-    """Raises MissingFieldError if `row` lacks a field of the expressions.
-
-    Otherwise adds a note about numbers and text to `error`.
-    """
-    if isinstance(error, MissingFieldError):
-        for expression in expressions:
-            if any(isinstance(e, ex.Field) for e in walk(expression)):
-                raise MissingFieldError(f"{error}; read by the expression {expression!r}") from None
-    for expression in expressions:
-        for name in column_names(expression):
-            try:
-                if kind is RowKind.MAPPING or isinstance(name, int):
-                    row[name]
-                elif type(row) in CONTAINERS:
-                    raise AttributeError
-                else:
-                    getattr(row, name)
-            except ROW_ERRORS:
-                from aioflow.core.expression_hints import of_a_pair
-
-                said = f"{missing(name, row)}{of_a_pair(name, row, expression)}"
-                raise MissingFieldError(f"{said}; read by the expression {expression!r}") from None
-    if isinstance(error, (TypeError, AttributeError)):
-        from aioflow.core.expression_hints import note_text
-
-        note_text(error, row, *expressions)
 
 
 # `_mixed` is a global of the function that takes it.

@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.core.errors import AioflowError, GraphError
-from aioflow.core.expression_roots import col, lit, when
-from aioflow.core.expression_rows import (
+from aioflow.expressions.nodes import Binary, Column, Expr, Literal, is_expression
+from aioflow.expressions.roots import col, lit, when
+from aioflow.expressions.rows import (
     columns_to_function,
     columns_to_rows,
     compile_filter,
@@ -28,10 +29,9 @@ from aioflow.core.expression_rows import (
     compile_row,
     compile_rows,
 )
-from aioflow.core.expression_trees import column_names, same_as, walk
-from aioflow.core.expression_values import MissingFieldError
-from aioflow.core.expressions import Binary, Column, Expr, Literal, is_expression
-from tests.core.expression_cases import CASES, ExpressionCase
+from aioflow.expressions.trees import column_names, same_as, walk
+from aioflow.expressions.values import MissingFieldError
+from tests.expressions.expression_cases import CASES, ExpressionCase
 
 
 @functools.cache

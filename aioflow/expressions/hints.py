@@ -1,0 +1,135 @@
+"""Messages about the wrong use of an expression: the correct spelling.
+
+The nodes raise them. A message is given what it tells as text, so that it stands below the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aioflow.core.errors import did_you_mean
+
+__all__ = [
+    "always_none",
+    "no_attribute",
+    "no_operation",
+    "no_truth",
+    "no_truth_of_chain",
+    "no_truth_of_mixed",
+    "no_value",
+    "no_values",
+]
+
+METHODS = ("is_in", "is_null", "fill_null", "cast", "round", "abs", "str", "dt")
+
+AGGREGATES = (
+    "count",
+    "sum",
+    "min",
+    "max",
+    "mean",
+    "collect",
+    "top",
+    "min_by",
+    "max_by",
+    "first",
+    "last",
+    "distinct",
+)
+"""Names of aggregates of many elements; an expression has one element."""
+
+ELSEWHERE = {
+    "astype": "cast(type)",
+    "between": "is_in(values), or two comparisons with &",
+    "coalesce": "fill_null(value)",
+    "endswith": "str.ends_with(text)",
+    "isna": "is_null()",
+    "startswith": "str.starts_with(text)",
+}
+"""Names of methods of texts and of other libraries -> the spelling here."""
+
+
+def no_truth() -> str:
+    """Returns why an expression has no truth value, and the correct spelling of a condition."""
+    return (
+        "an expression has no truth value: use & | ~ instead of and, or, not, is_in instead of "
+        "`in`, when(...) instead of `if`"
+    )
+
+
+def no_truth_of_mixed(logical: str, comparison: str, shown: str) -> str:
+    """Returns how a comparison of `a & b` is written with parentheses, `shown` as an example."""
+    return (
+        f"{no_truth()}; {logical} binds tighter than {comparison}, so write each comparison in "
+        f"parentheses, like {shown}"
+    )
+
+
+def no_truth_of_chain(middle: str) -> str:
+    """Returns how a chain of comparisons is written, `middle` its expression in the middle."""
+    return (
+        f"{no_truth()}; a chain like 1 < {middle} < 5 is two comparisons, ({middle} > 1) & "
+        f"({middle} < 5)"
+    )
+
+
+def no_attribute(
+    name: str, whole: str, shown: str, text: Sequence[str], time: Sequence[str]
+) -> str:
+    """Returns the replacement for the attribute `name`, which expressions do not have.
+
+    `whole` is the expression, `shown` the same before a method. `text` and `time` are the
+    operations of `.str` and `.dt`.
+    """
+    wrong, nested = (
+        f"an expression has no method {name!r}",
+        f"; if it is a nested field write {shown}[{name!r}]",
+    )
+    if name in text:
+        return f"{wrong}; for text write {shown}.str.{name}(...){nested}"
+    if name in time:
+        return f"{wrong}; for a time write {shown}.dt.{name}{nested}"
+    if name in AGGREGATES:
+        return (
+            f"{wrong}, it is of one element; for many write aggregate(af.{name}({whole})){nested}"
+        )
+    near = (
+        f"; did you mean {shown}.{ELSEWHERE[name]}?"
+        if name in ELSEWHERE
+        else did_you_mean(name, METHODS, f"{shown}.{{}}")
+    )
+    return f"{wrong}{near}{nested}"
+
+
+def no_operation(prefix: str, name: str, known: Sequence[str]) -> str:
+    """Returns the operations of the namespace `prefix`, which has no operation `name`."""
+    return (
+        f"{prefix} has no operation {name!r}{did_you_mean(name, known, prefix + '.{}')}; it has "
+        f"{', '.join(known)}"
+    )
+
+
+def no_value(whole: str, shown: str, asked: str, method: str) -> str:
+    """Returns why an expression cannot be `asked`, and the method that converts each value."""
+    return (
+        f"{asked} of {whole}: an expression stands for a value of each element, not known here; "
+        f"write {shown}.{method}"
+    )
+
+
+def no_values(shown: str, others: Sequence[str]) -> str:
+    """Returns why expressions are no values of `is_in`, and how they are compared."""
+    ways = " | ".join(f"({shown} == {other})" for other in others) or f"({shown} == col.other)"
+    return (
+        "is_in expects plain values, known when the flow is built; to compare with other fields "
+        f"write {ways}"
+    )
+
+
+def always_none(shown: str, operator: str) -> str:
+    """Returns the warning about `e == None` and `e != None`."""
+    wanted = f"{shown}.is_null()" if operator == "==" else f"~{shown}.is_null()"
+    return (
+        f"{shown} {operator} None is None for every element, as any operation on None, so a "
+        f"filter drops them all: write {wanted}"
+    )
