@@ -35,10 +35,10 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 UNPOOLED_TIMEOUT_S = 30.0
-"""How long an unpooled request waits for others to return their surplus, as in Flink."""
+"""Maximum wait of an unpooled request until pools return their surplus, as in Flink."""
 
 USAGE_WARNING_PERCENT = 100
-"""From this usage on, some pool cannot reach its maximum."""
+"""Usage above which some pool cannot reach its maximum, so that a warning is logged."""
 
 
 class NetworkBufferPool:
@@ -68,7 +68,7 @@ class NetworkBufferPool:
         max_overdraft: int = DEFAULT_OVERDRAFT,
         max_per_channel: int | None = None,
     ) -> LocalBufferPool:
-        """Creates a pool that can always hold `min_segments` and never more than `max_segments`.
+        """Creates a pool that always gets at least `min_segments` and at most `max_segments`.
 
         `max_segments` None: no limit but the total.
         """
@@ -93,7 +93,7 @@ class NetworkBufferPool:
         channel.
 
         Waits for pools to return their surplus. Raises InsufficientBuffers at once if the minimums
-        leave less than `count`, or after `timeout_s`; it keeps no segment then.
+        leave less than `count`, or after `timeout_s`. After an error the caller has no segment.
         """
         self._require(count)
         taken = 0
@@ -133,7 +133,7 @@ class NetworkBufferPool:
 
     @property
     def available_segments(self) -> int:
-        """Segments that neither a pool nor an unpooled request holds."""
+        """Number of segments that neither a pool nor an unpooled request holds."""
         return self._available
 
     @property
@@ -142,11 +142,10 @@ class NetworkBufferPool:
 
     @property
     def usage_percent(self) -> int:
-        """Demand in percent of the total, unpooled segments included.
+        """Demand in percent of the total, including unpooled segments.
 
-        Above 100 the pools cannot all be satisfied.
-
-        The demand of a pool is its maximum, or twice its minimum if it has no maximum.
+        Above 100 the pools cannot all be satisfied. The demand of a pool is its maximum, or twice
+        its minimum if it has no maximum.
         """
         if self.total_segments == 0:
             return 0
@@ -170,7 +169,7 @@ class NetworkBufferPool:
         self._free_pages.clear()
         self.availability.set_available()
 
-    # What the local pools call.
+    # Called by the local pools.
 
     def take_permit(self) -> bool:
         """Takes one permit; False if none is available."""

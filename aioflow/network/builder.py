@@ -32,7 +32,7 @@ NO_KEY: Any = object()
 
 
 class BatchBuilder:
-    """Append until `is_full`, then `seal`.
+    """Builds the batches of one subpartition: append until `is_full`, then `seal`.
 
     `watermark` is the current watermark, after all records so far.
     """
@@ -80,7 +80,7 @@ class BatchBuilder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the builder is closed and everything is sealed."""
+        """Whether the builder is closed and all records are sealed."""
         return self.is_closed and not self.values
 
     def append(self, value: Any, timestamp: int | None = None, key: Any = NO_KEY) -> bool:
@@ -104,8 +104,8 @@ class BatchBuilder:
     def extend(self, batch: RecordBatch, start: int = 0) -> int:
         """Appends records of `batch` from `start` on while there is room; returns their number.
 
-        Returns 0 if this batch is full, or if the two differ in shape: timestamps, keys or `taken`.
-        Then `seal` first, and go on.
+        Returns 0 if the open batch is full, or differs in shape: timestamps, keys or `taken`. Then
+        call `seal` first, and try again.
         """
         values = self.values
         if not batch.values:
@@ -131,8 +131,8 @@ class BatchBuilder:
         if watermarks is not None:
             entries = watermarks[start:stop]
             if entries and entries[0] < self.watermark:
-                # The list must not decrease: a watermark that the channel knows cannot be
-                # withdrawn.
+                # The list must not decrease, because the channel has received earlier
+                # watermarks.
                 entries = [max(entry, self.watermark) for entry in entries]
             self.watermarks.extend(entries)
         if stop == len(batch.values):
@@ -145,8 +145,8 @@ class BatchBuilder:
     def seal_whole(self, batch: RecordBatch) -> RecordBatch | None:
         """Does `extend(batch)` and `seal()` with the lists of `batch` itself instead of copies.
 
-        Returns None and changes nothing unless this is open and empty, and the channel knows the
-        current watermark.
+        Returns None and changes nothing unless the builder is open and empty, and the channel has
+        received the current watermark.
         """
         told = self.told
         if self.values or self.is_closed or not batch.values or self.watermark > told:
@@ -226,7 +226,7 @@ class BatchBuilder:
         return batch
 
     def note_told(self) -> int:
-        """Notes that the current watermark is sent as an event now; returns it."""
+        """Notes that the current watermark is sent as an event now, and returns it."""
         self.told = self.watermark
         return self.told
 
@@ -245,7 +245,9 @@ class BatchBuilder:
         self._covered = 0
 
     def _fill(self) -> None:
-        """Gives records without an entry the current watermark, or counts them as covered."""
+        """Gives records without an entry in `watermarks` the current watermark, or counts them as
+        covered.
+        """
         count = len(self.values)
         if not self.watermarks:
             if self.watermark <= self.told:

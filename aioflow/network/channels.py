@@ -1,7 +1,7 @@
-"""A local input channel: it reads the producer's own queue, so batches are never copied.
+"""The input channel of a producer in the same process: it reads the producer's own queue.
 
-If the producer has not registered its partition yet, `request` returns False, and the owner of the
-gate decides when to try again. After Flink's LocalInputChannel.
+So batches are never copied. If the producer has not registered its partition yet, `request` returns
+False, and the owner of the gate decides when to try again. After Flink's LocalInputChannel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["LocalInputChannel"]
 
 
 class LocalInputChannel:
-    """Channel `index` of its gate.
+    """Channel `index` of its gate, reading a subpartition of a producer in this process.
 
     `subpartition_provider` returns None while the producer is not deployed yet.
     """
@@ -40,7 +40,7 @@ class LocalInputChannel:
         if self.is_released or self._subpartition is not None:
             return True
         subpartition = self._provider()
-        # The provider may have run code that released this channel. A view made now would leak.
+        # The provider may have run code that released this channel, so a view would leak.
         if subpartition is None or self.is_released:
             return self.is_released
         self._subpartition = subpartition
@@ -48,7 +48,7 @@ class LocalInputChannel:
         return True
 
     def poll(self) -> Polled | None:
-        """Returns the next element, or None.
+        """Returns the next element, or None if there is none.
 
         Raises ProducerFailed if the producer failed or dropped the partition before its end.
         """
@@ -64,12 +64,12 @@ class LocalInputChannel:
         return polled
 
     def resume(self) -> None:
-        """Continues after a blocking event; no effect if the channel is not blocked."""
+        """Continues after a blocking event. No effect if the channel is not blocked."""
         if self._subpartition is not None:
             self._subpartition.resume_consumption()
 
     def acknowledge_all_records_processed(self) -> None:
-        """Tells the producer that EndOfData was reached here."""
+        """Tells the producer that everything up to EndOfData was processed."""
         if self._subpartition is not None:
             self._subpartition.acknowledge_all_records_processed()
 
@@ -88,7 +88,7 @@ class LocalInputChannel:
         return []
 
     def hurry(self, checkpoint_id: int) -> None:
-        """Does nothing: all elements wait at the producer, which lets the barrier overtake them."""
+        """Does nothing: the barrier waits at the producer, which lets it overtake there."""
 
     def tell_announced(self, on_announced: Callable[[CheckpointBarrier], None]) -> None:
         """Does nothing: no element waits at the receiver."""

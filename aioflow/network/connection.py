@@ -1,9 +1,10 @@
-"""One TCP connection: both sides prove the secret, then bytes become frames for its owner.
+"""One TCP connection between two processes of a cluster, and its handshake.
 
-Nothing is parsed before the handshake is done. A peer that connects must finish the handshake and
-send its first frame within a few seconds. Until then it occupies one of a few places in a waiting
-room. The owner calls `write` while `is_writable`, and coalesces its writes itself. Between machines
-and without TLS, every frame carries a MAC of the session.
+Both sides prove that they know the cluster's secret. Then bytes become frames for the owner of the
+connection. Nothing is parsed before the handshake is done. A peer that connects must finish the
+handshake and send its first frame within a few seconds. Until then it occupies one of a few places
+in a waiting room. The owner calls `write` while `is_writable`, and coalesces its writes itself.
+Between machines and without TLS, every frame carries a MAC of the session.
 """
 
 from __future__ import annotations
@@ -42,21 +43,24 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 5.0
-"""How long a peer may take for the handshake.
+"""Maximum time of a handshake.
 
 A busy machine needs a second; a port scanner gets no more than this.
 """
 
 CLOSE_TIMEOUT_S = 2.0
-"""How long a close may take to flush."""
+"""Maximum time for a close to flush."""
 
 
 class ConnectionOwner(Protocol):
-    """The owner of a connection. All calls come from the loop, none before `on_connected`."""
+    """The owner of a connection, which handles its frames.
+
+    All calls come from the event loop, none before `on_connected`.
+    """
 
     def on_connected(self, connection: AuthenticatedConnection) -> None: ...
     def on_frames(self, connection: AuthenticatedConnection, frames: list[Frame]) -> None:
-        """Handles frames in order. A ProtocolError that it raises ends the connection."""
+        """Handles frames in order. A ProtocolError raised here ends the connection."""
 
     def on_writable(self, connection: AuthenticatedConnection) -> None: ...
     def on_connection_lost(
@@ -66,9 +70,10 @@ class ConnectionOwner(Protocol):
 
 
 class AuthenticatedConnection(asyncio.Protocol):
-    """One authenticated connection.
+    """A connection that is authenticated before any frame passes.
 
-    `accepted`: frame types of its plane. `handshake` determines the side. A server passes a `room`.
+    `accepted`: frame types that the peer may send. `handshake` determines the side. A server passes
+    the `room` in which its new connections wait.
     """
 
     def __init__(
@@ -87,19 +92,19 @@ class AuthenticatedConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
         self.encoder: FrameEncoder | None = None
-        """Encodes the frames of this side; set once the handshake is done."""
+        """Encoder of the frames of this side, set once the handshake is done."""
         self.is_writable = False
         self.bytes_sent = 0
         self.bytes_received = 0
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the connection is over and its owner was notified."""
+        """Future that is done when the connection has ended and its owner was notified."""
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = self._transport = cast(
             "asyncio.Transport", transport
-        )  # uvloop's are none by class.
+        )  # uvloop's transports are not subclasses.
         tune(transport)
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._on_late)
         if isinstance(self._handshake, ClientHandshake):
@@ -157,7 +162,9 @@ class AuthenticatedConnection(asyncio.Protocol):
 
     @property
     def _is_protected(self) -> bool:
-        """Whether data in transit cannot be changed: then frames need no MAC of their own."""
+        """Whether TLS or the loopback interface protects data in transit, so that frames need no
+        MAC.
+        """
         transport = self._transport
         if transport is None:
             return False
@@ -173,12 +180,12 @@ class AuthenticatedConnection(asyncio.Protocol):
         self._send(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def close(self) -> None:
-        """Flushes, then closes."""
+        """Flushes, then closes the connection."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self, error: Exception | None = None) -> None:
-        """Closes at once."""
+        """Closes the connection at once."""
         self._error = self._error or error
         if self._transport is not None:
             self._transport.abort()
@@ -191,7 +198,10 @@ class AuthenticatedConnection(asyncio.Protocol):
     # The handshake.
 
     def _prove(self, data: bytes) -> bytes:
-        """Feeds the handshake. Returns the bytes after it, nothing before it is done."""
+        """Feeds received bytes to the handshake.
+
+        Returns the bytes that follow the handshake, or nothing before it is done.
+        """
         answer = self._handshake.receive(data)
         if answer:
             self._send(answer)
@@ -213,7 +223,7 @@ class AuthenticatedConnection(asyncio.Protocol):
             self._accepted, direction_key(done.session_key, peer) if keyed else None
         )
         self.is_writable = True
-        if own is Side.CLIENT:  # The accepting side waits for a first frame.
+        if own is Side.CLIENT:  # The server leaves the room only after a first frame.
             self._cancel_timer()
         self.owner.on_connected(self)
 
@@ -249,10 +259,13 @@ async def close_all(connections: Sequence[AuthenticatedConnection]) -> None:
 
 
 def fresh_nonce(host: Host) -> bytes:
-    """Returns 32 unused bytes: two ids of the host, which are random outside the simulation."""
+    """Returns 32 bytes that were never used before.
+
+    They are two ids of the host, which are random outside of the simulation.
+    """
     return bytes.fromhex(host.ids.new("nonce") + host.ids.new("nonce"))
 
 
 def fresh_secret(host: Host) -> bytes:
-    """As `fresh_nonce`, for processes that are started together and share the secret."""
+    """Returns a new secret of 32 bytes, for processes that are started together and share it."""
     return bytes.fromhex(host.ids.new("secret") + host.ids.new("secret"))

@@ -1,16 +1,16 @@
-"""Buffer debloating: sizes batches so that queued data is about one second of work.
+"""Buffer debloating: sizes batches so that the queued data is about one second of work.
 
 Large batches are cheap per record. But all queued data delays the next barrier, and the records
-behind it. So a gate measures how fast its task takes records, and asks the producers for batches of
-a size such that
+behind it. So a gate measures how fast its task processes records, and asks the producers for
+batches of a size such that
 
-    batches queued * records per batch = records that the task takes in `TARGET_S`
+    batches queued * records per batch = records that the task processes in `TARGET_S`
 
 The size is in records, not in bytes as in Flink. Queueing, credit and permits count sealed batches,
 a consumer's rate is in records, and a batch within one process has no bytes at all. The size may
-exceed a batch of rows, because columnar batches can hold more. Ended channels bring nothing; the
-others share what they had. A change below `THRESHOLD` is not announced. Idle time does not count,
-so a quiet input is not mistaken for a slow one.
+exceed a batch of rows, because columnar batches can hold more. The channels that have not ended
+share the total. A change below `THRESHOLD` is not announced. Idle time does not count, so a quiet
+input is not mistaken for a slow one.
 
 After BufferDebloater and BufferSizeEMA of Flink. Without clock or loop: `now_s` is an argument.
 """
@@ -23,32 +23,28 @@ TARGET_S = 1.0
 """Target for the time that the consumer needs for all queued data."""
 
 THRESHOLD = 0.25
-"""Smaller relative changes are not announced."""
+"""Minimum relative change of the size that is announced."""
 
 RECORDS_MIN = 1
-"""Minimum batch size. A task this slow gets four batches a second from a channel.
+"""Minimum batch size. A task that needs it takes four batches a second from a channel.
 
-It does not notice their fixed cost.
+So the fixed cost of a batch does not matter.
 """
 
 BATCHES_PER_CHANNEL = 4
-"""Batches of one channel that hold a permit, from seal to poll.
-
-The producer's pool grants this many.
-"""
+"""Number of queued batches of one channel: the producer's pool grants this many permits."""
 
 PERIOD_S = 0.2
 """Working time between two measurements; Flink's default."""
 
 SMOOTHING = 2 / 21
-"""Weight of one period, as in an average over 20: 10 s at half the rate move it to 0.51."""
+"""Weight of one period in the moving average, as in an average over 20 periods."""
 
 
 class BufferDebloater:
-    """The debloater of one gate with `channels`, whose producers make batches of up to
-    `records_max`.
+    """Computes the batch size for one gate with `channels` channels.
 
-    `records` is the last announced size.
+    Producers make batches of up to `records_max` records. `records` is the last announced size.
     """
 
     __slots__ = (
@@ -71,7 +67,7 @@ class BufferDebloater:
         self._per_s = 0.0
         """Moving average of records per second; 0 before the first measurement."""
         self._since: float | None = None
-        """When the current batch was taken; None while idle."""
+        """Time at which the task started on its batch; None while idle."""
         self._in_hand = 0
         self._taken = 0
         self._active_s = 0.0
@@ -83,17 +79,17 @@ class BufferDebloater:
 
     @property
     def is_active(self) -> bool:
-        """Whether the task works on a batch of this gate, as far as the debloater knows."""
+        """Whether the task processes a batch of this gate now, as reported by `took` and `idle`."""
         return self._since is not None
 
     def share_among(self, channels: int) -> None:
-        """Sets the number of channels that still bring data."""
+        """Sets the number of channels that have not ended."""
         self._batches = max(1, channels) * BATCHES_PER_CHANNEL
 
     def took(self, now_s: float, records: int) -> int | None:
-        """Notes that the task takes a batch and has finished the one before.
+        """Notes that the task starts on a batch of `records`, and so has finished the one before.
 
-        Returns the size to announce, None for no change.
+        Returns the batch size to announce, None for no change.
         """
         self._settle(now_s)
         self._since = now_s

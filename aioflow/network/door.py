@@ -5,10 +5,10 @@ transports. A connection is *working* while a request is answered, *stalled* whi
 not read the answer, and otherwise *quiet*. A connection is aborted if its client neither sends a
 whole request nor reads a part of an answer within `SILENCE_S`.
 
-If there are too many connections, or too many unread bytes, one connection is aborted. It belongs
-to the address with the most connections: of these, it has been stalled longest, or else quiet
-longest. A well-behaved client needs its connection for milliseconds only, so other clients cannot
-keep it out.
+If there are too many connections, or too many unread bytes, one connection is aborted. It is one of
+the address with the most connections. Among those it has been stalled longest, or, if none is
+stalled, quiet longest. A well-behaved client needs its connection for milliseconds only, so other
+clients cannot keep it out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["SILENCE_S", "Door"]
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 20.0
-"""Time for a client to send a whole request, or to read a part of an answer."""
+"""Maximum time for a client to send a whole request, or to read a part of an answer."""
 
 GRACE_S = 1.0
 """Time for which a new quiet connection keeps its place.
@@ -37,10 +37,10 @@ As many again as there are places may be this new.
 """
 
 CHECK_S = 1.0
-"""Time between two looks at the clients."""
+"""Time between two checks of the clients."""
 
 UNREAD_BYTES_MAX = 16 * 1024 * 1024
-"""Memory of stalled connections together."""
+"""Maximum of unread bytes of all stalled connections together."""
 
 INPUT_BYTES = 256 * 1024
 """Bytes of pipelined requests that a connection may hold: as much as asyncio reads at once."""
@@ -66,7 +66,7 @@ class Door:
         self._make: Callable[[], asyncio.Protocol] | None = None
         self._connections_max = connections_max
         self._connections: dict[asyncio.Protocol, _Connection] = {}
-        """By the server's protocol."""
+        """Connections by their protocol of the server."""
         self._refusals = Refusals(logger, subject)
         self.complaints = _Complaints(self._refusals)
         self._watching: asyncio.Task[None] | None = None
@@ -76,12 +76,14 @@ class Door:
         return _Connection(self._make(), self)
 
     def open(self, make: Callable[[], asyncio.Protocol]) -> None:
-        """Begin to look at the clients; `make` is the server."""
+        """Starts to check the clients. `make` makes the server's protocol for each connection."""
         self._make = make
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name="HTTP clients")
 
     def close(self) -> None:
-        """Close the remaining connections: a client that does not read would keep its own open."""
+        """Closes all remaining connections, because a client that does not read would keep its own
+        open.
+        """
         if self._watching is not None:
             self._watching.cancel()
         for connection in list(self._connections.values()):
@@ -90,7 +92,7 @@ class Door:
 
     @contextmanager
     def answering(self, protocol: asyncio.Protocol) -> Iterator[None]:
-        """The connection of the server's `protocol` works inside the block."""
+        """Marks the connection of the server's `protocol` as working inside the block."""
         connection = self._connections.get(protocol)
         if connection is None:
             yield
@@ -129,7 +131,10 @@ class Door:
     # For connections.
 
     def enter(self, connection: _Connection) -> bool:
-        """Whether a new connection finds a place."""
+        """Admits a new connection, and aborts another one if there are too many.
+
+        Returns False if there is no place, because all connections work.
+        """
         most = self._connections_max
         if len(self._connections) >= most:
             young_s = asyncio.get_running_loop().time() - GRACE_S
@@ -152,7 +157,9 @@ class Door:
         self._connections.pop(connection.inner, None)
 
     def stalled(self) -> None:
-        """A client has stopped to read."""
+        """Handles that a client has stopped reading: aborts connections with too many unread
+        bytes.
+        """
         stalled = [one for one in self._connections.values() if one.is_stalled]
         unread = sum(one.memory_bytes for one in stalled)
         while unread > UNREAD_BYTES_MAX and len(stalled) > 1:
@@ -165,8 +172,10 @@ class Door:
             )
 
     def _weakest(self, may_go: Callable[[_Connection], bool]) -> _Connection | None:
-        """Find, at the address with the most connections, the one that is stalled longest, else
-        quiet longest.
+        """Returns the connection to abort, None if `may_go` allows none.
+
+        It is one of the address with the most connections: stalled longest, otherwise quiet
+        longest.
         """
         by_host = Counter(one.host for one in self._connections.values())
         candidates = [one for one in self._connections.values() if may_go(one)]
@@ -177,7 +186,7 @@ class Door:
         )
 
     def _cut(self, connection: _Connection, reason: str, *, is_news: bool) -> None:
-        """Cut off a client. `is_news`: an idle browser would not do that, so the log says it."""
+        """Aborts a connection. With `is_news` the reason is logged; an idle browser is no news."""
         if is_news:
             self._refusals.add(connection.peer, reason)
         self.leave(connection)
@@ -185,7 +194,7 @@ class Door:
 
 
 class _Complaints(logging.Logger):
-    """Logger of an HTTP server of aiohttp.
+    """Logger for an HTTP server of aiohttp.
 
     A malformed request counts as a refusal and logs no traceback.
     """
@@ -208,7 +217,7 @@ class _Complaints(logging.Logger):
 
 
 class _Connection(asyncio.Protocol):
-    """Hands everything on to `inner`."""
+    """Protocol that passes everything on to the server's protocol `inner`."""
 
     def __init__(self, inner: asyncio.Protocol, door: Door) -> None:
         self.inner = inner
@@ -218,16 +227,16 @@ class _Connection(asyncio.Protocol):
         self.host = self.peer = ""
         self.is_stalled = False
         self.requests = 0
-        """Requests that are being answered: 0 or 1."""
+        """Number of requests that are being answered: 0 or 1."""
         self.unasked = 0
-        """Requests that were answered since the client sent anything."""
+        """Number of requests that were answered since the client last sent anything."""
         self.since_s = asyncio.get_running_loop().time()
-        """Monotonic time at which it last worked, began to be stalled, or was last seen to read."""
+        """Monotonic time when the connection last worked, became stalled, or its client read."""
         self._unread_bytes = 0
-        """What was left of its answers when it was last looked at; counts while it is stalled."""
+        """Number of unread bytes at the last check, while the connection is stalled."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are none by class.
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses.
         self.peer = peer_of(self._transport)
         self.host = self.peer.rpartition(":")[0]
         self._is_in = self._door.enter(self)
@@ -254,7 +263,10 @@ class _Connection(asyncio.Protocol):
         self._door.stalled()
 
     def note_reading(self, now_s: float) -> None:
-        """A client of a slow link has time: it reads, though a large answer takes long."""
+        """Notes whether the client of a stalled connection has read a part of its answer.
+
+        A slow link is allowed: the client reads, though a large answer takes long.
+        """
         if self.is_stalled and (unread := self.memory_bytes) != self._unread_bytes:
             if unread < self._unread_bytes:
                 self.since_s = now_s
@@ -277,12 +289,12 @@ class _Connection(asyncio.Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """At most."""
+        """Upper bound of the connection's unread bytes."""
         return INPUT_BYTES + (
             0 if self._transport is None else self._transport.get_write_buffer_size()
         )
 
     def abort(self) -> None:
-        """Close without waiting until the client reads."""
+        """Closes the connection without waiting until the client reads."""
         if self._transport is not None:
             self._transport.abort()

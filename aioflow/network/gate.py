@@ -7,9 +7,9 @@ or that was blocked by `block`, is not in the FIFO until it is resumed. The outp
 the order of arrivals. Notifications are direct calls: they never arrive late or out of order, so
 none can be outdated.
 
-`availability` is level-triggered: up while the FIFO is not empty, and for ever once finished or
-closed. It may be up while nothing can be polled, but is never down while something can. Nothing
-here awaits. After Flink's SingleInputGate.
+`availability` is level-triggered: up (set) while the FIFO is not empty, and for ever once the gate
+is finished or closed. It may be up while nothing can be polled, but is never down while something
+can. Nothing here awaits. After Flink's SingleInputGate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["ChannelTraffic", "EndOfDataStatus", "InputChannel", "InputGate", "Sh
 
 
 class ChannelTraffic(NamedTuple):
-    """What a channel has delivered since it was made, and what waits in it.
+    """Counts of what a channel has delivered since it was made, and of what waits in it.
 
     A local batch has no bytes and fills no buffer.
     """
@@ -48,7 +48,7 @@ class ChannelTraffic(NamedTuple):
 
 
 class InputChannel(Protocol):
-    """The interface of a channel, local or remote, for its gate."""
+    """The interface that a gate uses of a channel, local or remote."""
 
     def request(self, on_data_available: Callable[[bool], None]) -> bool:
         """Subscribes to the producer. Returns False if its partition does not exist yet.
@@ -60,14 +60,15 @@ class InputChannel(Protocol):
         ...
 
     def poll(self) -> Polled | None:
-        """Returns (element, backlog, more available, sequence number), or None.
+        """Returns (element, backlog, more available, sequence number), or None if there is no
+        element.
 
         Raises ProducerFailed or Broken.
         """
         ...
 
     def resume(self) -> None:
-        """Continues after a blocking event; no effect if the channel is not blocked, or
+        """Continues after a blocking event. No effect if the channel is not blocked, or is
         released.
         """
         ...
@@ -113,7 +114,7 @@ class InputChannel(Protocol):
 
     @property
     def traffic(self) -> ChannelTraffic:
-        """What the channel has delivered so far, for monitoring."""
+        """Counts of what the channel has delivered so far, for monitoring."""
         ...
 
     def release(self) -> None:
@@ -125,15 +126,15 @@ class EndOfDataStatus(Enum):
     """Whether the channels of a gate have reached the end of their records."""
 
     NOT_REACHED = "not reached"
-    """Some channel may still bring records."""
+    """Some channel may still deliver records."""
     DRAINED = "drain"
-    """All ended, and every one by draining: event time is over."""
+    """All channels have ended, and all by draining: event time is over."""
     STOPPED = "stop"
-    """All ended, and at least one keeps its windows open for a restart."""
+    """All channels have ended, and at least one keeps its windows open for a restart."""
 
 
 class SharedAvailability(Availability):
-    """Up while at least one of several gates is: one future for a task with several inputs."""
+    """The availability of a task with several gates: up while at least one gate is up."""
 
     __slots__ = ("_parts_up",)
 
@@ -142,13 +143,13 @@ class SharedAvailability(Availability):
         self._parts_up = 0
 
     def part_up(self) -> None:
-        """One gate has data."""
+        """Notes that one gate has data."""
         self._parts_up += 1
         if not self.is_available:
             self.set_available()
 
     def part_down(self) -> None:
-        """One gate has no more data."""
+        """Notes that one gate has no more data."""
         self._parts_up -= 1
         if self._parts_up == 0:
             self.set_unavailable()
@@ -192,7 +193,7 @@ class InputGate:
         self._ready: deque[int] = deque()
         self._queued = [False] * count
         self._blocked = [False] * count
-        """Channels blocked by `block`; a channel knows itself whether an event blocks it."""
+        """Channels blocked by `block`. A channel itself knows whether an event blocks it."""
         self._held = [False] * count
         """Channels with data that are blocked by `block`."""
         self._finished = [False] * count
@@ -200,7 +201,7 @@ class InputGate:
         self._unfinished = count
         self._priority_count = 0
         self._debloater: BufferDebloater | None = None
-        self._brings_rows = True  # Whether the last batch was one of rows.
+        self._brings_rows = True  # Whether the last batch was a batch of rows.
         self._rows_max = 0
         self._on_priority: Callable[[], None] | None = None
         self._now_s: Callable[[], float] = float
@@ -225,7 +226,7 @@ class InputGate:
         data.
 
         Raises Closed after `close`, and any error of a channel. On ProducerFailed, cancel the task
-        instead of failing it.
+        instead of failing it, because the producer's own failure is reported already.
         """
         ready = self._ready
         while ready:
@@ -277,7 +278,8 @@ class InputGate:
     ) -> None:
         """Enables debloating: asks the producers for the batch size that suits this task.
 
-        Their batches have up to `records_max` records, those of rows up to `rows_max`.
+        Producers make columnar batches of up to `records_max` records, batches of rows of up to
+        `rows_max`.
         """
         self._rows_max = records_max if rows_max is None else rows_max
         self._debloater = BufferDebloater(len(self._channels), records_max)
@@ -288,7 +290,8 @@ class InputGate:
         on_priority: Callable[[], None],
         on_announced: Callable[[int, CheckpointBarrier], None],
     ) -> None:
-        """Sets callbacks for priority events; each is called at once if there is one already.
+        """Sets the callbacks for priority events. Each is called at once if there is an event
+        already.
 
         `on_priority` is called when a priority event may be polled. `on_announced(index, barrier)`
         is called when a barrier that may later overtake waits in channel `index` at the receiver.
@@ -330,9 +333,9 @@ class InputGate:
                 self._lower()
 
     def resume(self, index: int) -> None:
-        """Continues with channel `index`, blocked by `block` or by a blocking event.
+        """Continues with channel `index`, after `block` or a blocking event.
 
-        No effect if it is not blocked.
+        No effect if the channel is not blocked.
         """
         self._blocked[index] = False
         self._channels[index].resume()
@@ -346,7 +349,8 @@ class InputGate:
             self.resume(index)
 
     def request_partitions(self) -> list[int]:
-        """Subscribes to every partition. Returns the indices of those that do not exist yet.
+        """Subscribes to every partition. Returns the indices of channels whose partition does not
+        exist yet.
 
         Idempotent: call it again later.
         """
@@ -363,7 +367,7 @@ class InputGate:
 
     @property
     def has_received_end_of_data(self) -> EndOfDataStatus:
-        """Whether every channel delivered EndOfData, and whether all of them drain."""
+        """How far the channels have reached the end of their data."""
         if len(self._end_of_data) < len(self._channels):
             return EndOfDataStatus.NOT_REACHED
         return (
@@ -380,14 +384,14 @@ class InputGate:
         return sum(channel.queued_batches for channel in self._channels)
 
     def traffic(self) -> list[ChannelTraffic]:
-        """Returns what each channel has delivered so far."""
+        """Returns the counts of what each channel has delivered so far."""
         return [channel.traffic for channel in self._channels]
 
     @property
     def batch_records(self) -> int:
-        """Current maximum of records in a batch: the size that the producers were last asked for.
+        """Batch size that the producers were last asked for, in records. 0 without debloating.
 
-        For rows it is at most the size of a batch of rows. 0 without debloating.
+        For rows it is at most the size of a batch of rows.
         """
         if self._debloater is None:
             return 0
@@ -399,7 +403,7 @@ class InputGate:
 
     @property
     def records_per_s(self) -> float:
-        """Records per second of work; 0.0 until that is known."""
+        """Records that the task processes per second of work; 0.0 until that is known."""
         return 0.0 if self._debloater is None else self._debloater.records_per_s
 
     def is_channel_finished(self, index: int) -> bool:
@@ -441,7 +445,7 @@ class InputGate:
                 channel.announce_batch_size(records)
 
     def _to_front(self, index: int) -> None:
-        """Moves a channel behind the others with priority events, before all other channels."""
+        """Moves a channel in front of all channels without priority events."""
         ready = self._ready
         if self._queued[index]:
             if ready.index(index) < self._priority_count:
@@ -459,8 +463,8 @@ class InputGate:
                 self._end_of_data[index] = event.drain
                 self._channels[index].acknowledge_all_records_processed()
             case EndOfPartition():
-                # The last element: the channel is not in the FIFO, and the notice of its release is
-                # ignored.
+                # After its last element the channel is not in the FIFO, and the notice of its
+                # release is ignored.
                 self._finished[index] = True
                 self._channels[index].release()
                 self._unfinished -= 1
@@ -473,7 +477,7 @@ class InputGate:
                     self._to_front(index)
 
     def _finish(self) -> None:
-        """Raises its own availability for ever, so that a waiter sees the end.
+        """Sets the gate's own availability for ever, so that a waiter sees the end.
 
         A shared availability is left to the other gates.
         """

@@ -1,4 +1,4 @@
-"""All logical channels between this process and one other, over successive connections.
+"""All channels between this process and one other process, over successive connections.
 
 A link owns the `Exchange` and outlives its connections. After a reset both sides compare the state
 of their channels and go on from there. So no record is lost or repeated, and nothing restarts.
@@ -57,23 +57,23 @@ _FOR_CHANNELS = (FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE, FrameType.
 
 
 class PartitionLookup(Protocol):
-    """Finds partitions of this process by the text of their id."""
+    """Finds a partition of this process by the text of its id."""
 
     def find_partition(self, partition_id: str) -> ResultPartition | None: ...
 
 
 class LinkOwner(Protocol):
-    """The owner of links, which connects and forgets them."""
+    """The owner of links, which connects them and removes them."""
 
     def on_link_lost(self, link: Link) -> None:
-        """The link has lost its connection; it may be closed, or have failed."""
+        """Handles that the link has lost its connection, was closed, or has failed."""
 
     def on_link_unused(self, link: Link) -> None:
-        """The last channel of the link was removed."""
+        """Handles that the last channel of the link was removed."""
 
 
 class Link:
-    """One side of a link, and the `ConnectionOwner` of its current connection."""
+    """One side of a link between two processes. It owns the link's current connection."""
 
     def __init__(
         self, name: str, codec: Codec, partitions: PartitionLookup, owner: LinkOwner
@@ -92,26 +92,26 @@ class Link:
         self._beats = 0
         self._missed = 0
         self._heard = False
-        """Whether the peer sent anything over this connection."""
+        """Whether the peer has sent anything over the current connection."""
         self._protocol_errors = 0
         self.failure: AioflowError | None = None
-        """Why all channels of the link have failed."""
+        """Error that all channels of the link have failed with."""
         self.is_closed = False
         self.resets = 0
         """Number of lost connections."""
         self.attempts = 0
-        """Tries to connect since the last progress. The dialling side counts them."""
+        """Number of tries to connect since the last progress, on the dialling side."""
         self.silent_since = self._loop.time()
-        """When the link lost the last connection over which the peer sent anything."""
+        """Time when the link lost the last connection over which the peer sent anything."""
 
     @property
     def consumer(self) -> ConsumerExchange:
-        """The partitions that this side reads from the peer."""
+        """The partitions of the peer that this side reads."""
         return self._exchange.consumer
 
     @property
     def connection(self) -> AuthenticatedConnection | None:
-        """The current connection."""
+        """The current connection, or None."""
         return self._connection
 
     @property
@@ -125,7 +125,9 @@ class Link:
         return self._exchange.has_output
 
     def add_channel(self, channel: RemoteInputChannel) -> int:
-        """Returns a number for the channel; its data goes to its `on_delivered`."""
+        """Adds a channel, whose data goes to its `on_delivered`. Returns the number of the
+        channel.
+        """
         number, self._next_number = self._next_number, self._next_number + 1
         self._channels[number] = channel
         if self.failure is not None:
@@ -140,7 +142,7 @@ class Link:
     # Life cycle.
 
     def carry_on(self, connection: AuthenticatedConnection) -> None:
-        """Makes `connection` the link's connection; an older one is dropped."""
+        """Continues the link over `connection`; an older connection is dropped."""
         assert connection.encoder is not None, "a connection is handed to a link when it is open"
         old, self._connection = self._connection, connection
         connection.owner = self
@@ -148,8 +150,8 @@ class Link:
             self._end_of_connection(None)
             old.abort()
         self._exchange.attach(connection.encoder)
-        # At once: the answer proves that the peer process has accepted the connection, not only its
-        # kernel.
+        # A heartbeat at once: its answer proves that the peer process, not only its kernel, has
+        # accepted the connection.
         self._missed = 0
         self._heard = False
         self._on_heartbeat()
@@ -168,9 +170,9 @@ class Link:
                 channel.on_delivered(error)
 
     def close(self) -> AuthenticatedConnection | None:
-        """Tells the peer, if it can be reached, and releases everything.
+        """Closes the link, releases everything, and tells the peer if it can be reached.
 
-        Returns the closing connection.
+        Returns the connection, which is being closed, or None.
         """
         if not self.is_closed:
             self.is_closed = True
@@ -223,7 +225,7 @@ class Link:
             self._end_of_connection(error)
             self._owner.on_link_lost(self)
 
-    # Inside.
+    # Internal.
 
     def _end_of_connection(self, error: Exception | None) -> None:
         self._stop_heartbeat()

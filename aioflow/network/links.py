@@ -1,7 +1,7 @@
 """The data plane of one process: a link to each other process that it exchanges partitions with.
 
-The consumer dials, and dials again after a reset; the first frame of a connection says which link
-it carries on. The side that dialled an unused link closes it, and both sides forget it.
+The consumer connects, and connects again after a reset. The first frame of a connection names the
+link that it belongs to. The side that connected closes an unused link, and both sides forget it.
 
 The consumer gives up a link that stays without a connection: after `GIVE_UP_S` every channel fails
 with Broken, so the consuming tasks fail and the job sees it. The producer only cleans up: it
@@ -40,7 +40,7 @@ __all__ = ["FORGET_S", "GIVE_UP_S", "UNUSED_S", "DataPlane"]
 logger = logging.getLogger(__name__)
 
 RECONNECT_S = (0.0, 0.02, 0.1, 0.3, 0.5)
-"""Waits before each try to connect since the last progress; the last one repeats."""
+"""Delays before each try to connect since the last progress; the last one repeats."""
 
 GIVE_UP_S = 30.0
 """Time without a connection after which the consumer fails the channels of a link.
@@ -57,13 +57,15 @@ up by then.
 """
 
 UNUSED_S = 5.0
-"""How long a link without channels is kept: a restart of the job soon uses it again."""
+"""Time for which a link without channels is kept, because a restarted job soon uses it again."""
 
 LINK_NAME_CHARS_MAX = 64
 
 
 class DataPlane:
-    """Listens for other processes, and dials those whose partitions are read here."""
+    """Accepts connections of other processes, and connects to those whose partitions are read
+    here.
+    """
 
     def __init__(
         self, host: Host, secret: bytes, codec: Codec, partitions: PartitionLookup
@@ -95,7 +97,9 @@ class DataPlane:
         return self._listener.port
 
     def link_to(self, address: tuple[str, int]) -> Link:
-        """Returns the link to the process that listens at `address`; dials if there is none."""
+        """Returns the link to the process that listens at `address`, and connects if there is
+        none.
+        """
         link = self._dialled.get(address)
         if link is None:
             link = Link(
@@ -107,7 +111,9 @@ class DataPlane:
 
     @property
     def links(self) -> list[Link]:
-        """All links that are not forgotten: dialled ones, then accepted ones."""
+        """All links that are not forgotten: first those that this side connected, then the
+        others.
+        """
         return [*self._dialled.values(), *self._accepted.values()]
 
     async def close(self) -> None:
@@ -143,11 +149,11 @@ class DataPlane:
             )
 
     async def _connect(self, address: tuple[str, int], link: Link) -> None:
-        """Tries until connected; fails the link after too long."""
+        """Tries to connect until that works. Fails the link after too long."""
         loop = asyncio.get_running_loop()
         error: Exception | None = None
         try:
-            # A connection may be lost again before this task learns that it was made.
+            # A connection may be lost before this task is notified that it was made.
             while link.connection is None and not link.is_closed:
                 deadline = link.silent_since + GIVE_UP_S
                 if loop.time() >= deadline:
@@ -170,10 +176,10 @@ class DataPlane:
                 except Exception as refused:  # noqa: BLE001
                     if (
                         error is None or loop.time() < deadline
-                    ):  # The error before says more than a try that was cut short.
+                    ):  # The previous error says more than a try that was cut short.
                         error = refused
         finally:
-            # Here and not in a callback: from now on a lost connection must start the next attempt.
+            # Not in a callback, because from now on a lost connection must start the next attempt.
             del self._dialling[link]
 
     async def _try_connect(self, address: tuple[str, int], link: Link, deadline: float) -> None:
@@ -213,7 +219,9 @@ class DataPlane:
         link.close()
 
     def forget(self, address: tuple[str, int], link: Link) -> None:
-        """Forgets a dialled link: the next reader of that process gets a new one."""
+        """Forgets a link that this side connected: the next reader of that process gets a new
+        link.
+        """
         if self._dialled.get(address) is link:
             del self._dialled[address]
 
@@ -226,7 +234,7 @@ class DataPlane:
         return AuthenticatedConnection(handshake, DATA_PLANE, self, self.waiting)
 
     def on_connected(self, connection: AuthenticatedConnection) -> None:
-        """The peer has proved itself; its first frame names the link."""
+        """Waits for the first frame of the authenticated peer, which names the link."""
 
     def on_frames(self, connection: AuthenticatedConnection, frames: list[Frame]) -> None:
         hello, *rest = frames
@@ -254,12 +262,12 @@ class DataPlane:
     def on_connection_lost(
         self, connection: AuthenticatedConnection, error: Exception | None
     ) -> None:
-        """Does nothing: the waiting room handles it."""
+        """Does nothing: the waiting room handles connections that end early."""
 
     # LinkOwner of accepted links.
 
     def on_link_lost(self, link: Link) -> None:
-        """Waits for the peer, which dials again.
+        """Waits until the peer connects again.
 
         A link without channels is forgotten at once.
         """
@@ -271,7 +279,7 @@ class DataPlane:
             )
 
     def on_link_unused(self, link: Link) -> None:
-        """Does nothing: the peer dialled, so the peer closes it."""
+        """Does nothing: the peer has connected, so the peer closes the link."""
 
     def _give_up(self, link: Link) -> None:
         self._forget_accepted(link)
@@ -289,7 +297,7 @@ class DataPlane:
 
 
 class _Dialler:
-    """LinkOwner of the link that was dialled at `address`."""
+    """The LinkOwner of the link that this side connected to `address`."""
 
     __slots__ = ("_address", "_data_plane")
 
@@ -308,9 +316,9 @@ class _Dialler:
 
 
 class _Opening:
-    """Owner of a connection until it is open.
+    """The owner of a connection until its handshake is done.
 
-    It then hands the connection to the link in the same call, so that its end cannot be missed.
+    It then passes the connection to the link in the same call, so that its end cannot be missed.
     """
 
     def __init__(self, link: Link) -> None:
@@ -339,7 +347,7 @@ class _Opening:
     ) -> None:
         if not self.opened.done():
             self.opened.set_exception(Broken(f"the connection ended in the handshake: {error!r}"))
-            self.opened.exception()  # Marks it as retrieved; there may be no waiter.
+            self.opened.exception()  # Marks the error as retrieved; there may be no waiter.
 
 
 def _text(address: tuple[str, int]) -> str:

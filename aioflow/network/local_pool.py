@@ -27,30 +27,29 @@ from aioflow.network.segments import Buffer, MemorySegment
 __all__ = ["DEFAULT_OVERDRAFT", "LocalBufferPool", "PermitListener"]
 
 DEFAULT_OVERDRAFT = 5
-"""Permits beyond the size, as in Flink: enough to finish the current record."""
+"""Number of permits beyond the size, as in Flink: enough to finish the current record."""
 
 RECYCLED_TWICE = "a permit was recycled that the pool did not give out: recycle each permit once"
 
 
 class PermitListener(Protocol):
-    """A requester that found the pool empty and waits for the next permit."""
+    """A requester that waits for the next permit of an empty pool."""
 
     def on_permit(self) -> bool:
-        """A permit is free: True takes it (recycle it later), False leaves it for the next
-        listener.
+        """Offers a free permit. Returns True to take it (and recycle it later), False to leave it.
 
-        Called once per registration. A listener that takes it and wants more registers again from
-        here, behind the others.
+        Called once per registration. A listener that wants more permits registers again from here,
+        behind the others.
         """
         ...
 
     def on_pool_destroyed(self) -> None:
-        """No permit will come."""
+        """Notes that no permit will come, because the pool was destroyed."""
         ...
 
 
 class PermitSource(Protocol):
-    """The interface of the global pool for a local one."""
+    """The interface that a local pool uses of the global one."""
 
     def take_permit(self) -> bool: ...
     def return_permits(self, count: int) -> None: ...
@@ -104,13 +103,14 @@ class LocalBufferPool:
         self._overdraft = 0
         self._forced = 0
         self._beyond_size = 0
-        """`_overdraft + _forced`, so that the fast path makes one comparison."""
+        """Sum of `_overdraft` and `_forced`, so that the fast path makes one comparison."""
         self._per_channel: dict[int, int] = {}
         self._unavailable_channels = 0
         self._listeners: deque[PermitListener] = deque()
 
     def try_request_permit(self, channel: int = 0) -> bool:
-        """Takes one permit for `channel`, idle or from the overdraft; False when both are used up.
+        """Takes one permit for `channel`, idle or from the overdraft. Returns False if there is
+        none.
 
         Raises Closed after `destroy`.
         """
@@ -149,7 +149,7 @@ class LocalBufferPool:
         if self._idle >= self._requested:
             raise LocalProtocolError(RECYCLED_TWICE)
         self._idle += 1
-        # The flag is checked first: the call would cost time for every batch.
+        # The flag is checked first, because the call would cost time for every batch.
         if not self.availability.is_available:
             self._raise_availability()
 
@@ -177,9 +177,9 @@ class LocalBufferPool:
         self.try_request_permit(channel)
 
     def add_listener(self, listener: PermitListener) -> bool:
-        """Registers `listener` for a recycled permit, in order of registration.
+        """Registers `listener` for recycled permits, in order of registration.
 
-        Returns False if one is idle: request it instead.
+        Returns False, without registering, if a permit is idle: request that instead.
         """
         self._check_live()
         if self._idle > 0:
@@ -194,22 +194,22 @@ class LocalBufferPool:
 
     @property
     def size(self) -> int:
-        """Permits that the global pool grants now."""
+        """Number of permits that the global pool grants now."""
         return self._size
 
     @property
     def requested(self) -> int:
-        """Permits held from the global pool within the size (idle or in use)."""
+        """Number of permits held from the global pool within the size (idle or in use)."""
         return self._requested
 
     @property
     def idle(self) -> int:
-        """Permits held and unused."""
+        """Number of permits held and unused."""
         return self._idle
 
     @property
     def in_use(self) -> int:
-        """Permits in use, overdraft included.
+        """Number of permits in use, including overdraft.
 
         The usage `in_use / size` is above 1 with overdraft.
         """
@@ -217,11 +217,11 @@ class LocalBufferPool:
 
     @property
     def overdraft_in_use(self) -> int:
-        """Permits in use beyond the size."""
+        """Number of permits in use beyond the size."""
         return self._beyond_size
 
     def set_num_buffers(self, size: int) -> None:
-        """Grows or shrinks to `size`: idle surplus returns now, the rest when recycled.
+        """Sets the size. Idle surplus is returned now, the rest when it is recycled.
 
         Raises ValueError below the minimum.
         """
@@ -238,7 +238,10 @@ class LocalBufferPool:
         self.on_parent_available()
 
     def on_parent_available(self) -> None:
-        """Permits may be available: covers those taken beyond the size, then fetches one ahead."""
+        """Takes permits of the global pool, which may have some.
+
+        First it covers permits taken beyond the size, then it fetches one ahead.
+        """
         while self._overdraft and self._requested < self._size:
             self._overdraft -= 1
             self._beyond_size -= 1
@@ -272,7 +275,7 @@ class LocalBufferPool:
         listeners, self._listeners = self._listeners, deque()
         for listener in listeners:
             listener.on_pool_destroyed()
-        # Waiters must not wait for ever; their next request raises the reason.
+        # Wakes the waiters, whose next request raises the reason.
         self.availability.set_available()
 
     def _request_beyond(self) -> bool:
@@ -286,7 +289,7 @@ class LocalBufferPool:
         return False
 
     def _fetch_ahead(self) -> None:
-        """Holds one idle permit if the size allows; otherwise waits for the global pool."""
+        """Fetches one idle permit if the size allows; otherwise waits for the global pool."""
         if self.is_destroyed or self._requested >= self._size:
             self.availability.set_unavailable()
         elif self._parent.take_permit():
@@ -328,9 +331,9 @@ class LocalBufferPool:
                 self._idle += 1
 
     def _raise_availability(self) -> None:
-        """Raises availability again.
+        """Sets availability again, after a recycled permit.
 
-        It was lowered when the last idle permit was taken, or a channel reached its quota.
+        It was cleared when the last idle permit was taken, or a channel reached its quota.
         """
         if self._idle > 0 and self._unavailable_channels == 0:
             self.availability.set_available()

@@ -1,9 +1,10 @@
 """The output of one subtask: one subpartition per consumer, and one budget of permits for all.
 
 The budget is the pool, and `availability` is the pool's own. It falls when the queued batches reach
-the pool's size, or those of a subpartition its quota. It rises when consumers have taken enough. It
-is advisory: a record's own output is always accepted and counted as overdraft, and the task checks
-`availability` before the next input. Events take no permit. After Flink's PipelinedResultPartition.
+the pool's size, or those of a subpartition reach its quota. It rises when consumers have taken
+enough. It is advisory: a record's own output is always accepted and counted as overdraft, and the
+task checks `availability` before the next input. Events take no permit. After Flink's
+PipelinedResultPartition.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ __all__ = ["ResultPartition"]
 
 
 class ResultPartition:
-    """`subpartition_count` queues over one `pool`.
+    """The output of one subtask: `subpartition_count` queues over one `pool`.
 
-    The partition owns it, and `release` destroys it.
+    The partition owns the pool: `release` destroys it.
     """
 
     __slots__ = (
@@ -52,11 +53,13 @@ class ResultPartition:
         self.owner = owner
         self.pool = pool
         self.bytes_encoded = 0
-        """Encoded bytes of all batches for other processes. Local batches have no size."""
+        """Number of encoded bytes of all batches for other processes. Local batches have no
+        size.
+        """
         self.is_finished = False
         self.is_released = False
         self.on_resized: Callable[[], None] | None = None
-        """Called when a consumer has asked for batches of another size."""
+        """Callback for a consumer that has asked for batches of another size."""
         self.subpartitions = [
             PipelinedSubpartition(
                 i, pool, batch_records_max, self._on_processed, self._on_released, self._on_resized
@@ -66,9 +69,9 @@ class ResultPartition:
         self._unreleased = subpartition_count
         self._unprocessed = dict.fromkeys(range(subpartition_count))
         self.all_data_processed = Availability(subpartition_count == 0)
-        """Raised once every consumer is done.
+        """Availability that is set once every consumer is done.
 
-        It has acknowledged that it processed all records up to EndOfData, or released its
+        A consumer is done when it has processed all records up to EndOfData, or released its
         subpartition.
         """
 
@@ -96,7 +99,9 @@ class ResultPartition:
             subpartition.add_event(event, blocking, priority)
 
     def flush(self) -> None:
-        """Makes appended records visible; a batch that cannot be read yet keeps growing."""
+        """Makes appended records visible to consumers. A batch that cannot be read yet keeps
+        growing.
+        """
         for subpartition in self.subpartitions:
             subpartition.flush()
 
@@ -107,7 +112,8 @@ class ResultPartition:
             subpartition.finish()
 
     def fail(self, error: BaseException) -> None:
-        """The producing task failed: consumers see ProducerFailed at their next poll.
+        """Fails all consumers, because the producing task failed: their next poll raises
+        ProducerFailed.
 
         Queued elements are dropped.
         """
@@ -130,7 +136,7 @@ class ResultPartition:
 
     @property
     def queued_batches(self) -> int:
-        """Sealed batches that wait for consumers, in all subpartitions."""
+        """Number of sealed batches that wait for consumers, in all subpartitions."""
         return sum(subpartition.queued_batches for subpartition in self.subpartitions)
 
     @property
@@ -140,7 +146,7 @@ class ResultPartition:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of encoded batches that wait for the credit of their consumers."""
+        """Number of bytes of encoded batches that wait for the credit of their consumers."""
         return sum(subpartition.queued_bytes for subpartition in self.subpartitions)
 
     def queue_length(self, index: int) -> int:
@@ -149,16 +155,16 @@ class ResultPartition:
 
     @property
     def pool_usage(self) -> float:
-        """Permits in use over the size of the pool: above 1 with overdraft."""
+        """Permits in use divided by the size of the pool, above 1 with overdraft."""
         return self.pool.in_use / self.pool.size if self.pool.size else 0.0
 
     @property
     def slice_records(self) -> int:
-        """Number of records for about one batch per consumer.
+        """Number of output records that make about one batch per consumer.
 
-        A larger slice would overfill the queues. Small first batches only count while one of them
-        waits. An exchange with little data, or with consumers that keep up, must not slow the task
-        down.
+        A task whose slices of work are larger overfills the queues. A small initial batch size only
+        counts while a batch waits: an exchange with little data, or with consumers that keep up,
+        must not slow the task down.
         """
         if self._is_awaited:
             return sum(
@@ -168,7 +174,7 @@ class ResultPartition:
 
     @property
     def slice_columns(self) -> int:
-        """As `slice_records`, for columnar batches."""
+        """Like `slice_records`, for columnar batches."""
         if self._is_awaited:
             return sum(subpartition.column_records for subpartition in self.subpartitions)
         return sum(subpartition.wanted_columns for subpartition in self.subpartitions)

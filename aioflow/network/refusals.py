@@ -1,6 +1,6 @@
-"""Warnings about refused connections: the first at once, then one line a minute with a count.
+"""Logs refused connections: the first at once, then one line a minute with a count.
 
-A flood of connections must show in the log, and must not flood it.
+A flood of connections must show in the log, but must not flood the log.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ EVERY_S = 60.0
 
 
 class Refusals:
-    """Refused connections of one listener.
+    """Counts and logs the refused connections of one listener.
 
-    `subject` names what is listened for, as in "the monitoring endpoint".
+    `subject` names the listener in messages, as in "the monitoring endpoint".
     """
 
     __slots__ = ("_logger", "_silent", "_silent_until_s", "_subject", "total")
@@ -30,9 +30,9 @@ class Refusals:
         """Number of connections refused so far."""
 
     def add(self, peer: str, reason: object) -> None:
-        """Count a refused connection.
+        """Counts a refused connection.
 
-        Logs it, with those since the last line, unless that was less than a minute ago.
+        Logs it, with those since the last line, unless that line is less than a minute old.
         """
         self.total += 1
         now = asyncio.get_running_loop().time()
@@ -50,7 +50,7 @@ class Refusals:
         )
 
     def close(self) -> None:
-        """Log the number of refused connections that are not logged yet."""
+        """Logs the number of refused connections that are not logged yet."""
         more, self._silent = self._silent, 0
         if more:
             self._logger.warning(

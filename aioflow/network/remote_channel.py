@@ -1,7 +1,7 @@
-"""An input channel whose producer is in another process. Bytes wait here until the task polls.
+"""The input channel of a producer in another process.
 
-The poll decodes them. The exchange handles order, credit and resets. After Flink's
-RemoteInputChannel.
+Received bytes wait here until the task polls, which decodes them. The exchange handles order,
+credit and resets. After Flink's RemoteInputChannel.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from aioflow.protocol.errors import PartitionNotFound
 __all__ = ["EXCLUSIVE_BUFFERS", "ChannelLink", "RemoteInputChannel"]
 
 EXCLUSIVE_BUFFERS = 32
-"""Segments that each channel owns: enough for some columnar batches, which take a dozen each.
+"""Number of segments that each channel owns: enough for some columnar batches of a dozen each.
 
-So no batch waits half sent for the credit of its beginning while both processes are idle. The
-permits of the producer limit the number of batches in flight.
+With fewer, a half-sent batch would wait for the credit of its first part while both processes are
+idle. The permits of the producer limit the number of batches in flight.
 """
 
 REQUEST_BACKOFF_MS = partition_request_backoff(50, 3_000)
@@ -40,12 +40,14 @@ REQUEST_BACKOFF_MS = partition_request_backoff(50, 3_000)
 
 
 class ChannelLink(Protocol):
-    """The interface of the link to the producer's process, for a channel."""
+    """The interface that a channel uses of the link to the producer's process."""
 
     @property
     def consumer(self) -> ConsumerExchange: ...
     def add_channel(self, channel: RemoteInputChannel) -> int:
-        """Returns a number for the channel; its data goes to its `on_delivered`."""
+        """Adds a channel, whose data goes to its `on_delivered`. Returns the number of the
+        channel.
+        """
 
     def remove_channel(self, number: int) -> None: ...
 
@@ -69,7 +71,7 @@ class RemoteInputChannel:
         self._tables = EntryTables()
         self._number: int | None = None
         self._received: deque[bytes | Event | None] = deque()
-        """Elements in order of arrival; None holds the place of an event that overtook."""
+        """Elements in order of arrival. None stands for an event that has overtaken others."""
         self._priority: deque[tuple[Event, list[bytes | Event]]] = deque()
         """Priority events, each with all elements that it has overtaken here.
 
@@ -90,18 +92,22 @@ class RemoteInputChannel:
     # InputChannel
 
     def request(self, on_data_available: Callable[[bool], None]) -> bool:
-        """Returns True always: the channel itself asks again for a missing partition."""
+        """Subscribes to the partition. Always returns True: the channel itself retries if it is
+        missing.
+        """
         if self._number is None and not self.is_released:
             self._notify = on_data_available
             number = self._number = self._link.add_channel(self)
-            if self._error is None:  # The link may have failed already.
+            if self._error is None:  # The link may have failed already, which sets the error.
                 self._link.consumer.open_channel(
                     number, self._partition_id, self._subpartition_index, EXCLUSIVE_BUFFERS
                 )
         return True
 
     def poll(self) -> Polled | None:
-        """Returns the next element, decoded now. Raises the error of the producer or connection."""
+        """Returns the next element, decoded now, or None. Raises the error of the producer or
+        connection.
+        """
         if self._error is not None:
             raise self._error
         received = self._received
@@ -175,9 +181,10 @@ class RemoteInputChannel:
                 on_announced(element)
 
     def _put_first(self, event: Event, place: int) -> None:
-        """Makes `event`, whose place in the order is `place`, the next element.
+        """Makes `event` the next element. `place` is its position among the received elements.
 
-        It is acknowledged in its turn, because acknowledgements must stay in order.
+        The event is acknowledged in its original order, because acknowledgements must stay in
+        order.
         """
         self._priority.append(
             (event, [element for element in islice(self._received, place) if element is not None])

@@ -1,4 +1,4 @@
-"""Protection of a cluster's own connections between machines: TLS, or plain text on request.
+"""Protects the connections between the processes of a cluster: by TLS, or not at all on request.
 
 `SecuredHost` is the host of such a process. The listeners and connections of the data plane and of
 RPC read `security_of(host)`. Connections of sources and sinks are not affected. Invariants:
@@ -6,8 +6,8 @@ RPC read `security_of(host)`. Connections of sources and sinks are not affected.
 * both sides show a certificate signed by the cluster's authority (`CERT_REQUIRED`), over TLS 1.3.
   Names are not compared: the authority vouches for the peer, and the handshake with the secret
   still follows inside;
-* no process listens in plain text off loopback unless `allow_plaintext` is set. The handshake and
-  a MAC over each frame then keep out peers without the secret. But an eavesdropper reads every
+* no process listens in plain text off loopback unless `allow_plaintext` is set. The handshake and a
+  MAC over each frame then keep out peers without the secret. But an eavesdropper reads every
   record.
 """
 
@@ -40,7 +40,7 @@ Args = TypeVarTuple("Args")
 
 @dataclass(frozen=True, slots=True)
 class TlsContexts:
-    """TLS contexts of one identity, for dialling and for listening."""
+    """TLS contexts of one identity, for connecting and for listening."""
 
     client: ssl.SSLContext
     server: ssl.SSLContext
@@ -60,9 +60,8 @@ class TlsFiles:
     ) -> TlsFiles | None:
         """Returns the three files, or None if none is given.
 
-        `names`: their settings, for the error.
-
-        Raises NotAuthenticated if some are missing.
+        `names`: the names of their settings, for the error. Raises NotAuthenticated if some are
+        missing.
         """
         given = (certificate, key, authority)
         missing = [name for name, value in zip(names, given, strict=True) if not value]
@@ -76,7 +75,7 @@ class TlsFiles:
         )
 
     def load(self) -> TlsContexts:
-        """Reads the files. Raises NotAuthenticated, which says which of them is wrong."""
+        """Reads the files. Raises NotAuthenticated, naming the file that is wrong."""
         return TlsContexts(
             self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)
         )
@@ -102,7 +101,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """Protection of the connections between a cluster's processes beyond the secret."""
+    """Protection of the connections between a cluster's processes, in addition to the secret."""
 
     tls: TlsContexts | None = None
     allow_plaintext: bool = False
@@ -110,9 +109,9 @@ class Security:
 
     @staticmethod
     def of(files: TlsFiles | None, *, allow_plaintext: bool) -> Security:
-        """Makes it from the user's settings and reads the files.
+        """Returns the protection that the user's settings describe, and reads the files.
 
-        Raises NotAuthenticated, which says which of them is wrong.
+        Raises NotAuthenticated, naming the file that is wrong.
         """
         return Security(
             tls=None if files is None else files.load(), allow_plaintext=allow_plaintext
@@ -120,7 +119,7 @@ class Security:
 
 
 class SecuredHost:
-    """`host` with the security of its cluster connections. A Host itself."""
+    """A Host that adds the protection of cluster connections to `host`."""
 
     __slots__ = ("_host", "security")
 
@@ -176,7 +175,10 @@ def security_of(host: Host) -> Security:
 
 
 def check_listen(host: Host, address: str) -> None:
-    """Raises NotAuthenticated if `address` would be readable for others without permission."""
+    """Raises NotAuthenticated if other machines could read connections to `address` in plain text.
+
+    This is allowed only with `allow_plaintext`.
+    """
     security = security_of(host)
     if security.tls is None and not security.allow_plaintext and not is_loopback(address):
         raise NotAuthenticated(
@@ -187,7 +189,7 @@ def check_listen(host: Host, address: str) -> None:
 
 
 def is_loopback(address: object) -> bool:
-    """Whether a socket address (or a host name) is on this machine."""
+    """Whether a socket address or host name is on this machine."""
     host = address[0] if isinstance(address, tuple) else address
     return isinstance(host, str) and (host in ("localhost", "::1") or host.startswith("127."))
 

@@ -1,8 +1,8 @@
 """Memory pages, and reference-counted buffers over them.
 
 Only bytes need memory: the encoded batch of a remote subpartition, or a received frame. A local
-edge passes lists and takes a permit, which is a count. A page is freed once. A buffer returns to
-its recycler exactly once, when its count falls to zero.
+channel passes Python objects, and only takes a permit, which is a count. A page is freed once. A
+buffer returns to its recycler exactly once, when its count falls to zero.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aioflow.core.errors import Closed
 __all__ = ["SEGMENT_BYTES", "Buffer", "MemorySegment"]
 
 SEGMENT_BYTES = 32768
-"""Flink's page size: large enough to hide a frame's header, small for a slow channel."""
+"""Size of a page, as in Flink: large compared to a frame's header, small for a slow channel."""
 
 
 class MemorySegment:
@@ -33,7 +33,7 @@ class MemorySegment:
     def put(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Writes all of `data` at `offset`.
 
-        Raises IndexError if it does not fit: a bytearray would silently grow.
+        Raises IndexError if the data does not fit, where a plain bytearray would silently grow.
         """
         memory = self._checked(offset, len(data))
         memory[offset : offset + len(data)] = data
@@ -52,7 +52,9 @@ class MemorySegment:
         return self._memory is None
 
     def free(self) -> None:
-        """Frees the page. Raises Closed if it was freed before: two owners of one page is a bug."""
+        """Frees the page. Raises Closed if it was freed before, because two owners of one page are
+        a bug.
+        """
         if self._memory is None:
             raise Closed("memory segment is freed already; it must be freed once, by its pool")
         self._memory = None
@@ -107,13 +109,13 @@ class Buffer:
         return self._segment.view(0, self.length).toreadonly()
 
     def retain(self) -> Self:
-        """Adds a holder, which must `recycle` too."""
+        """Adds a holder, which must call `recycle` too."""
         self._check_live()
         self._references += 1
         return self
 
     def recycle(self) -> None:
-        """Removes a holder; the last one returns the page. Raises Closed if there is none."""
+        """Removes a holder; the last one returns the page. Raises Closed if there is no holder."""
         self._check_live()
         self._references -= 1
         if self._references == 0:

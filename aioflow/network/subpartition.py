@@ -1,11 +1,11 @@
 """The queue between one producing and one consuming subtask; read once, in order, by one reader.
 
-It holds sealed batches, each with one permit of the partition's pool, and events without permit.
-The open batch (`builder`) is not in the queue. It is sealed when it is full, before any event, so
-that no event overtakes earlier records, and after `flush`. `flush` seals at once if the reader has
-nothing else to read. Otherwise the batch is sealed once the reader has taken all it has, including
-batches in transit. Until then it grows. So a slow reader gets large batches, a waiting reader gets
-each record at once, and users need not choose between the two.
+The queue holds sealed batches, each with one permit of the partition's pool, and events without
+permit. The open batch (`builder`) is not in the queue. It is sealed when it is full, before any
+event, so that no event overtakes earlier records, and after `flush`. `flush` seals at once if the
+reader has nothing else to read. Otherwise the batch is sealed once the reader has taken all it has,
+including batches in transit. Until then it grows. So a slow reader gets large batches, a waiting
+reader gets each record at once, and users need not choose between the two.
 
 Invariants: the reader is notified only when the queue becomes non-empty (or unblocked, failed,
 released). One notification then holds until the queue was drained. After a blocking event no
@@ -34,9 +34,9 @@ from aioflow.network.builder import COLUMN_RECORDS_PER_ROW, BatchBuilder
 __all__ = ["Permits", "PipelinedSubpartition", "Polled"]
 
 Polled = tuple[RecordBatch | Event, int, bool, int]
-"""(element, backlog after it, is more available now, sequence number).
+"""Tuple (element, backlog after it, whether more is available now, sequence number).
 
-A plain tuple: a named one would cost more.
+A named tuple would cost more time.
 """
 
 NO_EVENT = 0
@@ -45,7 +45,7 @@ BLOCKING_EVENT = 2
 
 
 class Permits(Protocol):
-    """The interface of the pool; `channel` is the subpartition's own index."""
+    """The interface that a subpartition uses of the pool. `channel` is the subpartition's index."""
 
     def take_permit(self, channel: int = 0) -> None: ...
     def recycle(self, channel: int = 0) -> None: ...
@@ -67,7 +67,7 @@ A full batch of large records may be gigabytes, and a consumer accepts at most 6
 
 
 class PipelinedSubpartition:
-    """Subpartition `index`, whose batches take their permits from `permits`."""
+    """The queue of subpartition `index`, whose batches take their permits from `permits`."""
 
     __slots__ = (
         "_acknowledges",
@@ -120,7 +120,7 @@ class PipelinedSubpartition:
         self.column_records_max = batch_records_max * COLUMN_RECORDS_PER_ROW
         self._made_for = batch_records_max
         self._wanted = self.column_records_max
-        """Wanted size of any batch, before limits."""
+        """Batch size that the consumer wants, before limits."""
         self.column_records = self.column_records_max
         """Current limit of a columnar batch; `builder.batch_records_max` is that of rows."""
         self._on_resized = on_resized
@@ -154,7 +154,7 @@ class PipelinedSubpartition:
     # The producer's side.
 
     def add(self, batch: RecordBatch) -> bool:
-        """Queues a sealed batch; the consumer owns it from here on.
+        """Queues a sealed batch, which belongs to the consumer from here on.
 
         Returns False, and takes no permit, after finish or release.
         """
@@ -172,9 +172,9 @@ class PipelinedSubpartition:
         return True
 
     def add_event(self, event: Event, blocking: bool = False, priority: bool = False) -> bool:
-        """Queues an event behind everything written so far.
+        """Queues an event behind all elements written so far.
 
-        A `priority` event goes ahead of that, behind earlier priority events. A `blocking` event
+        A `priority` event goes before them, behind earlier priority events. A `blocking` event
         stops the reader until `resume_consumption`. Returns False after finish or release.
         """
         if self.is_finished or self.is_released:
@@ -194,7 +194,7 @@ class PipelinedSubpartition:
         return True
 
     def overtake(self, barrier: CheckpointBarrier) -> list[RecordBatch | bytes | Event]:
-        """Sends `barrier` ahead of everything written so far, except earlier priority events.
+        """Sends `barrier` before all elements written so far, except earlier priority events.
 
         Returns the overtaken elements, oldest first: batches, events, and encoded batches that a
         remote reader could not send yet. Nothing is dropped: the elements are read as usual, behind
@@ -211,7 +211,7 @@ class PipelinedSubpartition:
         return overtaken
 
     def holds(self, checkpoint_id: int) -> bool:
-        """Returns whether the barrier of this checkpoint waits here to be read."""
+        """Whether the barrier of this checkpoint waits here to be read."""
         return self._place_of(checkpoint_id) is not None
 
     def hurry(self, barrier: CheckpointBarrier) -> list[RecordBatch | bytes | Event] | None:
@@ -238,7 +238,7 @@ class PipelinedSubpartition:
         self._on_passed = on_passed
 
     def flush(self) -> bool:
-        """Makes the open batch visible, even a watermark without records.
+        """Makes the records of the open batch visible, also a watermark without records.
 
         Returns whether there was data. While the reader has other data the batch stays open:
         sealing would make it smaller, not earlier.
@@ -249,7 +249,7 @@ class PipelinedSubpartition:
         return self._flush_when_drained
 
     def seal(self) -> bool:
-        """Queues the open batch now; a watermark without records goes as an event.
+        """Queues the open batch now. A watermark without records is queued as an event.
 
         Returns whether there was data.
         """
@@ -265,13 +265,15 @@ class PipelinedSubpartition:
         return False
 
     def finish(self) -> None:
-        """Seals, then sends EndOfPartition; later elements are refused. Idempotent."""
+        """Seals the open batch, then queues EndOfPartition. Later elements are refused.
+        Idempotent.
+        """
         self.add_event(EndOfPartition())
         self.builder.finish()
         self.is_finished = True
 
     def fail(self, error: BaseException) -> None:
-        """The producer failed: queued elements are dropped, and every later poll raises
+        """Drops queued elements, because the producer failed. Every later poll raises
         ProducerFailed.
         """
         if self.is_released or self._error is not None:
@@ -282,7 +284,7 @@ class PipelinedSubpartition:
         self._tell_reader()
 
     def release(self) -> None:
-        """Drops queued elements and returns their permits, from either side. Idempotent."""
+        """Drops queued elements and returns their permits. Either side may call it. Idempotent."""
         if self.is_released:
             return
         self.is_released = True
@@ -303,8 +305,8 @@ class PipelinedSubpartition:
     ) -> None:
         """Registers the reader; calls back at once if there is data.
 
-        Raises Closed for a second one. The callback gets True for a priority event, which should be
-        read before other channels. A reader that `acknowledges` polls for a remote consumer, and
+        Raises Closed for a second reader. The callback gets True for a priority event, which should
+        be read before other channels. A reader that `acknowledges` polls for a remote consumer, and
         calls `taken_over` for each batch. `unsent` returns polled batches and events that it could
         not send yet. A priority event overtakes those too.
         """
@@ -340,7 +342,7 @@ class PipelinedSubpartition:
         if self._acknowledges and kind == NO_EVENT:
             self._unread += 1
         if self._flush_when_drained and not queue and not self._unread and kind != BLOCKING_EVENT:
-            # Before the permit goes back: an exhausted pool must not look free in between.
+            # Called before the permit is returned, so that an exhausted pool does not look free.
             self._seal_quietly()
         if kind == NO_EVENT:
             self._backlog = backlog = self._backlog - 1
@@ -356,9 +358,9 @@ class PipelinedSubpartition:
         return element, self._backlog, bool(queue), number
 
     def taken_over(self) -> None:
-        """The consumer has taken the oldest batch that was polled for it.
+        """Notes that the remote consumer has taken the oldest batch that was polled for it.
 
-        Only for a reader that `acknowledges`.
+        Only called by a reader that `acknowledges`.
         """
         self._unread -= 1
         if self._flush_when_drained and not self._unread and not self._queue and not self._blocked:
@@ -376,7 +378,7 @@ class PipelinedSubpartition:
     def start_small(self) -> None:
         """Starts with small batches.
 
-        All data sealed before the consumer is known to be slow delays the next barrier.
+        All data sealed before the consumer's speed is known delays the next barrier.
         """
         self.is_starting = True
         self._grows_at = 2
@@ -390,8 +392,8 @@ class PipelinedSubpartition:
 
         This stops once the consumer asks for a size, or batches have their full size.
         """
-        # The consumer takes a batch when it has finished the one before: one taken batch says
-        # nothing yet.
+        # The consumer takes a batch when it has finished the previous one, so one taken batch
+        # proves nothing.
         if (
             self.batches_added < self._grows_at + (START_QUEUED if self._backlog else 0)
             or not self.is_starting
@@ -403,19 +405,21 @@ class PipelinedSubpartition:
         self._limit(records)
 
     def resize(self, records: int) -> None:
-        """The consumer wants batches of up to `records`; the producer's own limit still applies."""
+        """Sets the batch size that the consumer wants, in records. The producer's own limit still
+        applies.
+        """
         self.is_starting = False
         self._limit(records)
 
     def fit(self, batch: RecordBatch, size: int) -> None:
-        """Adapts the batch size: `batch` took `size` bytes, and later ones should fit
+        """Adapts the batch size after `batch` took `size` bytes, so that later ones fit
         `BATCH_BYTES`.
 
-        This assumes that later records are alike.
+        This assumes that later records have similar sizes.
         """
         made_for = self._made_for * (1 if type(batch.values) is list else COLUMN_RECORDS_PER_ROW)
         before = self.batch_records_max if type(batch.values) is list else self.column_records_max
-        # Shrinks at once and grows slowly: there may be large records among many small ones.
+        # Shrinks at once and grows slowly, because large records may be among many small ones.
         fitting = max(1, min(made_for, 2 * before, len(batch.values) * BATCH_BYTES // size))
         if fitting == before or (size <= BATCH_BYTES and fitting < before):
             return
@@ -427,7 +431,7 @@ class PipelinedSubpartition:
 
     @property
     def is_bounded_by_bytes(self) -> bool:
-        """Whether batches have fewer records than allowed because of their bytes."""
+        """Whether batches have fewer records than allowed, to limit their bytes."""
         return (
             self.batch_records_max < self._made_for
             or self.column_records_max < self._made_for * COLUMN_RECORDS_PER_ROW
@@ -435,7 +439,7 @@ class PipelinedSubpartition:
 
     def _limit(self, records: int) -> None:
         self._wanted = records
-        # One second of work for the consumer is as many records in rows as in columns.
+        # One second of the consumer's work is the same number of records in rows and in columns.
         self.builder.batch_records_max = max(1, min(records, self.batch_records_max))
         self.column_records = max(1, min(records, self.column_records_max))
         if self._on_resized is not None:
@@ -443,7 +447,7 @@ class PipelinedSubpartition:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the consumer has not yet taken everything that was written for it."""
+        """Whether the consumer has not yet taken all elements that were written for it."""
         return not self.is_released and bool(self._backlog or self._unread or self.builder.values)
 
     @property
@@ -457,27 +461,28 @@ class PipelinedSubpartition:
 
     @property
     def wanted_columns(self) -> int:
-        """As `wanted_records`, for columnar batches."""
+        """Like `wanted_records`, for columnar batches."""
         return self.column_records_max if self.is_starting else self.column_records
 
     def acknowledge_all_records_processed(self) -> None:
-        """The consumer has processed everything up to EndOfData."""
+        """Notes that the consumer has processed everything up to EndOfData."""
         if self._on_all_processed is not None:
             self._on_all_processed(self.index)
 
     @property
     def backlog(self) -> int:
-        """Queued batches that may be read. Events do not count; 0 while blocked."""
+        """Number of queued batches that may be read, without events; 0 while blocked."""
         return 0 if self._blocked else self._backlog
 
     @property
     def queued_batches(self) -> int:
-        """Queued batches, blocked or not: the permits held here."""
+        """Number of queued batches, blocked or not, which is the number of permits held here."""
         return self._backlog
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of batches that were encoded for a remote consumer and wait for its credit.
+        """Number of bytes of batches that were encoded for a remote consumer and wait for its
+        credit.
 
         Batches that are not encoded yet have no size.
         """
@@ -503,10 +508,10 @@ class PipelinedSubpartition:
 
     @property
     def should_gather(self) -> bool:
-        """Whether to fill a batch up before it is queued.
+        """Whether the producer should fill a batch before it is queued.
 
-        Sending a batch costs as much as hundreds of its records, and the remote reader has another
-        one to read first.
+        Sending a batch costs as much as hundreds of its records, and the remote reader still has
+        another batch to read.
         """
         return self._unread > 0
 

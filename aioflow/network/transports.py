@@ -11,10 +11,10 @@ __all__ = ["SILENCE_MS", "peer_of", "tune"]
 logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 1 << 20
-"""Bytes that may wait in the transport before the owner must pause."""
+"""Number of bytes that may wait in the transport before the owner must pause."""
 
 SILENCE_MS = 10_000
-"""TCP gives up on a peer that acknowledges nothing for this long."""
+"""Time after which TCP gives up on a peer that acknowledges nothing."""
 
 
 def peer_of(transport: asyncio.BaseTransport | None) -> str:
@@ -24,10 +24,10 @@ def peer_of(transport: asyncio.BaseTransport | None) -> str:
 
 
 def tune(transport: asyncio.Transport) -> None:
-    """Disables Nagle's algorithm, and limits the time without TCP acknowledgements.
+    """Disables Nagle's algorithm, and limits the time that a peer may leave data unacknowledged.
 
-    The limit does not apply on one machine. No data is lost there: it waits for a program that does
-    not read now, and a dead program ends its sockets. A simulated transport has no socket.
+    The limit does not apply on one machine. No data is lost there: data waits for a program that
+    does not read now, and a dead program ends its sockets. A simulated transport has no socket.
     """
     transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
     sock = transport.get_extra_info("socket")

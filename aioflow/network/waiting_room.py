@@ -1,4 +1,4 @@
-"""Connections that have not proved themselves yet: few places, so that strangers cost little."""
+"""Limits the connections that are not authenticated yet, so that strangers cost little."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["WAITING_MAX", "Guest", "WaitingRoom"]
 logger = logging.getLogger(__name__)
 
 WAITING_MAX = 64
-"""Maximum of connections to one listener that have not proved themselves yet."""
+"""Maximum number of connections to one listener that are not authenticated yet."""
 
 
 class Guest(Protocol):
-    """An accepted connection."""
+    """The interface that a waiting room uses of an accepted connection."""
 
     @property
     def peer(self) -> str: ...
@@ -28,10 +28,10 @@ GuestT = TypeVar("GuestT", bound=Guest)
 
 
 class WaitingRoom(Generic[GuestT]):
-    """Accepted connections without a first frame. If there are too many, the oldest is rejected.
+    """The accepted connections of a listener that have not sent a first frame.
 
-    An honest peer needs milliseconds. So a stranger who fills the places cannot keep it out for
-    long.
+    If there are too many, the oldest is rejected. An honest peer needs only milliseconds, so a
+    stranger who fills the room cannot keep others out for long.
     """
 
     __slots__ = ("_is_closed", "_refusals", "_waiting")
@@ -56,8 +56,8 @@ class WaitingRoom(Generic[GuestT]):
             connection.abort(NotAuthenticated("the listener was closed"))
         elif len(self._waiting) > WAITING_MAX:
             oldest = next(iter(self._waiting))
-            # Removed now: `connection_lost` comes in the next loop turn, and more may have
-            # connected by then.
+            # Removed now, because `connection_lost` comes only in the next loop turn, when more
+            # may have connected.
             self.reject(
                 oldest,
                 NotAuthenticated(
@@ -67,18 +67,18 @@ class WaitingRoom(Generic[GuestT]):
             oldest.abort()
 
     def leave(self, connection: GuestT) -> None:
-        """Removes a connection that has proved itself and sent a frame."""
+        """Removes a connection that is authenticated and has sent a frame."""
         self._waiting.pop(connection, None)
 
     def reject(self, connection: GuestT, error: Exception | None) -> None:
-        """Removes a connection that ended too early. No effect if it is not here."""
+        """Counts and logs a connection that ended too early. No effect if it is not in the room."""
         if connection in self._waiting:
             del self._waiting[connection]
             if not self._is_closed:
                 self._refusals.add(connection.peer, error or "it ended before it had proved itself")
 
     def close(self) -> list[GuestT]:
-        """Rejects all connections, and later ones too. Returns those that waited."""
+        """Rejects all connections, and later ones too. Returns the connections that waited."""
         self._is_closed = True
         self._refusals.close()
         waiting = list(self._waiting)
