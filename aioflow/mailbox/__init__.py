@@ -1,4 +1,4 @@
-"""The mailbox: one queue of actions per task, and one loop that runs them.
+"""The mailbox of a task: one queue of actions (mails), and one loop that runs them.
 
-The loop runs mail between slices of its default action.
+The loop runs mail between the slices of its default action, which processes input.
 """

@@ -1,4 +1,5 @@
-"""Writing mail: an executor bound to one operator's priority, and an entry for other threads.
+"""Puts mail into a mailbox: through an executor with one operator's priority, or from other
+threads.
 
 With a `MailboxExecutor` an operator runs code later in its task. It can also wait inside its own
 action without starving the mail it waits for (`yield_`). After Flink's MailboxExecutor.
@@ -34,7 +35,7 @@ class MailboxError(AioflowError):
 
 
 class MailRunner(Protocol):
-    """The interface of the processor for an executor."""
+    """The interface that an executor uses of the processor."""
 
     @property
     def is_default_action_available(self) -> bool: ...
@@ -46,7 +47,7 @@ class MailRunner(Protocol):
 
 
 class MailboxExecutor:
-    """Writes mail of one priority, and runs mail of that priority and above.
+    """Puts mail of one priority, and runs mail of at least that priority.
 
     Made by `MailboxProcessor.executor`.
     """
@@ -66,10 +67,10 @@ class MailboxExecutor:
         urgent: bool = False,
         deferrable: bool = False,
     ) -> None:
-        """Runs `fn` later in the owner task; `description % args` names it.
+        """Runs `fn` later in the owner task; `description % args` names it in messages.
 
-        Its error fails the loop. On the loop's thread only. Raises MailboxClosed unless the mailbox
-        is OPEN.
+        An error of `fn` fails the loop. Call it on the loop's thread only. Raises MailboxClosed
+        unless the mailbox is OPEN.
         """
         lane = Lane.URGENT if urgent else Lane.NORMAL
         self._mailbox.put(
@@ -84,7 +85,8 @@ class MailboxExecutor:
         urgent: bool = False,
         deferrable: bool = False,
     ) -> asyncio.Future[T]:
-        """As `execute`, but the result or error goes into the future, and the loop does not fail.
+        """Like `execute`, but the result or error goes into the returned future, and the loop does
+        not fail.
 
         If close drops the mail, the future is cancelled. If the future is cancelled before the mail
         runs, `fn` does not run.
@@ -111,7 +113,7 @@ class MailboxExecutor:
         urgent: bool = False,
         deferrable: bool = False,
     ) -> concurrent.futures.Future[None]:
-        """`execute` for other threads. The future completes when `fn` has run.
+        """Like `execute`, for other threads. The future completes when `fn` has run.
 
         An error of `fn` fails the future and the loop. The future fails with MailboxClosed if the
         mailbox had shut before the mail arrived. It is cancelled if close drops the mail. Raises
@@ -136,9 +138,9 @@ class MailboxExecutor:
         return done
 
     async def yield_(self) -> None:
-        """Waits for one mail of this priority or above, and runs it.
+        """Waits for one mail of at least this priority, and runs it.
 
-        For an operator that is stuck inside its own action. Owner only. Raises MailboxError for an
+        For an operator that must wait inside its own action. Owner only. Raises MailboxError for an
         error of the mail, and MailboxClosed. An error reported to the task meanwhile interrupts it,
         like any await: yields do not run control mail.
         """
@@ -220,7 +222,7 @@ def put_threadsafe(
             if refused is not None:
                 refused(error)
 
-    # A check without a lock saves the trip; `arrive` checks again on the loop.
+    # This check without a lock avoids a needless call; `arrive` checks again on the loop.
     if mailbox.state is not MailboxState.OPEN:
         raise MailboxClosed(
             f"mail {mail.description!r} refused: the mailbox is {mailbox.state.value}, expected "
@@ -233,7 +235,7 @@ def put_threadsafe(
         )
     try:
         loop.call_soon_threadsafe(arrive)
-    except RuntimeError as error:  # asyncio's only sign of a closed loop.
+    except RuntimeError as error:  # asyncio raises nothing more specific for a closed loop.
         raise MailboxClosed(
             f"mail {mail.description!r} refused: the loop of its mailbox is closed"
         ) from error
@@ -282,7 +284,7 @@ def _run_into(future: asyncio.Future[T], fn: Callable[[], T | Awaitable[T]]) -> 
 async def _await_into(future: asyncio.Future[T], awaitable: Awaitable[T]) -> None:
     try:
         result = await awaitable
-    except Exception as error:  # noqa: BLE001  # As above.
+    except Exception as error:  # noqa: BLE001  # The holder of the future handles it.
         if not future.done():
             future.set_exception(error)
     except BaseException:

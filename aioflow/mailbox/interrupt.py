@@ -6,8 +6,8 @@ does not wait: a callback of the loop runs it. If it raises, as `report_throwabl
 code is cancelled, and the outermost await raises that error instead. So no code in between can
 catch it.
 
-A cancellation of the owner from outside still looks like one: requests are counted, as in
-`asyncio.timeout`.
+A cancellation of the owner from outside keeps its effect: requests for cancellation are counted, as
+in `asyncio.timeout`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class ControlWatch:
-    """Serves the control mail of one mailbox while its owner awaits.
+    """Serves the control mail of one mailbox while its owner awaits user code.
 
     Awaits may nest, inside a yield.
     """
@@ -51,8 +51,8 @@ class ControlWatch:
             result = await awaitable
         except BaseException as error:
             if self._error is None or self._depth > 1:
-                # Only the outermost await raises it: user code in between could catch it, or a
-                # yield wrap it.
+                # Only the outermost await raises the error, because user code in between could
+                # catch it, or a yield could wrap it.
                 raise
             interrupt, self._error = self._error, None
             if owner.uncancel() > cancelling and isinstance(error, asyncio.CancelledError):
@@ -78,9 +78,7 @@ class ControlWatch:
             asyncio.get_running_loop().call_soon(self._serve)
 
     def _serve(self) -> None:
-        """Runs waiting control mail as a callback of the loop, unless the owner no longer
-        awaits.
-        """
+        """Runs waiting control mail, as a callback of the loop, while the owner awaits."""
         while self._owner is not None and (mail := self._mailbox.try_take_control()) is not None:
             try:
                 mail.run()

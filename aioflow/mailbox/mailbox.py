@@ -76,11 +76,11 @@ class MailboxState(enum.Enum):
     QUIESCED = "quiesced"
     """Mail can only be taken."""
     CLOSED = "closed"
-    """Neither; the rest was handed to the caller of `close`."""
+    """Mail can neither be put nor taken. The caller of `close` has the mail that was left."""
 
 
 class Cancellable(Protocol):
-    """The future of a mail, of asyncio or of threads. Code that drops the mail cancels it."""
+    """The future of a mail, of asyncio or of threads. It is cancelled if the mail is dropped."""
 
     def cancel(self) -> bool: ...
 
@@ -155,10 +155,10 @@ class MailQueue(
     """
 
     entries: list[tuple[int, int, Mail]]
-    """The heap itself: always the same list, falsy when there is no mail. For reading only."""
+    """The heap itself, always the same list, which is empty when there is no mail. Read-only."""
 
     next_seq: int
-    """Number of mails ever put; the sequence number of the next."""
+    """Sequence number of the next mail, which is the number of mails ever put."""
 
     def _init(self, maxsize: int) -> None:
         super()._init(maxsize)
@@ -173,16 +173,16 @@ class MailQueue(
         return heapq.heappop(self.entries)[2]
 
     def take_head(self) -> Mail:
-        """`get_nowait`, typed."""
+        """Removes the first mail and returns it, like `get_nowait`."""
         mail: Mail = self.get_nowait()
         return mail
 
     def pop_visible(
         self, priority: int, include_deferrable: bool, include_control: bool
     ) -> Mail | None:
-        """Removes the first mail with at least `priority`.
+        """Removes the first mail with at least `priority` and returns it, None if there is none.
 
-        O(n) if it is not the head, which only happens in yields.
+        The cost is O(n) if it is not the first of all, which only happens in yields.
         """
         entries = self.entries
         if not entries:
@@ -207,7 +207,7 @@ class MailQueue(
         return mail
 
     def pop_all(self) -> list[Mail]:
-        """Removes all mail, in the order of taking."""
+        """Removes all mail, and returns it in the order of taking."""
         mails = [entry[2] for entry in sorted(self.entries)]
         self.entries.clear()
         return mails
@@ -236,9 +236,9 @@ class TaskMailbox:
         self._arrived: asyncio.Future[None] | None = None
         self._batch_end = 0
         self.entries = self._queue.entries
-        """The heap, for reading only: the hot loop checks for mail with one truth test."""
+        """The heap, read-only, so that the hot loop checks for mail with one truth test."""
         self.control_listener: Callable[[], None] | None = None
-        """Called after a control mail was put while the owner awaits user code.
+        """Callback after a control mail was put while the owner awaits user code.
 
         It must not run the mail itself.
         """
@@ -263,7 +263,7 @@ class TaskMailbox:
             self.control_listener()
 
     def run_exclusively(self, fn: Callable[[], T]) -> T:
-        """Runs `fn` with no other use of the mailbox in between: `fn` is synchronous."""
+        """Runs `fn`, which is synchronous, so that no other code uses the mailbox meanwhile."""
         return fn()
 
     # Reading, by the owner.
@@ -326,7 +326,7 @@ class TaskMailbox:
         return mail
 
     def try_take_control(self) -> Mail | None:
-        """Takes the head if it is control mail.
+        """Takes the first mail if it is control mail, otherwise returns None.
 
         Callbacks of the loop may call this too. While the owner awaits user code, no other code
         would run control mail, and it touches no state that user code could see.
@@ -358,7 +358,7 @@ class TaskMailbox:
     def bind_owner(self) -> None:
         """Makes the current task the owner.
 
-        Raises RuntimeError if another task that still runs is.
+        Raises RuntimeError if the owner is another task that still runs.
         """
         task = asyncio.current_task()
         if task is None:

@@ -23,13 +23,13 @@ __all__ = ["SLOW_REMEDY", "LatencyProbe", "MailboxMetrics", "SlowActions"]
 logger = logging.getLogger(__name__)
 
 RATE_WINDOW_S = 1.0
-"""Shortest period for a rate; an earlier reading repeats the last rate."""
+"""Minimum period of a rate; an earlier reading repeats the last rate."""
 
 SLOW_REMEDY = "make what it calls cheaper, or async"
 """Advice for an action without an operator: a source, or mail."""
 
 SLOW_LOG_INTERVAL_S = 10.0
-"""How often slow actions are logged by default: a slow action is slow for every batch."""
+"""Minimum time between two warnings, because a slow action is slow for every batch."""
 
 
 class MailboxMetrics:
@@ -62,7 +62,7 @@ class MailboxMetrics:
         self._rate_at: float | None = None
         self._rate_taken = 0
         self.latency_ms = 0.0
-        """Age of the latest probe mail when it ran."""
+        """Age of the latest probe mail when it ran, in milliseconds."""
         self.latency_ms_max = 0.0
         self.latency_count = 0
         self.slow_actions = 0
@@ -83,7 +83,9 @@ class MailboxMetrics:
             self._rate_at = self._now()
 
     def mails_per_second(self) -> float:
-        """Returns the rate since a reading at least a second ago, or since the first start."""
+        """Returns the number of mails per second since an earlier reading, at least one second
+        old.
+        """
         now = self._now()
         elapsed = 0.0 if self._rate_at is None else now - self._rate_at
         if elapsed >= RATE_WINDOW_S:
@@ -93,7 +95,7 @@ class MailboxMetrics:
         return self._rate
 
     def time_in(self, reason: str) -> float:
-        """Returns seconds parked for `reason` so far, including the current stay."""
+        """Returns the seconds parked for `reason` so far, including the current stay."""
         time = self._times.get(reason, 0.0)
         if self._parked_reason == reason:
             time += self._now() - self._parked_at
@@ -156,7 +158,7 @@ class LatencyProbe:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Starts to probe, unless it does already. On the loop."""
+        """Starts to probe, unless already started. Call it on the loop."""
         if not self._active:
             self._active = True
             self._arm()
@@ -187,7 +189,9 @@ class LatencyProbe:
 
 
 class SlowActions:
-    """The default listener for slow actions: logs a warning that names the action, with a limit."""
+    """The default listener for slow actions, which logs warnings that name the action, at a limited
+    rate.
+    """
 
     __slots__ = ("_last_at", "_now")
 

@@ -34,7 +34,7 @@ __all__ = ["DefaultAction", "MailboxProcessor", "Suspension"]
 T = TypeVar("T")
 
 SLOW_S = 0.1
-"""An action or slice that takes longer blocks everything else on its loop."""
+"""Duration of an action or slice above which it counts as blocking its loop."""
 
 RUNS_MAX = 256
 """Maximum of runs, of the default action or mail, without a turn of the loop."""
@@ -45,16 +45,16 @@ URGENT_MAX = 256
 
 class LoopState(enum.Enum):
     READY = "ready"
-    """Not in `run_loop`, which may be called."""
+    """The loop is not in `run_loop`, which may be called."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """After `suspend`: the loop returns at once, and may run again."""
+    """The loop returns at once after `suspend`, and may run again."""
     COMPLETED = "completed"
-    """All actions are completed: the loop returns at once, now and for ever."""
+    """All actions are completed, so the loop returns at once, now and for ever."""
 
 
 class Suspension:
-    """The right to resume one suspension of the default action. A stale one has no effect."""
+    """The right to resume one suspension of the default action, once."""
 
     __slots__ = ("_processor", "_used", "reason")
 
@@ -71,7 +71,7 @@ class Suspension:
         """
         if (
             not self._used
-        ):  # Two threads may both pass; the second mail then finds nothing to resume.
+        ):  # Two threads may both pass. The second mail then finds nothing to resume.
             self._used = True
             self._processor.resume_default_action(self)
 
@@ -79,13 +79,13 @@ class Suspension:
 class MailboxProcessor:
     """Runs the mailbox loop of one task.
 
-    Made on the loop, or before it; `run_loop` binds the owner.
+    Made on the loop, or before it; `run_loop` makes the current task the owner.
 
     `default_action(controller)` gets this processor. It returns None, or in rare cases an
     awaitable. `now` is a monotonic clock in seconds, by default the loop's. `on_slow(description,
     seconds)` is called for each action that blocked the loop for more than 100 ms; by default a
-    warning is logged. `name` is the name of the default action there. `probe_interval_s` is the
-    time between two latency probes, None for no probe.
+    warning is logged. `name` names the default action in it. `probe_interval_s` is the time between
+    two latency probes, None for no probe.
     """
 
     def __init__(
@@ -207,7 +207,10 @@ class MailboxProcessor:
             self._begin_turn()
 
     def _run_mail(self, mail: Mail, now: Callable[[], float]) -> Awaitable[object] | None:
-        """Runs `mail`. Returns what must be awaited next: its own awaitable, or the loop's turn."""
+        """Runs `mail`. Returns an awaitable to await next, if any.
+
+        It is the mail's own awaitable, or one that gives the event loop a turn.
+        """
         is_control = mail.lane is Lane.CONTROL
         begun = now()
         try:
@@ -237,7 +240,7 @@ class MailboxProcessor:
             await self._give_turn()
 
     async def _give_turn(self) -> None:
-        """Lets everything else on the event loop run once."""
+        """Lets all other callbacks of the event loop run once."""
         await asyncio.sleep(0)
         self._begin_turn()
 
@@ -363,7 +366,7 @@ class MailboxProcessor:
         return MailboxExecutor(self.mailbox, priority, self)
 
     def time_in(self, reason: str) -> float:
-        """Returns the seconds that the task was parked, suspended for `reason`."""
+        """Returns the seconds that the task was parked while suspended for `reason`."""
         return self.metrics.time_in(reason)
 
     @property

@@ -29,10 +29,10 @@ from aioflow.core.errors import MailboxClosed
 __all__ = ["ProcessingTimeService", "ProcessingTimer", "TimerExecutor"]
 
 TimerCallback = Callable[[int], object]
-"""Gets the registered timestamp in ms, not the time at which it runs; may return an awaitable."""
+"""Function of the registered timestamp in ms, not of the current time; may return an awaitable."""
 
 DEADLINE_TOLERANCE_S = 1e-6
-"""How early the loop's timer may fire by its own clock; invisible in milliseconds."""
+"""Maximum time by which the loop's timer may fire early, by its own clock."""
 
 JUMP_S = 0.25
 """Growth of the lead over the loop's clock that counts as a jump."""
@@ -50,7 +50,7 @@ HEAP_SLACK = 64
 
 
 class TimerExecutor(Protocol):
-    """The interface of a MailboxExecutor for the service."""
+    """The interface that the timer service uses of a MailboxExecutor."""
 
     def execute(self, fn: Callable[[], object], description: str, *args: object) -> None: ...
 
@@ -60,11 +60,11 @@ class TimerExecutor(Protocol):
 
 class TimerState(enum.Enum):
     PENDING = "pending"
-    """Waits for its deadline."""
+    """The timer waits for its deadline."""
     QUEUED = "queued"
-    """Its mail is in the mailbox, or runs."""
+    """The timer's mail is in the mailbox, or runs."""
     DONE = "done"
-    """Fired, cancelled, or refused by a quiesced service."""
+    """The timer has fired, was cancelled, or was refused by a quiesced service."""
 
 
 class Repeat(enum.Enum):
@@ -76,7 +76,7 @@ class Repeat(enum.Enum):
 
 
 class ProcessingTimer:
-    """One registration. `timestamp_ms` is the argument of the next callback."""
+    """One registered timer. `timestamp_ms` is the argument of the next callback."""
 
     __slots__ = (
         "_service",
@@ -114,9 +114,10 @@ class ProcessingTimer:
 
 
 class ProcessingTimeService:
-    """Timers whose mail has the priority of `executor`. On the loop's thread only.
+    """The processing-time timers of one operator. Call it on the loop's thread only.
 
-    `now_ms` is the wall clock in milliseconds; delays use the running loop's clock.
+    The mail of a timer has the priority of `executor`. `now_ms` is the wall clock in milliseconds;
+    delays use the running loop's clock.
     """
 
     __slots__ = (
@@ -152,8 +153,7 @@ class ProcessingTimeService:
         return self._now_ms()
 
     def register_timer(self, timestamp_ms: int, callback: TimerCallback) -> ProcessingTimer:
-        """Calls `callback(timestamp_ms)` once `timestamp_ms` is over; for a past one, as soon as
-        possible.
+        """Calls `callback(timestamp_ms)` once that millisecond is over, or soon if it is past.
 
         After `quiesce` the timer is accepted and never fires. Raises MailboxClosed after
         `shutdown`.
@@ -173,7 +173,7 @@ class ProcessingTimeService:
     def schedule_with_fixed_delay(
         self, callback: TimerCallback, initial_delay_ms: int, period_ms: int
     ) -> ProcessingTimer:
-        """As `schedule_at_fixed_rate`, but the next period begins when the callback has run."""
+        """Like `schedule_at_fixed_rate`, but the next period begins when the callback has run."""
         return self._register(self._now_ms() + initial_delay_ms, callback, Repeat.DELAY, period_ms)
 
     @property
@@ -182,7 +182,7 @@ class ProcessingTimeService:
         return self._pending
 
     async def quiesce(self) -> None:
-        """Cancels all timers, lets none fire from now on, and waits for running callbacks.
+        """Cancels all waiting timers, lets none fire from now on, and waits for running callbacks.
 
         A timer whose mail is already queued still runs: the end of input processes it. From the
         owner this never waits, because a running callback is below it on the stack.
@@ -234,9 +234,9 @@ class ProcessingTimeService:
         return timer
 
     def _look(self) -> int:
-        """Reads the clock.
+        """Returns the wall clock in milliseconds, and adapts to jumps.
 
-        If it has jumped ahead, waiting timers come earlier by that, in the same order.
+        If the clock has jumped ahead, waiting timers come earlier by that, in the same order.
         """
         now_ms = self._now_ms()
         ahead_s = now_ms / 1000.0 - asyncio.get_running_loop().time()
@@ -297,7 +297,7 @@ class ProcessingTimeService:
     def _fire(self, timer: ProcessingTimer) -> object:
         """Runs the callback in the owner. Returns its awaitable, if any."""
         if timer.state is not TimerState.QUEUED:
-            return None  # Cancelled while its mail was queued.
+            return None  # The timer was cancelled while its mail was queued.
         self._running += 1
         try:
             result = timer.callback(timer.timestamp_ms)
@@ -324,7 +324,7 @@ class ProcessingTimeService:
             idle, self._idle = self._idle, None
             idle.set_result(None)
         if timer.state is not TimerState.QUEUED:
-            return  # Cancelled by its own callback, or while the callback was awaiting.
+            return  # The timer was cancelled by its callback, or while that was awaiting.
         if not again or timer.repeat is Repeat.NEVER or self._quiesced or self._closed:
             timer.state = TimerState.DONE
             return
@@ -350,4 +350,4 @@ class ProcessingTimeService:
 
 
 def _nothing(_: int) -> None:
-    """The callback of a cancelled timer, so that the heap drops references of the real one."""
+    """Replaces the callback of a cancelled timer, so that the heap drops references to it."""

@@ -1,1 +1,9 @@
-"""Sans-IO protocols: bytes and stimuli in, events and bytes out. No loop, no socket, no clock."""
+"""Network protocols without I/O: bytes and calls go in, events and bytes come out.
+
+The modules use no event loop, no socket and no clock. Terms that they share:
+
+* Channel: the connection of one producing subtask with one consuming subtask.
+* Element: a batch of records or an event in a channel.
+* Taken over: removed from the receiver's queue by the consuming task.
+* Permit: the right of the producer to one queued batch.
+"""

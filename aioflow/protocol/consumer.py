@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 RECORD_BYTES_MAX = 64 << 20
-"""Limit of one batch over all its frames. A larger record cannot be sent."""
+"""Maximum size of one batch over all its frames. A larger record cannot be sent."""
 
 UNTOLD_BATCHES_MAX = 2
 """Maximum of batches taken over without a report, however much credit there is.
@@ -73,7 +73,7 @@ UNTOLD_EVENTS_MAX = 64
 class PriorityEvent:
     """An event that overtakes the elements of its channel.
 
-    It is taken over in its turn, like any other element.
+    It is acknowledged in its original order, like any other element.
     """
 
     event: Event
@@ -103,7 +103,7 @@ def partition_request_backoff(initial_ms: int, max_ms: int) -> tuple[int, ...]:
 
 
 class _Inlet:
-    """One channel."""
+    """The state of one channel."""
 
     __slots__ = (
         "backlog",
@@ -163,7 +163,7 @@ class _Inlet:
         )
 
     def request(self) -> PartitionRequest:
-        """Returns a request from the current position, with all ready buffers as credit."""
+        """Returns a request from the current position on, with all ready buffers as credit."""
         credit = self.credit
         credit.take_credit()
         self.told()
@@ -181,7 +181,7 @@ class _Inlet:
         self.untold_data = self.untold_batches = self.untold_events = 0
 
     def is_due(self) -> bool:
-        """Whether to send AddCredit."""
+        """Whether to send AddCredit now."""
         if (
             self.credit.is_credit_due
             or self.untold_batches >= UNTOLD_BATCHES_MAX
@@ -193,7 +193,7 @@ class _Inlet:
 
 
 class ConsumerExchange:
-    """The channels that the peer produces. Outlives its connections, see `attach`.
+    """The channels whose data the peer produces. Outlives its connections, see `attach`.
 
     `on_output` is called when there is output, at most once until the next `data_to_send`.
     """
@@ -248,7 +248,7 @@ class ConsumerExchange:
     ) -> None:
         """Requests a subpartition for `channel`, a number chosen by the caller.
 
-        It gets `exclusive` buffers and floating ones of `pool`.
+        The channel gets `exclusive` buffers, and borrows floating ones from `pool`.
         """
         if channel in self._inlets or not 0 <= channel < NO_CHANNEL:
             raise LocalProtocolError(
@@ -269,7 +269,7 @@ class ConsumerExchange:
             self._ask(inlet)
 
     def taken_over(self, channel: int, count: int = 1) -> None:
-        """The task took the next `count` batches or events of `channel`.
+        """Notes that the task took the next `count` batches or events of `channel`.
 
         Ends the channel after EndOfPartition.
         """
@@ -297,14 +297,14 @@ class ConsumerExchange:
             self._post(channel, ResumeConsumption())
 
     def acknowledge_all_records_processed(self, channel: int) -> None:
-        """Tells the producer that EndOfData was reached here."""
+        """Tells the producer that everything up to EndOfData was processed."""
         inlet = self._inlets.get(channel)
         if inlet is not None:
             inlet.is_acknowledged = True
             self._post(channel, AckAllUserRecordsProcessed())
 
     def announce_batch_size(self, channel: int, records: int) -> None:
-        """Asks the producer for batches of up to `records` records, also after a reset."""
+        """Asks the producer for batches of up to `records` records. Repeated after a reset."""
         inlet = self._inlets.get(channel)
         if inlet is not None:
             inlet.batch_records = records
@@ -324,7 +324,7 @@ class ConsumerExchange:
 
     @property
     def channels(self) -> Sequence[int]:
-        """The open channels."""
+        """Numbers of the open channels."""
         return list(self._inlets)
 
     def backlog(self, channel: int) -> int:
@@ -344,18 +344,18 @@ class ConsumerExchange:
         filled = sum(1 for buffer, _ in inlet.pending if buffer is not None)
         return credit.available + filled, credit.available, credit.available - credit.unannounced
 
-    # What arrives.
+    # Receiving.
 
     def receive(self, frame: Frame) -> list[tuple[int, Delivered]]:
-        """Returns the elements for the channels, in order. Errors have ended their channel.
+        """Handles a frame. Returns pairs (channel, element), in order. An error ends its channel.
 
-        PartitionNotFound is the exception. Raises RemoteProtocolError for a malformed control
+        Only PartitionNotFound does not end it. Raises RemoteProtocolError for a malformed control
         message, or one that no producer sends.
         """
         kind, channel, sequence, body = frame
         inlet = self._inlets.get(channel)
         if kind is FrameType.BUFFER_RESPONSE or kind is FrameType.EVENT_RESPONSE:
-            if inlet is None:  # It crossed the cancellation.
+            if inlet is None:  # The channel was cancelled while the frame was in transit.
                 return []
             try:
                 element = self._on_element(inlet, kind, sequence, body)
@@ -377,7 +377,7 @@ class ConsumerExchange:
             self._settle(inlet)
         return []
 
-    # What leaves.
+    # Sending.
 
     @property
     def has_output(self) -> bool:
@@ -385,9 +385,9 @@ class ConsumerExchange:
         return self._encoder is not None and bool(self._messages or self._credit_due)
 
     def data_to_send(self) -> list[bytes | memoryview]:
-        """Returns all messages, which are few and small.
+        """Returns all messages to send, which are few and small.
 
-        Credit is counted now, so that it includes all buffers ready by now.
+        Credit is counted now, so that it includes all buffers that are ready.
         """
         self._told = False
         out: list[bytes | memoryview] = []
@@ -397,7 +397,8 @@ class ConsumerExchange:
         for channel, message in self._messages:
             out.append(encode_message(encoder, message, channel))
         self._messages.clear()
-        # After the messages: a ResumeConsumption makes a producer drop older credit.
+        # Credit follows the messages, because a ResumeConsumption makes a producer drop older
+        # credit.
         for channel, inlet in self._credit_due.items():
             out.append(
                 encode_message(
@@ -489,7 +490,7 @@ class ConsumerExchange:
         return None
 
     def _on_repeated(self, inlet: _Inlet, kind: FrameType) -> None:
-        """Drops an element that is here already, and returns its credit."""
+        """Drops an element that was received before, and returns its credit."""
         if kind is FrameType.BUFFER_RESPONSE:
             credit = inlet.credit
             if credit.available <= credit.unannounced:
@@ -511,7 +512,7 @@ class ConsumerExchange:
     def _on_error(self, channel: int, response: ErrorResponse) -> list[tuple[int, Delivered]]:
         if channel != NO_CHANNEL:
             inlet = self._inlets.get(channel)
-            # After the end no error matters any more.
+            # An error after the end has no effect.
             if inlet is None or inlet.has_ended:
                 return []
             error = rebuild_error(response, self._codec)
@@ -525,7 +526,7 @@ class ConsumerExchange:
         ]
 
     def _fail(self, inlet: _Inlet, error: Exception) -> Exception:
-        """Ends `inlet` here, and makes the producer forget it."""
+        """Ends the channel `inlet` on this side, and makes the producer forget it."""
         self._remove(inlet)
         self._post(inlet.channel, CancelPartitionRequest())
         return error
@@ -537,7 +538,7 @@ class ConsumerExchange:
         """
         del self._inlets[inlet.channel]
         self._credit_due.pop(inlet.channel, None)
-        # Released first: a returned floating buffer must not be offered to this channel again.
+        # Released first, so that a returned floating buffer is not offered to this channel again.
         inlet.credit.release()
         for buffer, _ in inlet.pending:
             if buffer is not None:

@@ -53,7 +53,9 @@ class CreditSender:
         self._announced = 0
 
     def next_element(self, queued: NextElement) -> NextElement:
-        """Returns what may be sent now; `queued` is the head of the subpartition."""
+        """Returns what may be sent now. `queued` tells whether an event or data is first in the
+        queue.
+        """
         if self._blocked or self.is_closed or (queued is NextElement.DATA and self.credit == 0):
             return NextElement.NONE
         return queued
@@ -76,9 +78,9 @@ class CreditSender:
         return backlog
 
     def send_event(self, backlog: int, blocking: bool = False) -> int:
-        """Notes an event frame, which needs no credit.
+        """Counts an event frame, which needs no credit.
 
-        Returns the backlog to carry, 0 if it blocks.
+        Returns the backlog to carry, 0 for a blocking event.
         """
         if self._blocked:
             raise LocalProtocolError(
@@ -89,7 +91,10 @@ class CreditSender:
         return self._announced
 
     def add_credit(self, count: int) -> None:
-        """Handles AddCredit. Ignored after `close`: it crossed the cancellation."""
+        """Adds credit from an AddCredit message.
+
+        Ignored after `close`, because the message crossed the cancellation.
+        """
         if count < 1:
             raise RemoteProtocolError(f"AddCredit of {count} buffers, expected 1 or more")
         if not self.is_closed:
@@ -98,9 +103,9 @@ class CreditSender:
     def backlog_to_announce(self, backlog: int) -> int:
         """Returns the backlog for a BacklogAnnouncement, 0 for none.
 
-        Only a receiver without exclusive buffers needs one. It gives no credit before it knows of
-        data, and without credit no frame can tell it. Any other gives credit when it recycles its
-        own buffers.
+        Only a receiver without exclusive buffers needs an announcement. It gives no credit before
+        it knows of data, and without credit no frame can tell it. Any other receiver gives credit
+        when it recycles its own buffers.
         """
         if (
             self.initial_credit > 0
@@ -131,7 +136,7 @@ class CreditSender:
         self._announced = 0
 
     def close(self) -> None:
-        """The receiver cancelled, or the channel ended. Idempotent."""
+        """Stops sending, because the receiver cancelled or the channel ended. Idempotent."""
         self.is_closed = True
         self.credit = 0
 
@@ -142,14 +147,15 @@ class CreditSender:
 
 
 class FloatingBuffers(Protocol):
-    """The pool of the gate, from which all its channels borrow."""
+    """The interface of the gate's pool, from which all its channels borrow."""
 
     def try_request_permit(self, channel: int = 0) -> bool: ...
     def recycle(self, channel: int = 0) -> None: ...
     def add_listener(self, listener: CreditReceiver) -> bool:
-        """Offers the next free buffer through `on_permit`, in order of registration.
+        """Registers a listener, whose `on_permit` is offered a free buffer, in order of
+        registration.
 
-        Returns False if one is free already.
+        Returns False if a buffer is free already.
         """
         ...
 
@@ -157,7 +163,7 @@ class FloatingBuffers(Protocol):
 
 
 class BufferKind(Enum):
-    """Origin of a buffer, to which it must return."""
+    """Origin of a buffer, to which the buffer must return."""
 
     EXCLUSIVE = "exclusive"
     FLOATING = "floating"
@@ -166,7 +172,7 @@ class BufferKind(Enum):
 class CreditReceiver:
     """The consumer's side of `channel`: `exclusive` own buffers, and floating ones from `pool`.
 
-    `pool` None: no floating ones. `available` buffers are ready to receive; the sender does not
+    `pool` None: no floating buffers. `available` buffers are ready to receive. The sender does not
     know the `unannounced` ones yet. `on_credit` is called when the pool gave a buffer by itself.
     All other changes happen inside calls of the owner.
     """
@@ -204,7 +210,7 @@ class CreditReceiver:
 
     @property
     def initial_credit(self) -> int:
-        """Credit to send with the partition request."""
+        """Number of buffers to announce with the partition request."""
         return self.exclusive
 
     @property
@@ -219,14 +225,14 @@ class CreditReceiver:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits in the pool's queue for a floating buffer."""
+        """Whether the channel waits in the pool's queue for a floating buffer."""
         return self._is_waiting
 
     def receive_data(self, backlog: int) -> BufferKind:
-        """A data frame arrived: fills a floating buffer if there is one.
+        """Fills a buffer with a data frame that arrived, a floating one if possible.
 
-        Recycle the buffer of the returned kind later. Raises RemoteProtocolError if the sender had
-        no credit.
+        Returns the kind of the buffer, which the caller recycles later. Raises RemoteProtocolError
+        if the sender had no credit.
         """
         if self.available - self.unannounced <= 0:
             raise RemoteProtocolError(
@@ -237,7 +243,7 @@ class CreditReceiver:
         return kind
 
     def take_buffer(self) -> BufferKind:
-        """Takes one ready buffer, borrowed ones first, because other channels may need those."""
+        """Takes one ready buffer. Borrowed ones go first, because other channels may need those."""
         if self._floating_ready > 0:
             self._floating_ready -= 1
             return BufferKind.FLOATING
@@ -247,7 +253,8 @@ class CreditReceiver:
         return BufferKind.EXCLUSIVE
 
     def on_backlog(self, backlog: int) -> None:
-        """The sender has `backlog` batches waiting: borrows up to that plus `exclusive`, or waits.
+        """Borrows buffers for `backlog` batches that wait at the sender, plus `exclusive`, or waits
+        for them.
 
         A lower backlog only lowers the target; borrowed buffers return when they are recycled.
         """
@@ -259,9 +266,9 @@ class CreditReceiver:
         self._borrow()
 
     def recycle(self, kind: BufferKind) -> None:
-        """The consumer has used up a buffer that `receive_data` filled."""
+        """Returns a buffer that `receive_data` filled, because its content was consumed."""
         if kind is BufferKind.FLOATING:
-            # The pool decides which channel gets it next; it may be this one, through `on_permit`.
+            # The pool decides which channel gets the buffer next, perhaps this one (`on_permit`).
             assert self._pool is not None, "a floating buffer came from a pool"
             self._pool.recycle(self.channel)
             return
@@ -269,16 +276,15 @@ class CreditReceiver:
             return
         self._exclusive_ready += 1
         if self.available > self.required and self._floating_ready > 0:
-            # One more than needed: the credit stays, and a borrowed buffer returns instead of the
-            # exclusive one.
+            # There is one buffer too many, so a borrowed one returns instead of the exclusive one.
             self._return_floating(1)
         else:
             self.unannounced += 1
 
     def on_permit(self) -> bool:
-        """The pool offers a buffer: True takes it.
+        """Takes a buffer that the pool offers. Returns False if none is needed.
 
-        If more are needed, it queues again at the end.
+        If more are needed, the channel queues again at the end.
         """
         self._is_waiting = False
         if self.is_released or self.available >= self.required:
@@ -287,7 +293,7 @@ class CreditReceiver:
         self.unannounced += 1
         if self.available < self.required:
             assert self._pool is not None, "it was the pool that called"
-            # Queues first: a direct request to the pool would overtake the channels behind.
+            # A direct request to the pool would overtake the channels that queue, so queue first.
             self._is_waiting = self._pool.add_listener(self)
             self._borrow()
         if self._on_credit is not None:
@@ -295,14 +301,17 @@ class CreditReceiver:
         return True
 
     def on_pool_destroyed(self) -> None:
-        """No floating buffer will come; the channel goes on with its exclusive ones."""
+        """Notes that no floating buffer will come. The channel goes on with its exclusive
+        buffers.
+        """
         self._is_waiting = False
         self.required = self.exclusive
 
     def take_credit(self) -> int:
-        """Returns the credit for AddCredit: buffers ready since the last one, 0 for none.
+        """Returns the credit for AddCredit: the buffers that became ready since the last one, 0 for
+        none.
 
-        Many recycles make one message.
+        Many recycled buffers make one message.
         """
         credit, self.unannounced = self.unannounced, 0
         return credit
@@ -317,7 +326,7 @@ class CreditReceiver:
         return owed > 0 and (2 * owed >= self.exclusive or owed == self.available)
 
     def on_blocked(self) -> None:
-        """A blocking event arrived: without exclusive buffers, the floating ones go to other
+        """Handles a blocking event. Without exclusive buffers, the floating ones go to other
         channels.
         """
         if self.exclusive == 0:
@@ -327,7 +336,9 @@ class CreditReceiver:
             self._return_floating(self._floating_ready)
 
     def release(self) -> None:
-        """The channel ended: returns borrowed buffers, those in use when recycled. Idempotent."""
+        """Ends the channel, and returns borrowed buffers, those in use when they are recycled.
+        Idempotent.
+        """
         self.is_released = True
         self.unannounced = 0
         self.required = 0
@@ -336,7 +347,7 @@ class CreditReceiver:
         self._exclusive_ready = 0
 
     def _borrow(self) -> None:
-        """Takes floating buffers up to the target, or queues once."""
+        """Borrows floating buffers up to the target. If there are too few, queues once."""
         pool = self._pool
         while pool is not None and self.available < self.required and not self._is_waiting:
             if pool.try_request_permit(self.channel):
@@ -346,7 +357,7 @@ class CreditReceiver:
                 self._is_waiting = pool.add_listener(self)
 
     def _return_floating(self, count: int) -> None:
-        # Counted first: the pool may offer it to this same channel.
+        # Counted first, because the pool may offer the buffer to this same channel.
         self._floating_ready -= count
         for _ in range(count):
             assert self._pool is not None, "a floating buffer came from a pool"

@@ -55,9 +55,7 @@ _MEMBER_HEADER_BYTES = 8
 
 
 class PartitionNotFound(Broken):
-    """The producer has not registered the partition, yet or any more: ask again after the
-    back-off.
-    """
+    """The producer does not have the partition, or not yet. Ask again after the back-off."""
 
 
 class BufferReordering(RemoteProtocolError):
@@ -121,9 +119,9 @@ def _described(error: BaseException, codec: Codec, traceback_text: str, room: in
 def _encoded_group(
     group: BaseExceptionGroup[Any], codec: Codec, room: int
 ) -> tuple[bytes | None, tuple[str, ...]]:
-    """Encodes the group's message and its first members; a note tells if there are more.
+    """Encodes the group's message and its first members. A note says if there are more.
 
-    Each member is a message of its own, without its traceback: the group's shows it.
+    Each member is encoded as an error of its own, without its traceback, which the group's shows.
     """
     message = _cut(group.message, _MESSAGE_CHARS_MAX)
     left = room - _MEMBER_BYTES - len(message.encode())

@@ -46,19 +46,19 @@ PROTOCOL_VERSION = 1
 """Both ends of a connection must have the same version."""
 
 NO_CHANNEL = 0xFFFF_FFFF
-"""The channel of a frame that concerns the connection as a whole."""
+"""Channel number of a frame that concerns the connection as a whole."""
 
 SEGMENT_BYTES = 32_768
-"""Body limit of a data frame: one segment of network memory."""
+"""Maximum body of a data frame: one segment of network memory."""
 
 CONTROL_BYTES_MAX = 1 << 20
-"""Body limit of any other frame."""
+"""Maximum body of any other frame."""
 
 _SMALL_BYTES_MAX = 1024
-"""Body limit of a frame with a few numbers and an id."""
+"""Maximum body of a frame with a few numbers and an id."""
 
 HEADER: Final = struct.Struct(">4sBBIIIQ")
-"""The header with the sequence: 26 bytes."""
+"""Format of the header with the sequence: 26 bytes."""
 
 _COVERED: Final = struct.Struct(">BBII")
 _LENGTH_AT = 10
@@ -83,7 +83,7 @@ class FrameType(IntEnum):
     BACKLOG_ANNOUNCEMENT = 9
     NEW_BUFFER_SIZE = 10
     SEGMENT_ID = 11
-    """Never sent: only Flink's tiered storage has it."""
+    """Type that is never sent: only Flink's tiered storage has it."""
     EVENT_RESPONSE = 12
     RPC_REQUEST = 16
     RPC_REPLY = 17
@@ -92,7 +92,7 @@ class FrameType(IntEnum):
     HEARTBEAT = 20
     HEARTBEAT_REPLY = 21
     HELLO = 22
-    """The first frame of a data connection: names the link between two processes."""
+    """First frame of a data connection, which names the link between two processes."""
 
 
 _HEARTBEATS = (FrameType.HEARTBEAT, FrameType.HEARTBEAT_REPLY)
@@ -126,9 +126,9 @@ LENGTH_MAX: Final[dict[FrameType, int]] = {
     else _SMALL_BYTES_MAX
     for kind in FrameType
 }
-"""Maximum bytes of the body.
+"""Maximum size of the body by type of frame, in bytes.
 
-Tight for bodies of a few numbers, which also limits the objects that decoding makes.
+The limit is tight for bodies of a few numbers, which also limits the objects that decoding makes.
 """
 
 
@@ -142,7 +142,7 @@ class Frame(NamedTuple):
 
 
 class FrameEncoder:
-    """Writes the frames of one direction of one connection, in the order of the calls."""
+    """Encodes the frames of one direction of one connection, in the order of the calls."""
 
     __slots__ = ("_count", "_key")
 
@@ -192,7 +192,9 @@ class FrameEncoder:
 
 
 class FrameDecoder:
-    """Reads the frames of one direction of one connection, of the types of its plane."""
+    """Decodes the frames of one direction of one connection, and refuses types of the other
+    plane.
+    """
 
     __slots__ = ("_accepted", "_buffer", "_count", "_error", "_key", "_wanted")
 
@@ -207,7 +209,7 @@ class FrameDecoder:
         self._count = 0
         self._buffer = bytearray()
         self._wanted = 0
-        """Bytes that the buffer must hold for its first frame; 0 while the length is unknown."""
+        """Size of the first frame in the buffer; 0 while its length is unknown."""
         self._error: RemoteProtocolError | None = None
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Frame]:
@@ -233,13 +235,15 @@ class FrameDecoder:
                 frames, used, self._wanted = self._parse(view)
         except RemoteProtocolError as error:
             self._error = error
-            self._buffer = bytearray()  # The traceback still holds views of the old one.
+            self._buffer = bytearray()  # The traceback still holds views of the old buffer.
             raise
         del buffer[:used]
         return frames
 
     def receive_eof(self) -> None:
-        """The peer closed its side. Raises RemoteProtocolError in the middle of a frame."""
+        """Handles that the peer closed its side. Raises RemoteProtocolError in the middle of a
+        frame.
+        """
         if self._buffer:
             raise RemoteProtocolError(
                 f"the connection ended in a frame: {len(self._buffer)} bytes of it arrived"
@@ -247,11 +251,11 @@ class FrameDecoder:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of an incomplete frame."""
+        """Number of bytes of an incomplete frame."""
         return len(self._buffer)
 
     def _parse(self, view: memoryview) -> tuple[list[Frame], int, int]:
-        """Returns the complete frames, their bytes, and the size of the next frame, 0 if
+        """Returns the complete frames, their total size, and the size of the next frame, 0 if
         unknown.
         """
         accepted, limits, unpack_header, header_bytes = (
@@ -292,7 +296,9 @@ class FrameDecoder:
         return frames, at, 0
 
     def _refuse(self, header: memoryview) -> None:
-        """Raises the error of a header of at least one byte; returns if it has none so far."""
+        """Raises the error of an invalid header, which may be incomplete. Returns if it is valid so
+        far.
+        """
         start = bytes(header[:4])
         if start != MAGIC[: len(start)]:
             raise RemoteProtocolError(

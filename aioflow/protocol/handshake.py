@@ -1,6 +1,6 @@
-"""Mutual proof of a shared secret, before anything else of a connection is parsed.
+"""The handshake of a connection: both sides prove that they know a shared secret.
 
-No key is sent, and nothing is allocated.
+Nothing else of a connection is parsed before. No key is sent, and nothing is allocated.
 
     client -> server   4 magic | 1 version | 1 role | 32 client nonce
     server -> client   32 server nonce | 32 proof of the server
@@ -8,9 +8,9 @@ No key is sent, and nothing is allocated.
 
 A proof is an HMAC-SHA256 with the secret over a label, version, role and both nonces. The server
 proves first, so a client never answers a stranger. The labels differ, so no proof can be sent back
-to its origin. Both nonces are fresh, so none can be replayed. Both sides derive the same session
-key, which no eavesdropper has. Input is bounded: an invalid byte is refused when it arrives, and
-only these bytes are ever kept. Nonces are arguments: randomness belongs to the caller.
+to its origin. Both nonces are fresh, so no proof can be replayed. Both sides derive the same
+session key, which no eavesdropper has. Input is bounded: an invalid byte is refused when it
+arrives, and only these bytes are ever kept. Nonces are arguments: randomness belongs to the caller.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 NONCE_BYTES = 32
 SECRET_BYTES_MIN = 16
-"""A shorter secret could be guessed from one proof."""
+"""Minimum length of a secret. A shorter one could be guessed from one proof."""
 
 _MAGIC: Final = b"aioH"
 _VERSION = 1
@@ -71,7 +71,7 @@ class Side(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Handshaken:
-    """Both sides know the secret.
+    """The result of a handshake: both sides know the secret.
 
     `leftover`: bytes after the handshake, the start of the frames.
     """
@@ -92,9 +92,10 @@ def direction_key(session_key: bytes, sender: Side) -> bytes:
 
 
 class ClientHandshake:
-    """The connecting side, as `role`.
+    """The connecting side of a handshake, as `role`.
 
-    `start` returns the first bytes; `done` is set once the server has proved itself.
+    `start` returns the first bytes; `done` is set once the server has proved that it knows the
+    secret.
     """
 
     __slots__ = ("_buffer", "_failed", "_nonce", "_role", "_secret", "done")
@@ -113,7 +114,9 @@ class ClientHandshake:
         return _MAGIC + bytes((_VERSION, self._role)) + self._nonce
 
     def receive(self, data: bytes) -> bytes:
-        """Returns bytes to send. Raises NotAuthenticated if the server does not know the secret."""
+        """Returns the bytes to send. Raises NotAuthenticated if the server does not know the
+        secret.
+        """
         _check_open(self.done, self._failed)
         self._buffer += data[: _ANSWER_BYTES + 1]
         if len(self._buffer) < _ANSWER_BYTES:
@@ -132,9 +135,9 @@ class ClientHandshake:
 
 
 class ServerHandshake:
-    """The accepting side, for clients of `accepted_roles`.
+    """The accepting side of a handshake, for clients of `accepted_roles`.
 
-    `done` is set once the client has proved itself.
+    `done` is set once the client has proved that it knows the secret.
     """
 
     __slots__ = (
@@ -160,9 +163,9 @@ class ServerHandshake:
         self._transcript = b""
 
     def receive(self, data: bytes) -> bytes:
-        """Returns bytes to send.
+        """Returns the bytes to send.
 
-        Raises NotAuthenticated: close the connection and send nothing more.
+        Raises NotAuthenticated: close the connection then, and send nothing more.
         """
         _check_open(self.done, self._failed)
         try:
@@ -221,7 +224,9 @@ class ServerHandshake:
 
 
 def _transcript(role: PeerRole, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """All parts have fixed lengths, so different handshakes have different bytes."""
+    """Returns the bytes that a proof covers. All parts have fixed lengths, so the bytes are
+    unique.
+    """
     return bytes((_VERSION, role)) + client_nonce + server_nonce
 
 

@@ -51,9 +51,10 @@ _NOTES_MAX = 32
 class PartitionRequest:
     """Requests a subpartition, from the beginning or, on a new connection, from a position.
 
-    `initial_credit`: exclusive buffers of the channel. `credit`: buffers that are ready now, the
-    same at the first request. `resume_from`: sequence of the next element that the consumer has not
-    received. `blocked`: it received a blocking event and has not resumed.
+    `initial_credit`: number of exclusive buffers of the channel. `credit`: number of buffers that
+    are ready now, the same at the first request. `resume_from`: sequence of the next element that
+    the consumer has not received. `blocked`: the consumer received a blocking event and has not
+    resumed.
     """
 
     partition_id: str
@@ -68,7 +69,7 @@ class PartitionRequest:
 class ErrorResponse:
     """An error as data, never as a pickle: see `protocol.errors`.
 
-    With a channel it ends that channel, without one all of them.
+    With a channel it ends that channel, without a channel all of them.
     """
 
     type_name: str
@@ -82,7 +83,7 @@ class ErrorResponse:
 
 @dataclass(frozen=True, slots=True)
 class TaskEvent:
-    """Goes upstream to the task that produces the channel. Lost if the connection is reset."""
+    """An event for the task that produces the channel. Lost if the connection is reset."""
 
     payload: bytes
 
@@ -94,12 +95,15 @@ class CancelPartitionRequest:
 
 @dataclass(frozen=True, slots=True)
 class CloseRequest:
-    """The peer is about to close and cancels all channels."""
+    """Announces that the sender is about to close, and cancels all its channels."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddCredit:
-    """`credit` more buffers are ready; the task took over all elements below `taken_over`."""
+    """Announces that `credit` more buffers are ready.
+
+    The consuming task took over all elements below `taken_over`.
+    """
 
     credit: int
     taken_over: int
@@ -107,24 +111,24 @@ class AddCredit:
 
 @dataclass(frozen=True, slots=True)
 class ResumeConsumption:
-    """Continues after a blocking event."""
+    """Asks the producer to continue after a blocking event."""
 
 
 @dataclass(frozen=True, slots=True)
 class AckAllUserRecordsProcessed:
-    """The consumer has processed every record up to EndOfData."""
+    """Reports that the consumer has processed every record up to EndOfData."""
 
 
 @dataclass(frozen=True, slots=True)
 class BacklogAnnouncement:
-    """`backlog` batches wait for a consumer without buffers of its own."""
+    """Announces that `backlog` batches wait for a consumer without buffers of its own."""
 
     backlog: int
 
 
 @dataclass(frozen=True, slots=True)
 class NewBufferSize:
-    """The consumer wants batches of up to `records`, to limit the time of queued data."""
+    """Asks the producer for batches of up to `records`, to limit the time of queued data."""
 
     records: int
 
@@ -160,7 +164,7 @@ def decode_message(kind: FrameType, body: bytes) -> Message:
     """
     if (
         kind is FrameType.ADD_CREDIT
-    ):  # The only message per batch: this takes a fifth of the time if it is valid.
+    ):  # AddCredit is the only message per batch: a valid one is decoded in a fifth of the time.
         try:
             credit, taken_over = _unpack_credit(body)
         except (msgspec.MsgspecError, RecursionError):
@@ -296,7 +300,7 @@ _SCHEMAS: Final[dict[FrameType, tuple[type[Any], tuple[_Field, ...]]]] = {
     FrameType.ACK_ALL_USER_RECORDS_PROCESSED: (AckAllUserRecordsProcessed, ()),
     FrameType.BACKLOG_ANNOUNCEMENT: (BacklogAnnouncement, (_int("backlog", 1, CREDIT_MAX),)),
     FrameType.NEW_BUFFER_SIZE: (NewBufferSize, (_int("records", 1, 2**31 - 1),)),
-    # The error of a call has the same schema; its frame type tells the difference.
+    # The error of a call has the same schema, and differs only in its frame type.
     FrameType.RPC_ERROR: (ErrorResponse, _ERROR_FIELDS),
 }
 
@@ -313,7 +317,7 @@ def _refuse_extension(code: int, data: bytes) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Formats a value for a message: hostile values are cut short, containers only named."""
+    """Formats a value for an error message. Text is cut short, containers are only named."""
     if type(value) in (int, float, bool, type(None)):
         return repr(value)[:40]
     return f"a {type(value).__name__}" + (

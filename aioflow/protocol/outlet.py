@@ -1,4 +1,4 @@
-"""One channel of a connection at its producer: sent frames to keep, and frames to send next."""
+"""The producer's side of one channel: sent frames to keep, and frames to send next."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from aioflow.protocol.messages import ErrorResponse, PartitionRequest
 __all__ = ["PAYLOAD_BYTES_MAX", "RetainedPermits", "SentFrame", "Outlet", "SubpartitionView"]
 
 PREFIX: Final = struct.Struct(">BI")
-"""In front of the payload of data and events: flags, and the backlog after it."""
+"""Format of the bytes before the payload of data and events: flags, and the backlog after it."""
 
 FLAG_CONTINUES = 1
-"""The next data frame of the channel continues the same batch."""
+"""Flag: the next data frame of the channel continues the same batch."""
 FLAG_BLOCKING = 2
-"""The channel is blocked after this event."""
+"""Flag: the channel is blocked after this event."""
 FLAG_PRIORITY = 4
 """This event has overtaken the elements at the producer, and overtakes those at the consumer.
 
@@ -30,7 +30,7 @@ It may come in the middle of a batch.
 """
 
 PAYLOAD_BYTES_MAX = SEGMENT_BYTES - PREFIX.size
-"""A longer batch spans several frames."""
+"""Maximum payload of one frame. A longer batch spans several frames."""
 
 UNACKNOWLEDGED_EVENTS_MAX = 1024
 """Maximum of events that the consumer has not taken over.
@@ -42,7 +42,10 @@ _DATA, _EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
 
 
 class SubpartitionView(Protocol):
-    """The queue of a channel: `network.subpartition.PipelinedSubpartition`, or encoded batches."""
+    """The interface of a channel's queue, which `network.subpartition.PipelinedSubpartition` has.
+
+    Its batches may be encoded already.
+    """
 
     def create_read_view(
         self,
@@ -53,13 +56,13 @@ class SubpartitionView(Protocol):
     ) -> None:
         """Registers a callback for when the queue becomes non-empty, fails, or is released.
 
-        It gets True for a priority event, which is to be polled at once. Raises Closed for a second
-        reader. `acknowledges`: `taken_over` is called for each batch. `unsent` returns polled
-        elements that are not sent yet.
+        The callback gets True for a priority event, which must be polled at once. Raises Closed for
+        a second reader. `acknowledges`: `taken_over` is called for each batch. `unsent` returns
+        polled elements that are not sent yet.
         """
 
     def poll(self) -> tuple[RecordBatch | bytes | Event, int, bool, int] | None:
-        """Returns (element, backlog after it, is more available, its number) or None.
+        """Returns (element, backlog after it, whether more is available, its number) or None.
 
         Raises ProducerFailed.
         """
@@ -75,10 +78,10 @@ class SubpartitionView(Protocol):
     @property
     def is_released(self) -> bool: ...
     def taken_over(self) -> None:
-        """The consumer took over the oldest polled batch."""
+        """Notes that the consumer took over the oldest polled batch."""
 
     def resize(self, records: int) -> None:
-        """Makes batches of up to `records` records from now on."""
+        """Limits batches to `records` records from now on."""
 
     def resume_consumption(self) -> None: ...
     def acknowledge_all_records_processed(self) -> None: ...
@@ -86,14 +89,14 @@ class SubpartitionView(Protocol):
 
 
 class RetainedPermits(Protocol):
-    """The pool of the partition; `channel` is the index of the subpartition."""
+    """The interface of the partition's pool; `channel` is the index of the subpartition."""
 
     def take_permit(self, channel: int = 0) -> None: ...
     def recycle(self, channel: int = 0) -> None: ...
 
 
 class SentFrame(NamedTuple):
-    """A kept frame, which is encoded again for another connection."""
+    """A frame that is kept after it was sent, to be encoded again for another connection."""
 
     sequence: int
     type: FrameType
@@ -101,7 +104,7 @@ class SentFrame(NamedTuple):
     backlog: int
     payload: bytes | memoryview
     ends_batch: bool
-    """Whether it is the last frame of its batch: its permit returns with it."""
+    """Whether the frame is the last one of its batch, with which the batch's permit returns."""
 
 
 def _is_priority(sent: SentFrame) -> bool:
@@ -109,7 +112,7 @@ def _is_priority(sent: SentFrame) -> bool:
 
 
 class Outlet:
-    """One channel."""
+    """The producer's side of one channel."""
 
     __slots__ = (
         "acknowledged",
@@ -159,7 +162,7 @@ class Outlet:
         self.blocking_sequence: int | None = None
         self.end_sequence: int | None = None
         self.error: ErrorResponse | None = None
-        """Why the channel failed; it has no other state then."""
+        """Error that the channel failed with. The channel has no other state then."""
         self.has_data = False
         self.is_ready = False
         self.is_closed = False
@@ -167,7 +170,7 @@ class Outlet:
 
     @property
     def sent_sequence(self) -> int:
-        """The sequence of the next frame to send."""
+        """Sequence of the next frame to send."""
         return self.unsent[0].sequence if self.unsent else self.next_sequence
 
     def unsent_elements(self) -> list[bytes | Event]:
@@ -183,7 +186,7 @@ class Outlet:
             if sent.type is _EVENT:
                 elements.append(decode_event(payload, f"channel {self.channel}"))
             elif sent.ends_batch:
-                # The very object that was encoded: it knows what its bytes refer to.
+                # The object that was encoded, because it also knows what its bytes refer to.
                 # A view of bytes.
                 elements.append(
                     payload if isinstance(payload, bytes) else payload.obj  # type: ignore[arg-type]
@@ -191,7 +194,7 @@ class Outlet:
         return elements
 
     def put_first(self, event: Event, backlog: int) -> None:
-        """Puts `event` behind other priority events, ahead of everything else in `unsent`.
+        """Inserts `event` in `unsent` behind other priority events, before everything else.
 
         Those frames were not sent, so they can be renumbered.
         """
@@ -213,7 +216,7 @@ class Outlet:
         self.next_sequence += 1
 
     def can_send(self) -> bool:
-        """Whether a frame may leave now. Also true for an error that a poll will raise."""
+        """Whether a frame may be sent now. Also True for an error that a poll will raise."""
         if self.is_closed or self.is_detached or self.error is not None:
             return False
         if self.unsent:
@@ -221,7 +224,7 @@ class Outlet:
         elif not self.has_data:
             return False
         elif self.credit.is_blocked:
-            # Only this side's resume unblocks the view: so the view failed or was released.
+            # Only this side's resume unblocks the view, so the view failed or was released.
             return not self.view.is_blocked
         else:
             # Without a batch in the queue there is an event, or an error.

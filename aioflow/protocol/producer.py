@@ -1,4 +1,4 @@
-"""The producer's side of all logical channels of one connection.
+"""The producer's side of all channels of one connection.
 
 Channels with output are in a ready queue, each at most once, and take turns. A turn is one batch,
 one event, or one segment of a batch that does not fit into one frame. So no code scans all
@@ -96,10 +96,11 @@ class ProducerExchange:
             outlet.credit.reset(0, outlet.credit.is_blocked)
 
     def abandon_detached(self) -> None:
-        """Releases channels that were not requested again: their consumer is gone, or has finished.
+        """Releases channels that were not requested again, because their consumer is gone or has
+        finished.
 
-        The peer signals that it has requested all. Also call this if no further connection will
-        come.
+        Call it when the peer has signalled that it requested all channels, or if no further
+        connection will come.
         """
         for outlet in [outlet for outlet in self._outlets.values() if outlet.is_detached]:
             self._close(outlet)
@@ -109,12 +110,13 @@ class ProducerExchange:
         for outlet in list(self._outlets.values()):
             self._close(outlet)
 
-    # What arrives.
+    # Receiving.
 
     def receive(
         self, frame: Frame
     ) -> list[tuple[int, PartitionRequest | TaskEvent | CloseRequest]]:
-        """Returns messages for the owner: requests for new channels, or task events.
+        """Handles a frame. Returns pairs (channel, message) for the owner: requests and task
+        events.
 
         Answer a request with `on_partition_request`, `partition_not_found` or `refuse`. A channel
         that cannot continue, because this side gave it up, is refused here. Raises
@@ -134,7 +136,7 @@ class ProducerExchange:
         if isinstance(message, CloseRequest):
             self.close()
             return [(NO_CHANNEL, message)]
-        # A message for a missing channel has crossed its end.
+        # A message for an unknown channel was in transit when the channel ended.
         if outlet is None or (
             outlet.error is not None
             and not isinstance(message, PartitionRequest | CancelPartitionRequest)
@@ -172,10 +174,10 @@ class ProducerExchange:
         encode: Callable[[RecordBatch], bytes],
         permits: RetainedPermits | None = None,
     ) -> None:
-        """Reads `view` for `channel`.
+        """Starts to send the elements of `view` to `channel`.
 
-        With `permits` each batch takes one from the partition's pool until it was taken over. If
-        the view has, or had, a reader, the consumer of this channel gets the error.
+        With `permits` each batch takes a permit from the partition's pool until it was taken over.
+        If the view has, or had, a reader, the consumer of this channel gets the error.
         """
         if channel in self._outlets:
             raise LocalProtocolError(
@@ -193,14 +195,14 @@ class ProducerExchange:
                 acknowledges=True,
                 unsent=outlet.unsent_elements,
             )
-        except Exception as error:  # noqa: BLE001 - any error concerns this channel only.
-            # Not released: the view may have another reader.
+        except Exception as error:  # noqa: BLE001 - any error concerns only this channel.
+            # The view is not released, because it may have another reader.
             del self._outlets[channel]
             outlet.is_closed = True
             self.refuse(channel, error)
 
     def partition_not_found(self, channel: int, partition_id: str) -> None:
-        """Tells the consumer to ask again later."""
+        """Tells the consumer that the partition does not exist yet, so that it asks again later."""
         self.refuse(
             channel,
             PartitionNotFound(f"partition {partition_id} is not registered at its producer"),
@@ -210,7 +212,7 @@ class ProducerExchange:
         """Answers a request with an error; NO_CHANNEL ends all channels of the connection."""
         self._post(channel, describe_error(error, self._codec))
 
-    # What leaves.
+    # Sending.
 
     @property
     def has_output(self) -> bool:
@@ -218,7 +220,8 @@ class ProducerExchange:
         return self._encoder is not None and bool(self._messages or self._ready)
 
     def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
-        """Returns pieces to write in order: about `max_bytes`, at least one frame if there is one.
+        """Returns the pieces to write, in order: about `max_bytes`, at least one frame if there is
+        one.
 
         Batches are not copied.
         """
@@ -249,13 +252,13 @@ class ProducerExchange:
 
     @property
     def channels(self) -> Sequence[int]:
-        """The open channels."""
+        """Numbers of the open channels."""
         return list(self._outlets)
 
     def kept_frames(self, channel: int) -> int:
-        """Returns the number of sent data frames of a channel that were not taken over.
+        """Returns the number of sent data frames of a channel that were not taken over yet.
 
-        It never exceeds the granted credit.
+        The number never exceeds the granted credit.
         """
         outlet = self._outlets.get(channel)
         return 0 if outlet is None else len(outlet.kept) - outlet.kept_events
@@ -265,7 +268,7 @@ class ProducerExchange:
     def _send_one(
         self, outlet: Outlet, encoder: FrameEncoder, out: list[bytes | memoryview]
     ) -> int:
-        """Sends the next frame of `outlet`; returns its payload's size."""
+        """Sends the next frame of `outlet`. Returns the size of its payload."""
         if not outlet.unsent and not self._poll(outlet):
             return 0
         sent = outlet.unsent.popleft()
@@ -283,7 +286,7 @@ class ProducerExchange:
         return len(payload) + PREFIX.size
 
     def _poll(self, outlet: Outlet) -> bool:
-        """Turns the next element of the view into frames. False if there is none."""
+        """Turns the next element of the view into frames. Returns False if there is none."""
         view, permits, index = outlet.view, outlet.permits, outlet.partition[1]
         # The pool of a released partition is gone; `poll` then has no element, and the consumer
         # must learn that.
@@ -373,7 +376,9 @@ class ProducerExchange:
         self._schedule(outlet)
 
     def _resume(self, outlet: Outlet, request: PartitionRequest) -> None:
-        """The consumer repeats a request: on a new connection, or because it missed the answer."""
+        """Handles a repeated request: on a new connection, or because the consumer missed the
+        answer.
+        """
         if outlet.error is not None:
             self._post(outlet.channel, outlet.error)
             return
@@ -456,14 +461,14 @@ class ProducerExchange:
     def _fail(self, outlet: Outlet, error: BaseException) -> None:
         """Ends `outlet` with `error` for its consumer.
 
-        The entry stays until the consumer has received it.
+        The outlet stays until the consumer has received the error.
         """
         outlet.error = describe_error(error, self._codec)
         self._drop(outlet)
         self._post(outlet.channel, outlet.error)
 
     def _close(self, outlet: Outlet) -> None:
-        """Ends `outlet`, which has no reader any more."""
+        """Ends `outlet`, which no longer has a reader."""
         if self._outlets.pop(outlet.channel, None) is not None:
             outlet.is_closed = True
             self._drop(outlet)
@@ -488,9 +493,9 @@ class ProducerExchange:
 
 
 def _forgotten(request: PartitionRequest) -> Broken:
-    """Makes the error for a consumer that returns after this side gave the channel up.
+    """Returns the error for a consumer that returns after this side gave its channel up.
 
-    It is no ProducerFailed, which means that a failure upstream was reported already. Here the
+    It is not a ProducerFailed, which means that a failure upstream was reported already. Here the
     consumer reports it.
     """
     name = f"subpartition {request.subpartition_index} of {request.partition_id}"

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 CALL_BYTES_MAX = 64 << 20
-"""Limit of one call or answer over all its frames, and so of the memory that a peer can use."""
+"""Maximum size of a call or answer over all its frames, which limits the memory a peer can use."""
 
 _METHOD_CHARS_MAX = 200
 _CHUNK_BYTES = CONTROL_BYTES_MAX - 1
@@ -43,7 +43,7 @@ _LAST, _MORE = b"\x00", b"\x01"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The peer calls `method(*args)`: answer with `reply` or `fail`, once."""
+    """The peer calls `method(*args)`. Answer with `reply` or `fail`, once."""
 
     call_id: int
     method: str
@@ -72,7 +72,7 @@ class Notification:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Call `call_id` returned `value`."""
+    """The peer answers that call `call_id` returned `value`."""
 
     call_id: int
     value: Any
@@ -80,20 +80,20 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class CallError:
-    """Call `call_id` raised `error`, which is ready to be raised here."""
+    """The peer answers that call `call_id` raised `error`, which can be raised here as it is."""
 
     call_id: int
     error: Exception = field(compare=False)
 
 
 Received = Request | BadRequest | Notification | Reply | CallError
-"""The possible results of a frame."""
+"""Message that a frame completes."""
 
 
 class RpcPeer:
     """One side of a control connection.
 
-    Lives as long as the connection: `open_calls` fail with it.
+    It lives as long as the connection, and `open_calls` fail with it.
     """
 
     __slots__ = (
@@ -119,7 +119,7 @@ class RpcPeer:
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
 
-    # What this side sends.
+    # Sending.
 
     def call(self, method: str, args: Sequence[Any] = ()) -> tuple[int, bytes]:
         """Returns the id of the call and the bytes to send.
@@ -159,15 +159,15 @@ class RpcPeer:
         return content
 
     def give_up(self, call_id: int) -> None:
-        """Abandons a call: its answer will be dropped. Idempotent."""
+        """Abandons a call, so that its answer will be dropped. Idempotent."""
         self._open.pop(call_id, None)
 
     @property
     def open_calls(self) -> Sequence[int]:
-        """Calls that wait for an answer, in the order in which they were made."""
+        """Ids of the calls that wait for an answer, in the order in which they were made."""
         return list(self._open)
 
-    # What this side receives.
+    # Receiving.
 
     def receive(self, frame: Frame) -> Received | None:
         """Returns the message that the frame completes; None for a part, or an abandoned call.
