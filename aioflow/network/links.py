@@ -199,6 +199,7 @@ class DataPlane:
             if connection is not None:
                 connection.abort()
             raise
+        opening.hand_over(connection)
 
     def close_unused(self, address: tuple[str, int], link: Link) -> None:
         """Closes a link after `UNUSED_S` if it is still unused then."""
@@ -318,15 +319,21 @@ class _Dialler:
 class _Opening:
     """The owner of a connection until its handshake is done.
 
-    It then passes the connection to the link in the same call, so that its end cannot be missed.
+    The dialling task then hands the connection to the link. It may not do so earlier: if a call to
+    connect is cancelled, uvloop closes the transport without a call of `connection_lost`, even
+    after the handshake. The link would keep a dead connection for ever.
     """
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._lost: Broken | None = None
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def on_connected(self, connection: AuthenticatedConnection) -> None:
-        if self.opened.done() or self._link.is_closed:  # The attempt was given up.
+    def hand_over(self, connection: AuthenticatedConnection) -> None:
+        """Makes `connection` the link's. Raises Broken if the connection has ended meanwhile."""
+        if self._lost is not None:
+            raise self._lost
+        if self._link.is_closed:
             connection.abort()
             return
         assert connection.encoder is not None, "it is open"
@@ -334,7 +341,10 @@ class _Opening:
             [connection.encoder.encode(FrameType.HELLO, NO_CHANNEL, 0, self._link.name.encode())]
         )
         self._link.carry_on(connection)
-        self.opened.set_result(None)
+
+    def on_connected(self, connection: AuthenticatedConnection) -> None:
+        if not self.opened.done():
+            self.opened.set_result(None)
 
     def on_frames(self, connection: AuthenticatedConnection, frames: list[Frame]) -> None:
         raise RemoteProtocolError("frames came before this side said which link it carries on")
@@ -345,8 +355,9 @@ class _Opening:
     def on_connection_lost(
         self, connection: AuthenticatedConnection, error: Exception | None
     ) -> None:
+        self._lost = Broken(f"the connection ended in the handshake: {error!r}")
         if not self.opened.done():
-            self.opened.set_exception(Broken(f"the connection ended in the handshake: {error!r}"))
+            self.opened.set_exception(self._lost)
             self.opened.exception()  # Marks the error as retrieved; there may be no waiter.
 
 

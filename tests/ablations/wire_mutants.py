@@ -10,6 +10,21 @@ ERRORS = "tests/protocol/test_errors.py::"
 
 WIRE_MUTANTS: list[Mutant] = [
     Mutant(
+        "a link gets its connection before the call that connects has returned",
+        "aioflow/network/links.py",
+        "        if not self.opened.done():\n            self.opened.set_result(None)\n",
+        (
+            "        if not self.opened.done():\n"
+            "            self.hand_over(connection)\n"
+            "            self.hand_over = lambda connection: None\n"
+            "            self.opened.set_result(None)\n"
+        ),
+        (
+            "tests/network/test_links.py::"
+            "test_an_attempt_cut_short_at_its_deadline_leaves_no_dead_connection_in_its_link",
+        ),
+    ),
+    Mutant(
         "a producer gives up a link as soon as its consumer does",
         "aioflow/network/links.py",
         "FORGET_S = GIVE_UP_S + 1.5 * HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1)\n",
