@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, unquote
 
 from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
@@ -17,13 +18,10 @@ from aioflow.core.locations import url_scheme
 from aioflow.core.timeunits import to_ms
 from aioflow.inspection.redaction import redacted
 
-if TYPE_CHECKING:
-    from aioflow.api.options import RunOptions
-
 __all__ = [
+    "CheckpointOptions",
     "check_checkpoint_options",
     "checkpoint_key",
-    "checkpoint_settings",
     "shown_path",
     "store_url",
 ]
@@ -46,7 +44,59 @@ SCHEMES = ("file", "memory", *REMOTE)
 KEY_BYTES_MIN = 16
 
 
-def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointOptions:
+    """The options of `flow.run(**options)` about checkpoints, and about where state comes from."""
+
+    checkpoints: str | PathLike[str] | None = None
+    """URL of the store (`file://`, `s3://`, `gs://`, `az://`, `memory://`) or a local directory.
+
+    None: state lives as long as the run.
+    """
+    every: str | timedelta = "10s"
+    """Between two checkpoints."""
+    unaligned: bool | str | timedelta = False
+    """Whether barriers overtake what is in flight: from the start (True), or once one is not
+    through after so long.
+    """
+    timeout: str | timedelta = "10m"
+    """A checkpoint that takes longer is given up."""
+    min_pause: str | timedelta = "0s"
+    """At least so long between the end of one checkpoint and the beginning of the next."""
+    max_concurrent: int = 1
+    """How many checkpoints may be under way at once, savepoints included.
+
+    With `unaligned` always one.
+    """
+    retain: int = 1
+    """How many completed checkpoints are kept. Savepoints are never deleted."""
+    tolerable_failures: int | None = None
+    """How many checkpoints in a row may fail before the job does.
+
+    None: any number, each with a warning.
+    """
+    restore: str | PathLike[str] | None = "latest"
+    """Where state comes from: "latest" is the flow's newest checkpoint or savepoint in the store; a
+    savepoint's path, which needs no store; None: nowhere."""
+    fresh: bool = False
+    """With `restore=None`: begin without state although the store holds that of an unfinished
+    job.
+    """
+    allow_non_restored: bool = False
+    """Begin although some state of the checkpoint belongs to no operator of this flow any more:
+    it is dropped.
+    """
+    checkpoint_key: bytes | PathLike[str] | None = field(default=None, repr=False)
+    """Secret, or the `Path` of its file: then only checkpoints and savepoints that were written
+    with it are restored.
+    """
+
+    def checkpoint_settings(self) -> CheckpointSettings | None:
+        """Returns the checkpoint settings, or None for a run without checkpoints."""
+        return _settings(self)
+
+
+def check_checkpoint_options(given: Mapping[str, Any], options: CheckpointOptions) -> None:
     """Raises TypeError or ValueError for what cannot be meant.
 
     `given`: the arguments as they came, without defaults.
@@ -78,7 +128,7 @@ def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> N
             f"fresh=True begins without state, restore={options.restore!r} with some: give "
             "restore=None with it"
         )
-    settings = checkpoint_settings(options)
+    settings = options.checkpoint_settings()
     if settings is not None:
         if (
             settings.aligned_timeout_ms is not None
@@ -95,7 +145,7 @@ def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> N
                 _check_extra(url)
 
 
-def checkpoint_settings(options: RunOptions) -> CheckpointSettings | None:
+def _settings(options: CheckpointOptions) -> CheckpointSettings | None:
     """Returns the checkpoint settings of `options`, or None for a run without checkpoints and
     restore.
     """

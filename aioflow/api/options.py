@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aioflow.api.checkpoint_options import check_checkpoint_options, checkpoint_settings, store_url
+from aioflow.api.checkpoint_options import CheckpointOptions, check_checkpoint_options, store_url
 from aioflow.checkpoint.urls import flow_url, join_url
 from aioflow.cluster.checkpoint_settings import LATEST
 from aioflow.cluster.restart import RestartPolicy, no_restart, once_running
@@ -53,7 +52,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class RunOptions(CheckpointOptions):
     """The options of `flow.run(**options)`."""
 
     workers: int = 0
@@ -65,48 +64,6 @@ class RunOptions:
     on: Runner | None = None
     """Where it runs instead: `af.RemoteCluster("host:port", secret=...)`,
     `af.Spark("local[4]")`.
-    """
-    checkpoints: str | PathLike[str] | None = None
-    """URL of the store (`file://`, `s3://`, `gs://`, `az://`, `memory://`) or a local directory.
-
-    None: state lives as long as the run.
-    """
-    every: str | timedelta = "10s"
-    """Between two checkpoints."""
-    unaligned: bool | str | timedelta = False
-    """Whether barriers overtake what is in flight: from the start (True), or once one is not
-    through after so long.
-    """
-    timeout: str | timedelta = "10m"
-    """A checkpoint that takes longer is given up."""
-    min_pause: str | timedelta = "0s"
-    """At least so long between the end of one checkpoint and the beginning of the next."""
-    max_concurrent: int = 1
-    """How many checkpoints may be under way at once, savepoints included.
-
-    With `unaligned` always one.
-    """
-    retain: int = 1
-    """How many completed checkpoints are kept. Savepoints are never deleted."""
-    tolerable_failures: int | None = None
-    """How many checkpoints in a row may fail before the job does.
-
-    None: any number, each with a warning.
-    """
-    restore: str | PathLike[str] | None = "latest"
-    """Where state comes from: "latest" is the flow's newest checkpoint or savepoint in the store; a
-    savepoint's path, which needs no store; None: nowhere."""
-    fresh: bool = False
-    """With `restore=None`: begin without state although the store holds that of an unfinished
-    job.
-    """
-    allow_non_restored: bool = False
-    """Begin although some state of the checkpoint belongs to no operator of this flow any more:
-    it is dropped.
-    """
-    checkpoint_key: bytes | PathLike[str] | None = field(default=None, repr=False)
-    """Secret, or the `Path` of its file: then only checkpoints and savepoints that were written
-    with it are restored.
     """
     state: Any = "heap"
     """State backend: a name, or an object that makes one."""
@@ -146,10 +103,6 @@ class RunOptions:
     """The seam to clock, files and network; None is this machine."""
     tasks: TaskOptions = field(default_factory=TaskOptions)
     """Batch and slice sizes."""
-
-    def checkpoint_settings(self) -> CheckpointSettings | None:
-        """Returns the checkpoint settings, or None for a run without checkpoints."""
-        return checkpoint_settings(self)
 
     def that_collect(self) -> RunOptions:
         """The options of a run whose rows go to a list or an iterator of the program.
