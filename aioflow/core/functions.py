@@ -17,11 +17,12 @@ from typing import (
     NamedTuple,
     Never,
     Protocol,
-    TypeAlias,
     TypeVar,
     overload,
     runtime_checkable,
 )
+
+from aioflow.core.states import OrNone
 
 if TYPE_CHECKING:
     from aioflow.core.metrics import MetricGroup
@@ -47,7 +48,6 @@ __all__ = [
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
     "MapFunction",
-    "OrNone",
     "OutputTag",
     "Pair",
     "ProcessContext",
@@ -59,12 +59,6 @@ __all__ = [
     "WindowContext",
     "WindowResult",
 ]
-
-OrNone: TypeAlias = Any
-"""None is possible, but programs that set things up as they should never see it; a checker that
-asked for a test of None before each `ctx.timestamp + 60_000` would only annoy. Beside a type in a
-union, Any lets either through.
-"""
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -24,7 +24,8 @@ from typing import Any, Never, TypeVar
 
 from aioflow.core.errors import GraphError, with_article
 from aioflow.core.explained_calls import explained
-from aioflow.core.functions import AggregateFunction, OrNone
+from aioflow.core.functions import AggregateFunction
+from aioflow.core.states import OrNone
 from aioflow.expressions.nodes import is_expression
 from aioflow.operators.folding import (
     FoldingAggregate,
