@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import aioflow as af
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.network.connection import HANDSHAKE_TIMEOUT_S
 from aioflow.protocol.framing import NO_CHANNEL, FrameEncoder, FrameType
 from aioflow.protocol.handshake import ClientHandshake, PeerRole

@@ -21,9 +21,9 @@ from collections.abc import AsyncIterator
 from time import perf_counter_ns, process_time_ns, thread_time_ns
 from typing import Any
 
-from aioflow.core.host import SystemHost
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.state_descriptors import ValueStateDescriptor
+from aioflow.core.system_host import SystemHost
 from aioflow.operators.aggregates import Count
 from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
 from aioflow.state.handles import KeyedStateHandle, StateFile

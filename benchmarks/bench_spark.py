@@ -36,7 +36,7 @@ from typing import Any
 import pyarrow as pa
 
 import aioflow as af
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.spark.reading import FrameReading
 from aioflow.spark.session import SparkBridge
 from aioflow.spark.sink import FrameCommitter

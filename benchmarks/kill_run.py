@@ -50,7 +50,7 @@ from aioflow.cluster.leadership import DirectoryLeases
 from aioflow.cluster.secret_file import read_secret
 from aioflow.cluster.submission import ClusterClient, submission_of
 from aioflow.cluster.whereabouts import LEASE_DIRECTORY, Whereabouts
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.testing.fault_proxy import FaultProxy
 from benchmarks.bench_throughput import environment

@@ -58,7 +58,7 @@ STAGES: dict[str, tuple[str, ...]] = {
         "core/column_codec",
         "core/entry",
     ),
-    "send, receive": ("network/", "protocol/", "core/system_network", "core/host", OUTSIDE),
+    "send, receive": ("network/", "protocol/", "core/system_network", "core/system_host", OUTSIDE),
     "functions, state": (
         "<aioflow",
         "operators/",

@@ -51,10 +51,9 @@ spark.connector spark.runner spark.session
 """Modules that import each other, at start-up or inside functions. Only strike names out."""
 
 CIRCLES_OF_TYPES = """
-api.checkpoint_options api.connected api.entering api.explain api.flow api.gather api.job
-api.joins api.keyed api.options api.steps api.streams api.subscription api.windows
+api.connected api.entering api.explain api.flow api.gather api.job api.joins api.keyed api.steps
+api.streams api.subscription api.windows
 checkpoint.savepoint checkpoint.savepoint_edit
-core.functions core.host core.states core.system_files core.system_network core.system_processes
 io.blocks io.csv_columns io.csv_files io.flat_json io.json_files io.kafka_client
 io.kafka_partitions io.kafka_reader io.kafka_sink io.kafka_topics io.nats_sink io.nats_streams
 io.paths io.record_columns io.redis_entries io.redis_sink io.redis_streams

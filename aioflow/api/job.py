@@ -25,7 +25,7 @@ from aioflow.core.errors import (
     did_you_mean,
 )
 from aioflow.core.explained_calls import explained_methods
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.core.timeunits import to_seconds
 from aioflow.graph.column_sources import fields_seen, is_taken_apart
 from aioflow.graph.deployment import ExecutionState

@@ -29,9 +29,9 @@ from aioflow.checkpoint.store import read_checkpoint
 from aioflow.checkpoint.subtask import OperatorStateHandle
 from aioflow.checkpoint.urls import open_objects
 from aioflow.core.errors import RestoreError
-from aioflow.core.host import SystemHost
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.serializers import Codec
+from aioflow.core.system_host import SystemHost
 from aioflow.state.format import TIMERS
 from aioflow.state.heap_restore import ReadState, read_handle
 from aioflow.state.operator_state import decode_operator_state

@@ -36,7 +36,8 @@ from aioflow.cluster.remote import RETURN_TIMEOUT_S, RemoteCluster
 from aioflow.cluster.restart import fixed_delay, no_restart
 from aioflow.cluster.submission import ClusterClient, JobLine, submission_of
 from aioflow.core.errors import AioflowError, Broken, CheckpointError, GraphError
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
+from aioflow.core.system_host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
 
 __all__ = ["add_commands", "how_far", "print_jobs", "remote_cluster"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
+from aioflow.core.system_host import SystemHost
 from aioflow.network.security import SecuredHost, Security, TlsFiles
 
 __all__ = ["add_tls_options", "secured_host", "tls_arguments", "tls_files"]

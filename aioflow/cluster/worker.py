@@ -43,10 +43,11 @@ from aioflow.core.errors import (
     NotAuthenticated,
     TypeNotSupported,
 )
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
 from aioflow.core.ids import TapPlace
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.serializers import Codec
+from aioflow.core.system_host import SystemHost
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.inspection.process import ProcessInspector
 from aioflow.network.links import DataPlane

@@ -10,8 +10,9 @@ import os
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO
+
+from aioflow.core.host import FileStat
 
 if TYPE_CHECKING:
     import builtins
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
 
 __all__ = [
-    "FileStat",
     "SystemFileSystem",
     "check_inside",
     "create_file",
@@ -30,17 +30,6 @@ __all__ = [
     "remove_files",
     "rename_new",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class FileStat:
-    """The result of `FileSystem.stat` for a path."""
-
-    size: int
-    modified_ms: int
-    is_dir: bool
-    place: tuple[int, int] | None = field(default=None, compare=False)
-    """Equal for two paths that lead to the same file; None on systems without links."""
 
 
 class SystemFileSystem:

@@ -13,33 +13,18 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from aioflow.core.host import ProcessIdentity
 
 if TYPE_CHECKING:
     from aioflow.core.host import Process
 
-__all__ = ["SECRET_FD_ENV", "ProcessIdentity", "SystemProcesses"]
+__all__ = ["SECRET_FD_ENV", "SystemProcesses"]
 
 SECRET_FD_ENV = "AIOFLOW_SECRET_FD"
 """Environment variable with the descriptor from which a started process can read its secret once.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
-    """The identity of a process among all past and present processes.
-
-    Other processes on the same machine can read it.
-    """
-
-    host: str
-    """Name of the machine, for messages."""
-    pid: int
-    machine: str
-    """Identifies one boot of one machine; "" if unknown."""
-    started: str
-    """Distinguishes this process from others with the same `pid` on that machine."""
 
 
 class _SystemProcess:

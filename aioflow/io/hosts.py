@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host

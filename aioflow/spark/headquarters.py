@@ -19,7 +19,7 @@ from aioflow.cluster.heartbeat import HeartbeatOptions
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import Broken
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.network.security import SecuredHost
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from aioflow.core.aio import close_within
 from aioflow.core.errors import Closed
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.core.timeunits import to_seconds
 from aioflow.spark.calls import Call, CallThreads
 from aioflow.spark.failures import SparkError, SparkGone, translated

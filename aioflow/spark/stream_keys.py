@@ -40,7 +40,7 @@ from aioflow.task.partitioners import create_partitioner
 
 if TYPE_CHECKING:
     from aioflow.cluster.shipping import ShippedJob
-    from aioflow.core.host import SystemHost
+    from aioflow.core.system_host import SystemHost
     from aioflow.graph.job_graph import JobEdge
     from aioflow.operators.operator import Operator
     from aioflow.spark.runner_blocks import Block

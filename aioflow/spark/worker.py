@@ -124,7 +124,7 @@ class WorkerTask:
             await host.close()
 
     def _secured(self) -> Host:
-        from aioflow.core.host import SystemHost
+        from aioflow.core.system_host import SystemHost
         from aioflow.network.security import SecuredHost, Security, TlsFiles
 
         if self.tls is None and not self.allow_plaintext:

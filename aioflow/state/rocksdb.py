@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import RestoreError, StateError
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import StateDescriptor
+from aioflow.core.system_host import SystemHost
 from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY
 from aioflow.state.changes import MISSING
 from aioflow.state.format import TIMERS, Entries, FileHeader

@@ -13,11 +13,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from urllib.parse import quote, unquote
 
 from aioflow.core.errors import StateError
-from aioflow.core.system_processes import ProcessIdentity
+from aioflow.core.host import Processes, ProcessIdentity
 
 try:
     import rocksdict
@@ -26,9 +26,6 @@ except ModuleNotFoundError as missing:
         "state backend 'rocksdb' needs the package rocksdict, which is not installed: pip install "
         "'aioflow[rocksdb]'"
     ) from missing
-
-if TYPE_CHECKING:
-    from aioflow.core.host import Processes
 
 __all__ = [
     "Database",

@@ -64,7 +64,7 @@ def fault_proxy() -> Callable[..., FaultProxy]:
     """`async with fault_proxy(port) as proxy:` stands between clients, who connect to
     `proxy.port`, and a server at `port`.
     """
-    from aioflow.core.host import SystemHost
+    from aioflow.core.system_host import SystemHost
     from aioflow.testing.fault_proxy import FaultProxy
 
     def make(port: int, target_host: str = "127.0.0.1") -> FaultProxy:

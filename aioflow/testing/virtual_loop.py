@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
 
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.testing.inline import settle
 
 __all__ = ["VirtualHost", "VirtualLoop", "outside_of_loops"]

@@ -445,7 +445,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a host waits for a thread that nobody waits for any more",
-        "aioflow/core/host.py",
+        "aioflow/core/system_host.py",
         "                if thread not in given_up:\n                    thread.join()",
         "                if thread not in ():\n                    thread.join()",
         (
@@ -455,7 +455,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "threads do not know the context variables of the run",
-        "aioflow/core/host.py",
+        "aioflow/core/system_host.py",
         "in_context = contextvars.copy_context().run",
         "in_context = contextvars.Context().run",
         (

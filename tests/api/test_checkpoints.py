@@ -18,7 +18,7 @@ import aioflow as af
 from aioflow.checkpoint.lease import LeaseInfo, ObjectLeases
 from aioflow.checkpoint.store import open_store
 from aioflow.checkpoint.urls import flow_url
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.task.environment import TaskOptions
 from aioflow.testing import run_simulated
 

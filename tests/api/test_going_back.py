@@ -15,7 +15,7 @@ from aioflow.checkpoint.completed import files_of
 from aioflow.checkpoint.store import FlowStore, open_store
 from aioflow.checkpoint.urls import flow_url
 from aioflow.core.errors import RestoreError
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from tests.api.test_checkpoints import Numbers, complete, counting, eventually
 
 pytestmark = pytest.mark.timeout(60)

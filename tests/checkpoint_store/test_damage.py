@@ -26,7 +26,8 @@ from aioflow.checkpoint.metadata import (
 from aioflow.checkpoint.objects import ObjectStore
 from aioflow.checkpoint.store import FlowStore
 from aioflow.core.errors import RestoreError
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
+from aioflow.core.system_host import SystemHost
 from tests.checkpoint_store.samples import LARGE, Failing, checkpoint, contents, files
 
 

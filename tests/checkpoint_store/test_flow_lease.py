@@ -16,7 +16,8 @@ from aioflow.checkpoint.lease import LeaseOptions
 from aioflow.checkpoint.memory import MemoryObjects
 from aioflow.checkpoint.store import FlowStore, open_store
 from aioflow.core.errors import CheckpointError
-from aioflow.core.host import ProcessIdentity, SystemHost
+from aioflow.core.host import ProcessIdentity
+from aioflow.core.system_host import SystemHost
 from aioflow.state.handles import whole
 from aioflow.testing import simulate
 from aioflow.testing.simulation import SimulatedHost
@@ -301,7 +302,7 @@ def test_a_store_that_fails_for_a_while_costs_nothing_and_for_long_the_lease() -
 HOLDER = """
 import asyncio, sys
 from aioflow.checkpoint.store import open_store
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 
 async def main():
     host = SystemHost()

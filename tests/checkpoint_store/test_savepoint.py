@@ -21,7 +21,7 @@ from aioflow.checkpoint.store import FlowStore, open_store
 from aioflow.checkpoint.subtask import OperatorStateHandle, SubtaskState
 from aioflow.cli import main
 from aioflow.core.errors import RestoreError
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
 from aioflow.core.keygroups import KeyGroupRange, key_group, range_for_subtask
 from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import (
@@ -29,6 +29,7 @@ from aioflow.core.state_descriptors import (
     MapStateDescriptor,
     ValueStateDescriptor,
 )
+from aioflow.core.system_host import SystemHost
 from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
 from aioflow.state.format import FileHeader, encode_end, encode_entries, encode_header
 from aioflow.state.handles import CANONICAL, KeyedStateHandle

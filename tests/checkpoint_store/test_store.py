@@ -19,7 +19,8 @@ from aioflow.checkpoint.store import FlowStore, open_store, read_checkpoint
 from aioflow.checkpoint.urls import flow_url, open_objects
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import CheckpointError, RestoreError
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
+from aioflow.core.system_host import SystemHost
 from aioflow.state.handles import StateFile
 from tests.checkpoint_store.samples import LARGE, Failing, checkpoint, chunks, contents, files
 

@@ -10,7 +10,8 @@ import pytest
 from aioflow.checkpoint.completed import CheckpointKind, files_of
 from aioflow.checkpoint.store import FlowStore, open_store
 from aioflow.checkpoint.sweeping import sweep
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
+from aioflow.core.system_host import SystemHost
 from tests.checkpoint_store.samples import LARGE, checkpoint, chunks, contents
 
 OLD = -3_600_000

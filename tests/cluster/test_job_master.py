@@ -20,8 +20,8 @@ from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import OrderedTaskGroup
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.errors import CheckpointError, ProducerFailed
-from aioflow.core.host import SystemHost
 from aioflow.core.metrics import MetricGroup
+from aioflow.core.system_host import SystemHost
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 from aioflow.graph.stream_graph import (

@@ -14,7 +14,8 @@ from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_store import EndedJob, JobStore, PersistedJob, Recovered
 from aioflow.cluster.leadership import Leadership
 from aioflow.core.errors import RestoreError
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
+from aioflow.core.system_host import SystemHost
 from aioflow.testing import simulate
 from aioflow.testing.simulation import SimulatedHost
 

@@ -15,7 +15,7 @@ from aioflow.cluster.jobmanager import JobManager, JobManagerOptions
 from aioflow.cluster.leadership import DirectoryLeases, Leadership
 from aioflow.cluster.whereabouts import LEASE_DIRECTORY, NobodyLeads
 from aioflow.core.aio import cancel_and_wait
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 
 
 def leadership(host: SystemHost, token: int) -> Leadership:

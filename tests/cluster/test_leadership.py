@@ -14,7 +14,8 @@ from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadership
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import RestoreError
-from aioflow.core.host import Host, ProcessIdentity, SystemHost
+from aioflow.core.host import Host, ProcessIdentity
+from aioflow.core.system_host import SystemHost
 from aioflow.testing import simulate
 from aioflow.testing.simulation import Faults, SimulatedHost, inject
 

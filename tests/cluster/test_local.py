@@ -16,7 +16,7 @@ from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.local import LocalCluster
 from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart
 from aioflow.core.errors import Closed, JobNotRunning
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.graph.deployment import ExecutionAttemptId
 from aioflow.task.environment import TaskOptions
 

@@ -14,7 +14,7 @@ from aioflow.cluster.resource_driver import ResourceManager
 from aioflow.cluster.resource_manager import SlotManagerOptions
 from aioflow.cluster.rpc import RpcConnection
 from aioflow.cluster.slots import SlotStatus
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 
 STANDALONE = SlotManagerOptions(workers_max=0, idle_timeout_s=None)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.elements import CheckpointBarrier
-from aioflow.core.host import SystemHost
 from aioflow.core.metrics import MetricGroup
+from aioflow.core.system_host import SystemHost
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.task.environment import TaskOptions
 from tests.task.checkpoint_doubles import Answers

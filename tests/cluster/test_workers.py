@@ -26,8 +26,9 @@ from aioflow.cluster.rpc import RpcConnection, connect_rpc
 from aioflow.cluster.worker_pool import WorkerPool, WorkerProcess
 from aioflow.cluster.workers import WorkersCluster
 from aioflow.core.errors import Broken
-from aioflow.core.host import Process, SystemHost
+from aioflow.core.host import Process
 from aioflow.core.serializers import Codec
+from aioflow.core.system_host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.protocol.handshake import PeerRole
 from aioflow.task.environment import TaskOptions

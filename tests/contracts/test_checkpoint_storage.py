@@ -21,7 +21,8 @@ from aioflow.checkpoint.objects import ObjectStore
 from aioflow.checkpoint.remote import PART_BYTES, RemoteObjects
 from aioflow.checkpoint.urls import open_objects
 from aioflow.core.aio import cancel_and_wait, wait_all
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
+from aioflow.core.system_host import SystemHost
 from aioflow.state.handles import whole
 from aioflow.testing import simulate
 from aioflow.testing.simulation import SimulatedHost
@@ -305,7 +306,7 @@ def test_the_process_ends_well_after_it_used_an_object_store(tmp_path: Path) -> 
 import asyncio
 from obstore.store import LocalStore
 from aioflow.checkpoint.remote import RemoteObjects
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.state.handles import whole
 
 async def main():

@@ -17,7 +17,7 @@ from aioflow.core.elements import (
     RecordBatch,
 )
 from aioflow.core.errors import ProducerFailed
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
 from aioflow.network.gate import InputChannel

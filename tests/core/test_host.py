@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
+from aioflow.core.system_host import SystemHost
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ async def test_close_gives_up_a_thread_that_does_not_end_and_names_it(
     host = SystemHost(close_timeout_s=0.01)
     stop = threading.Event()
     future = host.blocking(stop.wait, dedicated=True, name="source-stuck")
-    with caplog.at_level(logging.WARNING, logger="aioflow.core.host"):
+    with caplog.at_level(logging.WARNING, logger="aioflow.core.system_host"):
         await host.close()
     assert "source-stuck" in caplog.text
     stop.set()
@@ -205,7 +206,7 @@ async def test_close_leaves_a_thread_behind_that_nobody_waits_for_any_more(
     future.cancel()
     other.cancel()
     ending.set()
-    with caplog.at_level(logging.WARNING, logger="aioflow.core.host"):
+    with caplog.at_level(logging.WARNING, logger="aioflow.core.system_host"):
         await host.close()
     assert "left behind" in caplog.text and "source-stuck" in caplog.text
     stop.set()
@@ -253,7 +254,7 @@ async def test_process_takes_its_secret_by_descriptor_and_reports_its_return_cod
 ) -> None:
     program = (
         "import os, sys\n"
-        "from aioflow.core.host import SystemHost\n"
+        "from aioflow.core.system_host import SystemHost\n"
         "procs = SystemHost().procs\n"
         "sys.exit(40 + (procs.take_secret() == b'key' and os.environ['MARK'] == '1') + "
         "(procs.take_secret() is None))\n"

@@ -71,9 +71,9 @@ from aioflow.core.errors import (
     RestoreError,
     TypeNotSupported,
 )
-from aioflow.core.host import SystemHost
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.serializers import Codec
+from aioflow.core.system_host import SystemHost
 from aioflow.io.csv_columns import CsvColumnDecoder
 from aioflow.io.csv_files import CsvDecoder
 from aioflow.io.file_reader import BOM

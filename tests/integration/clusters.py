@@ -18,7 +18,7 @@ from aioflow.cluster.secret_file import read_secret
 from aioflow.cluster.submission import ClusterClient
 from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.errors import AioflowError
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 
 __all__ = ["FLOWS", "ROOT", "Cluster", "aioflow", "until"]
 

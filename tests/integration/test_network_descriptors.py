@@ -20,7 +20,7 @@ import asyncio, json, os, resource, socket, sys
 import uvloop
 
 from aioflow.core.elements import RecordBatch
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from tests.network.planes import Planes, Reader, until
 
 KNOCKS = 20

@@ -10,8 +10,9 @@ from typing import Any
 
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.functions import OutputTag
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
 from aioflow.core.metrics import MetricGroup
+from aioflow.core.system_host import SystemHost
 from aioflow.operators.source import Source, SourceReader, Split
 from aioflow.state.operator_state import HeapOperatorStateBackend
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from aioflow.api.flow import Flow
 from aioflow.core.errors import GraphError, MalformedInput
 from aioflow.core.functions import OutputTag
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.expressions.roots import col
 from aioflow.io.blocks import BlockFile
 from aioflow.io.csv_files import CsvDecoder, csv

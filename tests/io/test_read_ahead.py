@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.io.read_ahead import ReadAhead
 from tests.task.running import until
 

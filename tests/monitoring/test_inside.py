@@ -18,8 +18,8 @@ import pytest
 
 import aioflow as af
 from aioflow.cluster.job_history import ATTEMPTS_MAX, FAILURES_MAX, JobHistory
-from aioflow.core.host import SystemHost
 from aioflow.core.ids import ExecutionAttemptId
+from aioflow.core.system_host import SystemHost
 from aioflow.graph.deployment import ExecutionState
 from aioflow.inspection.await_stacks import await_chain, thread_infos
 from aioflow.inspection.flames import FlameSampler

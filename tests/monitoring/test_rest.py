@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 import aioflow as af
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.monitoring.adapters import monitored
 from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.options import MonitorOptions

@@ -9,7 +9,7 @@ import pytest
 
 import aioflow as af
 from aioflow.cluster.restart import no_restart
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.monitoring.adapters import MonitoredJob
 from aioflow.monitoring.routes import ROUTES
 from aioflow.monitoring.server import serving

@@ -15,7 +15,7 @@ import pytest
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import Broken, NotAuthenticated
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.network.connection import (
     HANDSHAKE_TIMEOUT_S,
     AuthenticatedConnection,

@@ -12,8 +12,8 @@ import pytest
 from aioflow.core.batch_codec import decode_batch
 from aioflow.core.elements import CheckpointBarrier, EndOfPartition, LatencyMarker, RecordBatch
 from aioflow.core.errors import ProducerFailed, RemoteProtocolError, TypeNotSupported
-from aioflow.core.host import SystemHost
 from aioflow.core.serializers import DecodeError
+from aioflow.core.system_host import SystemHost
 from aioflow.network.remote_channel import EXCLUSIVE_BUFFERS, REQUEST_BACKOFF_MS
 from aioflow.protocol.consumer import UNTOLD_BATCHES_MAX
 from aioflow.protocol.errors import BufferReordering, PartitionNotFound

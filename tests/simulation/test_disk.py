@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
+from aioflow.core.system_host import SystemHost
 from aioflow.testing import simulate
 from aioflow.testing.simulation import SimulatedHost
 

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
+from aioflow.core.system_host import SystemHost
 from aioflow.spark import executor
 from aioflow.spark.failures import SparkError, SparkGone
 from aioflow.spark.inbound import WINDOW

@@ -10,7 +10,7 @@ from typing import Any
 
 import aioflow as af
 from aioflow.api.runner import new_event_loop
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.spark import runner
 from aioflow.spark.runner_blocks import COMMITTABLES, BlockRow
 from aioflow.spark.runner_program import StageProgram

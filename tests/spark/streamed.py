@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.spark import stream_frames
 from aioflow.spark.failures import SparkError
 from aioflow.spark.runner import Spark

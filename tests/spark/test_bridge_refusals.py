@@ -16,7 +16,8 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from aioflow.core.errors import Closed
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
+from aioflow.core.system_host import SystemHost
 from aioflow.spark.calls import Call, CallThreads
 from aioflow.spark.failures import SparkError
 from aioflow.spark.jvm import SparkProcess

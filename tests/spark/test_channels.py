@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from aioflow.core.errors import Broken, NotAuthenticated, RemoteProtocolError, RestoreError
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.network.security import TlsFiles
 from aioflow.protocol.handshake import ClientHandshake, PeerRole
 from aioflow.spark.channels import ChannelListener

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from aioflow.core.errors import RestoreError, StateError
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host
+from aioflow.core.system_host import SystemHost
 from aioflow.spark.handover import Handover
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from aioflow.core.aio import wait_first
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.network.security import Security
 from aioflow.spark.headquarters import Headquarters
 

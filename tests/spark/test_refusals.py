@@ -16,7 +16,7 @@ import aioflow as af
 from aioflow.api.queryable import StateReader
 from aioflow.cluster.restart import no_restart
 from aioflow.cluster.scheduler import SlotScheduler
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.spark.connector import spark as frames
 from aioflow.spark.failures import _of_java, _of_text

@@ -11,7 +11,7 @@ import pytest
 import aioflow as af
 from aioflow.api.runner import new_event_loop
 from aioflow.cluster.restart import no_restart
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.spark.session import SparkBridge
 from aioflow.spark.stream_plan import plan_stream

@@ -19,7 +19,7 @@ import aioflow as af
 from aioflow.cluster.restart import no_restart
 from aioflow.cluster.submission import ClusterClient, submission_of
 from aioflow.cluster.whereabouts import Whereabouts
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.network.security import Security, TlsFiles
 from aioflow.spark.headquarters import Headquarters

@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from aioflow.core.host import SystemHost
 from aioflow.core.state_descriptors import ValueStateDescriptor
+from aioflow.core.system_host import SystemHost
 from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
 from aioflow.state.handles import KeyedStateHandle
 from aioflow.state.inline import InlineState

@@ -22,10 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.core.errors import RestoreError, StateError, TypeNotSupported
-from aioflow.core.host import SystemHost
 from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import ListStateDescriptor, ValueStateDescriptor
+from aioflow.core.system_host import SystemHost
 from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
 from aioflow.state.inline import InlineState
@@ -582,7 +582,7 @@ async def test_closed_while_a_thread_makes_a_checkpoint_it_leaves_nothing(tmp_pa
 
 PROGRAM = """
 import asyncio, pickle, sys
-from aioflow.core.host import SystemHost
+from aioflow.core.system_host import SystemHost
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.state.backend import create_keyed_backend
 from aioflow.state.inline import InlineState

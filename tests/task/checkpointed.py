@@ -22,9 +22,9 @@ from aioflow.cluster.execution_graph import Deploy, ExecutionGraph
 from aioflow.cluster.restart import no_restart
 from aioflow.core.aio import end_task
 from aioflow.core.elements import CheckpointBarrier
-from aioflow.core.host import SystemHost
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.serializers import Codec
+from aioflow.core.system_host import SystemHost
 from aioflow.graph.deployment import ExecutionAttemptId, TaskDeploymentDescriptor
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.operators.source import Split

@@ -11,8 +11,8 @@ from typing import Any
 from aioflow.cluster.execution_graph import Deploy, ExecutionGraph
 from aioflow.cluster.restart import no_restart
 from aioflow.core.elements import RecordBatch
-from aioflow.core.host import SystemHost
 from aioflow.core.metrics import MetricGroup
+from aioflow.core.system_host import SystemHost
 from aioflow.graph.deployment import InputChannelDescriptor, PartitionId, TaskDeploymentDescriptor
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.graph.stream_graph import (
